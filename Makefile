@@ -1,0 +1,58 @@
+# Every target sets up what it needs in .venv; `make help` lists them.
+PYTHON ?= python3
+SEEDS ?= 100000
+SEED ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready-dev
+BENCH_READY := $(VENV)/.ready-bench
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+.DELETE_ON_ERROR:
+.PHONY: help setup run test check prove bench races clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
+
+setup: $(READY) ## install the package and its development tools into .venv
+
+run: $(READY) ## play a scripted session in the terminal
+	@$(BIN)/python -m interlock.demo
+
+test: check ## everything CI runs: the checks, then the tests
+	$(BIN)/python -m pytest
+
+check: $(READY) ## lint, format, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+prove: $(READY) ## explore SEEDS=100000 schedules, or replay one with SEED=n
+	@$(BIN)/python -m interlock.testing.prove $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
+bench: $(BENCH_READY) ## print every figure the docs quote
+	@$(BIN)/python -m bench
+
+races: $(READY) ## list the rows of tests/races.md that have no test yet
+	@$(BIN)/python tests/races.py
+
+clean: ## remove .venv, caches and build output
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests bench examples -name __pycache__ -prune -exec rm -rf {} +
+
+# Debian splits venv off into a package of its own. Without it, virtualenv from PyPI does the same, kept in build/.
+$(BIN)/pip:
+	@$(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1 || { \
+		$(PYTHON) -m pip install -qq --target build/virtualenv --upgrade virtualenv && \
+		PYTHONPATH=build/virtualenv $(PYTHON) -m virtualenv --quiet --clear $(VENV); }
+
+$(READY): pyproject.toml | $(BIN)/pip
+	@echo "setting up $(VENV)"
+	@$(BIN)/pip install -qq --editable '.[dev]'
+	@touch $@
+
+$(BENCH_READY): $(READY)
+	@$(BIN)/pip install -qq --editable '.[dev,bench]'
+	@touch $@

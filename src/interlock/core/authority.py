@@ -1,0 +1,87 @@
+"""Who may do what: one table, one choke point.
+
+1. The right belongs to the principal, not to the connection.
+2. An action without an entry, or a relation not named in it, is denied.
+3. Stopping is easier than starting; a reader sees and never changes.
+"""
+
+from collections.abc import Collection, Iterable
+from enum import StrEnum
+
+from interlock.core.names import LOCAL, Principal
+
+
+class Relation(StrEnum):
+    """What a caller is to a run or a session."""
+
+    SYSTEM = "system"  # control itself: a deadline, a shutdown
+    ADMIN = "admin"
+    OWNER = "owner"  # created the session
+    PRINCIPAL = "principal"  # started the run
+    PARENT = "parent"  # the run that delegated it
+    READER = "reader"  # may see everything, change nothing
+    OTHER = "other"
+
+
+class Action(StrEnum):
+    """What a caller may want."""
+
+    SEND = "send"
+    TAKE_OVER = "take_over"
+    STOP = "stop"
+    ANSWER = "answer"
+    SEE_RUN = "see_run"  # wait, receipt, timeline, watch(run=)
+    SEE_SESSION = "see_session"  # watch, history, runs
+    WAKE = "wake"
+    RESET = "reset"
+
+
+_R = Relation
+_CHANGES = frozenset({_R.SYSTEM, _R.ADMIN, _R.OWNER, _R.PRINCIPAL, _R.PARENT})
+
+RIGHTS: dict[Action, frozenset[Relation]] = {
+    # Anyone who is not merely a reader may speak in a shared session; without the right to stop they queue.
+    Action.SEND: _CHANGES | {_R.OTHER},
+    Action.TAKE_OVER: _CHANGES,
+    Action.STOP: _CHANGES,
+    Action.ANSWER: frozenset({_R.ADMIN, _R.OWNER, _R.PRINCIPAL}),
+    Action.SEE_RUN: _CHANGES | {_R.READER},
+    Action.SEE_SESSION: frozenset({_R.SYSTEM, _R.ADMIN, _R.OWNER, _R.READER}),
+    Action.WAKE: frozenset({_R.SYSTEM, _R.ADMIN, _R.OWNER}),
+    Action.RESET: frozenset({_R.SYSTEM, _R.ADMIN, _R.OWNER}),
+}
+
+
+def may(action: Action, relations: Iterable[Relation]) -> bool:
+    """Return whether a caller who stands in these relations may act; what is not listed is denied."""
+    allowed = RIGHTS.get(action)
+    return allowed is not None and any(relation in allowed for relation in relations)
+
+
+class Authority:
+    """The people this control knows by name, and the one place where a right is asked for."""
+
+    __slots__ = ("_admins", "_readers")
+
+    def __init__(self, admins: Collection[str] = (), readers: Collection[str] = ()) -> None:
+        self._admins = frozenset(admins) | {LOCAL}
+        self._readers = frozenset(readers)
+
+    def relations(
+        self, by: Principal, *, owner: Principal | None = None, principal: Principal | None = None
+    ) -> frozenset[Relation]:
+        """Return what a caller is to a session (its owner) and a run (its principal)."""
+        if by in self._admins:
+            return frozenset({Relation.ADMIN})
+        if by in self._readers:
+            return frozenset({Relation.READER})  # a reader changes nothing, not even what once was its own
+        held = {Relation.OWNER} if by == owner else set()
+        if by == principal:
+            held.add(Relation.PRINCIPAL)
+        return frozenset(held or {Relation.OTHER})
+
+    def may(
+        self, action: Action, by: Principal, *, owner: Principal | None = None, principal: Principal | None = None
+    ) -> bool:
+        """Return whether `by` may act on the run or session whose owner and principal are given."""
+        return may(action, self.relations(by, owner=owner, principal=principal))

@@ -1,0 +1,90 @@
+"""One Decision is one transaction: everything that was decided in one synchronous step.
+
+Every part is self-contained and conditional, so that a Decision may be handed over again, or after another that never
+arrived: a row is inserted if absent, an ending is written where none stands, a generation only rises.
+"""
+
+import msgspec
+
+from interlock.core.events import Json
+from interlock.core.names import CallId, Principal, RunId, RunKind, SessionId, ToolState
+from interlock.core.outcome import Outcome
+from interlock.core.receipt import Receipt
+
+
+class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What is remembered of a session."""
+
+    id: SessionId
+    owner: Principal
+    generation: int
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What is remembered of a run. `outcome` is written once."""
+
+    id: RunId
+    session: SessionId
+    principal: Principal
+    kind: RunKind
+    text: str
+    admitted_at: float
+    key: str | None = None
+    deadline: float | None = None
+    parent: RunId | None = None
+    started: bool = False
+    outcome: Outcome | None = None
+    cut: str = ""
+
+
+class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The first use of a key: it answers every later one, also after a restart."""
+
+    principal: Principal
+    key: str
+    method: str
+    digest: str
+    run_id: RunId
+    generation: int | None = None
+    superseded: RunId | None = None
+
+
+class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
+    """A key that was stopped before it was seen: its run will be born stopped."""
+
+    principal: Principal
+    key: str
+
+
+class ToolRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool call whose start is on record before its body runs."""
+
+    call_id: CallId
+    run_id: RunId
+    name: str
+    arguments: Json
+    state: ToolState
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What one synchronous step decided, for one transaction."""
+
+    sessions: tuple[SessionRow, ...] = ()  # insert, or raise the generation
+    admissions: tuple[RunRow, ...] = ()  # insert if absent
+    endings: tuple[RunRow, ...] = ()  # insert, or set the outcome where there is none
+    keys: tuple[KeyRow, ...] = ()  # insert if absent
+    tombstones: tuple[Tombstone, ...] = ()
+    starts: tuple[RunId, ...] = ()  # where neither started nor ended
+    tools: tuple[ToolRow, ...] = ()
+    receipts: tuple[Receipt, ...] = ()  # insert or replace
+    rises: tuple[SessionId, ...] = ()  # raise a session that nobody has in memory
+
+    def without_admission(self) -> "Decision":
+        """Return the part that stands even if the new message could not be admitted."""
+        return msgspec.structs.replace(self, admissions=(), keys=())
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What the store says of a Decision it has taken: endings it already held that differ from those proposed."""
+
+    found: tuple[Outcome, ...] = ()

@@ -1,0 +1,191 @@
+"""What a watcher is told, and the transcript that can be told again from it.
+
+1. Positions are `boot << 32 | n`: they rise within a session and so within a run, also across restarts.
+2. A run's `ended` event is its last. Receipts, gaps and corrections are the session's and may follow.
+3. A block holds the whole text of the deltas it closes, so a log without deltas tells the same story.
+"""
+
+from collections.abc import Iterable
+from typing import ClassVar, NewType
+
+import msgspec
+
+from interlock.core.names import CallId, Ending, EventKind, Principal, RunId, SessionId, ToolState
+from interlock.core.outcome import Outcome
+from interlock.core.receipt import Receipt
+
+Json = NewType("Json", str)
+"""A plain value as JSON text: what crosses between agent and control."""
+
+
+class _Data(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):
+    kind: ClassVar[EventKind]
+
+
+class Said(_Data, frozen=True, tag="message"):
+    """A message was accepted."""
+
+    kind: ClassVar[EventKind] = EventKind.MESSAGE
+    text: str
+    by: Principal
+
+
+class Started(_Data, frozen=True, tag="started"):
+    """The agent begins."""
+
+    kind: ClassVar[EventKind] = EventKind.STARTED
+
+
+class Delta(_Data, frozen=True, tag="delta"):
+    """A piece of the reply."""
+
+    kind: ClassVar[EventKind] = EventKind.DELTA
+    text: str
+
+
+class Block(_Data, frozen=True, tag="block"):
+    """A whole part of the reply; it replaces the deltas before it."""
+
+    kind: ClassVar[EventKind] = EventKind.BLOCK
+    text: str
+
+
+class Typing(_Data, frozen=True, tag="typing"):
+    """The agent is (or is no longer) about to say something."""
+
+    kind: ClassVar[EventKind] = EventKind.TYPING
+    on: bool
+
+
+class Progress(_Data, frozen=True, tag="progress"):
+    """How far long work has come."""
+
+    kind: ClassVar[EventKind] = EventKind.PROGRESS
+    text: str
+    done: float | None = None
+    total: float | None = None
+
+
+class Phase(_Data, frozen=True, tag="phase"):
+    """The run entered a phase (None: left the outermost one)."""
+
+    kind: ClassVar[EventKind] = EventKind.PHASE
+    name: str | None
+
+
+class Tool(_Data, frozen=True, tag="tool"):
+    """A tool call moved on."""
+
+    kind: ClassVar[EventKind] = EventKind.TOOL
+    call_id: CallId
+    name: str
+    state: ToolState
+    arguments: Json | None = None
+    result: Json | None = None
+    error: str | None = None
+
+
+class Ended(_Data, frozen=True, tag="ended"):
+    """The run's terminal event. `cut` is the open text an early end left unfinished."""
+
+    kind: ClassVar[EventKind] = EventKind.ENDED
+    outcome: Outcome
+    cut: str = ""
+    tools: tuple[Tool, ...] = ()  # a result for every call that had none
+
+
+class Proof(_Data, frozen=True, tag="receipt"):
+    """A receipt as it stands now."""
+
+    kind: ClassVar[EventKind] = EventKind.RECEIPT
+    receipt: Receipt
+
+
+class Gap(_Data, frozen=True, tag="gap"):
+    """Events after `after` are no longer to be had; the next ones follow."""
+
+    kind: ClassVar[EventKind] = EventKind.GAP
+    after: int
+
+
+class Correction(_Data, frozen=True, tag="correction"):
+    """The store holds another ending than the one told; this one is true."""
+
+    kind: ClassVar[EventKind] = EventKind.CORRECTION
+    outcome: Outcome
+
+
+Data = Said | Started | Delta | Block | Typing | Progress | Phase | Tool | Ended | Proof | Gap | Correction
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that happened in a session."""
+
+    position: int
+    session: SessionId
+    run_id: RunId | None
+    generation: int | None
+    data: Data
+
+    @property
+    def kind(self) -> EventKind:
+        """What sort of event this is."""
+        return self.data.kind
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the transcript, ready for a model: every call has a result, a cut text is there once."""
+
+    role: str  # user, assistant, call, result
+    run_id: RunId
+    text: str = ""
+    by: Principal | None = None
+    call_id: CallId | None = None
+    tool: str | None = None
+    arguments: Json | None = None
+    state: ToolState | None = None
+    cut: bool = False
+    ending: Ending | None = None
+
+
+NO_RESULT = {
+    ToolState.SKIPPED: "skipped: it was given up before it began",
+    ToolState.INTERRUPTED: "interrupted while it ran: its effect is unknown",
+}
+
+
+def transcript(events: Iterable[Event]) -> list[Entry]:
+    """Return the conversation that a log tells; a log with its deltas removed tells the same."""
+    return [entry for event in events for entry in _entries(event)]
+
+
+def _entries(event: Event) -> list[Entry]:
+    run_id, data = event.run_id, event.data
+    if run_id is None:
+        return []
+    match data:
+        case Said():
+            return [Entry(role="user", run_id=run_id, text=data.text, by=data.by)]
+        case Block():
+            return [Entry(role="assistant", run_id=run_id, text=data.text)]
+        case Tool():
+            return _tool_entries(run_id, data)
+        case Ended():
+            rest = [entry for tool in data.tools for entry in _tool_entries(run_id, tool)]
+            ending = data.outcome.ending
+            if data.cut:
+                rest.append(Entry(role="assistant", run_id=run_id, text=data.cut, cut=True, ending=ending))
+            elif ending is not Ending.COMPLETED:
+                rest.append(Entry(role="assistant", run_id=run_id, cut=True, ending=ending))
+            return rest
+        case _:
+            return []
+
+
+def _tool_entries(run_id: RunId, tool: Tool) -> list[Entry]:
+    if tool.state is ToolState.RUNNING:
+        return []  # the call was told when it was recorded
+    if tool.state is ToolState.PENDING:
+        return [Entry(role="call", run_id=run_id, call_id=tool.call_id, tool=tool.name, arguments=tool.arguments)]
+    text = tool.error or tool.result or NO_RESULT.get(tool.state, "")
+    return [Entry(role="result", run_id=run_id, call_id=tool.call_id, tool=tool.name, text=text, state=tool.state)]

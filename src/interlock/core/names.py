@@ -1,0 +1,131 @@
+"""The words of the system, one per idea: ids are NewTypes, closed vocabularies are StrEnums."""
+
+from enum import StrEnum
+from typing import NewType
+
+SessionId = NewType("SessionId", str)
+RunId = NewType("RunId", str)
+ReceiptId = NewType("ReceiptId", str)
+CallId = NewType("CallId", str)
+Principal = NewType("Principal", str)
+
+LOCAL = Principal("local")
+"""The embedder itself, which may do all."""
+
+
+class Effect(StrEnum):
+    """Everything a run can do to the world; each passes the fence, each is counted when refused."""
+
+    DELTA = "delta"
+    BLOCK = "block"
+    TYPING = "typing"
+    PROGRESS = "progress"
+    PHASE = "phase"
+    TOOL = "tool"
+    RESULT = "result"
+    SPAWN = "spawn"
+    QUESTION = "question"
+    CHILD = "child"
+    HOLD = "hold"
+    FINAL = "final"
+
+
+class EventKind(StrEnum):
+    """What a watcher can be told."""
+
+    MESSAGE = "message"
+    STARTED = "started"
+    DELTA = "delta"
+    BLOCK = "block"
+    TYPING = "typing"
+    PROGRESS = "progress"
+    PHASE = "phase"
+    TOOL = "tool"
+    PROCESS = "process"
+    QUESTION = "question"
+    CHILD = "child"
+    ENDED = "ended"
+    # Of the session, not of a run: these alone may follow a run's terminal event.
+    RECEIPT = "receipt"
+    GAP = "gap"
+    CORRECTION = "correction"
+
+
+class Ending(StrEnum):
+    """How a run ended. `PENDING` and `UNKNOWN` are answers to a waiter, never endings."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    SUPERSEDED = "superseded"
+    TIMED_OUT = "timed_out"
+    PARENT_ENDED = "parent_ended"
+    SHUTDOWN = "shutdown"
+    LOST = "lost"
+    PENDING = "pending"
+    UNKNOWN = "unknown"
+
+
+ENDINGS = tuple(ending for ending in Ending if ending not in (Ending.PENDING, Ending.UNKNOWN))
+EARLY = frozenset(ENDINGS) - {Ending.COMPLETED, Ending.FAILED}
+"""Endings that cut a run short; the other two are the agent's own."""
+
+
+class ErrorKind(StrEnum):
+    """Whose failure it was, where a run failed."""
+
+    AGENT = "agent"
+    PROVIDER = "provider"
+    HOST = "host"
+    STORE = "store"
+
+
+class Strategy(StrEnum):
+    """What a message does when the session is busy."""
+
+    INTERRUPT = "interrupt"
+    QUEUE = "queue"
+    REJECT = "reject"
+    STEER = "steer"
+    COLLECT = "collect"
+    ROLLBACK = "rollback"
+
+
+class RunKind(StrEnum):
+    """How a run came to be; a wait never answers with another kind's run."""
+
+    CHAT = "chat"
+    AGENT = "agent"
+    CHILD = "child"
+    WAKE = "wake"
+
+
+class ToolState(StrEnum):
+    """Where a tool call stands."""
+
+    PENDING = "pending"  # recorded, not permitted yet
+    RUNNING = "running"  # permitted; its body runs
+    FINISHED = "finished"
+    FAILED = "failed"  # its body raised
+    SKIPPED = "skipped"  # never permitted: the run fell first
+    INTERRUPTED = "interrupted"  # permitted and cut: effect unknown
+    ABANDONED = "abandoned"  # still running, fenced, where we cannot end it
+
+
+class BodyState(StrEnum):
+    """What became of the agent's own code."""
+
+    NONE = "none"  # never began
+    RUNNING = "running"
+    RETURNED = "returned"
+    CUT = "cut"
+    ABANDONED = "abandoned"
+    KILLED = "killed"
+
+
+class Drain(StrEnum):
+    """Whether anything of the run may still be there."""
+
+    PENDING = "pending"
+    OBSERVED = "observed"  # seen empty
+    UNCONFIRMED = "unconfirmed"  # a bound ran out; the receipt names what

@@ -1,0 +1,82 @@
+"""How a run ended: decided once, by `settle`, and told the same everywhere.
+
+1. If a limit has passed at the instant of the decision, the ending is `timed_out`, whoever calls.
+2. Otherwise the first caller's cause stands.
+3. Only `lost`, a guess made at recovery, yields to an ending found in the store (`prefer`).
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from interlock.core.names import EARLY, Ending, ErrorKind, Principal, RunId
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a run ends, as data. Its presence on a run is the fence's one mark."""
+
+    ending: Ending
+    by: Principal | None = None
+    superseded_by: RunId | None = None
+    phase: str | None = None
+    limit_ms: int | None = None
+    error: str | None = None
+    error_kind: ErrorKind | None = None
+
+    @property
+    def early(self) -> bool:
+        """True where the run was cut short rather than finishing by itself."""
+        return self.ending in EARLY
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """An instant on the monotonic clock after which a run is `timed_out`."""
+
+    at: float
+    seconds: float
+    phase: str | None = None  # None: the phase the run is in
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a run ended, as everyone is told. `text` is the reply, or the part of it that was said."""
+
+    run_id: RunId
+    ending: Ending
+    text: str = ""
+    by: Principal | None = None
+    superseded_by: RunId | None = None
+    phase: str | None = None
+    limit_ms: int | None = None
+    error: str | None = None
+    error_kind: ErrorKind | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    drained: bool = False
+    durable: bool = True
+
+    @property
+    def ended(self) -> bool:
+        """False only for the two answers that are not endings: pending and unknown."""
+        return self.ending not in (Ending.PENDING, Ending.UNKNOWN)
+
+    def same_story(self, other: "Outcome") -> bool:
+        """True if both tell the same ending; `drained` and `durable` are facts beside it and may differ."""
+        return _story(self) == _story(other)
+
+
+def _story(outcome: Outcome) -> tuple[object, ...]:
+    beside = ("drained", "durable")
+    return tuple(getattr(outcome, name) for name in Outcome.__struct_fields__ if name not in beside)
+
+
+def settle(cause: Cause, *, now: float, limits: Iterable[Limit] = (), phase: str | None = None) -> Cause:
+    """Return the cause that stands if the run ends at `now`: a passed limit beats whoever calls."""
+    passed = min((limit for limit in limits if now >= limit.at), key=lambda limit: limit.at, default=None)
+    if passed is None:
+        return cause
+    return Cause(ending=Ending.TIMED_OUT, phase=passed.phase or phase, limit_ms=round(passed.seconds * 1000))
+
+
+def prefer(told: Ending, found: Ending) -> Ending:
+    """Return which of two endings of one run is true: what the store holds, once a guess is set against it."""
+    return found if told is Ending.LOST else told

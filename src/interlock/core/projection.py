@@ -1,0 +1,250 @@
+"""One ending, every surface: the words each surface has for how a run ended.
+
+1. We store facts (`Outcome`) and project words; no surface makes up its own.
+2. `TABLE` is total: every ending has a word, or a chosen silence, on every surface.
+3. Words of foreign protocols (aborted, cancelled, end_turn) live here, and in the surface that speaks them.
+4. `pending` and `unknown` are answers to a waiter, not endings; neither is ever told as a timeout.
+"""
+
+from typing import Final, Literal
+
+import msgspec
+
+from interlock.core.errors import BadInput
+from interlock.core.names import Ending, ErrorKind, Principal, RunId
+from interlock.core.outcome import Outcome
+
+WHY_CHARS: Final = 200  # how much of an error's first line a person is told; the whole of it is in `native`
+
+
+class AgentWait(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The answer of `agent.wait`, of `agent`'s second frame, and of the replay of a used key."""
+
+    status: str
+    stop_reason: str | None = None
+    timeout_phase: str | None = None
+    provider_started: bool | None = None
+
+
+class ChatEvent(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The words of the gateway's terminal `chat` event."""
+
+    state: str
+    stop_reason: str | None = None
+    error_kind: str | None = None
+
+
+class Lifecycle(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The words of the gateway's terminal `agent` lifecycle event."""
+
+    phase: str
+    status: str | None = None
+
+
+class Responses(msgspec.Struct, frozen=True):
+    """How a response object ends: its status, its last stream event, and the HTTP code if not streamed."""
+
+    status: str
+    last_event: str
+    http: int
+    incomplete_reason: str | None = None
+    error_code: str | None = None
+
+
+class Completions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a chat completion ends: a finish reason, or the code of an error object."""
+
+    finish_reason: str | None = None
+    error_code: str | None = None
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One ending on every surface; a brace is filled from the outcome's facts, or with nothing where it has none."""
+
+    wait: AgentWait
+    chat: ChatEvent
+    lifecycle: Lifecycle
+    responses: Responses
+    completions: Completions
+    acp: str | None  # the stop reason (outcome in `_meta`); None: a JSON-RPC error (in `data`), as v1 has no word
+    task: str
+    session: str
+    parent: str | None  # None: the parent has itself ended
+    client: str
+    channel: str | None  # None: the channel says nothing
+    exit_code: int
+
+
+# fmt: off
+TABLE: Final[dict[Ending, Row]] = {
+    Ending.COMPLETED: Row(
+        wait=AgentWait("ok"), chat=ChatEvent("final"),
+        lifecycle=Lifecycle("end"), completions=Completions(finish_reason="stop"), acp="end_turn",
+        responses=Responses("completed", "response.completed", 200),
+        task="completed", session="done", parent="ok", exit_code=0,
+        client="completed", channel="{text}",
+    ),
+    Ending.FAILED: Row(
+        wait=AgentWait("error"), chat=ChatEvent("error", error_kind="unknown"),
+        lifecycle=Lifecycle("error"), completions=Completions(error_code="server_error"), acp=None,
+        responses=Responses("failed", "response.failed", 500, error_code="server_error"),
+        task="failed", session="failed", parent="error{why}", exit_code=1,
+        client="failed{why}", channel="Failed{why}",
+    ),
+    Ending.STOPPED: Row(
+        wait=AgentWait("error", "rpc"), chat=ChatEvent("aborted", "rpc"),
+        lifecycle=Lifecycle("end", "cancelled"), completions=Completions(error_code="stopped"), acp="cancelled",
+        responses=Responses("cancelled", "response.incomplete", 200),
+        task="cancelled", session="stopped", parent="cancelled", exit_code=130,
+        client="stopped{by}", channel="Stopped.{receipt}",
+    ),
+    Ending.SUPERSEDED: Row(
+        wait=AgentWait("error", "superseded"), chat=ChatEvent("aborted", "superseded"),
+        lifecycle=Lifecycle("end", "superseded"), completions=Completions(error_code="superseded"), acp="cancelled",
+        responses=Responses("incomplete", "response.incomplete", 200, incomplete_reason="superseded"),
+        task="cancelled", session="superseded", parent="cancelled (superseded{successor})", exit_code=130,
+        client="superseded{successor}", channel=None,  # the new reply speaks
+    ),
+    Ending.TIMED_OUT: Row(
+        wait=AgentWait("timeout"), chat=ChatEvent("error", error_kind="timeout"),
+        lifecycle=Lifecycle("error", "timeout"), completions=Completions(error_code="timeout"), acp=None,
+        responses=Responses("failed", "response.failed", 504, error_code="timeout"),
+        task="timed_out", session="timed_out", parent="timeout{phase}", exit_code=124,
+        client="timed out{after}{phase}", channel="Timed out{after}.",
+    ),
+    Ending.PARENT_ENDED: Row(
+        wait=AgentWait("error", "parent"), chat=ChatEvent("aborted", "parent"),
+        lifecycle=Lifecycle("end", "cancelled"), completions=Completions(error_code="stopped"), acp="cancelled",
+        responses=Responses("cancelled", "response.incomplete", 200),
+        task="cancelled", session="stopped", parent=None, exit_code=130,
+        client="ended with its parent", channel=None,
+    ),
+    Ending.SHUTDOWN: Row(
+        wait=AgentWait("error", "restart"), chat=ChatEvent("aborted", "restart"),
+        lifecycle=Lifecycle("end", "cancelled"), completions=Completions(error_code="restart"), acp="cancelled",
+        responses=Responses("incomplete", "response.incomplete", 503, incomplete_reason="restart"),
+        task="cancelled", session="interrupted", parent="interrupted", exit_code=143,
+        client="interrupted by a restart", channel="Restarting; this answer was cut.",
+    ),
+    Ending.LOST: Row(
+        wait=AgentWait("error", "lost"), chat=ChatEvent("error", error_kind="unknown"),
+        lifecycle=Lifecycle("error"), completions=Completions(error_code="lost"), acp=None,
+        responses=Responses("failed", "response.failed", 500, error_code="lost"),
+        task="failed", session="lost", parent="lost", exit_code=1,
+        client="lost in a crash", channel="The server stopped while answering; your message is kept.",
+    ),
+}
+# fmt: on
+
+# The gateway's schema closes both sets. A phase it has no word for is left out and travels in `native`; whose failure
+# it was has no word there at all, so each of our kinds is told as unknown rather than as a kind it is not.
+TIMEOUT_PHASES: Final = {"queue": False, "preflight": False, "provider": True, "post_turn": True}  # provider started?
+CHAT_ERROR_KINDS: Final = dict.fromkeys(ErrorKind, "unknown")
+StopReason = Literal["rpc", "stop"]  # `stop`: the user typed it; `rpc`: a call stopped the run
+
+
+class Native(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """The outcome in our own words, as it travels wherever a foreign protocol leaves room."""
+
+    ending: Ending
+    by: Principal | None = None
+    superseded_by: RunId | None = None
+    phase: str | None = None
+    limit_ms: int | None = None
+    error: str | None = None
+    started_at: float | None  # no default: these four are always sent; null where the run never started
+    ended_at: float | None
+    drained: bool
+    durable: bool
+
+
+def native(outcome: Outcome) -> Native:
+    """Return the outcome's wire object."""
+    return Native(**{name: getattr(outcome, name) for name in Native.__struct_fields__})
+
+
+def row(outcome: Outcome) -> Row:
+    """Return what every surface says of an ending, before the outcome's own data is filled in."""
+    found = TABLE.get(outcome.ending)
+    if found is None:
+        raise BadInput(f"run {outcome.run_id} is {outcome.ending}, which is not an ending; use agent_wait instead")
+    return found
+
+
+def agent_wait(outcome: Outcome, *, stop_reason: StopReason = "rpc", provider_started: bool | None = None) -> AgentWait:
+    """Return what a waiter on the gateway is told; `provider_started` is left out where nobody knows it."""
+    if not outcome.ended:
+        return AgentWait(outcome.ending.value)
+    answer = row(outcome).wait
+    if outcome.ending is Ending.STOPPED:
+        return msgspec.structs.replace(answer, stop_reason=stop_reason)
+    if outcome.ending is Ending.TIMED_OUT:
+        phase = outcome.phase if outcome.phase in TIMEOUT_PHASES else None
+        if provider_started is None:
+            provider_started = TIMEOUT_PHASES.get(phase or "", False if outcome.started_at is None else None)
+        return msgspec.structs.replace(answer, timeout_phase=phase, provider_started=provider_started)
+    return answer
+
+
+def chat_event(outcome: Outcome, *, stop_reason: StopReason = "rpc") -> ChatEvent:
+    """Return the words of the terminal `chat` event."""
+    event = row(outcome).chat
+    if outcome.ending is Ending.STOPPED:
+        return msgspec.structs.replace(event, stop_reason=stop_reason)
+    if outcome.ending is Ending.FAILED and outcome.error_kind is not None:
+        return msgspec.structs.replace(event, error_kind=CHAT_ERROR_KINDS[outcome.error_kind])
+    return event
+
+
+def responses(outcome: Outcome, *, steered: bool = False) -> Responses:
+    """Return how a response object ends; `steered` where a WebSocket steer brought the successor."""
+    answer = row(outcome).responses
+    if outcome.ending is Ending.FAILED and outcome.error_kind is ErrorKind.PROVIDER:
+        return msgspec.structs.replace(answer, http=502)
+    if outcome.ending is Ending.SUPERSEDED and steered:
+        return msgspec.structs.replace(answer, incomplete_reason="steered")
+    return answer
+
+
+def parent_word(outcome: Outcome) -> str | None:
+    """Return what the parent of a child run is told, or None where the parent has itself ended."""
+    return _fill(row(outcome).parent, outcome)
+
+
+def client_words(outcome: Outcome) -> str:
+    """Return what our client, the page and the terminal say."""
+    if not outcome.ended:
+        return "still running" if outcome.ending is Ending.PENDING else "no such run"
+    return _fill(row(outcome).client, outcome) or ""
+
+
+def channel_words(outcome: Outcome, receipt_line: str | None = None) -> str | None:
+    """Return what a chat channel says, or None where it says nothing."""
+    return _fill(row(outcome).channel, outcome, receipt=f" {receipt_line}" if receipt_line else "") or None
+
+
+def _fill(words: str | None, outcome: Outcome, *, receipt: str = "") -> str | None:
+    if words is None:
+        return None
+    return words.format(
+        text=outcome.text,
+        by=f" by {outcome.by}" if outcome.by else "",
+        successor=f" by {outcome.superseded_by}" if outcome.superseded_by else "",
+        after=f" after {_duration(outcome.limit_ms)}" if outcome.limit_ms is not None else "",
+        phase=f" in phase {outcome.phase}" if outcome.phase else "",
+        why=f": {why}" if (why := _first_line(outcome.error or "")) else "",
+        receipt=receipt,
+    )
+
+
+def _duration(ms: int) -> str:
+    for unit, word in ((3_600_000, "h"), (60_000, "min"), (1_000, "s")):
+        if ms and ms % unit == 0:
+            return f"{ms // unit} {word}"
+    return f"{ms / 1000} s" if ms > 1_000 else f"{ms} ms"
+
+
+def _first_line(text: str) -> str:
+    # An error may bring a megabyte or a second line; a channel takes one line, and IRC reads a bare \r as its end.
+    line = next(iter(text.lstrip()[: WHY_CHARS + 1].splitlines()), "").rstrip()
+    return line if len(line) <= WHY_CHARS else line[: WHY_CHARS - 1] + "…"

@@ -1,0 +1,46 @@
+"""Tasks that control owns: whoever asked for the work may vanish, the work goes on.
+
+They are root tasks: no cancel scope of a caller is above them, and their context is control's own.
+"""
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+import anyio
+
+log = logging.getLogger("interlock")
+
+
+class Crew:
+    """The tasks of one control."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # a dict, not a set: order must not depend on addresses
+
+    def start(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+        """Start a root task."""
+        task = self._loop.create_task(work, name=name, context=self._context.copy())
+        self._tasks[task] = None
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        del self._tasks[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a task of control failed: %s", task.get_name(), exc_info=error)
+
+    async def wait(self, seconds: float) -> None:
+        """Wait for every task, at most so long."""
+        with anyio.move_on_after(seconds):
+            while self._tasks:
+                await asyncio.wait(list(self._tasks), return_when=asyncio.FIRST_COMPLETED)
+
+    def cut(self) -> None:
+        """Cancel whatever is left."""
+        for task in list(self._tasks):
+            task.cancel()

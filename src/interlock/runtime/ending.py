@@ -1,0 +1,188 @@
+"""From the fall to the receipt: t1 (told), t2 (drain), t3 (drained). All of it in tasks that control owns.
+
+t0 is `Fall.take` and the lines of `Endings.close` that hand its one Decision to the store, in the same step.
+t1 at most COMMIT_SECONDS later: the terminal event of every fallen run. If the store did not answer, it says
+   `durable: false` and the write is tried again until it is in.
+t2 bodies have their grace, then are not resumed; every wait has a bound.
+t3 everything was seen to end, or what was not is named.
+"""
+
+import logging
+from collections.abc import Sequence
+
+import anyio
+import msgspec
+
+from interlock.core.decision import Decision, Verdict
+from interlock.core.events import Correction, Proof
+from interlock.core.names import Drain, Principal
+from interlock.core.outcome import Cause
+from interlock.runtime.clock import Clock
+from interlock.runtime.crew import Crew
+from interlock.runtime.fall import Fall
+from interlock.runtime.outlet import Feed, Outlet
+from interlock.runtime.registry import Body, LiveRun, Registry, Session
+from interlock.runtime.settings import Settings
+from interlock.stores.base import Store, StoreFailed, Ticket
+
+log = logging.getLogger("interlock")
+
+
+class Endings:
+    """Ends runs; the only place that does."""
+
+    def __init__(
+        self, registry: Registry, *, feed: Feed, store: Store, crew: Crew, clock: Clock, settings: Settings
+    ) -> None:
+        self._registry = registry
+        self._feed = feed
+        self._store = store
+        self._crew = crew
+        self._clock = clock
+        self._settings = settings
+
+    # t0: synchronous
+
+    def open(self, session: Session, *, by: Principal | None = None) -> Fall:
+        """Begin a fall in a session; take runs into it, then close it in the same step."""
+        return Fall(self._registry, self._feed, self._clock, session, by=by)
+
+    def close(self, fall: Fall, *, admission: Decision | None = None) -> Ticket:
+        """Finish t0: seat who waits, hand one Decision to the store, and let t1 to t3 run on their own."""
+        if admission is None:
+            fall.seat_next()
+        decision = fall.decision()
+        ticket = self._store.decide(decision if admission is None else _merge(decision, admission))
+        if fall.session.falls is None:
+            fall.session.falls = []
+        fall.session.falls.append(fall)
+        self._crew.start(self._conclude(fall, ticket), name=f"end {fall.id}")
+        return ticket
+
+    def end(self, run: LiveRun, cause: Cause, *, closing: str | None = None) -> Fall | None:
+        """Let one run fall; None if it had fallen."""
+        if run.fallen:
+            return None
+        fall = self.open(run.session, by=cause.by)
+        fall.take(run, cause, closing=closing)
+        self.close(fall)
+        return fall
+
+    # t1 to t3
+
+    async def _conclude(self, fall: Fall, ticket: Ticket) -> None:
+        verdict = await self._commit(fall, ticket)
+        if verdict is not None:
+            self._adopt(fall, verdict)
+        bodies = [body for run in fall.runs for body in run.bodies or ()]
+        self._tell(fall, durable=verdict is not None, drained=all(body.done.is_set() for body in bodies))
+        if verdict is None:
+            self._crew.start(self._persist(fall, ticket), name=f"persist {fall.id}")
+        if fall.drain is Drain.PENDING:
+            left = await self._drain(bodies)
+            self._drained(fall, left)
+        if fall.durable:
+            self._retire(fall)
+
+    async def _commit(self, fall: Fall, ticket: Ticket) -> Verdict | None:
+        """Wait for the store and for the acks of runs that fell before theirs, at most COMMIT_SECONDS together."""
+        verdict = None
+        try:
+            with anyio.move_on_after(self._settings.commit_seconds):
+                verdict = await ticket
+                for run in fall.runs:
+                    await run.acked.wait()
+        except StoreFailed:
+            return None
+        return verdict
+
+    def _adopt(self, fall: Fall, verdict: Verdict) -> bool:
+        """Where another node had ended a run first, that ending is the true one; return whether it was so."""
+        found = {outcome.run_id: outcome for outcome in verdict.found}
+        for run in fall.runs:
+            run.outcome = found.get(run.id, run.outcome)
+        return bool(found)
+
+    def _tell(self, fall: Fall, *, durable: bool, drained: bool) -> None:
+        """t1, one step: one terminal event per run, then the receipt."""
+        fall.durable = durable
+        fall.ended_at = fall.stamp()
+        for run in fall.runs:
+            assert run.outcome is not None
+            run.outcome = msgspec.structs.replace(run.outcome, durable=durable)
+            Outlet(run, self._feed).seal(fall.terminal(run), fall.closing[run.id])
+            run.ended.set()
+        if drained:
+            self._mark_drained(fall, ())
+        self._feed.publish(fall.session.id, None, Proof(receipt=fall.receipt()))
+        falls = fall.session.falls
+        if falls is not None and fall in falls:
+            falls.remove(fall)
+        fall.ended.set()
+
+    async def _drain(self, bodies: Sequence[Body]) -> list[Body]:
+        """Wait for bodies: their grace, then never resumed; return those that were not seen to end."""
+        await _all_done(bodies, self._settings.grace_seconds)
+        late = [body for body in bodies if not body.done.is_set()]
+        for body in late:
+            body.drop()
+        await _all_done(late, self._settings.drain_seconds)
+        return [body for body in late if not body.done.is_set()]
+
+    def _drained(self, fall: Fall, left: Sequence[Body]) -> None:
+        """t3: complete the receipt."""
+        for body in left:
+            body.abandon()
+        self._mark_drained(fall, tuple(body.name for body in left))
+        receipt = fall.receipt()
+        self._store.decide(Decision(receipts=(receipt,)))
+        self._feed.publish(fall.session.id, None, Proof(receipt=receipt))
+
+    def _mark_drained(self, fall: Fall, left: tuple[str, ...]) -> None:
+        fall.drain = Drain.UNCONFIRMED if left else Drain.OBSERVED
+        fall.unconfirmed = left
+        fall.drained_at = fall.stamp()
+        fall.drained.set()
+
+    async def _persist(self, fall: Fall, ticket: Ticket) -> None:
+        """Hand an ending over again until it is in; what the store held instead is told as a correction."""
+        while True:
+            try:
+                with anyio.move_on_after(self._settings.retry_seconds):
+                    verdict = await ticket
+                    break
+                if await self._store.withdraw(ticket):
+                    verdict = await ticket
+                    break
+            except StoreFailed as failure:
+                log.warning("an ending is not durable yet: %s", failure)
+                await anyio.sleep(self._settings.retry_seconds)
+            ticket = self._store.decide(fall.decision())
+        fall.durable = True
+        if self._adopt(fall, verdict):
+            for outcome in verdict.found:
+                self._feed.publish(fall.session.id, None, Correction(outcome=outcome))
+        self._feed.publish(fall.session.id, None, Proof(receipt=fall.receipt()))
+        self._store.decide(Decision(receipts=(fall.receipt(),)))
+        if fall.drain is not Drain.PENDING:
+            self._retire(fall)
+
+    def _retire(self, fall: Fall) -> None:
+        for run in fall.runs:
+            self._registry.retire(run)
+
+
+async def _all_done(bodies: Sequence[Body], seconds: float) -> None:
+    with anyio.move_on_after(seconds):
+        for body in bodies:
+            await body.done.wait()
+
+
+def _merge(fall: Decision, admission: Decision) -> Decision:
+    """One step, one Decision: the endings and the admission that caused them."""
+    return msgspec.structs.replace(
+        fall,
+        sessions=admission.sessions,
+        admissions=admission.admissions,
+        keys=fall.keys + admission.keys,
+    )

@@ -1,0 +1,227 @@
+"""The one way to end.
+
+Every ending of every run, early or not, enters `Fall.take`, and everything of t0 happens in that one synchronous step:
+the ending is settled · the mark is set · the generation rises · questions and children go · the seat is free ·
+unwritten deltas leave every buffer · the body is cut. Nothing here waits; t1 to t3 are `ending.py`.
+
+A Fall is what fell together (a session's seat and queue, a parent and its children) and has one receipt.
+"""
+
+import anyio
+import msgspec
+
+from interlock.core.decision import Decision, KeyRow, RunRow, SessionRow, ToolRow
+from interlock.core.events import NO_RESULT, Ended, Tool
+from interlock.core.lifecycle import Move, State
+from interlock.core.names import (
+    Drain,
+    Effect,
+    Ending,
+    Principal,
+    ReceiptId,
+    RunId,
+    SessionId,
+    ToolState,
+)
+from interlock.core.outcome import Cause, Outcome, settle
+from interlock.core.receipt import FallenRun, FallenTool, Receipt
+from interlock.runtime.clock import Clock
+from interlock.runtime.outlet import Feed
+from interlock.runtime.registry import LiveRun, Registry, Session, ToolCall
+from interlock.runtime.settings import REFUSALS, TOOLS_LISTED
+
+
+class Fall:
+    """Runs that fall in one synchronous step, and the receipt that grows from it."""
+
+    def __init__(self, registry: Registry, feed: Feed, clock: Clock, session: Session, *, by: Principal | None) -> None:
+        self.id = ReceiptId(registry.new_id("f"))
+        self.session = session
+        self.by = by
+        self.cause: Cause | None = None
+        self.runs: list[LiveRun] = []
+        self.tools: dict[RunId, tuple[Tool, ...]] = {}
+        self.closing: dict[RunId, tuple[str, ...]] = {}
+        self.queued = 0
+        self.durable = True
+        self.drain = Drain.PENDING
+        self.unconfirmed: tuple[str, ...] = ()
+        self.fenced_at, self._fenced_mono = clock.wall(), clock.now()
+        self.ended_at: float | None = None
+        self.drained_at: float | None = None
+        self.ended = anyio.Event()
+        self.drained = anyio.Event()
+        self._registry = registry
+        self._feed = feed
+        self._clock = clock
+
+    def stamp(self) -> float:
+        """Return the time as people read it, free of jumps since the fence."""
+        return self.fenced_at + (self._clock.now() - self._fenced_mono)
+
+    # t0
+
+    def take(self, run: LiveRun, cause: Cause, *, closing: str | None = None) -> None:
+        """Let a run fall. A passed limit beats the cause given; a run that has fallen is left alone."""
+        if run.fallen:
+            return
+        was_started = run.state is State.STARTED
+        limits = [run.standing(limit) for limit in run.limits]
+        settled = settle(cause, now=self._clock.now(), limits=limits, phase=run.phase)
+        run.fence.fall(settled)  # the mark: from here on no effect of this run is admitted
+        self.cause = self.cause or settled
+        self.queued += run.state in (State.ARRIVING, State.QUEUED)
+        run.move(Move.END)
+        run.fall = self
+        self.runs.append(run)
+        if run.session.seat is run:
+            self._registry.unseat(run)
+            self._registry.generations.rise(run.session.id)
+        self._registry.dequeue(run)
+        self._disarm(run)
+        if settled.early:
+            self._feed.drop(run)
+        self.closing[run.id] = self._close_reply(run, settled, closing)
+        self.tools[run.id] = self._close_calls(run)
+        run.outcome = self._outcome(run, settled)
+        run.session.previous = run.outcome
+        if was_started:
+            self._cut(run)
+        run.called.set()
+
+    def _close_reply(self, run: LiveRun, cause: Cause, closing: str | None) -> tuple[str, ...]:
+        """Return the blocks that complete the reply; an early end leaves the open one open, marked as cut."""
+        if cause.ending is not Ending.COMPLETED:
+            return ()
+        unfinished = run.reply.open
+        blocks = [unfinished] if unfinished and not (closing or "").startswith(unfinished) else []
+        blocks += [closing] if closing else []
+        for text in blocks:
+            run.reply.close(text)
+        return tuple(blocks)
+
+    def _close_calls(self, run: LiveRun) -> tuple[Tool, ...]:
+        """Give every open tool call a result: skipped if it was not permitted yet, else interrupted."""
+        results = []
+        for call in (run.calls or {}).values():
+            call.state = ToolState.SKIPPED if call.state is ToolState.PENDING else ToolState.INTERRUPTED
+            results.append(Tool(call_id=call.id, name=call.name, state=call.state, error=NO_RESULT[call.state]))
+        return tuple(results)
+
+    def _outcome(self, run: LiveRun, cause: Cause) -> Outcome:
+        return Outcome(
+            run_id=run.id,
+            ending=cause.ending,
+            text=run.reply.text,
+            by=cause.by,
+            superseded_by=cause.superseded_by,
+            phase=cause.phase,
+            limit_ms=cause.limit_ms,
+            error=cause.error,
+            error_kind=cause.error_kind,
+            started_at=run.started_at,
+            ended_at=self.fenced_at,
+        )
+
+    @staticmethod
+    def _disarm(run: LiveRun) -> None:
+        for timer in run.timers or ():
+            timer.cancel()
+        run.timers = None
+
+    @staticmethod
+    def _cut(run: LiveRun) -> None:
+        """Throw the one cancel into whatever of the run still runs; what swallows it is fenced all the same."""
+        run.refusal_budget = REFUSALS
+        for body in run.bodies or ():
+            body.cut()
+
+    def seat_next(self) -> LiveRun | None:
+        """Give the free seat to the first that waits; part of the same step."""
+        return seat_next(self._registry, self.session)
+
+    # What is told and kept
+
+    def decision(self) -> Decision:
+        """Return this fall as one transaction."""
+        sessions: dict[SessionId, SessionRow] = {}
+        for run in self.runs:
+            if run.session.loaded:
+                sessions[run.session.id] = self._registry.session_row(run.session)
+        return Decision(
+            sessions=tuple(sessions.values()),
+            endings=tuple(self._row(run) for run in self.runs),
+            keys=tuple(row for run in self.runs if (row := self._key_row(run)) is not None),
+            tools=tuple(row for run in self.runs for row in _tool_rows(run)),
+            receipts=(self.receipt(),),
+        )
+
+    def _row(self, run: LiveRun) -> RunRow:
+        return msgspec.structs.replace(run.row(), cut=self.cut_text(run))
+
+    @staticmethod
+    def _key_row(run: LiveRun) -> KeyRow | None:
+        """A run that ends before its ack keeps its key: a retry is told how it ended."""
+        return None if run.acked.is_set() else run.key_row()
+
+    @staticmethod
+    def cut_text(run: LiveRun) -> str:
+        """Return the text an end left unfinished."""
+        return run.reply.open
+
+    def terminal(self, run: LiveRun) -> Ended:
+        """Return a run's terminal event."""
+        assert run.outcome is not None
+        return Ended(outcome=run.outcome, cut=self.cut_text(run), tools=self.tools[run.id])
+
+    def receipt(self, *, aborted: bool = False, already: Ending | None = None) -> Receipt:
+        """Return the receipt as it stands now."""
+        assert self.cause is not None
+        refused: dict[Effect, int] = {}
+        for run in self.runs:
+            for effect, count in (run.fence.refused or {}).items():
+                refused[effect] = refused.get(effect, 0) + count
+        return Receipt(
+            id=self.id,
+            session=self.session.id,
+            cause=self.cause.ending,
+            by=self.by,
+            runs=tuple(
+                FallenRun(id=run.id, outcome=run.outcome, body=run.body_state)
+                for run in self.runs
+                if run.outcome is not None
+            ),
+            fenced_at=self.fenced_at,
+            ended_at=self.ended_at,
+            drained_at=self.drained_at,
+            drain=self.drain,
+            durable=self.durable,
+            refused=refused,
+            tools=tuple(tool for run in self.runs for tool in _listed(run))[:TOOLS_LISTED],
+            queued=self.queued,
+            unconfirmed=self.unconfirmed,
+            aborted=aborted,
+            already=already,
+        )
+
+
+def seat_next(registry: Registry, session: Session) -> LiveRun | None:
+    """Give a free seat to the first message that waits for it."""
+    if session.seat is not None or registry.closing or not session.waiting:
+        return None
+    run = session.waiting.pop(0)
+    registry.seat(run)
+    return run
+
+
+def _listed(run: LiveRun) -> list[FallenTool]:
+    """The calls a receipt names: open ones first, then the latest that finished."""
+    calls: list[ToolCall] = [*(run.calls or {}).values(), *(run.finished or ())]
+    return [FallenTool(name=call.name, state=call.state, run_id=run.id) for call in calls]
+
+
+def _tool_rows(run: LiveRun) -> list[ToolRow]:
+    return [
+        ToolRow(call_id=call.id, run_id=run.id, name=call.name, arguments=call.arguments, state=call.state)
+        for call in (run.calls or {}).values()
+    ]

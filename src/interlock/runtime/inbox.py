@@ -1,0 +1,273 @@
+"""The one way in.
+
+A message stands in its session's line from the first instant, so a stop right behind it ends it. It is decided on in
+one synchronous step, in the order of arrival: duplicate? · tombstone? · takeover · seat or queue · one Decision.
+1. A duplicate is answered before a tombstone is looked for, and that before anyone is taken over.
+2. The ack follows the commit. A message that could not be committed in time is withdrawn: it never was.
+3. One task of control's own carries a message from here to its end; the sender only waits for the ack.
+"""
+
+from collections import deque
+
+import anyio
+import msgspec
+
+from interlock.core.authority import Action, Authority
+from interlock.core.decision import Decision, KeyRow
+from interlock.core.errors import KeyConflict, QueueFull, Refused, Rejected, Unavailable, Unknown
+from interlock.core.lifecycle import Move, State
+from interlock.core.names import Ending
+from interlock.core.outcome import Cause
+from interlock.core.takeover import Admission, decide
+from interlock.runtime.deadlines import Deadlines
+from interlock.runtime.ending import Endings
+from interlock.runtime.fall import seat_next
+from interlock.runtime.gate import committed
+from interlock.runtime.outlet import Feed, Outlet
+from interlock.runtime.registry import LiveRun, Registry, Sent, Session
+from interlock.runtime.settings import ARRIVALS, Settings
+from interlock.stores.base import Loaded, Store, StoreFailed, Ticket
+
+PASSES = 1  # takeovers that may go ahead of a waiting message of someone else
+
+
+class Inbox:
+    """Takes messages in."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        store: Store,
+        feed: Feed,
+        endings: Endings,
+        deadlines: Deadlines,
+        authority: Authority,
+        settings: Settings,
+    ) -> None:
+        self._registry = registry
+        self._store = store
+        self._feed = feed
+        self._endings = endings
+        self._deadlines = deadlines
+        self._authority = authority
+        self._settings = settings
+
+    def enter(self, run: LiveRun) -> LiveRun:
+        """Put a message in its session's line at once; return the run that answers it (the first, of duplicates)."""
+        if run.key is not None and (first := self._registry.keys.get((run.principal, run.key))) is not None:
+            _same_body(run, first.method, first.digest)
+            self._registry.forget_if_quiet(run.session)
+            return first
+        session = run.session
+        if session.line is None:
+            session.line = deque()
+        if len(session.line) >= ARRIVALS:
+            raise QueueFull(f"{ARRIVALS} messages to session {session.id} are not decided on yet; send it again later")
+        self._registry.register(run)
+        session.line.append(run)
+        run.turn = anyio.Event()
+        if session.line[0] is run:
+            run.turn.set()
+        return run
+
+    async def admit(self, run: LiveRun) -> bool:
+        """Decide on a message when its turn comes; True if it goes on to wait for the seat."""
+        assert run.turn is not None
+        await run.turn.wait()
+        try:
+            known = await self._load(run)
+            ticket = self._step(run, known)
+        except (Refused, Unavailable, Unknown) as problem:
+            self._turn_away(run, problem)
+            return False
+        finally:
+            self._next_turn(run)
+        if ticket is None:
+            return False
+        return await self._ack(run, ticket)
+
+    def _next_turn(self, run: LiveRun) -> None:
+        line = run.session.line
+        assert line is not None and line[0] is run
+        line.popleft()
+        if line:
+            next_turn = line[0].turn
+            assert next_turn is not None
+            next_turn.set()
+
+    async def _load(self, run: LiveRun) -> Loaded:
+        """Read what is not in memory: the only await before the decision."""
+        if run.session.loaded and run.key is None:
+            return Loaded()
+        known = None
+        with anyio.move_on_after(self._settings.commit_seconds):
+            known = await self._store.load(run.session.id, principal=run.principal, key=run.key)
+        if known is None:
+            raise StoreFailed("the store did not answer in time; nothing was taken, send it again")
+        return known
+
+    # The one synchronous step
+
+    def _step(self, run: LiveRun, known: Loaded) -> Ticket | None:
+        self._take_up(run.session, run, known)
+        if known.key is not None:
+            self._answer_again(run, known.key)
+            return None
+        if run.fallen:  # stopped while it arrived: told so, never dispatched
+            self._tell_sender(run)
+            return None
+        if not self._authority.may(Action.SEND, run.principal, owner=run.session.owner):
+            raise Unknown(f"no session {run.session.id} that {run.principal} may send to")
+        if self._registry.closing:
+            raise Unavailable("this control is closing; send it to the next one")
+        if known.buried or self._registry.buried(run.principal, run.key):
+            self._endings.end(run, Cause(ending=Ending.STOPPED, by=run.principal))
+            self._tell_sender(run)
+            return None
+        return self._admit(run)
+
+    def _take_up(self, session: Session, run: LiveRun, known: Loaded) -> None:
+        """Bring a session into memory with what the store knows of it."""
+        if session.loaded:
+            return
+        session.loaded = True
+        if known.session is None:
+            session.owner = run.principal
+        else:
+            session.owner = known.session.owner
+            self._registry.generations.restore(session.id, known.session.generation)
+        if session.previous is None:
+            session.previous = known.previous
+
+    def _answer_again(self, run: LiveRun, key: KeyRow) -> None:
+        """Give a used key the answer it got the first time."""
+        _same_body(run, key.method, key.digest)
+        run.sent = Sent(
+            run_id=key.run_id,
+            session=run.session.id,
+            generation=key.generation,
+            superseded=key.superseded,
+            state=State.ENDED,
+        )
+        if not run.fallen:
+            run.move(Move.ALIAS)
+            self._registry.retire(run)
+        run.acked.set()
+
+    def _admit(self, run: LiveRun) -> Ticket:
+        session, seated = run.session, run.session.seat
+        staying = [other for other in session.waiting or () if not self._may_stop(run, other)]
+        how = decide(
+            run.strategy,
+            busy=seated is not None or bool(session.waiting),
+            may_stop=seated is not None and self._may_stop(run, seated),
+            waiting=len(session.waiting or ()),
+            capacity=self._settings.queue,
+            overdue=bool(staying) and staying[0].passed >= PASSES,
+        )
+        match how:
+            case Admission.REJECT:
+                raise Rejected(f"session {session.id} is busy; stop its run, or send with strategy='interrupt'")
+            case Admission.FULL:
+                raise QueueFull(f"{self._settings.queue} messages wait in session {session.id}; send it again later")
+            case Admission.SEAT:
+                self._registry.seat(run)
+                return self._store.decide(self._admission(run))
+            case Admission.QUEUE:
+                self._wait_for_seat(run)
+                return self._store.decide(self._admission(run))
+            case _:
+                return self._take_over(run, staying, behind=how is Admission.TAKE_OVER_BEHIND)
+
+    def _take_over(self, run: LiveRun, staying: list[LiveRun], *, behind: bool) -> Ticket:
+        session, old = run.session, run.session.seat
+        assert old is not None
+        run.superseded = old.id
+        cause = Cause(ending=Ending.SUPERSEDED, by=run.principal, superseded_by=run.id)
+        fall = self._endings.open(session, by=run.principal)
+        fall.take(old, cause)
+        for other in [waiting for waiting in session.waiting or () if waiting not in staying]:
+            fall.take(other, cause)
+        if behind:
+            fall.seat_next()
+            self._wait_for_seat(run)
+        else:
+            self._registry.seat(run)
+            for other in staying:
+                other.passed += 1
+        return self._endings.close(fall, admission=self._admission(run))
+
+    def _may_stop(self, run: LiveRun, other: LiveRun) -> bool:
+        return self._authority.may(Action.TAKE_OVER, run.principal, owner=run.session.owner, principal=other.principal)
+
+    def _wait_for_seat(self, run: LiveRun) -> None:
+        run.move(Move.QUEUE)
+        if run.session.waiting is None:
+            run.session.waiting = []
+        run.session.waiting.append(run)
+        self._deadlines.queued(run)
+
+    def _admission(self, run: LiveRun) -> Decision:
+        key = run.key_row()
+        return Decision(
+            sessions=(self._registry.session_row(run.session),),
+            admissions=(run.row(),),
+            keys=() if key is None else (key,),
+        )
+
+    # After the step
+
+    async def _ack(self, run: LiveRun, ticket: Ticket) -> bool:
+        """Tell the sender once the message is in; if it never will be, take it back."""
+        run.sent = self._sent(run)
+        inside = await committed(self._store, ticket, self._settings.commit_seconds)
+        if inside:
+            Outlet(run, self._feed).introduce()
+        elif not run.fallen:
+            self._withdraw(run)
+            return False
+        self._tell_sender(run)
+        return not run.fallen
+
+    def _sent(self, run: LiveRun) -> Sent:
+        return Sent(
+            run_id=run.id,
+            session=run.session.id,
+            generation=run.generation,
+            superseded=run.superseded,
+            state=run.state,
+        )
+
+    def _tell_sender(self, run: LiveRun) -> None:
+        if run.fallen:
+            run.sent = msgspec.structs.replace(run.sent or self._sent(run), state=State.ENDED)
+        run.acked.set()
+
+    def _withdraw(self, run: LiveRun) -> None:
+        """The message never was: its place, its key and its id are free of it."""
+        run.move(Move.WITHDRAW)
+        self._registry.unseat(run)
+        self._registry.dequeue(run)
+        for timer in run.timers or ():
+            timer.cancel()
+        seat_next(self._registry, run.session)
+        self._turn_away(run, Unavailable("the store did not take the message in time; nothing was kept, send it again"))
+
+    def _turn_away(self, run: LiveRun, problem: Refused | Unavailable | Unknown) -> None:
+        if run.fallen:  # stopped while it arrived: that is its ending, unless the sender must choose another key
+            run.problem = problem if isinstance(problem, KeyConflict) else None
+            self._tell_sender(run)
+            return
+        if run.state is not State.WITHDRAWN:
+            run.move(Move.WITHDRAW)
+        run.problem = problem
+        run.acked.set()
+        run.called.set()
+        run.ended.set()
+        self._registry.retire(run)
+
+
+def _same_body(run: LiveRun, method: str, digest: str) -> None:
+    if (method, digest) != (run.method, run.digest):
+        raise KeyConflict(f"key {run.key!r} was used for another message; use a new key for this one")

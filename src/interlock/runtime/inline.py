@@ -1,0 +1,150 @@
+"""Where agents run in the embedder's own loop, on a leash.
+
+1. A body is cut with one cancel, so that it may clean up; after its grace it is simply never resumed.
+2. A coroutine that was dropped is kept for ever: collecting it would enter its code again.
+3. What cannot be ended from here (a thread, tasks the agent made itself) is fenced, and abandoned by name.
+"""
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Protocol
+
+import anyio
+
+from interlock.core.errors import Refused
+from interlock.core.names import BodyState, ToolState
+from interlock.runtime.registry import ToolCall
+
+THREADS = 64  # synchronous tools that may run at once
+
+_kept: list[Coroutine[Any, Any, Any]] = []
+
+
+class Dropped(BaseException):
+    """A body was not resumed after its grace; only its own driver sees this."""
+
+
+class Leash:
+    """Drives a coroutine inside the awaiting task and can refuse to resume it."""
+
+    def __init__(self, body: Coroutine[Any, Any, Any], *, name: str, call: ToolCall | None = None) -> None:
+        self.name = name
+        self.state = BodyState.RUNNING
+        self.done = anyio.Event()
+        self._body = body
+        self._call = call
+        self._task: asyncio.Task[Any] | None = None
+        self._dropped = False
+
+    def cut(self) -> None:
+        """Throw one cancel into the body."""
+        if not self.done.is_set() and self._task is not None:
+            self.state = BodyState.CUT
+            self._task.cancel()
+
+    def drop(self) -> None:
+        """Never resume the body."""
+        if not self.done.is_set() and self._task is not None:
+            self._dropped = True
+            self._task.cancel()
+
+    def abandon(self) -> None:
+        """Give up: whatever the body waits for will not let go of it."""
+        self.state = BodyState.ABANDONED
+        if self._call is not None:
+            self._call.state = ToolState.ABANDONED
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        self._task = asyncio.current_task()
+        thrown: BaseException | None = None
+        try:
+            while not self._dropped:
+                try:
+                    wanted = self._body.send(None) if thrown is None else self._body.throw(thrown)
+                except StopIteration as returned:
+                    return returned.value
+                thrown = None
+                try:
+                    yield wanted
+                except GeneratorExit:
+                    _kept.append(self._body)
+                    raise
+                except BaseException as error:
+                    thrown = error
+            _kept.append(self._body)
+            raise Dropped
+        finally:
+            if self.state is BodyState.RUNNING:
+                self.state = BodyState.RETURNED
+            self.done.set()
+
+
+class ThreadBody:
+    """A synchronous tool in a thread: it cannot be ended, only fenced."""
+
+    def __init__(self, name: str, call: ToolCall) -> None:
+        self.name = name
+        self.state = BodyState.RUNNING
+        self.done = anyio.Event()
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self._call = call
+
+    def cut(self) -> None:
+        """Nothing reaches into a thread; its result is fenced."""
+
+    def drop(self) -> None:
+        """Nothing reaches into a thread."""
+
+    def abandon(self) -> None:
+        """Say that it still runs."""
+        self.state = BodyState.ABANDONED
+        self._call.state = ToolState.ABANDONED
+
+    def finish(self, value: Any, error: BaseException | None) -> None:
+        """Take the result; called on the loop."""
+        self.value, self.error = value, error
+        if self.state is BodyState.RUNNING:
+            self.state = BodyState.RETURNED
+        self.done.set()
+
+
+class Threads(Protocol):
+    """Where synchronous tools run; the seeded loop has a twin without threads."""
+
+    def start(self, work: Callable[[], Any], body: ThreadBody) -> None:
+        """Run the work elsewhere and call `body.finish` on the loop."""
+        ...
+
+
+class DaemonThreads:
+    """A daemon thread per call: an abandoned one must not keep the interpreter from ending."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._running = 0
+
+    def start(self, work: Callable[[], Any], body: ThreadBody) -> None:
+        """Run the work in a thread of its own."""
+        if self._running >= THREADS:
+            raise Refused(f"{THREADS} synchronous tools are still running; make this one async or wait for them")
+        self._running += 1
+        run = contextvars.copy_context().run
+        threading.Thread(target=run, args=(self._work, work, body), name=body.name, daemon=True).start()
+
+    def _work(self, work: Callable[[], Any], body: ThreadBody) -> None:
+        value, error = None, None
+        try:
+            value = work()
+        except BaseException as raised:
+            error = raised
+        try:
+            self._loop.call_soon_threadsafe(self._done, body, value, error)
+        except RuntimeError:  # the loop is closed: nobody is left to be told
+            pass
+
+    def _done(self, body: ThreadBody, value: Any, error: BaseException | None) -> None:
+        self._running -= 1
+        body.finish(value, error)

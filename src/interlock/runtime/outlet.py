@@ -1,0 +1,139 @@
+"""The one way out.
+
+1. Every effect a run shows goes through its Outlet: the fence is tested and the event is in the log and in every
+   subscriber's buffer in one synchronous step.
+2. `seal` publishes the terminal event; it is the run's last, and there is exactly one.
+3. Positions rise in the order of publication.
+"""
+
+from typing import Protocol
+
+from interlock.core.errors import BadInput
+from interlock.core.events import Block, Data, Delta, Ended, Event, Said
+from interlock.core.names import Effect, RunId, SessionId
+from interlock.runtime.registry import LiveRun, Registry
+from interlock.runtime.settings import REPLY_BYTES
+from interlock.stores.base import Store
+
+
+class Subscriber(Protocol):
+    """Someone who is told of a session's events as they happen. Neither method may wait or raise."""
+
+    def put(self, event: Event) -> None:
+        """Take an event."""
+        ...
+
+    def drop(self, run_id: RunId) -> None:
+        """Forget the deltas of a run that was cut and that have not been passed on yet."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        ...
+
+
+class Feed:
+    """Publishes events: numbered, logged, and handed to every subscriber in one step."""
+
+    def __init__(self, registry: Registry, store: Store) -> None:
+        self._registry = registry
+        self._store = store
+        self._subscribers: dict[SessionId, list[Subscriber]] = {}
+
+    def subscribe(self, session: SessionId, subscriber: Subscriber) -> None:
+        """Tell a subscriber everything that happens in a session from now on."""
+        self._subscribers.setdefault(session, []).append(subscriber)
+
+    def unsubscribe(self, session: SessionId, subscriber: Subscriber) -> None:
+        """Stop telling it."""
+        subscribers = self._subscribers.get(session, [])
+        if subscriber in subscribers:
+            subscribers.remove(subscriber)
+        if not subscribers:
+            self._subscribers.pop(session, None)
+
+    def publish(self, session: SessionId, run: LiveRun | None, data: Data) -> Event:
+        """Number an event, log it and hand it on. Effects of runs come here only through an Outlet."""
+        event = Event(
+            position=self._registry.position(),
+            session=session,
+            run_id=None if run is None else run.id,
+            generation=None if run is None else run.generation,
+            data=data,
+        )
+        self._store.append(event)
+        for subscriber in self._subscribers.get(session, ()):
+            subscriber.put(event)
+        return event
+
+    def drop(self, run: LiveRun) -> None:
+        """Take a cut run's deltas out of every buffer."""
+        for subscriber in self._subscribers.get(run.session.id, ()):
+            subscriber.drop(run.id)
+
+    def close(self) -> None:
+        """Let every subscriber go."""
+        for subscribers in list(self._subscribers.values()):
+            for subscriber in list(subscribers):
+                subscriber.close()
+
+
+class Outlet:
+    """The way out of one run."""
+
+    __slots__ = ("_feed", "_run")
+
+    def __init__(self, run: LiveRun, feed: Feed) -> None:
+        self._run = run
+        self._feed = feed
+
+    def emit(self, effect: Effect, data: Data) -> None:
+        """Publish an effect of a current run, or raise Stale."""
+        self._run.fence.check(effect)
+        self._feed.publish(self._run.session.id, self._run, data)
+
+    def delta(self, text: str) -> None:
+        """Say a piece of the reply."""
+        run = self._run
+        run.fence.check(Effect.DELTA)
+        self._measure(text)
+        run.reply.add(text)
+        self._feed.publish(run.session.id, run, Delta(text=text))
+
+    def block(self, text: str) -> None:
+        """Say a whole block; deltas said before it become a block of their own."""
+        self._run.fence.check(Effect.BLOCK)
+        self._measure(text)
+        self.close_block(Effect.BLOCK)
+        self._run.reply.close(text)
+        self._feed.publish(self._run.session.id, self._run, Block(text=text))
+
+    def close_block(self, effect: Effect) -> None:
+        """Close the open block of deltas, if there is one."""
+        self._run.fence.check(effect)
+        if text := self._run.reply.open:
+            self._run.reply.close(text)
+            self._feed.publish(self._run.session.id, self._run, Block(text=text))
+
+    def _measure(self, text: str) -> None:
+        if self._run.reply.bytes + len(text) > REPLY_BYTES:
+            raise BadInput(
+                f"this run has said {REPLY_BYTES} bytes, the most one reply may hold; end it or write a file"
+            )
+
+    def introduce(self) -> None:
+        """Publish the message that began the run, once, before anything else of it."""
+        run = self._run
+        if not run.said:
+            run.said = True
+            self._feed.publish(run.session.id, run, Said(text=run.text, by=run.principal))
+
+    def seal(self, terminal: Ended, closing: tuple[str, ...]) -> None:
+        """Publish what closes the reply and the terminal event: the run's last, in one step."""
+        assert self._run.fallen, "a run is sealed after it fell"
+        assert not self._run.sealed, f"run {self._run.id} was told as ended twice"
+        self._run.sealed = True
+        self.introduce()
+        for text in closing:
+            self._feed.publish(self._run.session.id, self._run, Block(text=text))
+        self._feed.publish(self._run.session.id, self._run, terminal)

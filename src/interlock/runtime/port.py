@@ -1,0 +1,137 @@
+"""The inline side of a run's verbs: straight into the outlet and the gate of its LiveRun, on control's own loop."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from interlock.core.errors import BadInput, Stale
+from interlock.core.events import Entry, Json, Phase, Progress, Typing, transcript
+from interlock.core.names import CallId, Effect, ToolState
+from interlock.runtime.crew import Crew
+from interlock.runtime.gate import Gate
+from interlock.runtime.inline import Dropped, Leash, ThreadBody, Threads
+from interlock.runtime.outlet import Outlet
+from interlock.runtime.registry import Body, LiveRun, ToolCall
+from interlock.runtime.watch import whole_log
+from interlock.stores.base import Store
+
+
+class InlinePort:
+    """What an agent in this loop reaches of control."""
+
+    def __init__(self, run: LiveRun, *, outlet: Outlet, gate: Gate, store: Store, crew: Crew, threads: Threads) -> None:
+        self._run = run
+        self._outlet = outlet
+        self._gate = gate
+        self._store = store
+        self._crew = crew
+        self._threads = threads
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def current(self) -> bool:
+        return self._run.fence.cause is None
+
+    async def checkpoint(self) -> None:
+        """Let others run, then see to it that a body which goes on trying after its end is not resumed for ever."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise BadInput(
+                "a run's verbs belong to the loop that control runs on; "
+                "from a thread use asyncio.run_coroutine_threadsafe(run.say(...), loop)"
+            )
+        self._run.touched = self._loop.time()
+        await asyncio.sleep(0)
+        if self._run.fallen:
+            self._spend_refusal()
+
+    def _spend_refusal(self) -> None:
+        self._run.refusal_budget -= 1
+        if self._run.refusal_budget < 0:
+            for body in self._run.bodies or ():
+                body.drop()
+
+    def check(self, effect: Effect) -> None:
+        self._run.fence.check(effect)
+
+    def delta(self, text: str) -> None:
+        self._outlet.delta(text)
+
+    def block(self, text: str) -> None:
+        self._outlet.block(text)
+
+    def typing(self, on: bool) -> None:
+        self._outlet.emit(Effect.TYPING, Typing(on=on))
+
+    def progress(self, text: str, done: float | None, total: float | None) -> None:
+        self._outlet.emit(Effect.PROGRESS, Progress(text=text, done=done, total=total))
+
+    def phase(self, name: str | None) -> str | None:
+        before = self._run.phase
+        self._outlet.emit(Effect.PHASE, Phase(name=name))
+        self._run.phase = name
+        self._run.provider_started |= name == "provider"
+        return before
+
+    # Tools
+
+    def record(self, wanted: Sequence[tuple[str, Json]]) -> list[CallId]:
+        return [call.id for call in self._gate.record(wanted)]
+
+    async def permit(self, call: CallId) -> None:
+        await self._gate.permit(self._call(call))
+
+    def finish(self, call: CallId, state: ToolState, result: Json | None, error: str | None) -> None:
+        self._run.fence.check(Effect.RESULT)
+        if (open_call := (self._run.calls or {}).get(call)) is not None:  # else it has a result already
+            self._gate.finish(open_call, state, result=result, error=error)
+
+    def _call(self, call_id: CallId) -> ToolCall:
+        self._run.fence.check(Effect.TOOL)
+        calls = self._run.calls or {}
+        if call_id not in calls:
+            raise BadInput(f"call {call_id} is not open: it has a result already")
+        return calls[call_id]
+
+    async def in_thread(self, call: CallId, name: str, work: Callable[[], Any]) -> Any:
+        body = ThreadBody(f"thread of tool {name}", self._call(call))
+        self._add(body)
+        self._threads.start(work, body)
+        await body.done.wait()
+        if body.error is not None:
+            raise body.error
+        return body.value
+
+    async def side_by_side(self, bodies: Sequence[tuple[CallId, str, Coroutine[Any, Any, None]]]) -> None:
+        """Run bodies next to each other, each a root task on a leash of its own; wait for all."""
+        leashes = []
+        for call, name, body in bodies:
+            leash = Leash(body, name=f"tool {name}", call=self._call(call))
+            self._add(leash)
+            leashes.append(leash)
+            self._crew.start(_quietly(leash), name=f"{self._run.id} {name}")
+        try:
+            for leash in leashes:
+                await leash.done.wait()
+        except BaseException:
+            for leash in leashes:
+                leash.cut()  # the agent gave the batch up, or the run fell: nobody waits for them any more
+            raise
+
+    def _add(self, body: Body) -> None:
+        """Let the fall know what to cut; bodies that are done make room, all but the agent's own."""
+        bodies = self._run.bodies
+        assert bodies is not None
+        bodies[1:] = [other for other in bodies[1:] if not other.done.is_set()]
+        bodies.append(body)
+
+    # Reading
+
+    async def history(self) -> list[Entry]:
+        return transcript(await whole_log(self._store, self._run.session.id))
+
+
+async def _quietly(leash: Leash) -> None:
+    """Drive a side body to its end; what it raised is in its result, or its run has fallen."""
+    with contextlib.suppress(Stale, Dropped, asyncio.CancelledError):
+        await leash

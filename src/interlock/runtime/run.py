@@ -1,0 +1,208 @@
+"""The run as its agent sees it: the only capability it has.
+
+1. Every verb begins with a checkpoint, then the fence, then hands over with no await between.
+2. Stale is a BaseException: let it pass. Once it was raised every further effect of this run is refused.
+3. What crosses to control are plain values (the Port), so that another process can speak the same verbs.
+"""
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+import msgspec
+
+from interlock.core.errors import BadInput, NotYet, Stale
+from interlock.core.events import NO_RESULT, Entry, Json
+from interlock.core.names import CallId, Effect, Principal, RunId, SessionId, ToolState
+from interlock.core.outcome import Outcome
+from interlock.runtime.tool import ToolResult, ToolSpec, plain, spec_of
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user said. `previous` tells how the session's last turn ended."""
+
+    text: str
+    by: Principal
+    session: SessionId
+    run_id: RunId
+    previous: Outcome | None = None
+
+
+Agent = Callable[["Run", Message], Coroutine[Any, Any, str | None]]
+"""An agent is one async callable."""
+
+
+class Port(Protocol):
+    """What a run asks of control; arguments are plain values except for the bodies, which stay with the agent."""
+
+    @property
+    def current(self) -> bool: ...
+    async def checkpoint(self) -> None: ...
+    def check(self, effect: Effect) -> None: ...
+    def delta(self, text: str) -> None: ...
+    def block(self, text: str) -> None: ...
+    def typing(self, on: bool) -> None: ...
+    def progress(self, text: str, done: float | None, total: float | None) -> None: ...
+    def phase(self, name: str | None) -> str | None: ...
+    def record(self, wanted: Sequence[tuple[str, Json]]) -> list[CallId]: ...
+    async def permit(self, call: CallId) -> None: ...
+    def finish(self, call: CallId, state: ToolState, result: Json | None, error: str | None) -> None: ...
+    async def history(self) -> list[Entry]: ...
+    async def in_thread(self, call: CallId, name: str, work: Callable[[], Any]) -> Any: ...
+    async def side_by_side(self, bodies: Sequence[tuple[CallId, str, Coroutine[Any, Any, None]]]) -> None: ...
+
+
+class Run:
+    """A turn of the conversation: everything it can do goes through here, and stops here when the user moves on."""
+
+    __slots__ = ("_port", "generation", "id", "session")
+
+    def __init__(self, port: Port, *, run_id: RunId, session: SessionId, generation: int) -> None:
+        self._port = port
+        self.id = run_id
+        self.session = session
+        self.generation = generation
+
+    # Saying
+
+    @property
+    def current(self) -> bool:
+        """True while this run may have effects. A hint only: every verb asks for itself."""
+        return self._port.current
+
+    async def check(self) -> list[Message]:
+        """Raise Stale if the user moved on; return messages steered to this run (none, until steering is built)."""
+        await self._port.checkpoint()
+        if not self._port.current:
+            raise Stale(f"run {self.id} has ended; let Stale pass")
+        return []
+
+    async def say(self, text: str) -> None:
+        """Stream a piece of the reply."""
+        _need_text(text, "say")
+        await self._port.checkpoint()
+        self._port.delta(text)
+
+    async def post(self, text: str) -> None:
+        """Say a whole block."""
+        _need_text(text, "post")
+        await self._port.checkpoint()
+        self._port.block(text)
+
+    async def typing(self, on: bool = True) -> None:
+        """Show that something is coming; the end of the run switches it off."""
+        await self._port.checkpoint()
+        self._port.typing(on)
+
+    async def progress(self, text: str, *, done: float | None = None, total: float | None = None) -> None:
+        """Show how far long work has come."""
+        _need_text(text, "progress")
+        await self._port.checkpoint()
+        self._port.progress(text, done, total)
+
+    @asynccontextmanager
+    async def phase(self, name: str) -> AsyncIterator[None]:
+        """Name what the run is doing, so that a timeout can say where it happened."""
+        _need_text(name, "phase")
+        await self._port.checkpoint()
+        before = self._port.phase(name)
+        try:
+            yield
+        finally:
+            if self._port.current:  # leaving a phase is no effect worth a Stale over what is being raised
+                self._port.phase(before)
+
+    async def history(self) -> list[Entry]:
+        """Return the conversation so far, valid for a model: every call has a result."""
+        await self._port.checkpoint()
+        return await self._port.history()
+
+    # Acting
+
+    async def call(self, function: Callable[..., Any], /, **arguments: Any) -> Any:
+        """Call a tool through the gate and return its result; what it raises is raised here."""
+        spec, values = spec_of(function), plain(arguments, f"the arguments of {_name(function)}")
+        await self._port.checkpoint()
+        [call] = self._port.record([(spec.name, values)])
+        return await self._perform(call, spec, function, arguments)
+
+    async def batch(
+        self, calls: Sequence[tuple[Callable[..., Any], dict[str, Any]]], *, parallel: bool = False
+    ) -> list[ToolResult]:
+        """Call several tools, recorded together first; results come in order, an error does not stop the others."""
+        wanted = [(spec_of(function), function, arguments) for function, arguments in calls]
+        values = [(spec.name, plain(arguments, f"the arguments of {spec.name}")) for spec, _, arguments in wanted]
+        await self._port.checkpoint()
+        ids = self._port.record(values)
+        results: list[ToolResult | None] = [None] * len(ids)
+
+        async def one(index: int) -> None:
+            spec, function, arguments = wanted[index]
+            try:
+                value = await self._perform(ids[index], spec, function, arguments)
+                results[index] = ToolResult(name=spec.name, state=ToolState.FINISHED, value=value)
+            except Exception as error:
+                results[index] = ToolResult(name=spec.name, state=ToolState.FAILED, error=error)
+
+        if parallel:
+            await self._port.side_by_side([(ids[i], wanted[i][0].name, one(i)) for i in range(len(ids))])
+        else:
+            for index in range(len(ids)):
+                await one(index)
+        self._port.check(Effect.RESULT)  # a sibling that was skipped has no result here: then the run has fallen
+        return [result for result in results if result is not None]
+
+    async def _perform(
+        self, call: CallId, spec: ToolSpec, function: Callable[..., Any], arguments: dict[str, Any]
+    ) -> Any:
+        permitted = False
+        try:
+            await self._port.permit(call)
+            permitted = True
+            if spec.thread:
+                value = await self._port.in_thread(call, spec.name, lambda: function(**arguments))
+            else:
+                value = await function(**arguments)
+            result = plain(value, f"what tool {spec.name} returned")
+        except Exception as error:
+            self._port.finish(call, ToolState.FAILED, None, f"{type(error).__name__}: {error}")
+            raise
+        except BaseException:
+            if self._port.current:  # the agent itself gave the call up, by a timeout of its own say
+                state = ToolState.INTERRUPTED if permitted else ToolState.SKIPPED
+                self._port.finish(call, state, None, NO_RESULT[state])
+            raise
+        self._port.finish(call, ToolState.FINISHED, result, None)
+        return value
+
+    # The next release
+
+    async def spawn(self, *argv: str, **options: Any) -> Any:
+        """Run a process that dies with the run."""
+        raise await self._not_yet(Effect.SPAWN, "spawn")
+
+    async def ask(self, question: str, **options: Any) -> Any:
+        """Ask a person; void when the run falls."""
+        raise await self._not_yet(Effect.QUESTION, "ask")
+
+    async def delegate(self, agent: str, message: str, **options: Any) -> Any:
+        """Hand work to a child run of the same fate."""
+        raise await self._not_yet(Effect.CHILD, "delegate")
+
+    async def hold(self, name: str) -> Any:
+        """Hold a named thing until the run is gone."""
+        raise await self._not_yet(Effect.HOLD, "hold")
+
+    async def _not_yet(self, effect: Effect, verb: str) -> NotYet:
+        await self._port.checkpoint()
+        self._port.check(effect)
+        return NotYet(f"run.{verb} is not built yet; see CHANGELOG.md for what is")
+
+
+def _need_text(text: object, verb: str) -> None:
+    if not isinstance(text, str):
+        raise BadInput(f"{verb} takes text, not {type(text).__name__}; convert it first")
+
+
+def _name(function: object) -> str:
+    return getattr(function, "__name__", type(function).__name__)

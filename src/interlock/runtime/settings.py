@@ -1,0 +1,27 @@
+"""The bounds of a control, each with its unit in its name; read once, when it opens."""
+
+from dataclasses import dataclass
+
+from interlock.core.names import Strategy
+
+ARRIVALS = 10_000  # messages of one session that may stand undecided
+REPLY_BYTES = 4 * 1024 * 1024  # text one run may say
+MESSAGE_BYTES = 1024 * 1024  # text one message may hold
+TOOLS_LISTED = 100  # tool calls a receipt names
+REFUSALS = 100  # effects a fallen body may try before it is not resumed any more
+WATCH_EVENTS = 1_024  # events held for one watcher before it reads from the store instead
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """How long things may take and how many may wait."""
+
+    commit_seconds: float = 0.5
+    grace_seconds: float = 2.0
+    drain_seconds: float = 5.0
+    retry_seconds: float = 0.5
+    queue: int = 100
+    strategy: Strategy = Strategy.INTERRUPT
+    deadline: float | None = None
+    idle_limit: float | None = None
+    queue_limit: float | None = None

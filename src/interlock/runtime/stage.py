@@ -1,0 +1,155 @@
+"""From the line to the last line: one task of control's own carries a message through its whole life.
+
+1. The started mark is committed before the agent's first step: a crash before it admits the message again, one after
+   it does not.
+2. A run begins only when its predecessors' endings are public; it never waits for their cleanup.
+3. What the agent returns or raises is asked for only if the ending is not decided yet.
+"""
+
+import asyncio
+
+import msgspec
+
+from interlock.core.decision import Decision
+from interlock.core.errors import BadInput
+from interlock.core.events import Started
+from interlock.core.lifecycle import Move, State
+from interlock.core.names import Effect, Ending, ErrorKind
+from interlock.core.outcome import Cause
+from interlock.runtime.clock import Clock
+from interlock.runtime.crew import Crew
+from interlock.runtime.deadlines import Deadlines
+from interlock.runtime.ending import Endings
+from interlock.runtime.gate import Gate, committed
+from interlock.runtime.inbox import Inbox
+from interlock.runtime.inline import Dropped, Leash, Threads
+from interlock.runtime.outlet import Feed, Outlet
+from interlock.runtime.port import InlinePort
+from interlock.runtime.registry import LiveRun, Registry
+from interlock.runtime.run import Agent, Message, Run
+from interlock.runtime.settings import Settings
+from interlock.stores.base import Store
+
+PROVIDER = "provider"
+
+
+class Stage:
+    """Carries messages: admitted, seated, started, driven, ended."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        agent: Agent,
+        inbox: Inbox,
+        endings: Endings,
+        deadlines: Deadlines,
+        feed: Feed,
+        store: Store,
+        crew: Crew,
+        threads: Threads,
+        clock: Clock,
+        settings: Settings,
+    ) -> None:
+        self._registry = registry
+        self._agent = agent
+        self._inbox = inbox
+        self._endings = endings
+        self._deadlines = deadlines
+        self._feed = feed
+        self._store = store
+        self._crew = crew
+        self._threads = threads
+        self._clock = clock
+        self._settings = settings
+
+    async def carry(self, run: LiveRun) -> None:
+        """Carry a message from its arrival to the end of its agent's code."""
+        if not await self._inbox.admit(run):
+            return
+        await run.called.wait()
+        if run.state is not State.SEATED:
+            return
+        self._deadlines.dispatched(run)
+        await self._predecessors(run)
+        if await self._start(run):
+            await self._drive(run)
+
+    async def _predecessors(self, run: LiveRun) -> None:
+        """Wait until earlier endings of the session are public; each is at most COMMIT_SECONDS away."""
+        for fall in tuple(run.session.falls or ()):
+            await fall.ended.wait()
+
+    async def _start(self, run: LiveRun) -> bool:
+        """Commit the started mark; True if the agent may begin now."""
+        if run.fallen:
+            return False
+        mark = Decision(sessions=(self._registry.session_row(run.session),), starts=(run.id,))
+        ticket = self._store.decide(mark)
+        inside = await committed(self._store, ticket, self._settings.commit_seconds)
+        if run.fallen:
+            return False
+        if not inside:
+            self._endings.end(
+                run, _failed("the store did not record the start in time; send it again", ErrorKind.STORE)
+            )
+            return False
+        if found := (await ticket).found:  # another node ended it first
+            self._endings.end(run, _cause_of(found[0]))
+            return False
+        return not run.fallen
+
+    async def _drive(self, run: LiveRun) -> None:
+        """Run the agent on a leash, from its first step to its last."""
+        outlet = Outlet(run, self._feed)
+        run.move(Move.START)
+        run.started_at = self._clock.wall()
+        outlet.emit(Effect.PHASE, Started())
+        message = Message(
+            text=run.text,
+            by=run.principal,
+            session=run.session.id,
+            run_id=run.id,
+            previous=run.session.previous,
+        )
+        try:
+            body = self._agent(self._handle(run, outlet), message)
+            if not asyncio.iscoroutine(body):
+                raise BadInput("the agent is not async; declare it with `async def agent(run, message)`")
+            leash = Leash(body, name=f"agent of {run.id}")
+            run.bodies = [leash]
+            text = await leash
+            if text is not None and not isinstance(text, str):
+                raise BadInput(f"the agent returned {type(text).__name__}; return the reply as text, or None")
+        except BaseException as error:
+            self._failed(run, error)
+            if isinstance(error, KeyboardInterrupt):
+                raise
+        else:
+            self._endings.end(run, Cause(ending=Ending.COMPLETED), closing=text)
+
+    def _handle(self, run: LiveRun, outlet: Outlet) -> Run:
+        assert run.generation is not None
+        gate = Gate(run, outlet, self._store, self._settings)
+        port = InlinePort(run, outlet=outlet, gate=gate, store=self._store, crew=self._crew, threads=self._threads)
+        return Run(port, run_id=run.id, session=run.session.id, generation=run.generation)
+
+    def _failed(self, run: LiveRun, error: BaseException) -> None:
+        """The agent's code ended with an error; if the run had fallen that changes nothing."""
+        if run.fallen or isinstance(error, Dropped):
+            return
+        if isinstance(error, asyncio.CancelledError) and self._registry.closing:
+            self._endings.end(run, Cause(ending=Ending.SHUTDOWN))
+            return
+        kind = ErrorKind.PROVIDER if run.phase == PROVIDER else ErrorKind.AGENT
+        self._endings.end(run, _failed(f"{type(error).__name__}: {error}".rstrip(": "), kind))
+
+
+def _failed(error: str, kind: ErrorKind) -> Cause:
+    return Cause(ending=Ending.FAILED, error=error, error_kind=kind)
+
+
+def _cause_of(outcome: msgspec.Struct) -> Cause:
+    """Return the cause behind an ending that was found in the store."""
+    known = {name: getattr(outcome, name) for name in Cause.__struct_fields__}
+    return Cause(**known)

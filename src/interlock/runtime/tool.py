@@ -1,0 +1,91 @@
+"""Tools: plain functions, and what must be said about some of them."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+from interlock.core.errors import BadInput, NotYet
+from interlock.core.events import Json
+from interlock.core.names import ToolState
+
+F = TypeVar("F", bound=Callable[..., Any])
+_MARK = "__interlock_tool__"
+
+
+class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a tool."""
+
+    name: str
+    thread: bool = False
+    grace: float = 0.0
+
+
+class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one call of a batch."""
+
+    name: str
+    state: ToolState
+    value: Any = None
+    error: Exception | None = None
+
+
+@overload
+def tool(function: F, /) -> F: ...
+@overload
+def tool(
+    *, name: str | None = None, thread: bool = False, grace: float = 0.0, approval: str | None = None
+) -> Callable[[F], F]: ...
+def tool(
+    function: F | None = None,
+    /,
+    *,
+    name: str | None = None,
+    thread: bool = False,
+    grace: float = 0.0,
+    approval: str | None = None,
+) -> F | Callable[[F], F]:
+    """Say something about a tool: its name, that it runs in a thread, how long it may take to clean up."""
+
+    def mark(marked: F) -> F:
+        if approval is not None:
+            raise NotYet("approval= comes with questions; until then guard the tool in the agent")
+        if grace < 0:
+            raise BadInput(f"grace must be 0 or more seconds, not {grace}")
+        if thread and _is_async(marked):
+            raise BadInput(f"tool {marked.__name__} is async: drop thread=True, it is cut without a thread")
+        spec = ToolSpec(name=name or marked.__name__, thread=thread, grace=grace)
+        setattr(marked, _MARK, spec)
+        return marked
+
+    return mark if function is None else mark(function)
+
+
+def spec_of(function: Callable[..., Any]) -> ToolSpec:
+    """Return what is known of a tool, or say why it cannot be called."""
+    if not callable(function):
+        raise BadInput(f"a tool is a function, not {type(function).__name__}; pass the function itself")
+    spec = getattr(function, _MARK, None)
+    if not isinstance(spec, ToolSpec):
+        spec = ToolSpec(name=getattr(function, "__name__", type(function).__name__))
+    if not spec.thread and not _is_async(function):
+        raise BadInput(
+            f"tool {spec.name} is synchronous: make it async, or declare @interlock.tool(thread=True) "
+            "(it then runs in a thread that is fenced but cannot be ended)"
+        )
+    return spec
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def plain(value: object, what: str) -> Json:
+    """Return a value as JSON text, or say that it cannot cross to control."""
+    try:
+        return Json(msgspec.json.encode(value).decode())
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        raise BadInput(
+            f"{what} cannot be serialised ({error}); use plain values: text, numbers, lists, dicts"
+        ) from None

@@ -1,0 +1,129 @@
+"""Watching: replay, then live, without duplicates.
+
+1. A watcher subscribes first and reads the log second, so nothing falls between; positions tell what it has seen.
+2. A delta of a run that was cut is not passed on, wherever it waits: in the buffer or in a page already read.
+3. A slow watcher's buffer is bounded: it is emptied and the watcher reads from the store again.
+"""
+
+from collections import deque
+from collections.abc import AsyncIterator
+
+import anyio
+
+from interlock.core.events import Ended, Event, Gap
+from interlock.core.names import EventKind, RunId, SessionId
+from interlock.runtime.outlet import Feed
+from interlock.runtime.registry import Registry
+from interlock.runtime.settings import WATCH_EVENTS
+from interlock.stores.base import Store
+
+PAGE_EVENTS = 256
+PASSING = frozenset({EventKind.DELTA, EventKind.TYPING, EventKind.PROGRESS})
+
+
+class Buffer:
+    """A watcher's place in the feed."""
+
+    def __init__(self) -> None:
+        self.events: deque[Event] = deque()
+        self.behind = True  # must read the log before the buffer
+        self.closed = False
+        self._news = anyio.Event()
+
+    def put(self, event: Event) -> None:
+        """Take an event; if there are too many, fall back on the log."""
+        if len(self.events) >= WATCH_EVENTS:
+            self.events.clear()
+            self.behind = True
+        self.events.append(event)
+        self._news.set()
+
+    def drop(self, run_id: RunId) -> None:
+        """Forget what a cut run said and nobody has been told."""
+        self.events = deque(e for e in self.events if e.run_id != run_id or e.kind not in PASSING)
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        self.closed = True
+        self._news.set()
+
+    async def wait(self) -> None:
+        """Wait until there is something to do."""
+        await self._news.wait()
+
+    def rest(self) -> None:
+        """Everything known has been passed on: the next news wakes."""
+        self._news = anyio.Event()
+
+
+class Watch:
+    """One watcher's view of a session."""
+
+    def __init__(self, session: SessionId, *, registry: Registry, store: Store, feed: Feed) -> None:
+        self._session = session
+        self._registry = registry
+        self._store = store
+        self._feed = feed
+
+    async def events(self, after: int, only: RunId | None = None) -> AsyncIterator[Event]:
+        """Yield events behind a position; with `only`, those of one run, up to its terminal event."""
+        buffer = Buffer()
+        self._feed.subscribe(self._session, buffer)
+        try:
+            async for event in self._follow(buffer, after):
+                if only is None:
+                    yield event
+                elif event.run_id == only:
+                    yield event
+                    if isinstance(event.data, Ended):
+                        return
+        finally:
+            self._feed.unsubscribe(self._session, buffer)
+
+    async def _follow(self, buffer: Buffer, seen: int) -> AsyncIterator[Event]:
+        while True:
+            if buffer.behind:
+                buffer.behind = False  # before the read: what overflows meanwhile is read again
+                page = await self._store.events(self._session, after=seen, limit=PAGE_EVENTS)
+                if page.lost_to > seen:
+                    yield self._gap(seen, page.lost_to)
+                    seen = page.lost_to
+                if len(page.events) == PAGE_EVENTS:
+                    buffer.behind = True
+                for event in page.events:
+                    seen = event.position
+                    if self._tellable(event):
+                        yield event
+            elif buffer.events:
+                event = buffer.events.popleft()
+                if event.position > seen:
+                    seen = event.position
+                    if self._tellable(event):
+                        yield event
+            elif buffer.closed:
+                return
+            else:
+                buffer.rest()
+                await buffer.wait()
+
+    def _tellable(self, event: Event) -> bool:
+        """Deltas count only while their run does; a block or the terminal event holds their text."""
+        if event.kind not in PASSING or event.run_id is None:
+            return True
+        run = self._registry.runs.get(event.run_id)
+        return run is not None and (run.fence.cause is None or not run.fence.cause.early)
+
+    def _gap(self, after: int, lost_to: int) -> Event:
+        return Event(position=lost_to, session=self._session, run_id=None, generation=None, data=Gap(after=after))
+
+
+async def whole_log(store: Store, session: SessionId) -> list[Event]:
+    """Return everything a session's log still holds, read page by page."""
+    events: list[Event] = []
+    after = 0
+    while True:
+        page = await store.events(session, after=after, limit=PAGE_EVENTS)
+        events.extend(page.events)
+        if len(page.events) < PAGE_EVENTS:
+            return events
+        after = page.events[-1].position

@@ -1,0 +1,124 @@
+"""The store port: what the runtime asks of memory that may outlive it.
+
+1. `decide` is a plain function: it enqueues at once, so store order is decision order. One Decision, one transaction.
+2. A ticket answers once, with a Verdict or an error. `withdraw` makes it answer conclusively: in, or never.
+3. `append` never delays a decision. Reads see what was appended, committed or not.
+4. A read or a write that cannot be done raises StoreFailed; the runtime bounds how long it waits.
+"""
+
+from collections.abc import Generator
+from typing import Any, Protocol
+
+import anyio
+import msgspec
+
+from interlock.core.decision import Decision, KeyRow, RunRow, SessionRow, Verdict
+from interlock.core.errors import Unavailable
+from interlock.core.events import Event
+from interlock.core.names import Principal, ReceiptId, RunId, SessionId
+from interlock.core.outcome import Outcome
+from interlock.core.receipt import Receipt
+
+
+class StoreFailed(Unavailable):
+    """The store could not do it; nothing of it was kept."""
+
+
+class Ticket:
+    """The place of one Decision in the store's line; await it for the Verdict."""
+
+    __slots__ = ("_answered", "_error", "_verdict", "decision")
+
+    def __init__(self, decision: Decision) -> None:
+        self.decision = decision
+        self._answered = anyio.Event()
+        self._verdict: Verdict | None = None
+        self._error: StoreFailed | None = None
+
+    @property
+    def answered(self) -> bool:
+        """True once the store has said in or never."""
+        return self._answered.is_set()
+
+    def accept(self, verdict: Verdict) -> None:
+        """Answer: it is in."""
+        if not self.answered:
+            self._verdict = verdict
+            self._answered.set()
+
+    def refuse(self, error: StoreFailed) -> None:
+        """Answer: it never will be."""
+        if not self.answered:
+            self._error = error
+            self._answered.set()
+
+    def __await__(self) -> Generator[Any, None, Verdict]:
+        yield from self._answered.wait().__await__()
+        if self._error is not None:
+            raise self._error
+        assert self._verdict is not None
+        return self._verdict
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a session and a key before a message is decided on."""
+
+    session: SessionRow | None = None
+    key: KeyRow | None = None
+    buried: bool = False  # the key has a tombstone
+    previous: Outcome | None = None  # how the session's last turn ended
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of a session's log. `lost_to` > 0: events up to that position are no longer to be had."""
+
+    events: tuple[Event, ...] = ()
+    lost_to: int = 0
+
+
+class Store(Protocol):
+    """Remembers sessions, messages, endings and events."""
+
+    async def open(self) -> int:
+        """Make ready and return this start's boot number, higher than any before."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what was taken and let go."""
+        ...
+
+    def decide(self, decision: Decision) -> Ticket:
+        """Enqueue one transaction at once."""
+        ...
+
+    async def withdraw(self, ticket: Ticket) -> bool:
+        """Return True if the ticket's decision is in, False if it never will be; the ticket is answered then."""
+        ...
+
+    def append(self, event: Event) -> None:
+        """Add an event to its session's log; a run's `ended` takes the run's deltas out of it."""
+        ...
+
+    async def load(self, session: SessionId, *, principal: Principal, key: str | None) -> Loaded:
+        """Return what must be known before a message can be decided on."""
+        ...
+
+    async def session(self, session: SessionId) -> SessionRow | None:
+        """Return a session's row."""
+        ...
+
+    async def run(self, run_id: RunId) -> RunRow | None:
+        """Return a run's row."""
+        ...
+
+    async def runs(self, session: SessionId) -> tuple[RunRow, ...]:
+        """Return a session's runs in the order they were admitted."""
+        ...
+
+    async def receipt(self, wanted: ReceiptId | RunId) -> Receipt | None:
+        """Return a receipt by its own id or by the id of a run in it."""
+        ...
+
+    async def events(self, session: SessionId, *, after: int, limit: int) -> Page:
+        """Return the events behind a position, in order."""
+        ...

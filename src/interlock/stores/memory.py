@@ -1,0 +1,263 @@
+"""The in-memory twin of the durable stores: same port, same rules, and switches to make it misbehave.
+
+It forgets by count, never by surprise: what was dropped from a log is told as `lost_to`.
+"""
+
+import asyncio
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from operator import attrgetter
+
+import anyio
+import msgspec
+
+from interlock.core.decision import Decision, KeyRow, RunRow, SessionRow, Tombstone, Verdict
+from interlock.core.events import Ended, Event
+from interlock.core.names import Ending, EventKind, Principal, ReceiptId, RunId, SessionId
+from interlock.core.outcome import Outcome
+from interlock.core.receipt import Receipt
+from interlock.stores.base import Loaded, Page, StoreFailed, Ticket
+
+LOG_EVENTS = 10_000  # kept per session
+PASSING_EVENTS = 10_000  # deltas, typing and progress kept per run while it lives
+RUNS_KEPT = 1_000  # ended runs kept per session
+KEYS_KEPT = 100_000
+TOMBSTONES_KEPT = 1_000  # per principal, so that nobody can push out another's
+
+PASSING = frozenset({EventKind.DELTA, EventKind.TYPING, EventKind.PROGRESS})
+
+
+@dataclass(slots=True)
+class Faults:
+    """What the store does wrong while a switch is on. Clear `stall` through `MemoryStore.resume`."""
+
+    fail: bool = False  # refuse every decision and read
+    stall: bool = False  # take decisions and reads, answer none
+    lose: bool = False  # carry decisions out, lose the answer
+
+
+class _Log:
+    """A session's events: what lasts in order, what passes by run."""
+
+    __slots__ = ("lasting", "lost_to", "passing")
+
+    def __init__(self) -> None:
+        self.lasting: deque[Event] = deque()
+        self.passing: dict[RunId, deque[Event]] = {}
+        self.lost_to = 0
+
+    def append(self, event: Event) -> None:
+        if event.kind in PASSING and event.run_id is not None:
+            self.passing.setdefault(event.run_id, deque(maxlen=PASSING_EVENTS)).append(event)
+            return
+        if isinstance(event.data, Ended) and event.run_id is not None:
+            self.passing.pop(event.run_id, None)
+        self.lasting.append(event)
+        if len(self.lasting) > LOG_EVENTS:
+            self.lost_to = self.lasting.popleft().position
+
+    def after(self, position: int, limit: int) -> tuple[Event, ...]:
+        found = [event for event in self.lasting if event.position > position]
+        for passing in self.passing.values():
+            found.extend(event for event in passing if event.position > position)
+        found.sort(key=attrgetter("position"))
+        return tuple(found[:limit])
+
+
+class MemoryStore:
+    """Keeps everything in this process; lost with it."""
+
+    def __init__(self, *, latency_seconds: float = 0.0) -> None:
+        self.faults = Faults()
+        self.latency_seconds = latency_seconds
+        self._boot = 0
+        self._line: deque[Ticket] = deque()
+        self._flushing = False
+        self._resumed = anyio.Event()
+        self._sessions: dict[SessionId, SessionRow] = {}
+        self._runs: dict[RunId, RunRow] = {}
+        self._runs_of: dict[SessionId, deque[RunId]] = {}
+        self._keys: OrderedDict[tuple[Principal, str], KeyRow] = OrderedDict()
+        self._tombstones: dict[Principal, OrderedDict[str, None]] = {}
+        self._receipts: dict[ReceiptId, Receipt] = {}
+        self._receipt_of: dict[RunId, ReceiptId] = {}
+        self._last: dict[SessionId, Outcome] = {}
+        self._logs: dict[SessionId, _Log] = {}
+
+    async def open(self) -> int:
+        self._boot += 1
+        return self._boot
+
+    async def close(self) -> None:
+        if not self.faults.stall:
+            self._flush()
+
+    # Decisions
+
+    def decide(self, decision: Decision) -> Ticket:
+        ticket = Ticket(decision)
+        self._line.append(ticket)
+        if not self._flushing:
+            self._flushing = True
+            loop = asyncio.get_running_loop()
+            if self.latency_seconds:
+                loop.call_later(self.latency_seconds, self._flush)
+            else:
+                loop.call_soon(self._flush)
+        return ticket
+
+    async def withdraw(self, ticket: Ticket) -> bool:
+        if ticket in self._line:
+            self._line.remove(ticket)
+            ticket.refuse(StoreFailed("the store did not take it in time and never will; send it again"))
+            return False
+        if not ticket.answered:  # carried out, and the answer lost
+            ticket.accept(Verdict())
+        try:
+            await ticket
+        except StoreFailed:
+            return False
+        return True
+
+    def resume(self) -> None:
+        """Clear every fault and go on with what waits."""
+        self.faults = Faults()
+        self._resumed.set()
+        self._resumed = anyio.Event()
+        self._flush()
+
+    def _flush(self) -> None:
+        if self.faults.stall:
+            return
+        while self._line:
+            ticket = self._line.popleft()
+            if self.faults.fail:
+                ticket.refuse(StoreFailed("the store refused the write; send it again later"))
+                continue
+            verdict = self._carry_out(ticket.decision)
+            if not self.faults.lose:
+                ticket.accept(verdict)
+        self._flushing = False
+
+    def _carry_out(self, decision: Decision) -> Verdict:
+        for session in decision.sessions:
+            self._keep_session(session)
+        for run in decision.admissions:
+            self._insert_run(run)
+        found = [other for run in decision.endings if (other := self._end(run)) is not None]
+        for run_id in decision.starts:
+            row = self._runs.get(run_id)
+            if row is not None and row.outcome is None:
+                self._runs[run_id] = msgspec.structs.replace(row, started=True)
+            elif row is not None and row.outcome is not None:
+                found.append(row.outcome)
+        for key in decision.keys:
+            self._keep_key(key)
+        for tombstone in decision.tombstones:
+            self._bury(tombstone)
+        for receipt in decision.receipts:
+            self._keep_receipt(receipt)
+        for session_id in decision.rises:
+            if (known := self._sessions.get(session_id)) is not None:
+                self._sessions[session_id] = msgspec.structs.replace(known, generation=known.generation + 1)
+        return Verdict(found=tuple(found))
+
+    def _keep_session(self, row: SessionRow) -> None:
+        known = self._sessions.get(row.id)
+        if known is None:
+            self._sessions[row.id] = row
+        elif row.generation > known.generation:
+            self._sessions[row.id] = msgspec.structs.replace(known, generation=row.generation)
+
+    def _insert_run(self, row: RunRow) -> None:
+        if row.id in self._runs:
+            return
+        self._runs[row.id] = row
+        kept = self._runs_of.setdefault(row.session, deque())
+        kept.append(row.id)
+        if len(kept) > RUNS_KEPT and self._runs[kept[0]].outcome is not None:
+            self._forget_run(kept.popleft())
+
+    def _forget_run(self, run_id: RunId) -> None:
+        del self._runs[run_id]
+        receipt_id = self._receipt_of.pop(run_id, None)
+        if receipt_id is not None:
+            self._receipts.pop(receipt_id, None)
+
+    def _end(self, row: RunRow) -> Outcome | None:
+        """Write an ending where none stands; return the one that stands if it is another."""
+        assert row.outcome is not None
+        known = self._runs.get(row.id)
+        if known is None:
+            self._insert_run(row)
+        elif known.outcome is None or known.outcome.ending is Ending.LOST:
+            self._runs[row.id] = msgspec.structs.replace(known, outcome=row.outcome, cut=row.cut)
+        else:
+            return None if known.outcome.same_story(row.outcome) else known.outcome
+        self._last[row.session] = row.outcome
+        return None
+
+    def _keep_key(self, row: KeyRow) -> None:
+        self._keys.setdefault((row.principal, row.key), row)
+        if len(self._keys) > KEYS_KEPT:
+            self._keys.popitem(last=False)
+
+    def _bury(self, tombstone: Tombstone) -> None:
+        kept = self._tombstones.setdefault(tombstone.principal, OrderedDict())
+        kept[tombstone.key] = None
+        if len(kept) > TOMBSTONES_KEPT:
+            kept.popitem(last=False)
+
+    def _keep_receipt(self, receipt: Receipt) -> None:
+        assert receipt.id is not None
+        self._receipts[receipt.id] = receipt
+        for run in receipt.runs:
+            self._receipt_of[run.id] = receipt.id
+
+    # Events
+
+    def append(self, event: Event) -> None:
+        log = self._logs.get(event.session)
+        if log is None:
+            log = self._logs[event.session] = _Log()
+        log.append(event)
+
+    async def events(self, session: SessionId, *, after: int, limit: int) -> Page:
+        await self._readable()
+        log = self._logs.get(session)
+        if log is None:
+            return Page()
+        return Page(events=log.after(after, limit), lost_to=log.lost_to if after < log.lost_to else 0)
+
+    # Reads
+
+    async def _readable(self) -> None:
+        while self.faults.stall:
+            await self._resumed.wait()
+        if self.faults.fail:
+            raise StoreFailed("the store cannot be read; try again later")
+
+    async def load(self, session: SessionId, *, principal: Principal, key: str | None) -> Loaded:
+        await self._readable()
+        return Loaded(
+            session=self._sessions.get(session),
+            key=None if key is None else self._keys.get((principal, key)),
+            buried=key is not None and key in self._tombstones.get(principal, ()),
+            previous=self._last.get(session),
+        )
+
+    async def session(self, session: SessionId) -> SessionRow | None:
+        await self._readable()
+        return self._sessions.get(session)
+
+    async def run(self, run_id: RunId) -> RunRow | None:
+        await self._readable()
+        return self._runs.get(run_id)
+
+    async def runs(self, session: SessionId) -> tuple[RunRow, ...]:
+        await self._readable()
+        return tuple(self._runs[run_id] for run_id in self._runs_of.get(session, ()))
+
+    async def receipt(self, wanted: ReceiptId | RunId) -> Receipt | None:
+        await self._readable()
+        return self._receipts.get(self._receipt_of.get(RunId(wanted), ReceiptId(wanted)))

@@ -1,0 +1,181 @@
+"""Stop words: whole messages stop, anything else is an ordinary message."""
+
+import string
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interlock.core.stopwords import SLACK_CHARS, STOP_WORDS, is_stop, normalise, stop_words
+
+# A copy of surfaces.md §2.
+LISTED = """
+/stop, stop, esc, abort, exit, interrupt, halt, please stop, stop please, stop run, stop the agent, stop agent,
+stop action, stop current run, stop doing anything, do not do that, detente, detén, deten, arrete, arrête, stopp,
+anhalten, aufhören, hör auf, hoer auf, pare, стоп, остановись, останови, остановить, прекрати, 停止, 停下来, 暂停,
+やめて, 止めて, रुको, توقف
+"""
+WORDS = [" ".join(word.split()) for word in LISTED.split(",")]
+FULL_WIDTH = "！？。，、；：．…"
+ORDINARY = ["the", "build", "on", "friday", "bus", "why", "did", "it", "over", "there", "kitchen", "and", "tests"]
+
+words = st.sampled_from(WORDS)
+spaces = st.text(alphabet=" \t\n\u00a0\u3000", max_size=4)
+ordinary = st.lists(st.sampled_from(ORDINARY), min_size=1, max_size=6).map(" ".join)
+cases = st.sampled_from([str.lower, str.upper, str.title, str.capitalize, str.swapcase])
+forms = st.sampled_from(["NFC", "NFD"])
+
+
+def test_the_list_is_the_listed_one() -> None:
+    """The built-in set is the list of surfaces.md, each word already in the form it is compared in."""
+    assert frozenset(WORDS) == STOP_WORDS
+    assert all(normalise(word) == word for word in STOP_WORDS)
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_every_listed_word_stops(word: str) -> None:
+    """Each listed word by itself is a stop."""
+    assert is_stop(word)
+
+
+@given(st.text())
+def test_normalising_twice_changes_nothing(text: str) -> None:
+    """Normalising is idempotent for any text."""
+    assert normalise(normalise(text)) == normalise(text)
+
+
+@given(words, cases, forms, spaces, spaces, st.text(alphabet=string.punctuation + FULL_WIDTH + " ", max_size=12))
+def test_written_any_way_it_still_stops(word, case, form, before, between, marks) -> None:  # type: ignore[no-untyped-def]
+    """A word in any case, Unicode form and spacing, with any ASCII or full-width marks after it, is a stop."""
+    spaced = word.replace(" ", " " + between)
+    text = before + unicodedata.normalize(form, case(spaced)) + before
+    # '@' makes a command an address, which has its own test.
+    assert is_stop(text + (marks.replace("@", "") if word == "/stop" else marks))
+
+
+@given(
+    words, st.one_of(st.tuples(ordinary, st.just("")), st.tuples(st.just(""), ordinary), st.tuples(ordinary, ordinary))
+)
+def test_inside_a_sentence_it_is_not_a_stop(word: str, around: tuple[str, str]) -> None:
+    """A stop word with an ordinary word before or after it is an ordinary message."""
+    before, after = around
+    assert not is_stop(f"{before} {word} {after}")
+
+
+@given(
+    words,
+    st.sampled_from(["“{}”", '"{}"', "'{}'", "‘{}’", "„{}“", "«{}»", "「{}」", "`{}`", "> {}", ">{}", "\n> {}\n"]),
+)
+def test_quoted_text_is_not_a_stop(word: str, quote: str) -> None:
+    """Quoted stop words do not stop (race 30), in any script's quotation marks or as a quoted line."""
+    assert not is_stop(quote.format(word))
+    assert not is_stop("@bot " + quote.format(word), mention="@bot")
+
+
+@given(words)
+def test_forwarded_text_is_not_a_stop(word: str) -> None:
+    """Forwarded stop words do not stop (race 30), whether the text says so or only the channel knows."""
+    assert not is_stop(f"Forwarded message: {word}")
+    assert not is_stop(f"> {word}\nwhat did she mean?")
+    assert not is_stop(word, forwarded=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["wait", "please wait", "Wait!", "", "   ", "!!!", "/", "@", "/stopp", "stop it", "non-stop"]
+)
+def test_not_stops(text: str) -> None:
+    """Waiting is not stopping, and neither is nothing at all."""
+    assert not is_stop(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "stops"),
+    [
+        ("/stop!!", None, True),
+        ("/STOP", "ourname", True),
+        ("/stop@ourname", "ourname", True),
+        ("/stop@OurName!!", "ourname", True),
+        ("/stop@ourname", "@OurName", True),
+        ("/stop@our_bot_", "our_bot_", True),
+        ("/stop@other", "ourname", False),
+        ("/stop@ourname2", "ourname", False),
+        ("/stop@ourname", None, False),
+        ("/stop@ourname now", "ourname", False),
+        ("/stop@", "", True),  # the @ is only punctuation where no name follows
+        ("stop@ourname", "ourname", False),  # an address, or a mail address; not a command
+        ("/start@ourname", "ourname", False),
+    ],
+)
+def test_command_addressed_to_a_name(text: str, name: str | None, stops: bool) -> None:
+    """`/stop@name` stops us if the name is ours in any case, and never if it is another's."""
+    assert is_stop(text, name=name) is stops
+
+
+@pytest.mark.parametrize(
+    ("text", "stops"),
+    [
+        ("@bot stop", True),
+        ("@Bot, STOP!", True),
+        ("@bot: please stop", True),
+        ("stop @bot", True),
+        ("Stop, @bot!", True),
+        ("@bot /stop", True),
+        ("stop", True),
+        ("@bot", False),
+        ("@bot2 stop", False),
+        ("@botstop", False),
+        ("stop@bot", False),
+        ("@other stop", False),
+        ("@bot stop the build", False),
+        ("tell @bot stop", False),
+    ],
+)
+def test_mention_is_taken_off_first(text: str, stops: bool) -> None:
+    """In a group, our mention before or after the word is no part of it; another's is."""
+    assert is_stop(text, mention="@bot") is stops
+
+
+def test_mention_made_of_marks() -> None:
+    """A mention that ends in punctuation of its own is still taken off whole, on either side."""
+    assert is_stop("<@123> stop", mention="<@123>")
+    assert is_stop("stop <@123>!", mention="<@123>")
+    assert not is_stop("<@1234> stop", mention="<@123>")
+
+
+def test_without_a_mention_given_none_is_taken_off() -> None:
+    """Addressing somebody is part of the message until the channel says the mention is ours."""
+    assert not is_stop("@bot stop")
+    assert not is_stop("@bot stop", mention="")
+
+
+def test_turkish_capitals() -> None:
+    """A capital typed on a Turkish keyboard is the same letter."""
+    assert is_stop("EXİT")
+    assert is_stop("İNTERRUPT")
+    assert normalise("İ\u0301") == normalise(normalise("İ\u0301"))
+
+
+def test_own_words() -> None:
+    """A configured set replaces the built-in one, however its words were written, and an empty word stops nothing."""
+    own = stop_words(["Basta!", "ça  suffit", "!!!", "/halt"])
+    assert own == {"basta", "ça suffit", "/halt"}
+    assert is_stop("BASTA", words=own)
+    assert is_stop("/halt@us", words=own, name="us")
+    assert not is_stop("stop", words=own)
+    assert not is_stop("!!!", words=own)
+    assert not is_stop("anything", words=frozenset())
+
+
+def test_a_huge_message_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message far longer than any stop word is not one, and is not normalised to find out."""
+
+    def unread(_: str) -> str:
+        raise AssertionError("a huge message was normalised")
+
+    monkeypatch.setattr("interlock.core.stopwords._fold", unread)
+    longest = max(map(len, STOP_WORDS))
+    assert not is_stop("stop" + "!" * 10_000_000)
+    assert not is_stop("stop".ljust(longest + SLACK_CHARS + 1))
+    with pytest.raises(AssertionError):
+        is_stop("stop".ljust(longest + SLACK_CHARS))
