@@ -51,6 +51,10 @@ class EventKind(StrEnum):
     CORRECTION = "correction"
 
 
+PASSING = frozenset({EventKind.DELTA, EventKind.TYPING, EventKind.PROGRESS})
+"""Events that count only while their run does: its blocks and its terminal event tell what lasts."""
+
+
 class Ending(StrEnum):
     """How a run ended. `PENDING` and `UNKNOWN` are answers to a waiter, never endings."""
 

@@ -20,6 +20,7 @@ from interlock.core.outcome import Cause
 from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
 from interlock.runtime.fall import Fall
+from interlock.runtime.gate import committed
 from interlock.runtime.outlet import Feed, Outlet
 from interlock.runtime.registry import Body, LiveRun, Registry, Session
 from interlock.runtime.settings import Settings
@@ -79,10 +80,11 @@ class Endings:
         if verdict is None:
             self._crew.start(self._persist(fall, ticket), name=f"persist {fall.id}")
         if fall.drain is Drain.PENDING:
-            left = await self._drain(bodies)
-            self._drained(fall, left)
-        if fall.durable:
-            self._retire(fall)
+            self._drained(fall, await self._drain(bodies))
+        await fall.kept.wait()
+        await self._keep_receipt(fall)
+        for run in fall.runs:
+            self._registry.retire(run)
 
     async def _commit(self, fall: Fall, ticket: Ticket) -> Verdict | None:
         """Wait for the store and for the acks of runs that fell before theirs, at most COMMIT_SECONDS together."""
@@ -119,6 +121,8 @@ class Endings:
         if falls is not None and fall in falls:
             falls.remove(fall)
         fall.ended.set()
+        if durable:
+            fall.kept.set()
 
     async def _drain(self, bodies: Sequence[Body]) -> list[Body]:
         """Wait for bodies: their grace, then never resumed; return those that were not seen to end."""
@@ -134,9 +138,7 @@ class Endings:
         for body in left:
             body.abandon()
         self._mark_drained(fall, tuple(body.name for body in left))
-        receipt = fall.receipt()
-        self._store.decide(Decision(receipts=(receipt,)))
-        self._feed.publish(fall.session.id, None, Proof(receipt=receipt))
+        self._feed.publish(fall.session.id, None, Proof(receipt=fall.receipt()))
 
     def _mark_drained(self, fall: Fall, left: tuple[str, ...]) -> None:
         fall.drain = Drain.UNCONFIRMED if left else Drain.OBSERVED
@@ -163,13 +165,14 @@ class Endings:
             for outcome in verdict.found:
                 self._feed.publish(fall.session.id, None, Correction(outcome=outcome))
         self._feed.publish(fall.session.id, None, Proof(receipt=fall.receipt()))
-        self._store.decide(Decision(receipts=(fall.receipt(),)))
-        if fall.drain is not Drain.PENDING:
-            self._retire(fall)
+        fall.kept.set()
 
-    def _retire(self, fall: Fall) -> None:
-        for run in fall.runs:
-            self._registry.retire(run)
+    async def _keep_receipt(self, fall: Fall) -> None:
+        """Put the completed receipt into the store; until it is there, it is told from memory."""
+        while not await committed(
+            self._store, self._store.decide(Decision(receipts=(fall.receipt(),))), self._settings.commit_seconds
+        ):
+            await anyio.sleep(self._settings.retry_seconds)
 
 
 async def _all_done(bodies: Sequence[Body], seconds: float) -> None:

@@ -51,6 +51,7 @@ class Fall:
         self.drained_at: float | None = None
         self.ended = anyio.Event()
         self.drained = anyio.Event()
+        self.kept = anyio.Event()  # the endings are in the store
         self._registry = registry
         self._feed = feed
         self._clock = clock

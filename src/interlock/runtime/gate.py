@@ -93,5 +93,7 @@ async def committed(store: Store, ticket: Ticket, seconds: float) -> bool:
         except StoreFailed:
             return False
         return True
+    inside = False
     with anyio.CancelScope(shield=True):
-        return await store.withdraw(ticket)
+        inside = await store.withdraw(ticket)
+    return inside

@@ -222,13 +222,15 @@ class Inbox:
         """Tell the sender once the message is in; if it never will be, take it back."""
         run.sent = self._sent(run)
         inside = await committed(self._store, ticket, self._settings.commit_seconds)
-        if inside:
-            Outlet(run, self._feed).introduce()
-        elif not run.fallen:
+        if not inside and not run.fallen:
             self._withdraw(run)
             return False
         self._tell_sender(run)
-        return not run.fallen
+        await endings_told(run.session)  # whoever it took over is told as ended before it is shown
+        if run.fallen:
+            return False
+        Outlet(run, self._feed).introduce()
+        return True
 
     def _sent(self, run: LiveRun) -> Sent:
         return Sent(
@@ -266,6 +268,12 @@ class Inbox:
         run.called.set()
         run.ended.set()
         self._registry.retire(run)
+
+
+async def endings_told(session: Session) -> None:
+    """Wait until earlier endings of a session are public; each is at most COMMIT_SECONDS away."""
+    for fall in tuple(session.falls or ()):
+        await fall.ended.wait()
 
 
 def _same_body(run: LiveRun, method: str, digest: str) -> None:

@@ -6,6 +6,7 @@
 """
 
 import asyncio
+import contextlib
 import contextvars
 import threading
 from collections.abc import Callable, Coroutine, Generator
@@ -140,10 +141,8 @@ class DaemonThreads:
             value = work()
         except BaseException as raised:
             error = raised
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
             self._loop.call_soon_threadsafe(self._done, body, value, error)
-        except RuntimeError:  # the loop is closed: nobody is left to be told
-            pass
 
     def _done(self, body: ThreadBody, value: Any, error: BaseException | None) -> None:
         self._running -= 1

@@ -21,7 +21,7 @@ from interlock.runtime.crew import Crew
 from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.ending import Endings
 from interlock.runtime.gate import Gate, committed
-from interlock.runtime.inbox import Inbox
+from interlock.runtime.inbox import Inbox, endings_told
 from interlock.runtime.inline import Dropped, Leash, Threads
 from interlock.runtime.outlet import Feed, Outlet
 from interlock.runtime.port import InlinePort
@@ -71,14 +71,9 @@ class Stage:
         if run.state is not State.SEATED:
             return
         self._deadlines.dispatched(run)
-        await self._predecessors(run)
+        await endings_told(run.session)
         if await self._start(run):
             await self._drive(run)
-
-    async def _predecessors(self, run: LiveRun) -> None:
-        """Wait until earlier endings of the session are public; each is at most COMMIT_SECONDS away."""
-        for fall in tuple(run.session.falls or ()):
-            await fall.ended.wait()
 
     async def _start(self, run: LiveRun) -> bool:
         """Commit the started mark; True if the agent may begin now."""

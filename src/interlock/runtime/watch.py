@@ -11,14 +11,13 @@ from collections.abc import AsyncIterator
 import anyio
 
 from interlock.core.events import Ended, Event, Gap
-from interlock.core.names import EventKind, RunId, SessionId
+from interlock.core.names import PASSING, RunId, SessionId
 from interlock.runtime.outlet import Feed
 from interlock.runtime.registry import Registry
 from interlock.runtime.settings import WATCH_EVENTS
 from interlock.stores.base import Store
 
 PAGE_EVENTS = 256
-PASSING = frozenset({EventKind.DELTA, EventKind.TYPING, EventKind.PROGRESS})
 
 
 class Buffer:

@@ -13,7 +13,7 @@ import msgspec
 
 from interlock.core.decision import Decision, KeyRow, RunRow, SessionRow, Tombstone, Verdict
 from interlock.core.events import Ended, Event
-from interlock.core.names import Ending, EventKind, Principal, ReceiptId, RunId, SessionId
+from interlock.core.names import PASSING, Ending, Principal, ReceiptId, RunId, SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.stores.base import Loaded, Page, StoreFailed, Ticket
@@ -23,8 +23,6 @@ PASSING_EVENTS = 10_000  # deltas, typing and progress kept per run while it liv
 RUNS_KEPT = 1_000  # ended runs kept per session
 KEYS_KEPT = 100_000
 TOMBSTONES_KEPT = 1_000  # per principal, so that nobody can push out another's
-
-PASSING = frozenset({EventKind.DELTA, EventKind.TYPING, EventKind.PROGRESS})
 
 
 @dataclass(slots=True)
