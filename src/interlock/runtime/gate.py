@@ -48,10 +48,7 @@ class Gate:
         """Let a recorded call begin, or raise: Stale if the run fell, Unavailable if its start cannot be kept."""
         run = self._run
         run.fence.check(Effect.TOOL)
-        started = ToolRow(
-            call_id=call.id, run_id=run.id, name=call.name, arguments=call.arguments, state=ToolState.RUNNING
-        )
-        ticket = self._store.decide(Decision(tools=(started,)))
+        ticket = self._store.decide(Decision(tools=(self._row(call, ToolState.RUNNING),)))
         if not await committed(self._store, ticket, self._settings.commit_seconds):
             self.finish(call, ToolState.FAILED, error="not started: the store did not record it in time")
             raise Unavailable(f"tool {call.name} was not started: the store did not record it in time; try again")
@@ -70,7 +67,11 @@ class Gate:
         if run.finished is None:
             run.finished = deque(maxlen=TOOLS_LISTED)
         run.finished.append(call)
+        self._store.decide(Decision(tools=(self._row(call, state),)))  # not waited for: the start is what must be in
         self._tell(Effect.RESULT, call, result=result, error=error)
+
+    def _row(self, call: ToolCall, state: ToolState) -> ToolRow:
+        return ToolRow(call_id=call.id, run_id=self._run.id, name=call.name, arguments=call.arguments, state=state)
 
     def _tell(
         self,

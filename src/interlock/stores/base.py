@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import anyio
 import msgspec
 
-from interlock.core.decision import Decision, KeyRow, RunRow, SessionRow, Verdict
+from interlock.core.decision import Decision, KeyRow, RunRow, SessionRow, ToolRow, Verdict
 from interlock.core.errors import Unavailable
 from interlock.core.events import Event
 from interlock.core.names import Principal, ReceiptId, RunId, SessionId
@@ -113,6 +113,10 @@ class Store(Protocol):
 
     async def runs(self, session: SessionId) -> tuple[RunRow, ...]:
         """Return a session's runs in the order they were admitted."""
+        ...
+
+    async def tools(self, run_id: RunId) -> tuple[ToolRow, ...]:
+        """Return the tool calls a run has on record."""
         ...
 
     async def receipt(self, wanted: ReceiptId | RunId) -> Receipt | None:

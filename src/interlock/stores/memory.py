@@ -11,9 +11,9 @@ from operator import attrgetter
 import anyio
 import msgspec
 
-from interlock.core.decision import Decision, KeyRow, RunRow, SessionRow, Tombstone, Verdict
+from interlock.core.decision import Decision, KeyRow, RunRow, SessionRow, Tombstone, ToolRow, Verdict
 from interlock.core.events import Ended, Event
-from interlock.core.names import PASSING, Ending, Principal, ReceiptId, RunId, SessionId
+from interlock.core.names import PASSING, CallId, Ending, Principal, ReceiptId, RunId, SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.stores.base import Loaded, Page, StoreFailed, Ticket
@@ -77,6 +77,7 @@ class MemoryStore:
         self._runs_of: dict[SessionId, deque[RunId]] = {}
         self._keys: OrderedDict[tuple[Principal, str], KeyRow] = OrderedDict()
         self._tombstones: dict[Principal, OrderedDict[str, None]] = {}
+        self._tools: dict[RunId, dict[CallId, ToolRow]] = {}
         self._receipts: dict[ReceiptId, Receipt] = {}
         self._receipt_of: dict[RunId, ReceiptId] = {}
         self._last: dict[SessionId, Outcome] = {}
@@ -153,6 +154,8 @@ class MemoryStore:
             self._keep_key(key)
         for tombstone in decision.tombstones:
             self._bury(tombstone)
+        for tool in decision.tools:
+            self._tools.setdefault(tool.run_id, {})[tool.call_id] = tool
         for receipt in decision.receipts:
             self._keep_receipt(receipt)
         for session_id in decision.rises:
@@ -178,6 +181,7 @@ class MemoryStore:
 
     def _forget_run(self, run_id: RunId) -> None:
         del self._runs[run_id]
+        self._tools.pop(run_id, None)
         receipt_id = self._receipt_of.pop(run_id, None)
         if receipt_id is not None:
             self._receipts.pop(receipt_id, None)
@@ -255,6 +259,10 @@ class MemoryStore:
     async def runs(self, session: SessionId) -> tuple[RunRow, ...]:
         await self._readable()
         return tuple(self._runs[run_id] for run_id in self._runs_of.get(session, ()))
+
+    async def tools(self, run_id: RunId) -> tuple[ToolRow, ...]:
+        await self._readable()
+        return tuple(self._tools.get(run_id, {}).values())
 
     async def receipt(self, wanted: ReceiptId | RunId) -> Receipt | None:
         await self._readable()

@@ -1,0 +1,1 @@
+"""Figures, each a ratio against a denominator taken in the same run. `python -m bench` prints the table."""

@@ -1,0 +1,79 @@
+"""Does a stop get slower while other runs on the same loop say 10,000 deltas a second?
+
+One control, the same hundred runs all the time; they speak in every other stretch and are silent in between.
+"""
+
+import asyncio
+import gc
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from bench.crowd import parked, timed_stop
+from bench.result import Result
+from bench.sample import percentile, spread, still
+from bench.scale import Scale
+from interlock import Message, Run, open_control
+
+SPEAKERS = 100
+DELTAS_PER_SECOND = 10_000
+STRETCH_SECONDS = 0.5
+PAUSE_SECONDS = 0.001  # between a stop and the next run
+GOAL = 1.5
+
+
+@dataclass(slots=True)
+class Speech:
+    """Lets the speakers speak, and counts what they said."""
+
+    on: asyncio.Event = field(default_factory=asyncio.Event)
+    said: int = 0
+    seconds: float = 0.0
+
+    async def agent(self, run: Run, message: Message) -> None:
+        """Speak at an even pace while told to."""
+        if message.text != "speak":
+            await parked(run, message)
+        loop = asyncio.get_running_loop()
+        pace = SPEAKERS / DELTAS_PER_SECOND
+        while True:
+            await self.on.wait()
+            due = loop.time() + pace * (hash(run.id) % SPEAKERS) / SPEAKERS  # not all at the same instant
+            while self.on.is_set():
+                due += pace
+                await asyncio.sleep(due - loop.time())
+                await run.say("a few words ")
+                self.said += 1
+
+
+def measure(scale: Scale) -> list[Result]:
+    """Return p99 while others speak over p99 while they are silent."""
+    return asyncio.run(_measure(scale))
+
+
+async def _measure(scale: Scale) -> list[Result]:
+    speech = Speech()
+    silent: list[float] = []
+    loud: list[float] = []
+    async with open_control(speech.agent) as control:
+        for n in range(SPEAKERS):
+            await control.send(f"speaker {n}", "speak")
+
+        async def stretch(taken: list[float]) -> None:
+            end = perf_counter() + STRETCH_SECONDS
+            while perf_counter() < end:
+                taken.append(await timed_stop(control))
+                await asyncio.sleep(PAUSE_SECONDS)
+
+        with still():
+            await stretch([])
+            for _ in range(scale.rounds(30, 8)):
+                await stretch(silent)
+                await _aloud(speech, stretch(loud))
+                gc.collect()
+    rate = speech.said / speech.seconds
+    small = (f"at {rate:,.0f} deltas/s: {spread(loud)}", f"silent:            {spread(silent)}")
+    name = "stop ack at 10k deltas/s of other runs / silent"
+    return [
+        Result(name=f"{name}, p50", value=percentile(loud, 50) / percentile(silent, 50)),
+        Result(name=f"{name}, p99", value=percentile(loud, 99) / percentile(silent, 99), goal=GOAL, small=small),
+    ]

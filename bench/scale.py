@@ -1,0 +1,16 @@
+"""How much to measure."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """`quick` takes fewer rounds; `raced` stops are tried for at most `seconds`."""
+
+    quick: bool = False
+    raced: int = 1_000_000
+    seconds: float = 600.0
+
+    def rounds(self, full: int, quick: int) -> int:
+        """Return how many rounds to take."""
+        return quick if self.quick else full

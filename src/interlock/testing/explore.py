@@ -1,0 +1,232 @@
+"""Exploring: a seed picks a scenario and a schedule, the real runtime plays it, the oracle judges.
+
+A scenario is a handful of people who send, stop, wait, watch and vanish at random instants, against agents of the
+hostile kit, over a store that may fail, stall or lose its answers. The same seed plays the same, in any process.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Coroutine
+from random import Random
+from typing import Any
+
+import msgspec
+
+from interlock.app import open_control
+from interlock.core.names import RunId
+from interlock.runtime.run import Agent, Message, Run
+from interlock.runtime.settings import Settings
+from interlock.stores.memory import MemoryStore
+from interlock.testing.hostile import BEHAVIOURS, Kit
+from interlock.testing.loop import Mode, SeededLoop, run_seeded
+from interlock.testing.oracle import Oracle, Violation
+from interlock.testing.threads import VirtualThreads
+
+SETTINGS = Settings(grace_seconds=0.4, drain_seconds=1.0, retry_seconds=0.3, queue=3)
+PAUSES_SECONDS = (0.0, 0.0, 0.0, 0.0, 1e-5, 1e-4, 0.003, 0.02, 0.05, 0.3, 0.6)
+DEADLINES_SECONDS = (None, None, None, 0.05, 0.05, 0.2)
+LATENCIES_SECONDS = (0.0, 0.0, 0.001, 0.05)
+PEOPLE = ("alice", "alice", "alice", "bob", "admin")
+STRATEGIES = (None, None, "queue", "queue", "reject")
+CHARGE_SECONDS = 2e-5
+OWN_TASKS = ("later", "talk")  # what hostile agents leave behind their own backs
+
+
+class Played(msgspec.Struct, frozen=True):
+    """What one schedule came to: the hash of its trace, and how much was in it."""
+
+    seed: int
+    trace: str
+    steps: int
+
+
+class Scene:
+    """One scenario: who does what, chosen by the seed."""
+
+    def __init__(self, random: Random, oracle: Oracle, store: MemoryStore, behaviours: tuple[str, ...]) -> None:
+        self._random = random
+        self._oracle = oracle
+        self._store = store
+        self._behaviours = behaviours
+        self._known: list[RunId] = []
+        self._said = 0
+        self._vanishing: list[asyncio.Task[Any]] = []
+
+    async def play(self) -> None:
+        """Let everyone act, then put everything right and end what is left."""
+        random = self._random
+        people = [self._person(random.choice(PEOPLE)) for _ in range(random.choice((1, 1, 2, 2, 3)))]
+        if random.random() < 0.4:
+            people.append(self._trouble())
+        if random.random() < 0.4:
+            people.append(self._reader())
+        tasks = [asyncio.ensure_future(person) for person in people]
+        for task in tasks:
+            await task
+        self._store.resume()
+        await asyncio.gather(*self._vanishing, return_exceptions=True)
+        for session in ("s", "t"):
+            await self._oracle.stop(session=session)
+
+    async def _person(self, name: str) -> None:
+        random = self._random
+        for _ in range(random.choice((1, 2, 2, 3, 4))):
+            await asyncio.sleep(random.choice(PAUSES_SECONDS))
+            act = random.choice(
+                (self._send, self._send, self._send, self._stop, self._stop, self._wait, self._vanish, self._twice)
+            )
+            await act(name)
+
+    async def _trouble(self) -> None:
+        """Switch faults of the store on and off."""
+        random, store = self._random, self._store
+        for _ in range(random.choice((1, 2))):
+            await asyncio.sleep(random.choice(PAUSES_SECONDS))
+            setattr(store.faults, random.choice(("fail", "stall", "lose")), True)
+            await asyncio.sleep(random.choice((0.0, 0.001, 0.1, 0.45, 0.5, 0.55, 0.8)))
+            store.resume()
+
+    async def _reader(self) -> None:
+        """Watch slowly for a while, then go away."""
+        await asyncio.sleep(self._random.choice((0.0001, 0.003, 0.02)))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._random.choice((0.1, 1.0))):
+                await self._oracle.watch("s", pause=self._random.choice((0.0, 0.0, 0.001, 0.03)))
+
+    # What people do
+
+    def _text(self) -> str:
+        self._said += 1
+        return f"{self._random.choice(self._behaviours)} {self._said}"
+
+    async def _send(self, name: str, key: str | None = None) -> None:
+        random = self._random
+        sent = await self._oracle.send(
+            random.choice(("s", "s", "s", "t")),
+            self._text(),
+            by=name,
+            key=key,
+            strategy=random.choice(STRATEGIES),
+            deadline=random.choice(DEADLINES_SECONDS),
+        )
+        if sent is not None:
+            self._known.append(sent.run_id)
+
+    def _target(self) -> dict[str, str]:
+        random = self._random
+        if self._known and random.random() < 0.4:
+            return {"run": random.choice(self._known)}
+        if random.random() < 0.3:
+            return {"key": random.choice(("k1", "k2"))}
+        return {"session": random.choice(("s", "s", "s", "t"))}
+
+    async def _stop(self, name: str) -> None:
+        by = self._random.choice((name, name, name, "mallory"))
+        receipt = await self._oracle.stop(by=by, **self._target())
+        if by == "mallory" and any(run.outcome.by == "mallory" for run in receipt.runs):
+            raise Violation("P7: mallory stopped something")
+        if receipt.runs and self._random.random() < 0.3:
+            await self._oracle.stop(by=by, run=receipt.runs[0].id)
+
+    async def _wait(self, name: str) -> None:
+        if self._known:
+            run_id = self._random.choice(self._known)
+            patience = self._random.choice((0.0, 0.01, 0.5))
+            await self._oracle.wait(run_id, timeout=patience, drained=self._random.random() < 0.3)
+
+    async def _twice(self, name: str) -> None:
+        """Send under a key, perhaps at the same time as somebody else does, and again: one run, one answer."""
+        random, oracle = self._random, self._oracle
+        key, text, session = random.choice(("k1", "k2")), f"{random.choice(self._behaviours)} k", "s"
+        first = asyncio.ensure_future(self._keyed(session, text, name, key))
+        if random.random() < 0.5:
+            await asyncio.sleep(random.choice(PAUSES_SECONDS))
+        second = await self._keyed(session, text, name, key)
+        answer = await first
+        if answer is not None and second is not None and answer != second:
+            raise Violation(f"P5: one key, two runs: {answer} and {second}")
+        if answer is not None:
+            self._known.append(answer)
+            await oracle.wait(answer, timeout=0.0)
+
+    async def _keyed(self, session: str, text: str, name: str, key: str) -> RunId | None:
+        sent = await self._oracle.send(session, f"{text}-{name}-{key}", by=name, key=key)
+        return None if sent is None else sent.run_id
+
+    async def _vanish(self, name: str) -> None:
+        """Ask for something and go away before the answer."""
+        random = self._random
+        wanted: Coroutine[Any, Any, Any] = random.choice((self._send, self._stop, self._wait))(name)
+        task = asyncio.ensure_future(wanted)
+        await asyncio.sleep(random.choice((0.0, 0.0, 1e-5, 0.001)))
+        task.cancel()
+        self._vanishing.append(task)
+
+
+def play(seed: int, *, mode: Mode | None = None, agent: Agent | None = None) -> Played:
+    """Play one seed; raises Violation, Stuck, or whatever broke. With an agent of yours, the oracle judges that one."""
+    random = Random(seed)
+    chosen = mode or random.choice((Mode.ORDERED, Mode.ORDERED, Mode.ORDERED, Mode.FIFO))
+    judged: list[Oracle] = []
+
+    def on_close(loop: SeededLoop) -> None:
+        _no_leaks(loop)
+        judged[0].trace.append(("steps", loop.steps))
+
+    run_seeded(lambda: _main(random, judged, agent), seed, mode=chosen, charge=CHARGE_SECONDS, on_close=on_close)
+    oracle = judged[0]
+    if oracle.violation is not None:
+        raise oracle.violation
+    *trace, (_, steps) = oracle.trace
+    digest = hashlib.blake2b(repr(trace).encode(), digest_size=8).hexdigest()
+    return Played(seed, digest, int(str(steps)))
+
+
+async def _main(random: Random, judged: list[Oracle], agent: Agent | None) -> None:
+    store = MemoryStore(latency_seconds=random.choice(LATENCIES_SECONDS))
+    kit = Kit()
+    if agent is None:
+        behaviours = tuple(random.sample(list(BEHAVIOURS), random.choice((1, 2, 2, 3))))
+    else:
+        behaviours = ("yours",)
+    async with open_control(
+        kit.agent if agent is None else _judged(kit, agent),
+        store=store,
+        settings=SETTINGS,
+        admins=("admin",),
+        threads=VirtualThreads(random),
+    ) as control:
+        kit.control, kit.oracle = control, Oracle(control, store)
+        judged.append(kit.oracle)
+        await Scene(random, kit.oracle, store, behaviours).play()
+        await kit.oracle.finish()
+
+
+def _judged(kit: Kit, agent: Agent) -> Agent:
+    """Wrap someone's agent so that the oracle knows when it begins and returns."""
+
+    async def judged(run: Run, message: Message) -> str | None:
+        assert kit.oracle is not None
+        kit.oracle.begun(run.id, message.text)
+        text = await agent(run, message)
+        kit.oracle.returned(run.id)
+        return text
+
+    return judged
+
+
+def _no_leaks(loop: SeededLoop) -> None:
+    """Nothing of control may outlive it; what a hostile agent started behind our back is its own."""
+    for task in loop.leaked_tasks():
+        name = getattr(task.get_coro(), "__name__", "")
+        if name not in OWN_TASKS:
+            raise Violation(f"a task was left behind: {task!r}")
+
+
+def check_agent(agent: Agent, *, seeds: int = 200) -> int:
+    """Judge an agent of yours under many schedules of stops, takeovers and deadlines; return distinct traces."""
+    return len({play(seed, agent=agent).trace for seed in range(seeds)})
+
+
+__all__ = ["Played", "check_agent", "play"]

@@ -1,0 +1,292 @@
+"""Agents and tools that behave badly, each in one way. The word before the first space of a message picks one.
+
+Use them against your own surface or policy, or as a quarry for your own: an agent here is an ordinary async callable.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from interlock.core.errors import Stale
+from interlock.runtime.control import Control
+from interlock.runtime.run import Message, Run
+from interlock.runtime.tool import tool
+from interlock.testing.oracle import Oracle
+
+Behaviour = Callable[["Kit", Run, Message], Awaitable[str | None]]
+
+
+class Kit:
+    """Hostile agents wired to an oracle, which is told of everything they do in the world."""
+
+    def __init__(self) -> None:
+        self.oracle: Oracle | None = None
+        self.control: Control | None = None
+
+    async def agent(self, run: Run, message: Message) -> str | None:
+        """Behave as the message's first word says."""
+        if self.oracle is not None:
+            self.oracle.begun(run.id, message.text)
+        behave = BEHAVIOURS[message.text.split(" ", 1)[0]]
+        text = await behave(self, run, message)
+        if self.oracle is not None:
+            self.oracle.returned(run.id)
+        return text
+
+    def act(self, run: Run, what: str, *, begins: bool = False) -> None:
+        """Do something that cannot be taken back."""
+        if self.oracle is not None:
+            self.oracle.acted(run.id, what, begins=begins)
+
+    # Tools, as closures over a run so that the oracle learns whose they are
+
+    def quick(self, run: Run) -> Callable[..., Coroutine[Any, Any, str]]:
+        """A tool that ends at once."""
+
+        async def quick(n: int = 0) -> str:
+            self.act(run, "quick", begins=True)
+            await asyncio.sleep(0)
+            self.act(run, "quick")
+            return f"quick {n}"
+
+        return quick
+
+    def slow(self, run: Run) -> Callable[..., Coroutine[Any, Any, str]]:
+        """A tool that takes its time and acts at its end."""
+
+        async def slow(n: int = 0) -> str:
+            self.act(run, "slow", begins=True)
+            await asyncio.sleep(0.02)
+            self.act(run, "slow")
+            return f"slow {n}"
+
+        return slow
+
+    def stubborn(self, run: Run) -> Callable[..., Coroutine[Any, Any, str]]:
+        """A tool that swallows every cancel and acts on."""
+
+        async def stubborn() -> str:
+            self.act(run, "stubborn", begins=True)
+            for _ in range(20):
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.2)
+                self.act(run, "stubborn")
+            return "at last"
+
+        return stubborn
+
+    def failing(self, run: Run) -> Callable[..., Coroutine[Any, Any, str]]:
+        """A tool that raises."""
+
+        async def failing() -> str:
+            self.act(run, "failing", begins=True)
+            await asyncio.sleep(0)
+            raise OSError("no such disk")
+
+        return failing
+
+    def threaded(self, run: Run) -> Callable[..., str]:
+        """A synchronous tool in a thread, which nobody can end."""
+
+        @tool(thread=True)
+        def threaded() -> str:
+            self.act(run, "threaded", begins=True)
+            return "done"
+
+        return threaded
+
+
+async def polite(kit: Kit, run: Run, message: Message) -> str | None:
+    """Say a little and return."""
+    await run.say("one ")
+    await run.say("two")
+    return None
+
+
+async def reply(kit: Kit, run: Run, message: Message) -> str | None:
+    """Return at once."""
+    return "reply"
+
+
+async def flood(kit: Kit, run: Run, message: Message) -> str | None:
+    """Say far too much."""
+    for n in range(30):
+        await run.say(f"{n} ")
+    return "flooded"
+
+
+async def chatter(kit: Kit, run: Run, message: Message) -> str | None:
+    """Use every way of showing something."""
+    async with run.phase("thinking"):
+        await run.typing()
+        await run.progress("half", done=1, total=2)
+        await run.say("a")
+    await run.post("block")
+    await run.say("b")
+    await asyncio.sleep(0.001)
+    await run.history()
+    return "bc"
+
+
+async def swallow_one(kit: Kit, run: Run, message: Message) -> str | None:
+    """Swallow the first cancel and go on."""
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(0.3)
+    await run.say("still here")
+    await asyncio.sleep(0.3)
+    return "late reply"
+
+
+async def swallow_all(kit: Kit, run: Run, message: Message) -> str | None:
+    """Swallow every cancel and every Stale, and keep talking."""
+    for _ in range(1000):
+        try:
+            await asyncio.sleep(0.05)
+            await run.say("again")
+        except BaseException:
+            await asyncio.sleep(0)
+    return "survived"
+
+
+async def hammer(kit: Kit, run: Run, message: Message) -> str | None:
+    """Go on calling verbs without ever waiting for anything else."""
+    while True:
+        with contextlib.suppress(BaseException):
+            await run.say("hammer")
+            await run.call(kit.quick(run))
+
+
+async def never(kit: Kit, run: Run, message: Message) -> str | None:
+    """Never return."""
+    await run.say("thinking")
+    await asyncio.Event().wait()
+    return None
+
+
+async def raises(kit: Kit, run: Run, message: Message) -> str | None:
+    """Fail after saying something."""
+    await run.say("part")
+    async with run.phase("provider"):
+        raise RuntimeError("provider gone")
+
+
+async def dirty(kit: Kit, run: Run, message: Message) -> str | None:
+    """Speak, act and raise while cleaning up."""
+    try:
+        await asyncio.sleep(0.3)
+    finally:
+        for verb in (run.say("bye"), run.call(kit.quick(run)), run.post("bye")):
+            with contextlib.suppress(Stale):
+                await verb
+        await asyncio.sleep(0.01)
+        raise ValueError("in cleanup")
+
+
+async def haunt(kit: Kit, run: Run, message: Message) -> str | None:
+    """Return, and call back after the end: from tasks, at once and later."""
+
+    async def later(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        with contextlib.suppress(Stale):
+            await run.say("boo")
+        with contextlib.suppress(Stale):
+            await run.call(kit.quick(run))
+        with contextlib.suppress(Stale):
+            await run.typing()
+
+    for seconds in (0.0, 0.01, 1.0):
+        _ghosts.append(asyncio.ensure_future(later(seconds)))
+    await run.say("alive")
+    await asyncio.sleep(0.005)
+    return "gone"
+
+
+_ghosts: list["asyncio.Future[None]"] = []
+
+
+async def tools(kit: Kit, run: Run, message: Message) -> str | None:
+    """Call tools one after another."""
+    await run.say("first ")
+    await run.call(kit.quick(run), n=1)
+    await run.call(kit.slow(run), n=2)
+    with contextlib.suppress(OSError):
+        await run.call(kit.failing(run))
+    return "used tools"
+
+
+async def batch(kit: Kit, run: Run, message: Message) -> str | None:
+    """Call a batch, one after another."""
+    await run.batch([(kit.quick(run), {"n": 1}), (kit.slow(run), {"n": 2}), (kit.quick(run), {"n": 3})])
+    return "batched"
+
+
+async def parallel(kit: Kit, run: Run, message: Message) -> str | None:
+    """Call a batch side by side."""
+    await run.batch(
+        [(kit.quick(run), {"n": 1}), (kit.slow(run), {"n": 2}), (kit.stubborn(run), {}), (kit.failing(run), {})],
+        parallel=True,
+    )
+    return "side by side"
+
+
+async def obstinate(kit: Kit, run: Run, message: Message) -> str | None:
+    """Call a tool that swallows every cancel."""
+    await run.call(kit.stubborn(run))
+    return "obstinate"
+
+
+async def thread(kit: Kit, run: Run, message: Message) -> str | None:
+    """Call a tool that lives in a thread."""
+    return str(await run.call(kit.threaded(run)))
+
+
+async def impatient(kit: Kit, run: Run, message: Message) -> str | None:
+    """Give a tool up by a timeout of its own and go on."""
+    try:
+        async with asyncio.timeout(0.01):
+            await run.call(kit.slow(run))
+    except TimeoutError:
+        await run.say("gave up")
+    await run.call(kit.quick(run))
+    return "impatient"
+
+
+async def suicide(kit: Kit, run: Run, message: Message) -> str | None:
+    """Stop the run from inside, then go on as if nothing had happened."""
+    await run.say("before")
+    if kit.oracle is not None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await kit.oracle.stop(run=run.id)
+    await run.say("after")
+    return "suicide"
+
+
+async def sleeper(kit: Kit, run: Run, message: Message) -> str | None:
+    """Return at the very instant of a deadline of 0.05 s."""
+    async with run.phase("sleep"):
+        await asyncio.sleep(0.05)
+    return "slept"
+
+
+async def nested(kit: Kit, run: Run, message: Message) -> str | None:
+    """Work in a task group of its own, so that Stale comes in a group."""
+
+    async def talk() -> None:
+        for _ in range(5):
+            await run.say("x")
+            await asyncio.sleep(0.01)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(talk())
+        group.create_task(talk())
+    return "nested"
+
+
+BEHAVIOURS: dict[str, Behaviour] = {
+    behave.__name__: behave
+    for behave in (
+        polite, reply, flood, chatter, swallow_one, swallow_all, hammer, never, raises, dirty, haunt, tools, batch,
+        parallel, obstinate, thread, impatient, suicide, sleeper, nested,
+    )
+}  # fmt: skip

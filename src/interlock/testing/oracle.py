@@ -1,0 +1,310 @@
+"""The oracle: keeps books at the sinks and fails on the first broken promise.
+
+It does not ask the fence what the fence did. It looks where effects arrive (a session's subscribers, a slow watcher,
+the bodies of tools, the store) and at what callers were told, and compares:
+ P1  nothing of a run arrives after its end was acknowledged; no tool body begins, and after `drained` none acts
+ P2  one terminal event, nothing of the run after it, positions only rise
+ P4  everyone is told the same ending, and a passed deadline is told as one
+ P5  what was acknowledged runs at most once and ends; what was refused never runs; a body begins only when on record
+ P6  stop answers in time, whatever the store does
+ P7  nobody ends what is not theirs
+"""
+
+import asyncio
+from typing import Any
+
+from interlock.core.authority import Authority
+from interlock.core.errors import InterlockError
+from interlock.core.events import Correction, Ended, Event, Proof, Said, Started, Tool
+from interlock.core.names import PASSING, Drain, Ending, EventKind, RunId, SessionId, ToolState
+from interlock.core.outcome import Outcome
+from interlock.core.receipt import Receipt
+from interlock.runtime.control import Control
+from interlock.runtime.registry import Sent
+from interlock.stores.memory import MemoryStore
+
+STOP_SLACK_SECONDS = 0.2
+
+
+class Violation(AssertionError):
+    """A promise was broken; the text says which, and what was seen."""
+
+
+class _Sink:
+    """A subscriber: where a session's effects arrive."""
+
+    def __init__(self, oracle: "Oracle") -> None:
+        self._oracle = oracle
+
+    def put(self, event: Event) -> None:
+        self._oracle.arrived(event)
+
+    def drop(self, run_id: RunId) -> None:
+        """What was passed on already cannot be taken back."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class Oracle:
+    """Books of one control. Use its `send`, `stop`, `wait` and `watch` in place of the control's."""
+
+    def __init__(self, control: Control, store: MemoryStore, *, admins: tuple[str, ...] = ()) -> None:
+        self.control = control
+        self.violation: Violation | None = None
+        self.trace: list[tuple[object, ...]] = []
+        self._store = store
+        self._authority = Authority(admins)
+        self._loop = asyncio.get_running_loop()
+        self._numbers: dict[str, int] = {}  # ids by order of appearance, so that traces compare across runs
+        self._owners: dict[str, str] = {}
+        self._principals: dict[RunId, str] = {}
+        self._texts: dict[RunId, str] = {}
+        self._over: set[RunId] = set()  # an end was acknowledged to someone
+        self._terminal: dict[RunId, Outcome] = {}
+        self._told: dict[RunId, Outcome] = {}
+        self._drained: set[RunId] = set()
+        self._started: dict[RunId, float] = {}
+        self._deadlines: dict[RunId, float | None] = {}
+        self._begun: dict[str, int] = {}
+        self._refused: set[str] = set()
+        self._accepted: dict[RunId, str] = {}
+        self._positions: dict[SessionId, int] = {}
+        self._generations: dict[SessionId, int] = {}
+        self._calls: dict[str, ToolState] = {}
+        self._sinks: dict[str, _Sink] = {}
+
+    # Sinks
+
+    def follow(self, session: str) -> None:
+        """Look at everything that arrives in a session from now on."""
+        if session not in self._sinks:
+            self._sinks[session] = sink = _Sink(self)
+            self.control.feed.subscribe(SessionId(session), sink)
+
+    def arrived(self, event: Event) -> None:
+        """An event reached a subscriber."""
+        run_id, data = event.run_id, event.data
+        self._note(event.kind, run_id, *([data.outcome.ending] if isinstance(data, Ended) else []))
+        if event.position <= self._positions.get(event.session, 0):
+            self._fail(f"P2: position {event.position} does not rise ({event.kind})")
+        self._positions[event.session] = event.position
+        if isinstance(data, Proof):
+            self._receipt(data.receipt)
+        if run_id is None or isinstance(data, Correction):
+            return
+        if run_id in self._terminal:
+            self._fail(f"P2: {event.kind} of {run_id} after its terminal event")
+        if run_id in self._over and not isinstance(data, Ended | Said):
+            self._fail(f"P1: {event.kind} of {run_id} arrived after its end was acknowledged")
+        match data:
+            case Started():
+                self._began(event, run_id)
+            case Ended():
+                self._terminal[run_id] = data.outcome
+                self._ended(data.outcome, "its terminal event")
+            case Tool():
+                self._tool(run_id, data)
+            case _:
+                pass
+
+    def _began(self, event: Event, run_id: RunId) -> None:
+        if run_id in self._started:
+            self._fail(f"P5: {run_id} started twice")
+        generation = event.generation or 0
+        if generation < self._generations.get(event.session, -1) + 2:
+            self._fail(f"P1: {run_id} started in generation {generation}; a fall and a start raise it by one each")
+        self._generations[event.session] = generation
+        self._started[run_id] = self._loop.time()
+
+    def _tool(self, run_id: RunId, tool: Tool) -> None:
+        before = self._calls.get(tool.call_id)
+        order = [ToolState.PENDING, ToolState.RUNNING]
+        if before is not None and (before not in order or tool.state == before):
+            self._fail(f"P5: call {tool.call_id} of {run_id} went from {before} to {tool.state}")
+        self._calls[tool.call_id] = tool.state
+
+    # What the agent and its tools do in the world
+
+    def begun(self, run_id: RunId, text: str) -> None:
+        """The agent took its first step."""
+        self._note("begun", run_id)
+        self._begun[text] = self._begun.get(text, 0) + 1
+        if self._begun[text] > 1:
+            self._fail(f"P5: message {text!r} was run twice")
+        if text in self._refused:
+            self._fail(f"P5: message {text!r} was refused and runs")
+        if run_id in self._over:
+            self._fail(f"P1: {run_id} began after its end was acknowledged")
+        row = self._store._runs.get(run_id)
+        if row is None or not row.started:
+            self._fail(f"P5: {run_id} began before its started mark was in the store")
+
+    def acted(self, run_id: RunId, what: str, *, begins: bool = False) -> None:
+        """A tool body did something that cannot be taken back."""
+        self._note("acted", run_id, what)
+        if run_id in self._drained:
+            self._fail(f"P1: {what} of {run_id} acted after the receipt said drained")
+        if begins and run_id in self._over:
+            self._fail(f"P1: {what} of {run_id} began after its end was acknowledged")
+        if begins and not any(row.name == what for row in self._store._tools.get(run_id, {}).values()):
+            self._fail(f"P5: {what} of {run_id} began before its start was on record")
+
+    def returned(self, run_id: RunId) -> None:
+        """The agent is about to return: from here its deadline can be judged."""
+        deadline, started = self._deadlines.get(run_id), self._started.get(run_id)
+        if deadline and started is not None and self._loop.time() >= started + deadline:
+            self._deadlines[run_id] = -1.0  # passed: completed would be untrue
+
+    # Verbs
+
+    async def send(self, session: str, text: str, *, by: str = "local", **options: Any) -> Sent | None:
+        """Send, and keep the books; None if it was refused."""
+        self.follow(session)
+        self._owners.setdefault(session, by)
+        try:
+            sent = await self.control.send(session, text, by=by, **options)
+        except InterlockError as refusal:
+            self._note("refused", None, type(refusal).__name__)
+            if options.get("key") is None:
+                self._refused.add(text)
+                if text in self._begun:
+                    self._fail(f"P5: message {text!r} was refused after it ran")
+            return None
+        self._note("sent", sent.run_id, sent.state)
+        self._accepted.setdefault(sent.run_id, session)
+        self._principals.setdefault(sent.run_id, by)
+        self._texts.setdefault(sent.run_id, text)
+        self._deadlines.setdefault(sent.run_id, options.get("deadline"))
+        if sent.superseded is not None:
+            self._over.add(sent.superseded)
+        return sent
+
+    async def stop(self, **what: Any) -> Receipt:
+        """Stop, and hold the receipt against everything that arrives from now on."""
+        asked = self._loop.time()
+        receipt = await self.control.stop(**what)
+        took = self._loop.time() - asked
+        bound = 2 * self.control.settings.commit_seconds + STOP_SLACK_SECONDS
+        if took > bound:
+            self._fail(f"P6: stop took {took:.3f} s, more than {bound} s")
+        self._note("stopped", None, receipt.aborted, len(receipt.runs))
+        by = what.get("by", "local")
+        if receipt.aborted and not any(run.outcome.ending is Ending.STOPPED for run in receipt.runs):
+            self._fail("P1: the receipt says aborted, and nothing was stopped")
+        for run in receipt.runs:
+            self._over.add(run.id)
+            self._may(by, run.outcome)
+        self._receipt(receipt)
+        return receipt
+
+    async def wait(self, run_id: RunId, **options: Any) -> Outcome:
+        """Wait, and compare what is told."""
+        outcome = await self.control.wait(run_id, **options)
+        self._note("waited", run_id, outcome.ending)
+        if outcome.ending is Ending.UNKNOWN:
+            self._fail(f"P5: {run_id} was accepted and is unknown")
+        if outcome.ended:
+            self._over.add(run_id)
+            self._ended(outcome, "wait")
+        return outcome
+
+    async def watch(self, session: str, *, pause: float = 0.0, by: str = "local") -> None:
+        """Watch like a slow reader: what is read after an acknowledged end must not be a delta of that run."""
+        seen = 0
+        finished: set[RunId] = set()
+        try:
+            async for event in self.control.watch(session, by=by):
+                if event.position <= seen:
+                    self._fail(f"P2: a watcher was given position {event.position} after {seen}")
+                seen = event.position
+                if event.run_id in finished:
+                    self._fail(f"P2: a watcher was given {event.kind} of {event.run_id} after its terminal event")
+                if event.kind in PASSING and event.run_id in self._over and self._cut(event.run_id):
+                    self._fail(f"P1: a watcher was given a {event.kind} of {event.run_id} after its end")
+                if event.kind is EventKind.ENDED and event.run_id is not None:
+                    finished.add(event.run_id)
+                await asyncio.sleep(pause)
+        except InterlockError as refusal:
+            self._note("watch refused", None, type(refusal).__name__)
+
+    def _cut(self, run_id: RunId | None) -> bool:
+        outcome = self._told.get(run_id) if run_id is not None else None
+        return outcome is not None and outcome.ending not in (Ending.COMPLETED, Ending.FAILED)
+
+    # Endings
+
+    def _ended(self, outcome: Outcome, where: str) -> None:
+        known = self._told.setdefault(outcome.run_id, outcome)
+        if not known.same_story(outcome):
+            self._fail(f"P4: {where} tells {outcome}, earlier it was {known}")
+        if outcome.ending is Ending.COMPLETED and self._deadlines.get(outcome.run_id) == -1.0:
+            self._fail(f"P4: {outcome.run_id} returned after its deadline and is told as completed")
+
+    def _receipt(self, receipt: Receipt) -> None:
+        for run in receipt.runs:
+            self._ended(run.outcome, "a receipt")
+            if receipt.drain is Drain.OBSERVED:
+                self._drained.add(run.id)
+
+    def _may(self, by: str, outcome: Outcome) -> None:
+        if outcome.ending is not Ending.STOPPED or outcome.by != by:
+            return
+        principal = self._principals.get(outcome.run_id, by)
+        owner = next((self._owners[s] for r, s in self._accepted.items() if r == outcome.run_id), by)
+        if by not in ("local", "admin", principal, owner):
+            self._fail(f"P7: {by} stopped {outcome.run_id} of {principal}")
+
+    # The end
+
+    async def finish(self) -> None:
+        """After everything: every accepted message has ended, and was told so once, everywhere the same."""
+        for run_id in self._accepted:
+            outcome = await self.wait(run_id, timeout=60.0, drained=True)
+            if not outcome.ended:
+                self._fail(f"P5: {run_id} was accepted and never ended")
+            if run_id not in self._terminal:
+                self._fail(f"P2: {run_id} ended and had no terminal event")
+            row = self._store._runs.get(run_id)
+            if row is not None and row.outcome is not None:
+                self._ended(row.outcome, "the store")
+            if outcome.ending is Ending.COMPLETED and self._begun.get(self._texts[run_id]) != 1:
+                self._fail(f"P5: {run_id} completed without having been run once")
+            again = await self.control.receipt(run_id)
+            self._receipt(again)
+        for session in self._sinks:
+            await self._transcript(session)
+
+    async def _transcript(self, session: str) -> None:
+        """A model must be able to read it: every call has one result, after it; no run is cut twice."""
+        if self._store._sessions.get(SessionId(session)) is None:
+            return
+        calls: dict[object, int] = {}
+        cuts: set[RunId] = set()
+        for entry in await self.control.history(session):
+            if entry.role == "call":
+                calls[entry.call_id] = 0
+            elif entry.role == "result":
+                if entry.call_id not in calls:
+                    self._fail(f"P1: a result of {entry.call_id} without its call")
+                calls[entry.call_id] += 1
+            if entry.cut and entry.run_id in cuts:
+                self._fail(f"P2: the partial text of {entry.run_id} stands twice")
+            if entry.cut:
+                cuts.add(entry.run_id)
+        for call, results in calls.items():
+            if results != 1:
+                self._fail(f"P1: call {call} has {results} results in the transcript")
+
+    def _note(self, what: object, run_id: RunId | None, *more: object) -> None:
+        number = None if run_id is None else self._numbers.setdefault(run_id, len(self._numbers))
+        self.trace.append((str(what), number, *(str(part) for part in more)))
+
+    def _fail(self, text: str) -> None:
+        """Write the first violation down, then raise: whoever is above may swallow it."""
+        violation = Violation(text)
+        self.violation = self.violation or violation
+        raise violation
+
+
+__all__ = ["Oracle", "Violation"]

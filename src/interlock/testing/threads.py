@@ -1,0 +1,28 @@
+"""The thread port's twin: threads do not exist on a virtual clock, so the work happens at some later instant."""
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from interlock.runtime.inline import ThreadBody
+
+DELAYS_SECONDS = (0.0, 0.001, 0.05, 3.0, 30.0)
+
+
+class VirtualThreads:
+    """Runs a synchronous tool on the loop, after a delay that the seed picks."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    def start(self, work: Callable[[], Any], body: ThreadBody) -> None:
+        """Do the work later, whether or not anyone still waits for it."""
+        asyncio.get_running_loop().call_later(self._random.choice(DELAYS_SECONDS), self._work, work, body)
+
+    @staticmethod
+    def _work(work: Callable[[], Any], body: ThreadBody) -> None:
+        try:
+            body.finish(work(), None)
+        except Exception as error:
+            body.finish(None, error)
