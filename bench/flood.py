@@ -5,8 +5,10 @@ One control, the same hundred runs all the time; they speak in every other stret
 
 import asyncio
 import gc
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 from bench.crowd import parked, timed_stop
 from bench.result import Result
@@ -77,3 +79,13 @@ async def _measure(scale: Scale) -> list[Result]:
         Result(name=f"{name}, p50", value=percentile(loud, 50) / percentile(silent, 50)),
         Result(name=f"{name}, p99", value=percentile(loud, 99) / percentile(silent, 99), goal=GOAL, small=small),
     ]
+
+
+async def _aloud(speech: Speech, stretch: Coroutine[Any, Any, None]) -> None:
+    """Let everyone speak for a stretch."""
+    begin = perf_counter()
+    speech.on.set()
+    await stretch
+    speech.on.clear()
+    speech.seconds += perf_counter() - begin
+    await asyncio.sleep(2 * SPEAKERS / DELTAS_PER_SECOND)  # the last of them notice

@@ -155,8 +155,15 @@ NO_RESULT = {
 
 
 def transcript(events: Iterable[Event]) -> list[Entry]:
-    """Return the conversation that a log tells; a log with its deltas removed tells the same."""
-    return [entry for event in events for entry in _entries(event)]
+    """Return the conversation that a log tells; a log without its deltas, or its oldest part, is valid too."""
+    called: set[CallId | None] = set()
+    entries: list[Entry] = []
+    for entry in (entry for event in events for entry in _entries(event)):
+        if entry.role == "call":
+            called.add(entry.call_id)
+        if entry.role != "result" or entry.call_id in called:  # a model refuses a result without its call
+            entries.append(entry)
+    return entries
 
 
 def _entries(event: Event) -> list[Entry]:

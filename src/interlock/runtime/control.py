@@ -9,7 +9,9 @@ import asyncio
 import contextlib
 import hashlib
 import math
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncGenerator, Awaitable, Collection
+from contextlib import aclosing
+from typing import TypeVar
 
 import anyio
 import msgspec
@@ -27,6 +29,7 @@ from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
 from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.ending import Endings
+from interlock.runtime.fall import Fall
 from interlock.runtime.inbox import Inbox
 from interlock.runtime.inline import DaemonThreads, Threads
 from interlock.runtime.outlet import Feed
@@ -35,7 +38,9 @@ from interlock.runtime.run import Agent
 from interlock.runtime.settings import MESSAGE_BYTES, Settings
 from interlock.runtime.stage import Stage
 from interlock.runtime.watch import Watch, whole_log
-from interlock.stores.base import Store, Ticket
+from interlock.stores.base import Store
+
+T = TypeVar("T")
 
 SLACK_SECONDS = 1.0  # beyond the sum of the bounds, for the loop to come round
 
@@ -186,8 +191,7 @@ class Control:
         for target in targets:
             fall.take(target, Cause(ending=Ending.STOPPED, by=by))
         self._endings.close(fall)
-        await fall.ended.wait()
-        return fall.receipt(aborted=True)
+        return await self._receipt_of(fall)
 
     async def _stop_empty(self, session: Session, by: Principal) -> Receipt:
         """Nothing to end. On an empty seat the generation rises all the same; a run that is ending is named."""
@@ -196,7 +200,7 @@ class Control:
         if session.seat is None and session.loaded:
             self._registry.generations.rise(session.id)
             ticket = self._store.decide(Decision(sessions=(self._registry.session_row(session),)))
-            await self._bounded(ticket)
+            await self._soon(ticket)
         last = session.previous
         return nothing(
             session=session.id, by=by, now=self._clock.wall(), already=last.ending if last is not None else None
@@ -204,20 +208,16 @@ class Control:
 
     async def _stop_absent(self, session_id: SessionId, by: Principal) -> Receipt:
         """Nobody has the session in memory: raise its generation where it is kept, if the caller may."""
-        with anyio.move_on_after(self.settings.commit_seconds):
-            try:
-                row = await self._store.session(session_id)
-            except Unavailable:
-                row = None
-            if row is not None and self._authority.may(Action.STOP, by, owner=row.owner):
-                await self._bounded(self._store.decide(Decision(rises=(session_id,))))
+        row = await self._soon(self._store.session(session_id))
+        if row is not None and self._authority.may(Action.STOP, by, owner=row.owner):
+            await self._soon(self._store.decide(Decision(rises=(session_id,))))
         return nothing(session=session_id, by=by, now=self._clock.wall())
 
     async def _stop_run(self, run_id: RunId, by: Principal) -> Receipt:
         run = self._registry.runs.get(run_id)
         if run is not None and self._may_stop(by, run):
             return await self._stop_live(run, by)
-        outcome = await self._stored_outcome(run_id, by) if run is None else None
+        outcome = await self._soon(self._stored_outcome(run_id, by)) if run is None else None
         if outcome is None or not outcome.ended:
             return nothing(session=None, by=by, now=self._clock.wall())
         return await self._receipt_again(run_id, outcome, by)
@@ -225,22 +225,23 @@ class Control:
     async def _stop_live(self, run: LiveRun, by: Principal) -> Receipt:
         fall = self._endings.end(run, Cause(ending=Ending.STOPPED, by=by)) if _endable(run) else None
         if fall is not None:
-            await fall.ended.wait()
-            ended_by_us = run.outcome is not None and run.outcome.ending is Ending.STOPPED
-            return fall.receipt(aborted=ended_by_us, already=None if ended_by_us else _ending(run))
+            return await self._receipt_of(fall)
         if run.fall is None:  # withdrawn: it never was
             return nothing(session=run.session.id, by=by, now=self._clock.wall())
         await run.fall.ended.wait()
         return run.fall.receipt(aborted=False, already=_ending(run))
 
+    @staticmethod
+    async def _receipt_of(fall: Fall) -> Receipt:
+        """Return the receipt of a stop at t1; `aborted` follows from what was decided, not from what was asked."""
+        await fall.ended.wait()
+        endings = [_ending(run) for run in fall.runs]
+        stopped = Ending.STOPPED in endings
+        return fall.receipt(aborted=stopped, already=None if stopped else endings[0])
+
     async def _receipt_again(self, run_id: RunId, outcome: Outcome, by: Principal) -> Receipt:
         """A second stop gets the same receipt, with `aborted: false` and the ending it found."""
-        receipt = None
-        with anyio.move_on_after(self.settings.commit_seconds):
-            try:
-                receipt = await self._store.receipt(run_id)
-            except Unavailable:
-                receipt = None
+        receipt = await self._soon(self._store.receipt(run_id))
         if receipt is None:
             return nothing(session=None, by=by, now=self._clock.wall(), already=outcome.ending)
         return msgspec.structs.replace(receipt, aborted=False, already=outcome.ending)
@@ -251,21 +252,17 @@ class Control:
             return await self._stop_live(run, by)
         tombstone = Tombstone(principal=by, key=key)
         self._registry.bury(tombstone)
-        await self._bounded(self._store.decide(Decision(tombstones=(tombstone,))))
-        with anyio.move_on_after(self.settings.commit_seconds):
-            try:
-                known = await self._store.load(SessionId(""), principal=by, key=key)
-            except Unavailable:
-                known = None
-            if known is not None and known.key is not None:
-                return await self._stop_run(known.key.run_id, by)
+        await self._soon(self._store.decide(Decision(tombstones=(tombstone,))))
+        known = await self._soon(self._store.load(SessionId(""), principal=by, key=key))
+        if known is not None and known.key is not None:
+            return await self._stop_run(known.key.run_id, by)
         return nothing(session=None, by=by, now=self._clock.wall())
 
-    async def _bounded(self, ticket: Ticket) -> None:
-        """Wait for the store, at most COMMIT_SECONDS; stop goes on either way."""
-        with anyio.move_on_after(self.settings.commit_seconds):
-            with contextlib.suppress(Unavailable):
-                await ticket
+    async def _soon(self, asked: Awaitable[T]) -> T | None:
+        """Ask the store on behalf of a stop: at most COMMIT_SECONDS, and its trouble is no reason to refuse."""
+        with anyio.move_on_after(self.settings.commit_seconds), contextlib.suppress(Unavailable):
+            return await asked
+        return None
 
     def _may_stop(self, by: Principal, run: LiveRun) -> bool:
         return self._authority.may(Action.STOP, by, owner=run.session.owner, principal=run.principal)
@@ -278,7 +275,10 @@ class Control:
         _seconds(timeout, "timeout", None)
         live = self._registry.runs.get(run_id)
         if live is None:
-            return await self._stored_outcome(run_id, principal) or _not_ended(run_id, Ending.UNKNOWN)
+            patience = None if timeout is None else max(timeout, self.settings.commit_seconds)  # it may have ended
+            with anyio.move_on_after(patience):
+                return await self._stored_outcome(run_id, principal) or _not_ended(run_id, Ending.UNKNOWN)
+            return _not_ended(run_id, Ending.PENDING)
         if not self._may_see(principal, live):
             return _not_ended(run_id, Ending.UNKNOWN)
         with anyio.move_on_after(timeout):
@@ -350,7 +350,7 @@ class Control:
 
     async def watch(
         self, session: str | None = None, *, run: str | None = None, after: int = 0, by: str = LOCAL
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         """Replay a session's events behind a position, then follow; with run=, that run's, up to its end."""
         if (session is None) == (run is None):
             raise BadInput("watch one thing: a session, or run=")
@@ -360,12 +360,9 @@ class Control:
         if only is None:
             await self._owned(session_id, principal)
         view = Watch(session_id, registry=self._registry, store=self._store, feed=self.feed)
-        events = view.events(after, only)
-        try:
+        async with aclosing(view.events(after, only)) as events:
             async for event in events:
                 yield event
-        finally:
-            await events.aclose()  # type: ignore[attr-defined]
 
     async def _seen(self, run_id: RunId, by: Principal) -> SessionId:
         """Return the session of a run the caller may see."""

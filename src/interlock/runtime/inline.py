@@ -92,9 +92,15 @@ class ThreadBody:
         self.value: Any = None
         self.error: BaseException | None = None
         self._call = call
+        self._cut = False
+
+    def begin(self) -> bool:
+        """Ask, in the thread, whether the work may still begin."""
+        return not self._cut
 
     def cut(self) -> None:
-        """Nothing reaches into a thread; its result is fenced."""
+        """Keep it from beginning. Nothing reaches into a thread that has begun; its result is fenced."""
+        self._cut = True
 
     def drop(self) -> None:
         """Nothing reaches into a thread."""
@@ -138,7 +144,7 @@ class DaemonThreads:
     def _work(self, work: Callable[[], Any], body: ThreadBody) -> None:
         value, error = None, None
         try:
-            value = work()
+            value = work() if body.begin() else None
         except BaseException as raised:
             error = raised
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told

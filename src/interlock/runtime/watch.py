@@ -6,7 +6,8 @@
 """
 
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import anyio
 
@@ -64,22 +65,23 @@ class Watch:
         self._store = store
         self._feed = feed
 
-    async def events(self, after: int, only: RunId | None = None) -> AsyncIterator[Event]:
+    async def events(self, after: int, only: RunId | None = None) -> AsyncGenerator[Event, None]:
         """Yield events behind a position; with `only`, those of one run, up to its terminal event."""
         buffer = Buffer()
         self._feed.subscribe(self._session, buffer)
         try:
-            async for event in self._follow(buffer, after):
-                if only is None:
-                    yield event
-                elif event.run_id == only:
-                    yield event
-                    if isinstance(event.data, Ended):
-                        return
+            async with aclosing(self._follow(buffer, after)) as events:
+                async for event in events:
+                    if only is None:
+                        yield event
+                    elif event.run_id == only:
+                        yield event
+                        if isinstance(event.data, Ended):
+                            return
         finally:
             self._feed.unsubscribe(self._session, buffer)
 
-    async def _follow(self, buffer: Buffer, seen: int) -> AsyncIterator[Event]:
+    async def _follow(self, buffer: Buffer, seen: int) -> AsyncGenerator[Event, None]:
         while True:
             if buffer.behind:
                 buffer.behind = False  # before the read: what overflows meanwhile is read again

@@ -1,0 +1,26 @@
+"""Prove it, for your own agent too: a seeded loop, an oracle at the sinks, and a kit of hostile agents and tools."""
+
+from interlock.testing.explore import Played, check_agent, play
+from interlock.testing.hostile import BEHAVIOURS, Kit
+from interlock.testing.loop import Mode, SeededLoop, Stuck, ordered_anyio, run_seeded
+from interlock.testing.oracle import Oracle, Violation
+from interlock.testing.threads import VirtualThreads
+
+__all__ = [
+    # judge an agent of yours, or a seed of ours
+    "Played",
+    "check_agent",
+    "play",
+    # the parts
+    "BEHAVIOURS",
+    "Kit",
+    "Oracle",
+    "Violation",
+    "VirtualThreads",
+    # the loop
+    "Mode",
+    "SeededLoop",
+    "Stuck",
+    "ordered_anyio",
+    "run_seeded",
+]

@@ -171,7 +171,8 @@ def play(seed: int, *, mode: Mode | None = None, agent: Agent | None = None) -> 
     judged: list[Oracle] = []
 
     def on_close(loop: SeededLoop) -> None:
-        _no_leaks(loop)
+        if judged[0].finished:  # else something broke before: that is told instead
+            _no_leaks(loop)
         judged[0].trace.append(("steps", loop.steps))
 
     run_seeded(lambda: _main(random, judged, agent), seed, mode=chosen, charge=CHARGE_SECONDS, on_close=on_close)
@@ -186,10 +187,7 @@ def play(seed: int, *, mode: Mode | None = None, agent: Agent | None = None) -> 
 async def _main(random: Random, judged: list[Oracle], agent: Agent | None) -> None:
     store = MemoryStore(latency_seconds=random.choice(LATENCIES_SECONDS))
     kit = Kit()
-    if agent is None:
-        behaviours = tuple(random.sample(list(BEHAVIOURS), random.choice((1, 2, 2, 3))))
-    else:
-        behaviours = ("yours",)
+    hostile = tuple(random.sample(list(BEHAVIOURS), random.choice((1, 2, 2, 3))))
     async with open_control(
         kit.agent if agent is None else _judged(kit, agent),
         store=store,
@@ -199,7 +197,7 @@ async def _main(random: Random, judged: list[Oracle], agent: Agent | None) -> No
     ) as control:
         kit.control, kit.oracle = control, Oracle(control, store)
         judged.append(kit.oracle)
-        await Scene(random, kit.oracle, store, behaviours).play()
+        await Scene(random, kit.oracle, store, hostile if agent is None else ("yours",)).play()
         await kit.oracle.finish()
 
 

@@ -11,10 +11,11 @@ the bodies of tools, the store) and at what callers were told, and compares:
 """
 
 import asyncio
+from contextlib import aclosing
 from typing import Any
 
 from interlock.core.authority import Authority
-from interlock.core.errors import InterlockError
+from interlock.core.errors import InterlockError, Unavailable
 from interlock.core.events import Correction, Ended, Event, Proof, Said, Started, Tool
 from interlock.core.names import PASSING, Drain, Ending, EventKind, RunId, SessionId, ToolState
 from interlock.core.outcome import Outcome
@@ -52,6 +53,7 @@ class Oracle:
     def __init__(self, control: Control, store: MemoryStore, *, admins: tuple[str, ...] = ()) -> None:
         self.control = control
         self.violation: Violation | None = None
+        self.finished = False
         self.trace: list[tuple[object, ...]] = []
         self._store = store
         self._authority = Authority(admins)
@@ -200,7 +202,10 @@ class Oracle:
 
     async def wait(self, run_id: RunId, **options: Any) -> Outcome:
         """Wait, and compare what is told."""
-        outcome = await self.control.wait(run_id, **options)
+        try:
+            outcome = await self.control.wait(run_id, **options)
+        except Unavailable:  # the store is in trouble; finish() asks again
+            return Outcome(run_id=run_id, ending=Ending.PENDING)
         self._note("waited", run_id, outcome.ending)
         if outcome.ending is Ending.UNKNOWN:
             self._fail(f"P5: {run_id} was accepted and is unknown")
@@ -214,19 +219,23 @@ class Oracle:
         seen = 0
         finished: set[RunId] = set()
         try:
-            async for event in self.control.watch(session, by=by):
-                if event.position <= seen:
-                    self._fail(f"P2: a watcher was given position {event.position} after {seen}")
-                seen = event.position
-                if event.run_id in finished:
-                    self._fail(f"P2: a watcher was given {event.kind} of {event.run_id} after its terminal event")
-                if event.kind in PASSING and event.run_id in self._over and self._cut(event.run_id):
-                    self._fail(f"P1: a watcher was given a {event.kind} of {event.run_id} after its end")
-                if event.kind is EventKind.ENDED and event.run_id is not None:
-                    finished.add(event.run_id)
-                await asyncio.sleep(pause)
+            async with aclosing(self.control.watch(session, by=by)) as events:
+                async for event in events:
+                    if event.position <= seen:
+                        self._fail(f"P2: a watcher was given position {event.position} after {seen}")
+                    seen = event.position
+                    self._watched(event, finished)
+                    await asyncio.sleep(pause)
         except InterlockError as refusal:
             self._note("watch refused", None, type(refusal).__name__)
+
+    def _watched(self, event: Event, finished: set[RunId]) -> None:
+        if event.run_id in finished:
+            self._fail(f"P2: a watcher was given {event.kind} of {event.run_id} after its terminal event")
+        if event.kind in PASSING and event.run_id in self._over and self._cut(event.run_id):
+            self._fail(f"P1: a watcher was given a {event.kind} of {event.run_id} after its end")
+        if event.kind is EventKind.ENDED and event.run_id is not None:
+            finished.add(event.run_id)
 
     def _cut(self, run_id: RunId | None) -> bool:
         outcome = self._told.get(run_id) if run_id is not None else None
@@ -274,6 +283,7 @@ class Oracle:
             self._receipt(again)
         for session in self._sinks:
             await self._transcript(session)
+        self.finished = True
 
     async def _transcript(self, session: str) -> None:
         """A model must be able to read it: every call has one result, after it; no run is cut twice."""

@@ -23,6 +23,6 @@ class VirtualThreads:
     @staticmethod
     def _work(work: Callable[[], Any], body: ThreadBody) -> None:
         try:
-            body.finish(work(), None)
+            body.finish(work() if body.begin() else None, None)
         except Exception as error:
             body.finish(None, error)

@@ -1,0 +1,45 @@
+"""`python -m bench [NAME ...] [--quick] [--raced N] [--seconds S]`: measure, print the table, never fail."""
+
+import argparse
+import gc
+import os
+import sys
+from collections.abc import Callable
+
+from bench import crowd, fence, flood, memory, raced, schedules, takeover
+from bench.result import Result, table
+from bench.scale import Scale
+
+MEASURES: dict[str, Callable[[Scale], list[Result]]] = {
+    "fence": fence.measure,
+    "takeover": takeover.measure,
+    "flood": flood.measure,
+    "crowd": crowd.measure,
+    "memory": memory.measure,
+    "schedules": schedules.measure,
+    "raced": raced.measure,
+}
+
+
+def main() -> None:
+    """Measure what was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m bench")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these: {', '.join(MEASURES)}")
+    parser.add_argument("--quick", action="store_true", help="everything small, under a minute")
+    parser.add_argument("--raced", type=int, help="how many stops to race (1,000,000; quick: 20,000)")
+    parser.add_argument("--seconds", type=float, default=600.0, help="race at most so long")
+    asked = parser.parse_args()
+    if unknown := set(asked.names) - set(MEASURES):
+        parser.error(f"no measurement {', '.join(sorted(unknown))}; there are {', '.join(MEASURES)}")
+    scale = Scale(quick=asked.quick, raced=asked.raced or (20_000 if asked.quick else 1_000_000), seconds=asked.seconds)
+    load = os.getloadavg()[0]
+    results: list[Result] = []
+    for name in asked.names or MEASURES:
+        print(f"measuring {name}", file=sys.stderr, flush=True)
+        results += MEASURES[name](scale)
+        gc.collect()
+    print(table(results, load))
+
+
+if __name__ == "__main__":
+    main()

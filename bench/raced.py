@@ -1,0 +1,142 @@
+"""Effects admitted after stop() returned, over many stops raced with hostile agents: there may be none.
+
+Waves of sessions in each process, a process per core; each session sends, lets some loop cycles pass, stops, and goes
+on in the same session while the old run still tries. Stops come by session, by run and by key, before the ack, before
+the start, amid tools, at the end. Processes are short-lived: a body that had to be dropped is kept for ever.
+"""
+
+import asyncio
+import multiprocessing
+import sys
+from collections.abc import Iterator
+from time import monotonic
+
+from bench.hostile import LATE_SECONDS, Voice, World
+from bench.result import Result
+from bench.scale import Scale
+from bench.witness import Tally
+from interlock import Receipt, Settings, open_control
+from interlock.core.names import RunId, SessionId
+from interlock.runtime.control import Control
+
+SESSIONS, TURNS = 200, 10  # in a wave
+CHUNK = 5 * SESSIONS * TURNS  # stops of one process
+PROCESSES = 2
+BOUNDS = Settings(grace_seconds=0.05, drain_seconds=0.5)
+
+
+def measure(scale: Scale) -> list[Result]:
+    """Race stops until there are enough or the time is up."""
+    total, began = Tally(), monotonic()
+    for tally in _chunks(scale):
+        total.add(tally)
+        elapsed = monotonic() - began
+        _progress(total, scale, elapsed)
+        if elapsed > scale.seconds:
+            break
+    return [_result(total, scale, monotonic() - began)]
+
+
+def _chunks(scale: Scale) -> Iterator[Tally]:
+    """Yield what each process counted, as they finish."""
+    size = min(CHUNK, max(SESSIONS, scale.raced // PROCESSES))
+    jobs = [(seed, size) for seed in range(-(-scale.raced // size))]
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(PROCESSES, maxtasksperchild=1) as pool:  # leaving it ends what still runs
+        yield from pool.imap_unordered(_chunk, jobs)
+
+
+def _chunk(job: tuple[int, int]) -> Tally:
+    seed, stops = job
+    return asyncio.run(_play_chunk(seed, stops))
+
+
+async def _play_chunk(seed: int, stops: int) -> Tally:
+    world = World(seed)
+    voice = Voice(world)
+    voice.start()
+    while world.tally.stops < stops:
+        await _wave(world, stops)
+    voice.hush()
+    return world.tally
+
+
+async def _wave(world: World, stops: int) -> None:
+    world.witnesses.clear()
+    async with open_control(world.agent, settings=BOUNDS) as control:
+        await asyncio.gather(*(_session(world, control, f"s{n}", stops) for n in range(SESSIONS)))
+        await asyncio.sleep(2 * LATE_SECONDS)
+    await asyncio.sleep(2 * LATE_SECONDS)  # whoever is late even for the close
+
+
+async def _session(world: World, control: Control, session: str, stops: int) -> None:
+    witness = world.witness(session)
+    control.feed.subscribe(SessionId(session), witness)
+    for turn in range(TURNS):
+        if world.tally.stops >= stops:
+            return
+        if world.dice.random() < 0.2:
+            await _stop_arriving(world, control, session, f"{session}.{turn}")
+        else:
+            sent = await control.send(session, "go")
+            await _cycles(world.dice.randint(0, 24))
+            await _stop(world, control, session, run=sent.run_id)
+
+
+async def _stop_arriving(world: World, control: Control, session: str, key: str) -> None:
+    """Stop a message while it comes in, or even before."""
+    sending = asyncio.create_task(control.send(session, "go", key=key))
+    await _cycles(world.dice.randint(0, 6))
+    await _stop(world, control, session, key=key)
+    sent = await sending
+    await _stop(world, control, session, run=sent.run_id)
+
+
+async def _stop(
+    world: World, control: Control, session: str, *, run: str | None = None, key: str | None = None
+) -> None:
+    if world.dice.random() < 0.5:
+        receipt = await control.stop(session=session)
+    elif run is not None:
+        receipt = await control.stop(run=run)
+    else:
+        receipt = await control.stop(key=key)
+    _returned(world, session, receipt, run)
+
+
+def _returned(world: World, session: str, receipt: Receipt, run: str | None) -> None:
+    """Count a stop in the very step in which it returned."""
+    known = () if run is None else (RunId(run),)
+    world.witness(session).over(*known, *(fallen.id for fallen in receipt.runs))
+    world.tally.stops += 1
+    world.tally.cut += receipt.aborted
+
+
+async def _cycles(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def _progress(total: Tally, scale: Scale, elapsed: float) -> None:
+    line = (
+        f"raced {total.stops:,} of {scale.raced:,} stops, {total.admitted} violations, {total.stops / elapsed:,.0f}/s"
+    )
+    end = "\r" if sys.stderr.isatty() and total.stops < scale.raced else "\n"
+    print(line, end=end, file=sys.stderr, flush=True)
+
+
+def _result(total: Tally, scale: Scale, elapsed: float) -> Result:
+    short = "" if total.stops >= scale.raced else f" (asked for {scale.raced:,}; the time was up)"
+    return Result(
+        name=f"effects admitted after stop() returned, {total.stops:,} raced stops",
+        value=total.admitted,
+        unit="",
+        goal=0,
+        small=(
+            f"{total.stops / elapsed:,.0f} stops/s on {PROCESSES} processes, {elapsed:,.0f} s{short}",
+            f"{total.cut:,} stops cut a run; {total.events:,} events and {total.bodies:,} tool bodies seen before their "
+            f"stop returned; {total.refused:,} attempts met Stale",
+            f"late events {total.events_late}, late tool bodies {total.bodies_late}, events after the terminal one "
+            f"{total.events_sealed}, acts of tool bodies after drained {total.acts_drained}",
+        ),
+    )

@@ -1,0 +1,26 @@
+"""How fast the proof explores, where it is built."""
+
+import importlib.util
+import subprocess
+import sys
+from time import monotonic
+
+from bench.result import Result
+from bench.scale import Scale
+
+PROVE = "interlock.testing.prove"
+
+
+def measure(scale: Scale) -> list[Result]:
+    """Run the prover for some seeds; nothing where there is none."""
+    if importlib.util.find_spec(PROVE) is None:
+        return []
+    seeds = scale.rounds(10_000, 2_000)
+    began = monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", PROVE, "--seeds", str(seeds)], capture_output=True, text=True, check=False
+    )
+    elapsed = monotonic() - began
+    last = (done.stdout.strip().splitlines() or ["it printed nothing"])[-1]
+    small = (f"{seeds:,} seeds in {elapsed:.1f} s, start-up included, exit {done.returncode}: {last[:100]}",)
+    return [Result(name="seeded schedules per second", value=seeds / elapsed, unit="/s", small=small)]

@@ -1,0 +1,350 @@
+"""A scripted session in the terminal: an agent is stopped, taken over, timed out, and stopped against its will.
+
+1. Nothing is faked: a real control runs real agents, and what is shown comes from `watch` and from receipts.
+2. The script waits for what it hears, never for a time by which something should have happened.
+3. After each end it goes on listening, and counts what the old run still said. The count must be 0.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import anyio
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+
+from interlock import Control, Event, Message, Outcome, Receipt, Run, open_control
+from interlock.core.events import Block, Delta, Ended, Phase, Said, Tool
+from interlock.core.names import EventKind, RunId, ToolState
+from interlock.core.projection import client_words
+
+SESSION, ALICE = "alice", "alice"
+LISTEN_SECONDS = 1.2  # how long we go on listening after each end
+FAST = 0.02  # --fast plays at this fraction of the time
+DEADLINE_SECONDS = 1.5
+
+STOPPED = "Book me a flight to Oslo."
+LONG = "Tell me all about Norway."
+SHORT = "Just the capital, please."
+SLOW = "How many fjords are there?"
+DEAF = "Talk, and never stop."
+
+pace = 1.0  # set once by `main`; every pause of the script is multiplied by it
+
+
+async def pause(seconds: float) -> None:
+    """Let time pass, at the pace of this performance."""
+    await anyio.sleep(seconds * pace)
+
+
+# The agents. Each is what an ordinary agent does on a bad day.
+
+
+async def find_flight(to: str) -> str:
+    """A tool that has done its work when the user says stop."""
+    await pause(0.6)
+    return f"SK 4455 to {to}"
+
+
+async def book_flight(number: str) -> str:
+    """A tool that is at work when the user says stop."""
+    await pause(60)
+    return f"booked {number}"
+
+
+async def mail_ticket(to: str) -> str:
+    """A tool that has not begun when the user says stop."""
+    await pause(0.1)
+    return f"sent to {to}"
+
+
+async def booking(run: Run, message: Message) -> str:
+    """Say something, then call three tools one after the other."""
+    await stream(run, "I will find a flight, book it and mail you the ticket. ")
+    await run.batch(
+        [(find_flight, {"to": "Oslo"}), (book_flight, {"number": "SK 4455"}), (mail_ticket, {"to": message.by})]
+    )
+    return "Your ticket is in the mail."
+
+
+async def lecture(run: Run, message: Message) -> str:
+    """Hold a long speech; ignore the cancel and try to finish the sentence."""
+    try:
+        while True:
+            await stream(run, "Norway is long. Its coast is longer. Its history is longer still. ")
+    except asyncio.CancelledError:
+        await run.say("But let me finish: in 872 ...")
+        return "And that was Norway."
+
+
+async def answer(run: Run, message: Message) -> str:
+    """Answer at once. The agent is told how the last turn ended."""
+    ended = message.previous.ending if message.previous else "nothing"
+    await stream(run, f"(my last turn was {ended}) ")
+    return "Oslo."
+
+
+async def count_fjords(run: Run, message: Message) -> str:
+    """Take longer than the deadline, and then give the answer all the same."""
+    async with run.phase("provider"):
+        await stream(run, "One ... two ... ")
+        try:
+            await pause(60)
+        except asyncio.CancelledError:
+            return "1,190!"
+    return "I lost count."
+
+
+async def deaf(run: Run, message: Message) -> str:
+    """Swallow every cancel and every Stale, and go on talking."""
+    while True:
+        try:
+            await stream(run, "and another thing, ")
+        except BaseException:
+            continue
+
+
+async def stream(run: Run, text: str) -> None:
+    """Say a text word by word."""
+    for word in text.split(" "):
+        if word:
+            await run.say(f"{word} ")
+            await pause(0.06)
+
+
+AGENTS = {STOPPED: booking, LONG: lecture, SHORT: answer, SLOW: count_fjords, DEAF: deaf}
+
+
+async def assistant(run: Run, message: Message) -> str:
+    """The one agent that control serves; what it does depends on what it is asked."""
+    return await AGENTS[message.text](run, message)
+
+
+# The audience
+
+
+class Audience:
+    """Listens to the session: shows what it hears, and lets the script wait for it."""
+
+    def __init__(self, console: Console) -> None:
+        self.heard: list[Event] = []
+        self._console = console
+        self._news = anyio.Event()
+        self._open = False  # a line of deltas is not finished yet
+
+    async def listen(self, control: Control) -> None:
+        """Hear everything from the beginning of the session."""
+        async for event in control.watch(SESSION):
+            self.heard.append(event)
+            self._show(event)
+            self._news.set()
+            self._news = anyio.Event()
+
+    async def until(self, wanted: Callable[[Event], bool]) -> None:
+        """Return when something wanted has been heard."""
+        while not any(wanted(event) for event in self.heard):
+            await self._news.wait()
+
+    def after_end(self, run_id: RunId) -> int:
+        """Count the events of a run that came after its terminal event."""
+        kinds = [event.kind for event in self.heard if event.run_id == run_id]
+        return len(kinds) - kinds.index(EventKind.ENDED) - 1
+
+    def _show(self, event: Event) -> None:
+        match event.data:
+            case Delta(text=text):
+                self._write(text)
+            case Said(text=text, by=by):
+                self._line(f"[bold cyan]{by}[/]  {text}")
+            case Tool(name=name, state=state):
+                self._line(f"[yellow]tool[/]   {name}: {state}")
+            case Phase(name=str(name)):
+                self._line(f"[dim]phase  {name}[/]")
+            case Block(text=text) if not self._open:
+                self._line(f"[green]agent[/]  {text}")
+            case Ended(outcome=outcome):
+                self._line(f"[bold magenta]ended[/]  run {outcome.run_id} {client_words(outcome)}")
+            case _:
+                self._break()
+
+    def _write(self, text: str) -> None:
+        self._console.print(text if self._open else f"[green]agent[/]  {text}", end="", highlight=False)
+        self._open = True
+
+    def _line(self, text: str) -> None:
+        self._break()
+        self._console.print(text, highlight=False)
+
+    def _break(self) -> None:
+        if self._open:
+            self._console.print()
+            self._open = False
+
+
+# The script
+
+
+class Play:
+    """The four acts."""
+
+    def __init__(self, control: Control, audience: Audience, console: Console) -> None:
+        self._control = control
+        self._audience = audience
+        self._console = console
+        self._runs: list[RunId] = []
+
+    async def stopped(self) -> None:
+        """The user says stop while the second of three tools runs."""
+        self._title("1. Stopped", "alice says stop while the second of three tools is at work.")
+        run_id = await self._send(STOPPED)
+        await self._audience.until(_tool_runs(run_id, "book_flight"))
+        await pause(0.5)
+        self._console.print("[bold cyan]alice[/]  [bold red]stop[/]")
+        await self._control.stop(session=SESSION, by=ALICE)
+        await self._prove(run_id)
+
+    async def taken_over(self) -> None:
+        """The user simply says something else."""
+        self._title("2. Taken over", "alice just says something else. The old agent ignores the cancel.")
+        old = await self._send(LONG)
+        await self._audience.until(_says(old))
+        await pause(1.0)
+        begin = perf_counter()
+        new = await self._send(SHORT)
+        await self._audience.until(_says(new))
+        first = (perf_counter() - begin) * 1000
+        await self._control.wait(new)
+        await self._prove(old, note=("new run", f"{new}: its first word came {first:.1f} ms after alice's message"))
+
+    async def timed_out(self) -> None:
+        """The run has a deadline, and an answer that comes too late."""
+        self._title("3. Timed out", f"A deadline of {DEADLINE_SECONDS} s. The agent answers after it.")
+        run_id = await self._send(SLOW, deadline=DEADLINE_SECONDS * max(pace, 0.1))
+        await self._control.wait(run_id)
+        await self._prove(run_id)
+
+    async def deaf(self) -> None:
+        """The agent swallows everything that could end it."""
+        self._title("4. Deaf", "This agent swallows every cancel and goes on talking. alice says stop.")
+        run_id = await self._send(DEAF)
+        await self._audience.until(_says(run_id))
+        await pause(1.0)
+        self._console.print("\n[bold cyan]alice[/]  [bold red]stop[/]")
+        await self._control.stop(session=SESSION, by=ALICE)
+        await self._prove(run_id)
+
+    def curtain(self) -> int:
+        """Sum up; return how many events of an old run came after its end in the whole play."""
+        late = sum(self._audience.after_end(run_id) for run_id in self._runs)
+        words = f"{len(self._runs)} runs ended. Events of a run after its terminal event, to the last moment: {late}."
+        self._console.print(Panel(words, border_style="green" if late == 0 else "red"))
+        return late
+
+    async def _send(self, text: str, *, deadline: float | None = None) -> RunId:
+        sent = await self._control.send(SESSION, text, by=ALICE, deadline=deadline)
+        self._runs.append(sent.run_id)
+        return sent.run_id
+
+    async def _prove(self, run_id: RunId, *, note: tuple[str, str] | None = None) -> None:
+        """Wait until nothing of the run is left, listen on, and show the receipt with what was heard."""
+        outcome = await self._control.wait(run_id, drained=True)
+        await self._audience.until(lambda event: event.run_id == run_id and event.kind is EventKind.ENDED)
+        await pause(LISTEN_SECONDS)
+        rows = receipt_rows(await self._control.receipt(run_id), outcome)
+        late = self._audience.after_end(run_id)
+        rows.append(("afterwards", f"[bold]{late} events[/] of {run_id} after its terminal event"))
+        self._console.print(_panel([*rows, note] if note else rows))
+        await pause(0.8)
+
+    def _title(self, title: str, words: str) -> None:
+        self._console.print()
+        self._console.rule(f"[bold]{title}[/]", align="left")
+        self._console.print(f"[dim]{words}[/]\n", highlight=False)
+
+
+def _tool_runs(run_id: RunId, name: str) -> Callable[[Event], bool]:
+    def runs(event: Event) -> bool:
+        data = event.data
+        return event.run_id == run_id and isinstance(data, Tool) and (data.name, data.state) == (name, "running")
+
+    return runs
+
+
+def _says(run_id: RunId) -> Callable[[Event], bool]:
+    return lambda event: event.run_id == run_id and event.kind in (EventKind.DELTA, EventKind.BLOCK)
+
+
+# The receipt, for people
+
+
+def receipt_rows(receipt: Receipt, outcome: Outcome) -> list[tuple[str, str]]:
+    """Return what a receipt says, line by line."""
+    fell = " · ".join(f"{run.id}, its code {run.body}" for run in receipt.runs)
+    return [
+        ("fell", fell),
+        ("ending", client_words(outcome)),
+        ("fence to end", f"{receipt.fence_to_end_ms or 0:.2f} ms"),
+        ("drained", _drained(receipt)),
+        ("tools", " · ".join(_tool(tool.name, tool.state) for tool in receipt.tools) or "none"),
+        ("refused", _refused(receipt)),
+        ("kept text", repr(_shortened(outcome.text))),
+        ("durable", "yes, in the memory store" if receipt.durable else "not yet"),
+    ]
+
+
+def _drained(receipt: Receipt) -> str:
+    if receipt.drained_at is None:
+        return "not yet"
+    left = f": {', '.join(receipt.unconfirmed)}" if receipt.unconfirmed else ""
+    return f"{(receipt.drained_at - receipt.fenced_at) * 1000:.2f} ms, {receipt.drain}{left}"
+
+
+def _tool(name: str, state: ToolState) -> str:
+    return f"{name} {state}" + (" (effect unknown)" if state is ToolState.INTERRUPTED else "")
+
+
+def _refused(receipt: Receipt) -> str:
+    tried = ", ".join(f"{count} {effect}" for effect, count in receipt.refused.items())
+    return tried or "nothing was tried after the fence"
+
+
+def _shortened(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def _panel(rows: Sequence[tuple[str, str]]) -> Panel:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return Panel(table, title="receipt", title_align="left", border_style="blue", expand=False)
+
+
+async def perform(console: Console) -> int:
+    """Play the four acts; return how many late events were heard."""
+    audience = Audience(console)
+    async with open_control(assistant) as control, anyio.create_task_group() as tasks:
+        play = Play(control, audience, console)
+        await control.send(SESSION, SHORT, by=ALICE)  # a session begins with its first message
+        tasks.start_soon(audience.listen, control)
+        for act in (play.stopped, play.taken_over, play.timed_out, play.deaf):
+            await act()
+        tasks.cancel_scope.cancel()
+    return play.curtain()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Play the session in this terminal."""
+    global pace
+    parser = argparse.ArgumentParser(prog="python -m interlock.demo", description="Play a scripted session.")
+    parser.add_argument("--fast", action="store_true", help="play without pauses")
+    if parser.parse_args(argv).fast:
+        pace = FAST
+    return 1 if anyio.run(perform, Console(highlight=False)) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

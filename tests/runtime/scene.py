@@ -1,0 +1,98 @@
+"""A stage for the runtime's tests: agents that do as told, and the two loops they play on."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import aclosing
+from typing import Any
+
+import anyio
+import pytest
+
+from interlock import Control, Event, Message, Outcome, Run, Settings
+from interlock.core.names import EventKind
+from interlock.testing.loop import SeededLoop, run_seeded
+
+SEEDS = range(8)
+QUICK = Settings(commit_seconds=0.1, grace_seconds=0.05, drain_seconds=0.1, retry_seconds=0.05)
+"""Bounds short enough for a test on the real clock."""
+
+Main = Callable[[], Any]
+
+
+def seeded(main: Main, seeds: Iterable[int] = SEEDS, **options: Any) -> None:
+    """Play a test under several schedules on a virtual clock; nothing may be left behind."""
+    for seed in seeds:
+        run_seeded(main, seed, on_close=_nothing_left, **options)
+
+
+def _nothing_left(loop: SeededLoop) -> None:
+    assert loop.leaked_tasks() == []
+    assert loop.problems == []
+
+
+async def echoes(run: Run, message: Message) -> str:
+    """Answer with the message."""
+    return message.text
+
+
+async def idles(run: Run, message: Message) -> None:
+    """Wait for ever, politely."""
+    await anyio.sleep_forever()
+
+
+async def mumbles(run: Run, message: Message) -> None:
+    """Say something, then wait for ever."""
+    await run.say(f"about {message.text}")
+    await anyio.sleep_forever()
+
+
+async def deaf(run: Run, message: Message) -> None:
+    """Swallow every cancel, for ever."""
+    while True:
+        await swallowed(asyncio.sleep(3600))
+
+
+async def swallowed(work: Awaitable[Any]) -> BaseException | None:
+    """Await something and go on whatever it raises, cancels and Stale included."""
+    try:
+        await work
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        return error
+    return None
+
+
+async def told(control: Control, run: str, kind: EventKind) -> Event:
+    """Wait until a run's watcher is told of a kind of event."""
+    async with aclosing(control.watch(run=run)) as events:
+        async for event in events:
+            if event.kind is kind:
+                return event
+    raise AssertionError(f"run {run} ended without {kind}")
+
+
+async def started(control: Control, run: str) -> None:
+    """Wait until a run's agent begins."""
+    await told(control, run, EventKind.STARTED)
+
+
+async def log_of(control: Control, session: str) -> list[Event]:
+    """What the store holds of a session's events now."""
+    page = await control._store.events(session, after=0, limit=100_000)
+    return list(page.events)
+
+
+def story(outcome: Outcome) -> tuple[str, str, str | None, str | None]:
+    """What must be the same wherever an ending is told."""
+    return outcome.ending, outcome.text, outcome.by, outcome.superseded_by
+
+
+def kinds(events: Iterable[Event], run: str | None = None) -> list[str]:
+    """The kinds of a list of events, or of one run's."""
+    return [event.kind.value for event in events if run is None or event.run_id == run]
+
+
+def raises(kind: type[BaseException], match: str) -> Any:
+    """An error of a kind whose text names what to do."""
+    return pytest.raises(kind, match=match)
