@@ -5,6 +5,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable
+from time import monotonic
 
 from bench import crowd, fence, flood, memory, raced, schedules, takeover
 from bench.result import Result, table
@@ -35,9 +36,11 @@ def main() -> None:
     load = os.getloadavg()[0]
     results: list[Result] = []
     for name in asked.names or MEASURES:
-        print(f"measuring {name}", file=sys.stderr, flush=True)
+        began = monotonic()
+        print(f"measuring {name} ...", file=sys.stderr, flush=True)
         results += MEASURES[name](scale)
         gc.collect()
+        print(f"measured {name} in {monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     print(table(results, load))
 
 

@@ -5,11 +5,10 @@ Two controls in one loop, one of them with the crowd; a run is started in each i
 
 import asyncio
 import gc
-from time import perf_counter
 
 from bench.ear import Ear
 from bench.result import Result
-from bench.sample import percentile, spread, still
+from bench.sample import Samples, still
 from bench.scale import Scale
 from interlock import Message, Run, open_control
 from interlock.runtime.control import Control
@@ -25,15 +24,14 @@ async def parked(run: Run, message: Message) -> None:
     await asyncio.Event().wait()
 
 
-async def timed_stop(control: Control, session: str = "timed") -> float:
-    """Start a run, wait for its first word, and return how long its stop took to be acknowledged."""
+async def timed_stop(control: Control, taken: Samples, session: str = "timed") -> None:
+    """Start a run, wait for its first word, and time its stop up to the acknowledgement."""
     ear = Ear(control, session)
     await control.send(session, "go")
     await ear.first()
     ear.leave()
-    begin = perf_counter()
-    await control.stop(session=session)
-    return perf_counter() - begin
+    with taken.clock():
+        await control.stop(session=session)
 
 
 async def crowded(control: Control, size: int) -> None:
@@ -50,31 +48,29 @@ def measure(scale: Scale) -> list[Result]:
 
 async def _measure(scale: Scale) -> list[Result]:
     rounds = scale.rounds(40, 10)
-    before: list[float] = []
-    alone: list[float] = []
-    among: list[float] = []
+    before, alone, among = Samples(), Samples(), Samples()
     async with open_control(parked) as quiet, open_control(parked) as full:
         await _round(rounds // 4, (quiet, before))
         await crowded(full, CROWD)
-        await _round(1, (quiet, []), (full, []))
+        await _round(1, (quiet, Samples()), (full, Samples()))
         await _round(rounds, (quiet, alone), (full, among))
     small = (
-        f"with {CROWD:,}: {spread(among)}",
-        f"with none:   {spread(alone)} (another control, same loop, in turn)",
-        f"before the crowd was there: {spread(before)}",
+        f"with {CROWD:,}: {among.spread()}",
+        f"with none:   {alone.spread()} (another control, same loop, in turn)",
+        f"before the crowd was there: {before.spread()}",
     )
     name = f"stop with {CROWD:,} other idle runs / with none"
     return [_result(f"{name}, p50", among, alone, 50), _result(f"{name}, p99", among, alone, 99, small)]
 
 
-async def _round(rounds: int, *sides: tuple[Control, list[float]]) -> None:
+async def _round(rounds: int, *sides: tuple[Control, Samples]) -> None:
     with still():
         for _ in range(rounds):
             for n in range(PER_ROUND * len(sides)):
                 control, taken = sides[n % len(sides)]
-                taken.append(await timed_stop(control))
+                await timed_stop(control, taken)
             gc.collect()
 
 
-def _result(name: str, among: list[float], alone: list[float], q: float, small: tuple[str, ...] = ()) -> Result:
-    return Result(name=name, value=percentile(among, q) / percentile(alone, q), goal=GOAL, small=small)
+def _result(name: str, among: Samples, alone: Samples, q: float, small: tuple[str, ...] = ()) -> Result:
+    return Result(name=name, value=among.percentile(q) / alone.percentile(q), goal=GOAL, small=small)

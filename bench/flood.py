@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.crowd import parked, timed_stop
 from bench.result import Result
-from bench.sample import percentile, spread, still
+from bench.sample import Samples, still
 from bench.scale import Scale
 from interlock import Message, Run, open_control
 
@@ -54,30 +54,29 @@ def measure(scale: Scale) -> list[Result]:
 
 async def _measure(scale: Scale) -> list[Result]:
     speech = Speech()
-    silent: list[float] = []
-    loud: list[float] = []
+    silent, loud = Samples(), Samples()
     async with open_control(speech.agent) as control:
         for n in range(SPEAKERS):
             await control.send(f"speaker {n}", "speak")
 
-        async def stretch(taken: list[float]) -> None:
+        async def stretch(taken: Samples) -> None:
             end = perf_counter() + STRETCH_SECONDS
             while perf_counter() < end:
-                taken.append(await timed_stop(control))
+                await timed_stop(control, taken)
                 await asyncio.sleep(PAUSE_SECONDS)
 
         with still():
-            await stretch([])
+            await stretch(Samples())
             for _ in range(scale.rounds(30, 8)):
                 await stretch(silent)
                 await _aloud(speech, stretch(loud))
                 gc.collect()
     rate = speech.said / speech.seconds
-    small = (f"at {rate:,.0f} deltas/s: {spread(loud)}", f"silent:            {spread(silent)}")
+    small = (f"at {rate:,.0f} deltas/s: {loud.spread()}", f"silent:            {silent.spread()}")
     name = "stop ack at 10k deltas/s of other runs / silent"
     return [
-        Result(name=f"{name}, p50", value=percentile(loud, 50) / percentile(silent, 50)),
-        Result(name=f"{name}, p99", value=percentile(loud, 99) / percentile(silent, 99), goal=GOAL, small=small),
+        Result(name=f"{name}, p50", value=loud.percentile(50) / silent.percentile(50)),
+        Result(name=f"{name}, p99", value=loud.percentile(99) / silent.percentile(99), goal=GOAL, small=small),
     ]
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from interlock.core.decision import Decision, RunRow, SessionRow, Verdict
+from interlock.core.decision import Decision, RunRow, SessionRow, ToolRow, Verdict
 from interlock.core.events import Event
 from interlock.core.names import Principal, ReceiptId, RunId, SessionId
 from interlock.core.receipt import Receipt
@@ -39,6 +39,9 @@ class ForgetfulStore:
         return None
 
     async def runs(self, session: SessionId) -> tuple[RunRow, ...]:
+        return ()
+
+    async def tools(self, run_id: RunId) -> tuple[ToolRow, ...]:
         return ()
 
     async def receipt(self, wanted: ReceiptId | RunId) -> Receipt | None:

@@ -1,6 +1,7 @@
 """Agents that do not want to be stopped. Each swallows what it is told and tries again, a bounded number of times."""
 
 import asyncio
+import contextlib
 import random
 import threading
 from collections import deque
@@ -115,10 +116,8 @@ async def stubborn(world: World, witness: Witness, run: Run) -> None:
     times = world.dice.randint(0, 6)
     while times > 0:
         times -= 1
-        try:
+        with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            pass
         witness.act(run.id)
 
 

@@ -1,25 +1,54 @@
-"""Timings: percentiles of what was taken, and a collector that keeps out of it.
+"""Timings, and what must keep out of them.
 
-The garbage collector is off while a clock runs and is called by hand between rounds, so that no side pays for the
-other's garbage.
+1. The garbage collector is off while a clock runs and is called by hand between rounds, so that no side pays for the
+   other's garbage.
+2. A timing during which the kernel took the core away for another process tells of that process. Such timings are left
+   out, on every side alike, and counted.
 """
 
 import gc
 import math
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import perf_counter
 
 
-def percentile(samples: list[float], q: float) -> float:
-    """Return the nearest-rank percentile, q in 0..100."""
-    ranked = sorted(samples)
-    return ranked[max(0, math.ceil(len(ranked) * q / 100) - 1)]
+class Samples:
+    """Timings of one thing, in seconds."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.preempted = 0
+        self._began = 0.0
+        self._switches = 0
+
+    @contextmanager
+    def clock(self) -> Iterator[None]:
+        """Time a block."""
+        self._switches, self._began = _switches(), perf_counter()
+        yield
+        took = perf_counter() - self._began
+        if _switches() == self._switches:
+            self.seconds.append(took)
+        else:
+            self.preempted += 1
+
+    def percentile(self, q: float) -> float:
+        """Return the nearest-rank percentile, q in 0..100."""
+        ranked = sorted(self.seconds)
+        return ranked[max(0, math.ceil(len(ranked) * q / 100) - 1)]
+
+    def spread(self) -> str:
+        """Return p50, p99 and maximum in microseconds, and how many timings there are."""
+        p50, p99, most = (self.percentile(q) * 1e6 for q in (50, 99, 100))
+        left_out = f" ({self.preempted} left out)" if self.preempted else ""
+        return f"p50 {p50:,.0f} us, p99 {p99:,.0f} us, max {most:,.0f} us, n {len(self.seconds):,}{left_out}"
 
 
-def spread(seconds: list[float]) -> str:
-    """Return p50, p99 and maximum in microseconds."""
-    p50, p99, most = (percentile(seconds, q) * 1e6 for q in (50, 99, 100))
-    return f"p50 {p50:,.0f} us, p99 {p99:,.0f} us, max {most:,.0f} us, n {len(seconds):,}"
+def _switches() -> int:
+    """How often the kernel has taken the core away from this thread."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
 @contextmanager

@@ -10,12 +10,11 @@ import contextlib
 import gc
 import importlib.util
 from collections.abc import Awaitable, Callable
-from time import perf_counter
 
 from bench.crowd import parked
 from bench.ear import Ear
 from bench.result import Result
-from bench.sample import percentile, spread, still
+from bench.sample import Samples, still
 from bench.scale import Scale
 from interlock import open_control
 from interlock.runtime.control import Control
@@ -85,24 +84,23 @@ async def _measure(scale: Scale) -> list[Result]:
     return _results(taken)
 
 
-async def _in_turn(turns: dict[str, Turn], rounds: int) -> dict[str, list[float]]:
-    taken: dict[str, list[float]] = {name: [] for name in turns}
+async def _in_turn(turns: dict[str, Turn], rounds: int) -> dict[str, Samples]:
+    taken: dict[str, Samples] = {name: Samples() for name in turns}
+    warm_up = Samples()
     with still():
         for round_ in range(rounds + 1):  # the first warms up and is not counted
             for _ in range(PER_ROUND):
                 for name, turn in turns.items():
-                    begin = perf_counter()
-                    await turn()
-                    if round_:
-                        taken[name].append(perf_counter() - begin)
+                    with (taken[name] if round_ else warm_up).clock():
+                        await turn()
                     await asyncio.sleep(0.001)  # what the old run leaves to do is nobody's first word
             gc.collect()
     return taken
 
 
-def _results(taken: dict[str, list[float]]) -> list[Result]:
-    p50 = {name: percentile(times, 50) for name, times in taken.items()}
-    small = tuple(f"{name:<5}{spread(times)}" for name, times in taken.items())
+def _results(taken: dict[str, Samples]) -> list[Result]:
+    p50 = {name: times.percentile(50) for name, times in taken.items()}
+    small = tuple(f"{name:<5}{times.spread()}" for name, times in taken.items())
     floor = Result(name="takeover, ours / bare asyncio task", value=p50["ours"] / p50["bare"])
     if "sdk" not in p50:
         note = "openai-agents is not installed: `make bench` installs it"

@@ -1,6 +1,7 @@
 """Sees what gets out, beside the fence: it never asks the runtime what it refused."""
 
-from dataclasses import dataclass, fields
+from collections import Counter
+from dataclasses import dataclass, field, fields
 
 from interlock import Event
 from interlock.core.events import Ended, Proof
@@ -17,7 +18,9 @@ class Tally:
     bodies: int = 0  # tool bodies begun
     refused: int = 0  # Stale, as the agents saw it
 
-    events_late: int = 0  # of a run, after the stop that ended it returned
+    events_late: Counter[str] = field(
+        default_factory=Counter
+    )  # of a run, by kind, after the stop that ended it returned
     bodies_late: int = 0  # begun after that
     events_sealed: int = 0  # of a run, after its terminal event
     acts_drained: int = 0  # of a permitted tool body, after the receipt said drained
@@ -25,12 +28,12 @@ class Tally:
     @property
     def admitted(self) -> int:
         """Effects that should not have been."""
-        return self.events_late + self.bodies_late + self.events_sealed + self.acts_drained
+        return self.events_late.total() + self.bodies_late + self.events_sealed + self.acts_drained
 
     def add(self, other: "Tally") -> None:
         """Add another tally to this one."""
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
 
 class Witness:
@@ -52,7 +55,7 @@ class Witness:
         if run is None:
             self._note_drained(event)
         elif run in self._over:
-            self._tally.events_late += 1
+            self._tally.events_late[event.kind.value] += 1
         elif run in self._sealed:
             self._tally.events_sealed += 1
         else:

@@ -9,17 +9,20 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from time import perf_counter
 
 import anyio
+from anyio.abc import TaskGroup
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
-from interlock import Control, Event, Message, Outcome, Receipt, Run, open_control
+from interlock import Control, Event, Message, Outcome, Receipt, Run, Stale, open_control
 from interlock.core.events import Block, Delta, Ended, Phase, Said, Tool
 from interlock.core.names import EventKind, RunId, ToolState
 from interlock.core.projection import client_words
+from interlock.runtime.settings import REFUSALS
 
 SESSION, ALICE = "alice", "alice"
 LISTEN_SECONDS = 1.2  # how long we go on listening after each end
@@ -32,12 +35,12 @@ SHORT = "Just the capital, please."
 SLOW = "How many fjords are there?"
 DEAF = "Talk, and never stop."
 
-pace = 1.0  # set once by `main`; every pause of the script is multiplied by it
+pace: ContextVar[float] = ContextVar("pace", default=1.0)  # every pause is multiplied by it
 
 
 async def pause(seconds: float) -> None:
     """Let time pass, at the pace of this performance."""
-    await anyio.sleep(seconds * pace)
+    await anyio.sleep(seconds * pace.get())
 
 
 # The agents. Each is what an ordinary agent does on a bad day.
@@ -94,8 +97,8 @@ async def count_fjords(run: Run, message: Message) -> str:
         try:
             await pause(60)
         except asyncio.CancelledError:
-            return "1,190!"
-    return "I lost count."
+            await run.say("1,190!")
+    return "There are 1,190 fjords."
 
 
 async def deaf(run: Run, message: Message) -> str:
@@ -103,7 +106,7 @@ async def deaf(run: Run, message: Message) -> str:
     while True:
         try:
             await stream(run, "and another thing, ")
-        except BaseException:
+        except (asyncio.CancelledError, Stale):
             continue
 
 
@@ -158,7 +161,7 @@ class Audience:
             case Delta(text=text):
                 self._write(text)
             case Said(text=text, by=by):
-                self._line(f"[bold cyan]{by}[/]  {text}")
+                self.user(text, by)
             case Tool(name=name, state=state):
                 self._line(f"[yellow]tool[/]   {name}: {state}")
             case Phase(name=str(name)):
@@ -169,6 +172,10 @@ class Audience:
                 self._line(f"[bold magenta]ended[/]  run {outcome.run_id} {client_words(outcome)}")
             case _:
                 self._break()
+
+    def user(self, text: str, by: str = ALICE) -> None:
+        """Show what a person says."""
+        self._line(f"[bold cyan]{by}[/]  {text}")
 
     def _write(self, text: str) -> None:
         self._console.print(text if self._open else f"[green]agent[/]  {text}", end="", highlight=False)
@@ -188,13 +195,22 @@ class Audience:
 
 
 class Play:
-    """The four acts."""
+    """An ordinary turn, and four that end early."""
 
-    def __init__(self, control: Control, audience: Audience, console: Console) -> None:
+    def __init__(self, control: Control, tasks: TaskGroup, console: Console) -> None:
         self._control = control
-        self._audience = audience
+        self._tasks = tasks
         self._console = console
+        self._audience = Audience(console)
         self._runs: list[RunId] = []
+
+    async def ordinary(self) -> None:
+        """A turn that ends by itself. A session begins with its first message, so the audience comes in here."""
+        self._title("An ordinary turn", "alice asks, the agent answers.")
+        run_id = await self._send(SHORT)
+        self._tasks.start_soon(self._audience.listen, self._control)
+        await self._audience.until(_ended(run_id))
+        await pause(0.8)
 
     async def stopped(self) -> None:
         """The user says stop while the second of three tools runs."""
@@ -202,9 +218,7 @@ class Play:
         run_id = await self._send(STOPPED)
         await self._audience.until(_tool_runs(run_id, "book_flight"))
         await pause(0.5)
-        self._console.print("[bold cyan]alice[/]  [bold red]stop[/]")
-        await self._control.stop(session=SESSION, by=ALICE)
-        await self._prove(run_id)
+        await self._stop(run_id)
 
     async def taken_over(self) -> None:
         """The user simply says something else."""
@@ -222,19 +236,17 @@ class Play:
     async def timed_out(self) -> None:
         """The run has a deadline, and an answer that comes too late."""
         self._title("3. Timed out", f"A deadline of {DEADLINE_SECONDS} s. The agent answers after it.")
-        run_id = await self._send(SLOW, deadline=DEADLINE_SECONDS * max(pace, 0.1))
+        run_id = await self._send(SLOW, deadline=DEADLINE_SECONDS * max(pace.get(), 0.1))
         await self._control.wait(run_id)
         await self._prove(run_id)
 
     async def deaf(self) -> None:
-        """The agent swallows everything that could end it."""
+        """The agent swallows everything that could end it; in the end its code is simply not resumed."""
         self._title("4. Deaf", "This agent swallows every cancel and goes on talking. alice says stop.")
         run_id = await self._send(DEAF)
         await self._audience.until(_says(run_id))
         await pause(1.0)
-        self._console.print("\n[bold cyan]alice[/]  [bold red]stop[/]")
-        await self._control.stop(session=SESSION, by=ALICE)
-        await self._prove(run_id)
+        await self._stop(run_id, note=("its code", f"was not resumed any more after {REFUSALS} refusals"))
 
     def curtain(self) -> int:
         """Sum up; return how many events of an old run came after its end in the whole play."""
@@ -248,10 +260,15 @@ class Play:
         self._runs.append(sent.run_id)
         return sent.run_id
 
+    async def _stop(self, run_id: RunId, *, note: tuple[str, str] | None = None) -> None:
+        self._audience.user("[bold red]stop[/]")
+        await self._control.stop(session=SESSION, by=ALICE)
+        await self._prove(run_id, note=note)
+
     async def _prove(self, run_id: RunId, *, note: tuple[str, str] | None = None) -> None:
         """Wait until nothing of the run is left, listen on, and show the receipt with what was heard."""
         outcome = await self._control.wait(run_id, drained=True)
-        await self._audience.until(lambda event: event.run_id == run_id and event.kind is EventKind.ENDED)
+        await self._audience.until(_ended(run_id))
         await pause(LISTEN_SECONDS)
         rows = receipt_rows(await self._control.receipt(run_id), outcome)
         late = self._audience.after_end(run_id)
@@ -271,6 +288,10 @@ def _tool_runs(run_id: RunId, name: str) -> Callable[[Event], bool]:
         return event.run_id == run_id and isinstance(data, Tool) and (data.name, data.state) == (name, "running")
 
     return runs
+
+
+def _ended(run_id: RunId) -> Callable[[Event], bool]:
+    return lambda event: event.run_id == run_id and event.kind is EventKind.ENDED
 
 
 def _says(run_id: RunId) -> Callable[[Event], bool]:
@@ -308,10 +329,10 @@ def _tool(name: str, state: ToolState) -> str:
 
 def _refused(receipt: Receipt) -> str:
     tried = ", ".join(f"{count} {effect}" for effect, count in receipt.refused.items())
-    return tried or "nothing was tried after the fence"
+    return tried or "nothing"
 
 
-def _shortened(text: str, most: int = 60) -> str:
+def _shortened(text: str, most: int = 44) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
@@ -324,13 +345,10 @@ def _panel(rows: Sequence[tuple[str, str]]) -> Panel:
 
 
 async def perform(console: Console) -> int:
-    """Play the four acts; return how many late events were heard."""
-    audience = Audience(console)
+    """Play every act; return how many late events were heard."""
     async with open_control(assistant) as control, anyio.create_task_group() as tasks:
-        play = Play(control, audience, console)
-        await control.send(SESSION, SHORT, by=ALICE)  # a session begins with its first message
-        tasks.start_soon(audience.listen, control)
-        for act in (play.stopped, play.taken_over, play.timed_out, play.deaf):
+        play = Play(control, tasks, console)
+        for act in (play.ordinary, play.stopped, play.taken_over, play.timed_out, play.deaf):
             await act()
         tasks.cancel_scope.cancel()
     return play.curtain()
@@ -342,7 +360,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m interlock.demo", description="Play a scripted session.")
     parser.add_argument("--fast", action="store_true", help="play without pauses")
     if parser.parse_args(argv).fast:
-        pace = FAST
+        pace.set(FAST)
     return 1 if anyio.run(perform, Console(highlight=False)) else 0
 
 

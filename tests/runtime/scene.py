@@ -63,6 +63,19 @@ async def swallowed(work: Awaitable[Any]) -> BaseException | None:
     return None
 
 
+async def at_once(*calls: Awaitable[Any]) -> list[Any]:
+    """Make calls in one instant, in this order: each takes its first step before the next begins."""
+    begun = [asyncio.Event() for _ in range(len(calls) + 1)]
+
+    async def make(number: int) -> Any:
+        await begun[number].wait()
+        begun[number + 1].set()  # whoever waits for it runs after the first step of the call
+        return await calls[number]
+
+    begun[0].set()
+    return await asyncio.gather(*(make(number) for number in range(len(calls))))
+
+
 async def told(control: Control, run: str, kind: EventKind) -> Event:
     """Wait until a run's watcher is told of a kind of event."""
     async with aclosing(control.watch(run=run)) as events:

@@ -9,7 +9,7 @@ from interlock import Ending, MemoryStore, Message, Run, open_control
 from interlock.core.lifecycle import State
 from interlock.core.names import EventKind
 
-from .scene import echoes, idles, kinds, log_of, mumbles, seeded, started, told
+from .scene import at_once, echoes, idles, kinds, log_of, mumbles, seeded, started, told
 
 
 def test_a_message_is_answered() -> None:
@@ -20,7 +20,12 @@ def test_a_message_is_answered() -> None:
             sent = await control.send("s", "hello", by="alice")
             outcome = await control.wait(sent.run_id, drained=True)
             assert (sent.generation, sent.superseded, sent.session) == (1, None, "s")
-            assert (outcome.ending, outcome.text, outcome.drained, outcome.durable) == ("completed", "hello", True, True)
+            assert (outcome.ending, outcome.text, outcome.drained, outcome.durable) == (
+                "completed",
+                "hello",
+                True,
+                True,
+            )
             assert kinds(await log_of(control, "s"), sent.run_id) == ["message", "started", "block", "ended"]
 
     seeded(main)
@@ -211,8 +216,7 @@ def test_arrivals_are_decided_in_their_order() -> None:
 
     async def main() -> None:
         async with open_control(idles) as control:
-            sending = [asyncio.create_task(control.send("s", f"m{n}")) for n in range(5)]
-            sent = [await task for task in sending]
+            sent = await at_once(*(control.send("s", f"m{n}") for n in range(5)))
             assert [each.superseded for each in sent] == [None, *(each.run_id for each in sent[:-1])]
             assert [each.generation for each in sent] == [1, 3, 5, 7, 9]
             await started(control, sent[-1].run_id)
@@ -229,9 +233,7 @@ def test_a_message_right_behind_a_stop_is_not_swallowed() -> None:
         async with open_control(idles) as control:
             first = await control.send("s", "one")
             await started(control, first.run_id)
-            stopping = asyncio.create_task(control.stop(session="s"))
-            sending = asyncio.create_task(control.send("s", "two"))
-            receipt, second = await stopping, await sending
+            receipt, second = await at_once(control.stop(session="s"), control.send("s", "two"))
             assert [run.id for run in receipt.runs] == [first.run_id]
             await started(control, second.run_id)
             assert second.superseded is None
@@ -246,9 +248,7 @@ def test_a_stop_right_behind_a_message_ends_it() -> None:
         async with open_control(idles) as control:
             first = await control.send("s", "one")
             await started(control, first.run_id)
-            sending = asyncio.create_task(control.send("s", "two"))
-            stopping = asyncio.create_task(control.stop(session="s"))
-            second, receipt = await sending, await stopping
+            second, receipt = await at_once(control.send("s", "two"), control.stop(session="s"))
             outcomes = [await control.wait(run) for run in (first.run_id, second.run_id)]
             assert outcomes[1].ending is Ending.STOPPED
             assert outcomes[0].ending in (Ending.STOPPED, Ending.SUPERSEDED)

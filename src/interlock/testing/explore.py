@@ -25,7 +25,7 @@ from interlock.testing.threads import VirtualThreads
 
 SETTINGS = Settings(grace_seconds=0.4, drain_seconds=1.0, retry_seconds=0.3, queue=3)
 PAUSES_SECONDS = (0.0, 0.0, 0.0, 0.0, 1e-5, 1e-4, 0.003, 0.02, 0.05, 0.3, 0.6)
-DEADLINES_SECONDS = (None, None, None, 0.05, 0.05, 0.2)
+DEADLINES_SECONDS = (None, None, None, 0.002, 0.05, 0.2)
 LATENCIES_SECONDS = (0.0, 0.0, 0.001, 0.05)
 PEOPLE = ("alice", "alice", "alice", "bob", "admin")
 STRATEGIES = (None, None, "queue", "queue", "reject")

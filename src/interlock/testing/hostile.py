@@ -5,7 +5,7 @@ Use them against your own surface or policy, or as a quarry for your own: an age
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
 from interlock.core.errors import Stale
@@ -276,6 +276,54 @@ async def sleeper(kit: Kit, run: Run, message: Message) -> str | None:
     return "slept"
 
 
+async def shrug(kit: Kit, run: Run, message: Message) -> str | None:
+    """Take the cancel for a reason to answer."""
+    with contextlib.suppress(asyncio.CancelledError):
+        await run.say("wait for it ")
+        await asyncio.sleep(0.3)
+    return "shrug"
+
+
+class _Deaf:
+    """Drives a coroutine and keeps every cancel from it: cancellation switched off."""
+
+    def __init__(self, body: Coroutine[Any, Any, Any]) -> None:
+        self._body = body
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        while True:
+            try:
+                wanted = self._body.send(None)
+            except StopIteration as returned:
+                return returned.value
+            with contextlib.suppress(asyncio.CancelledError):
+                yield wanted
+
+
+async def deaf(kit: Kit, run: Run, message: Message) -> str | None:
+    """Never hear of a cancel; speak, act and speak."""
+
+    async def work() -> None:
+        for n in range(30):
+            await run.say("deaf ")
+            if n % 5 == 0:
+                await run.call(kit.quick(run))
+                await run.post("and ")
+                await run.typing()
+
+    await _Deaf(work())
+    return "heard nothing"
+
+
+async def dawdle(kit: Kit, run: Run, message: Message) -> str | None:
+    """Be busy until the very instant a deadline of 2 ms has passed, then return without another await."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + 0.002
+    while loop.time() < end:
+        await asyncio.sleep(0)
+    return "just in time?"
+
+
 async def nested(kit: Kit, run: Run, message: Message) -> str | None:
     """Work in a task group of its own, so that Stale comes in a group."""
 
@@ -293,7 +341,7 @@ async def nested(kit: Kit, run: Run, message: Message) -> str | None:
 BEHAVIOURS: dict[str, Behaviour] = {
     behave.__name__: behave
     for behave in (
-        polite, reply, flood, chatter, swallow_one, swallow_all, hammer, never, raises, dirty, haunt, tools, batch,
-        parallel, obstinate, thread, impatient, suicide, sleeper, nested,
+        polite, reply, flood, chatter, deaf, dawdle, shrug, swallow_one, swallow_all, hammer, never, raises, dirty,
+        haunt, tools, batch, parallel, obstinate, thread, impatient, suicide, sleeper, nested,
     )
 }  # fmt: skip

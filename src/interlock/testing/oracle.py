@@ -16,7 +16,7 @@ from typing import Any
 
 from interlock.core.authority import Authority
 from interlock.core.errors import InterlockError, Unavailable
-from interlock.core.events import Correction, Ended, Event, Proof, Said, Started, Tool
+from interlock.core.events import Block, Correction, Delta, Ended, Event, Proof, Said, Started, Tool
 from interlock.core.names import PASSING, Drain, Ending, EventKind, RunId, SessionId, ToolState
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
@@ -73,6 +73,10 @@ class Oracle:
         self._accepted: dict[RunId, str] = {}
         self._positions: dict[SessionId, int] = {}
         self._generations: dict[SessionId, int] = {}
+        self._shown: dict[RunId, tuple[tuple[str, ...], str]] = {}
+        self._keys: set[tuple[str, str | None]] = set()
+        self._buried: set[tuple[str, str]] = set()  # keys stopped before they were seen
+        self._stillborn: set[RunId] = set()
         self._calls: dict[str, ToolState] = {}
         self._sinks: dict[str, _Sink] = {}
 
@@ -99,6 +103,7 @@ class Oracle:
             self._fail(f"P2: {event.kind} of {run_id} after its terminal event")
         if run_id in self._over and not isinstance(data, Ended | Said):
             self._fail(f"P1: {event.kind} of {run_id} arrived after its end was acknowledged")
+        self._showed(run_id, data)
         match data:
             case Started():
                 self._began(event, run_id)
@@ -109,6 +114,22 @@ class Oracle:
                 self._tool(run_id, data)
             case _:
                 pass
+
+    def _showed(self, run_id: RunId, data: object) -> None:
+        """Add up what was shown; at the end it must be the text that is told, to the letter."""
+        shown, unfinished = self._shown.get(run_id, ((), ""))
+        match data:
+            case Delta():
+                unfinished += data.text
+            case Block():
+                shown, unfinished = (*shown, data.text), ""
+            case Ended():
+                text = "\n\n".join([*shown, unfinished] if unfinished else shown)
+                if text != data.outcome.text:
+                    self._fail(f"P1: {run_id} was told with {data.outcome.text!r}, but {text!r} was shown")
+            case _:
+                return
+        self._shown[run_id] = (shown, unfinished)
 
     def _began(self, event: Event, run_id: RunId) -> None:
         if run_id in self._started:
@@ -164,6 +185,7 @@ class Oracle:
         """Send, and keep the books; None if it was refused."""
         self.follow(session)
         self._owners.setdefault(session, by)
+        stillborn = (by, options.get("key")) in self._buried
         try:
             sent = await self.control.send(session, text, by=by, **options)
         except InterlockError as refusal:
@@ -176,6 +198,9 @@ class Oracle:
         self._note("sent", sent.run_id, sent.state)
         self._accepted.setdefault(sent.run_id, session)
         self._principals.setdefault(sent.run_id, by)
+        if stillborn:
+            self._stillborn.add(sent.run_id)
+        self._keys.add((by, options.get("key")))
         self._texts.setdefault(sent.run_id, text)
         self._deadlines.setdefault(sent.run_id, options.get("deadline"))
         if sent.superseded is not None:
@@ -184,14 +209,16 @@ class Oracle:
 
     async def stop(self, **what: Any) -> Receipt:
         """Stop, and hold the receipt against everything that arrives from now on."""
-        asked = self._loop.time()
+        asked, by = self._loop.time(), what.get("by", "local")
+        unseen = "key" in what and self._healthy() and (by, what["key"]) not in self._keys
         receipt = await self.control.stop(**what)
+        if unseen and not receipt.runs and receipt.already is None and self._healthy():
+            self._buried.add((by, what["key"]))
         took = self._loop.time() - asked
         bound = 2 * self.control.settings.commit_seconds + STOP_SLACK_SECONDS
         if took > bound:
             self._fail(f"P6: stop took {took:.3f} s, more than {bound} s")
         self._note("stopped", None, receipt.aborted, len(receipt.runs))
-        by = what.get("by", "local")
         if receipt.aborted and not any(run.outcome.ending is Ending.STOPPED for run in receipt.runs):
             self._fail("P1: the receipt says aborted, and nothing was stopped")
         for run in receipt.runs:
@@ -199,6 +226,9 @@ class Oracle:
             self._may(by, run.outcome)
         self._receipt(receipt)
         return receipt
+
+    def _healthy(self) -> bool:
+        return not (self._store.faults.fail or self._store.faults.stall or self._store.faults.lose)
 
     async def wait(self, run_id: RunId, **options: Any) -> Outcome:
         """Wait, and compare what is told."""
@@ -274,6 +304,8 @@ class Oracle:
                 self._fail(f"P5: {run_id} was accepted and never ended")
             if run_id not in self._terminal:
                 self._fail(f"P2: {run_id} ended and had no terminal event")
+            if run_id in self._stillborn and outcome.ending is not Ending.STOPPED:
+                self._fail(f"P1: the key of {run_id} was stopped before it was seen, and it ended {outcome.ending}")
             row = self._store._runs.get(run_id)
             if row is not None and row.outcome is not None:
                 self._ended(row.outcome, "the store")

@@ -81,7 +81,8 @@ def prove(first: int, count: int, jobs: int, console: Console) -> int:
                 console.print(f"seed {seed}: {what}", markup=False)
     wall = time.perf_counter() - began
     console.print(
-        f"{count} schedules (seeds {first} to {first + count - 1}) in {wall:.1f} s: {count / wall:.0f}/s on {jobs} cores, "
+        f"{count} schedules (seeds {first} to {first + count - 1}) in {wall:.1f} s: "
+        f"{count / wall:.0f}/s on {jobs} cores, "
         f"{count / busy:.0f}/s per core; {steps} steps, {len(traces)} distinct traces, {len(broken)} broken",
         highlight=False,
     )

@@ -1,0 +1,46 @@
+"""What a new message does to a busy session: take over, wait in line, or be refused."""
+
+import asyncio
+
+from interlock import Message, Rejected, Run, open_control
+
+
+async def assistant(run: Run, message: Message) -> str:
+    """Answer in a while; say how the turn before ended."""
+    before = message.previous.ending if message.previous else "no turn"
+    await run.say(f"[after {before}] ")
+    await asyncio.sleep(0.1)
+    return f"[after {before}] my answer to {message.text!r}"
+
+
+async def main() -> None:
+    """Send four messages, each with another strategy, while the first is at work."""
+    async with open_control(assistant) as control:
+        first = await control.send("alice", "one", by="alice")
+        await asyncio.sleep(0.02)
+
+        # interrupt, the default: the new message is the dominant instruction
+        second = await control.send("alice", "two", by="alice")
+        print(f"two took over one: {second.superseded == first.run_id}")
+
+        # queue: it waits for the seat and has no generation until then
+        third = await control.send("alice", "three", by="alice", strategy="queue")
+        print(f"three is {third.state}, generation {third.generation}")
+
+        # reject: an error, and nothing has changed
+        try:
+            await control.send("alice", "four", by="alice", strategy="reject")
+        except Rejected as refusal:
+            print(f"four: {refusal}")
+
+        # bob may speak here, but not stop alice's run: his message queues whatever its strategy says
+        bob = await control.send("alice", "five", by="bob")
+        print(f"bob's is {bob.state}")
+
+        for sent in (first, second, third, bob):
+            outcome = await control.wait(sent.run_id)
+            print(f"{sent.run_id}: {outcome.ending:10} {outcome.text}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

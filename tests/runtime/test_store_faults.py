@@ -1,0 +1,556 @@
+"""A store that fails, stalls or loses its answers: nothing is half kept, and a stop never waits for it."""
+
+import asyncio
+from typing import Any
+
+import anyio
+import pytest
+
+from interlock import Control, Ending, MemoryStore, Message, Run, Unavailable, open_control
+from interlock.core.decision import Decision, RunRow
+from interlock.core.lifecycle import State
+from interlock.core.names import EventKind
+from interlock.core.outcome import Outcome
+from interlock.stores.base import Ticket
+
+from .scene import echoes, idles, kinds, log_of, mumbles, seeded, started, story, told
+
+COMMIT_SECONDS = 0.5
+SLACK = 0.1  # the virtual clock may run ahead by its horizon
+
+
+def now() -> float:
+    """The loop's clock."""
+    return asyncio.get_running_loop().time()
+
+
+class Shaky(MemoryStore):
+    """A memory store that begins to misbehave with the next decision, not with the reads before it."""
+
+    next_fault: str | None = None
+
+    def decide(self, decision: Decision) -> Ticket:
+        if self.next_fault is not None:
+            setattr(self.faults, self.next_fault, True)
+            self.next_fault = None
+        return super().decide(decision)
+
+
+async def other_ending(store: MemoryStore, run: str, ending: Ending, text: str = "") -> Outcome:
+    """Write an ending into the store, as another node would."""
+    row = await store.run(run)
+    assert row is not None
+    outcome = Outcome(run_id=row.id, ending=ending, text=text)
+    end = RunRow(
+        id=row.id,
+        session=row.session,
+        principal=row.principal,
+        kind=row.kind,
+        text=row.text,
+        admitted_at=row.admitted_at,
+        outcome=outcome,
+    )
+    assert (await store.decide(Decision(endings=(end,)))).found == ()
+    return outcome
+
+
+@pytest.mark.parametrize("fault", ["fail", "stall"])
+@pytest.mark.parametrize("when", ["read", "commit"])
+def test_a_message_that_cannot_be_kept(fault: str, when: str) -> None:
+    """The sender gets a retryable error in bounded time, nothing is kept, and the same key works afterwards."""
+
+    async def main() -> None:
+        store = Shaky()
+        async with open_control(echoes, store=store) as control:
+            if when == "read":
+                setattr(store.faults, fault, True)
+            else:
+                store.next_fault = fault
+            before = now()
+            with pytest.raises(Unavailable, match=r"send it again|try again") as caught:
+                await control.send("s", "hello", by="alice", key="k")
+            assert caught.value.retryable
+            assert now() - before <= COMMIT_SECONDS + SLACK
+            assert await control.runs() == []
+            assert control._registry.sessions == {} and control._registry.keys == {}
+            store.resume()
+            await anyio.sleep(1)
+            assert await store.runs("s") == ()
+            assert await log_of(control, "s") == []
+            sent = await control.send("s", "hello", by="alice", key="k")
+            assert (await control.wait(sent.run_id)).text == "hello"
+
+    seeded(main)
+
+
+def test_a_lost_reply_is_found_out() -> None:
+    """If the store took the message and its answer got lost, the sender is acked and the run goes on."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(echoes, store=store) as control:
+            store.faults.lose = True
+            before = now()
+            sent = await control.send("s", "hello", key="k")
+            assert now() - before <= COMMIT_SECONDS + SLACK
+            outcome = await control.wait(sent.run_id)
+            assert (outcome.ending, outcome.text) == (Ending.COMPLETED, "hello")
+            store.resume()
+            await control.wait(sent.run_id, drained=True)
+            await anyio.sleep(5)
+            assert len(await store.runs("s")) == 1
+            assert (await control.send("s", "hello", key="k")).run_id == sent.run_id
+
+    seeded(main)
+
+
+def test_a_withdrawn_run_is_unknown() -> None:
+    """A run that never was is unknown to wait, receipt and stop."""
+
+    async def main() -> None:
+        store = MemoryStore(latency_seconds=0.0)
+        async with open_control(echoes, store=store) as control:
+            store.faults.stall = True
+            sending = asyncio.create_task(control.send("s", "hello"))
+            while not (infos := await control.runs()):
+                await asyncio.sleep(0)
+            waiting = asyncio.create_task(control.wait(infos[0].id))
+            with pytest.raises(Unavailable):
+                await sending
+            assert (await waiting).ending is Ending.UNKNOWN
+            store.resume()
+            assert (await control.wait(infos[0].id)).ending is Ending.UNKNOWN
+            assert not (await control.stop(run=infos[0].id)).aborted
+
+    seeded(main)
+
+
+def test_a_watcher_of_a_withdrawn_run_is_let_go() -> None:
+    """`watch(run=)` of a run that is then withdrawn ends by itself: no terminal event will ever come."""
+
+    async def main() -> None:
+        store = Shaky()
+        async with open_control(echoes, store=store) as control:
+            store.next_fault = "stall"
+            sending = asyncio.create_task(control.send("s", "hello"))
+            while not (infos := await control.runs()):
+                await asyncio.sleep(0)
+
+            async def watch() -> list[Any]:
+                return [event async for event in control.watch(run=infos[0].id)]
+
+            watching = asyncio.create_task(watch())
+            with pytest.raises(Unavailable):
+                await sending
+            store.resume()
+            with anyio.move_on_after(20):
+                assert await watching == []
+            assert watching.done() and not watching.cancelled()
+
+    seeded(main, range(3))
+
+
+def test_a_withdrawn_message_gives_the_seat_to_the_next() -> None:
+    """When a seated message is withdrawn, the queue goes on."""
+
+    async def main() -> None:
+        store = Shaky()
+        async with open_control(echoes, store=store, strategy="queue") as control:
+            store.next_fault = "stall"
+            first = asyncio.create_task(control.send("s", "one"))
+            await anyio.sleep(0.3)
+            second = asyncio.create_task(control.send("s", "two"))
+            await anyio.sleep(0.3)
+            store.resume()
+            with pytest.raises(Unavailable):
+                await first
+            sent = await second
+            assert (await control.wait(sent.run_id)).text == "two"
+            assert [row.text for row in await store.runs("s")] == ["two"]
+
+    seeded(main)
+
+
+def test_a_withdrawn_message_owns_nothing() -> None:
+    """Whoever's first message never was does not own the session: the owner is who came in first."""
+
+    async def main() -> None:
+        store = Shaky()
+        async with open_control(echoes, store=store, strategy="queue") as control:
+            store.next_fault = "stall"
+            first = asyncio.create_task(control.send("s", "one", by="bob"))
+            await anyio.sleep(0.3)
+            second = asyncio.create_task(control.send("s", "two", by="alice"))
+            await anyio.sleep(0.3)
+            store.resume()
+            with pytest.raises(Unavailable):
+                await first
+            await control.wait((await second).run_id)
+            row = await store.session("s")
+            assert row is not None and row.owner == "alice"
+
+    seeded(main, range(3))
+
+
+@pytest.mark.parametrize("fault", ["fail", "stall"])
+def test_a_takeover_whose_commit_fails(fault: str) -> None:
+    """The old run stays superseded by the refused id, told as not durable, then made durable; the new one never was."""
+
+    async def main() -> None:
+        store = Shaky()
+        async with open_control(mumbles, store=store) as control:
+            old = await control.send("s", "one", by="alice")
+            await told(control, old.run_id, EventKind.DELTA)
+            store.next_fault = fault
+            with pytest.raises(Unavailable, match="send it again"):
+                await control.send("s", "two", by="alice", key="k")
+            outcome = await control.wait(old.run_id)
+            assert (outcome.ending, outcome.durable) == (Ending.SUPERSEDED, False)
+            refused = outcome.superseded_by
+            assert refused is not None and refused != old.run_id
+            assert (await control.receipt(old.run_id)).durable is False
+            store.resume()
+            await anyio.sleep(2)
+            after = await control.wait(old.run_id)
+            assert story(after) == story(outcome) and after.durable
+            assert (await control.receipt(old.run_id)).durable is True
+            row = await store.run(old.run_id)
+            assert row is not None and row.outcome is not None and story(row.outcome) == story(outcome)
+            assert await store.run(refused) is None
+            proofs = [e.data.receipt.durable for e in await log_of(control, "s") if e.kind is EventKind.RECEIPT]
+            assert proofs[0] is False and proofs[-1] is True
+            assert kinds(await log_of(control, "s")).count("ended") == 1
+            again = await control.send("s", "two", by="alice", key="k")
+            assert again.run_id != refused and again.superseded is None
+            await started(control, again.run_id)
+
+    seeded(main)
+
+
+@pytest.mark.parametrize("fault", ["fail", "stall", "lose"])
+@pytest.mark.parametrize("scope", ["run", "session", "key"])
+def test_a_stop_never_waits_for_the_store(fault: str, scope: str) -> None:
+    """A stop returns within COMMIT_SECONDS with `durable: false`, and its ending is made durable later (race 89)."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(mumbles, store=store) as control:
+            sent = await control.send("s", "hello", by="alice", key="k")
+            await told(control, sent.run_id, EventKind.DELTA)
+            setattr(store.faults, fault, True)
+            before = now()
+            wanted: dict[str, Any] = {"run": {"run": sent.run_id}, "session": {"session": "s"}, "key": {"key": "k"}}
+            receipt = await control.stop(**wanted[scope], by="alice")
+            assert now() - before <= COMMIT_SECONDS + SLACK
+            assert (receipt.aborted, receipt.durable, receipt.cause) == (True, False, Ending.STOPPED)
+            outcome = await control.wait(sent.run_id)
+            assert (outcome.ending, outcome.durable) == (Ending.STOPPED, False)
+            await anyio.sleep(3)
+            if fault != "lose":
+                assert (await control.wait(sent.run_id)).durable is False
+            store.resume()
+            await anyio.sleep(3)
+            assert (await control.wait(sent.run_id)).durable is True
+            row = await store.run(sent.run_id)
+            assert row is not None and row.outcome is not None and story(row.outcome) == story(outcome)
+            assert (await control.receipt(sent.run_id)).durable is True
+            assert (await control.receipt(sent.run_id)).drain == "observed"
+
+    seeded(main, range(4))
+
+
+@pytest.mark.parametrize("fault", ["fail", "stall"])
+@pytest.mark.parametrize("scope", ["run", "session", "key"])
+def test_a_stop_of_what_has_left_memory_never_waits(fault: str, scope: str) -> None:
+    """A stop of a run that is only in the store is neither refused nor kept waiting by a store that is down."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(echoes, store=store) as control:
+            sent = await control.send("s", "hello", by="alice", key="k")
+            await control.wait(sent.run_id, drained=True)
+            await anyio.sleep(2)
+            assert control._registry.runs == {}
+            setattr(store.faults, fault, True)
+            before = now()
+            wanted: dict[str, Any] = {"run": {"run": sent.run_id}, "session": {"session": "s"}, "key": {"key": "k"}}
+            receipt = None
+            with anyio.move_on_after(30):
+                receipt = await control.stop(**wanted[scope], by="alice")
+            assert receipt is not None and not receipt.aborted
+            assert now() - before <= 2 * COMMIT_SECONDS + SLACK
+            store.resume()
+
+    seeded(main, range(3))
+
+
+@pytest.mark.parametrize("fault", ["fail", "stall"])
+def test_a_wait_keeps_its_timeout_when_the_store_is_down(fault: str) -> None:
+    """A wait for a run that left memory ends with its own timeout although the store does not answer."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(echoes, store=store) as control:
+            sent = await control.send("s", "hello")
+            await control.wait(sent.run_id, drained=True)
+            await anyio.sleep(2)
+            setattr(store.faults, fault, True)
+            before = now()
+            with anyio.move_on_after(30):
+                try:
+                    outcome = await control.wait(sent.run_id, timeout=1)
+                    assert outcome.ending is Ending.PENDING
+                except Unavailable:
+                    assert fault == "fail"
+            assert now() - before <= 1 + SLACK
+            store.resume()
+
+    seeded(main, range(3))
+
+
+@pytest.mark.parametrize("fault", ["fail", "stall"])
+def test_effects_do_not_wait_for_the_store(fault: str) -> None:
+    """A run that has begun goes on saying things while the store is down, and its end is made durable later."""
+
+    async def main() -> None:
+        store = MemoryStore()
+
+        async def agent(run: Run, message: Message) -> str:
+            setattr(store.faults, fault, True)
+            for word in ("one ", "two ", "three"):
+                await run.say(word)
+            return "one two three"
+
+        async with open_control(agent, store=store) as control:
+            sent = await control.send("s", "hello")
+            outcome = await control.wait(sent.run_id)
+            assert (outcome.ending, outcome.text, outcome.durable) == (Ending.COMPLETED, "one two three", False)
+            store.resume()
+            await anyio.sleep(3)
+            assert (await control.wait(sent.run_id)).durable
+
+    seeded(main)
+
+
+@pytest.mark.parametrize("fault", ["fail", "stall"])
+def test_a_start_that_cannot_be_recorded(fault: str) -> None:
+    """An agent whose start is not on record does not begin; the run is told as failed by the store."""
+    began: list[str] = []
+
+    async def agent(run: Run, message: Message) -> None:
+        began.append(message.text)
+
+    async def main() -> None:
+        began.clear()
+        store = Shaky()
+        async with open_control(agent, store=store) as control:
+            sent = await control.send("s", "hello")
+            setattr(store.faults, fault, True)
+            if (await control.runs())[0].state is State.STARTED:
+                return  # the schedule had it started before the fault
+            outcome = await control.wait(sent.run_id)
+            store.resume()
+            if outcome.ending is Ending.FAILED:
+                assert outcome.error_kind == "store" and "send it again" in (outcome.error or "")
+                assert began == []
+
+    seeded(main)
+
+
+def test_a_message_stopped_while_it_cannot_be_kept() -> None:
+    """A message that is stopped while the store stalls is told as stopped, and its key stays used for good."""
+    began: list[str] = []
+
+    async def agent(run: Run, message: Message) -> None:
+        began.append(message.text)
+
+    async def main() -> None:
+        began.clear()
+        store = Shaky()
+        async with open_control(agent, store=store) as control:
+            store.next_fault = "stall"
+            sending = asyncio.create_task(control.send("s", "hello", by="alice", key="k"))
+            await anyio.sleep(0.2)
+            receipt = await control.stop(session="s", by="alice")
+            assert receipt.aborted and not receipt.durable
+            sent = await sending
+            assert sent.state is State.ENDED and receipt.runs[0].id == sent.run_id
+            await anyio.sleep(3)
+            store.resume()
+            await anyio.sleep(5)
+            assert control._registry.runs == {}
+            again = await control.send("s", "hello", by="alice", key="k")
+            assert again.run_id == sent.run_id
+            assert (await control.wait(sent.run_id)).ending is Ending.STOPPED
+            await anyio.sleep(1)
+        assert began == []
+
+    seeded(main)
+
+
+def test_a_tombstone_survives_a_store_that_is_down() -> None:
+    """A key that is stopped while the store stalls is buried at once in memory, and in the store afterwards."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(echoes, store=store) as control:
+            store.faults.stall = True
+            before = now()
+            await control.stop(key="k", by="alice")
+            assert now() - before <= 2 * COMMIT_SECONDS + SLACK
+            store.resume()
+            sent = await control.send("s", "hello", by="alice", key="k")
+            assert (await control.wait(sent.run_id)).ending is Ending.STOPPED
+            assert (await store.load("s", principal="alice", key="k")).buried
+
+    seeded(main)
+
+
+def test_an_ending_the_store_already_holds_is_told() -> None:
+    """Where another node ended the run first, its ending is the one everybody is told, and no correction is needed."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(idles, store=store) as control:
+            sent = await control.send("s", "hello")
+            await started(control, sent.run_id)
+            await other_ending(store, sent.run_id, Ending.COMPLETED, "elsewhere")
+            receipt = await control.stop(run=sent.run_id)
+            assert (receipt.aborted, receipt.already) == (False, Ending.COMPLETED)
+            assert receipt.runs[0].outcome.text == "elsewhere"
+            outcome = await control.wait(sent.run_id)
+            assert (outcome.ending, outcome.text) == (Ending.COMPLETED, "elsewhere")
+            log = await log_of(control, "s")
+            [ended] = [event for event in log if event.kind is EventKind.ENDED]
+            assert story(ended.data.outcome) == story(outcome)
+            assert "correction" not in kinds(log)
+
+    seeded(main)
+
+
+def test_the_next_turn_hears_of_the_ending_that_stands() -> None:
+    """`message.previous` is the ending the store held, not the one we had meant to write."""
+    seen: list[Outcome | None] = []
+
+    async def agent(run: Run, message: Message) -> None:
+        seen.append(message.previous)
+        await anyio.sleep_forever()
+
+    async def main() -> None:
+        seen.clear()
+        store = MemoryStore()
+        async with open_control(agent, store=store) as control:
+            sent = await control.send("s", "hello")
+            await started(control, sent.run_id)
+            await other_ending(store, sent.run_id, Ending.COMPLETED, "elsewhere")
+            await control.stop(run=sent.run_id)
+            second = await control.send("s", "next")
+            await started(control, second.run_id)
+        assert seen[1] is not None and seen[1].ending is Ending.COMPLETED
+
+    seeded(main)
+
+
+def test_an_ending_found_late_is_corrected() -> None:
+    """If the store answers with another ending after ours was told as not durable, a correction says so."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(idles, store=store) as control:
+            sent = await control.send("s", "hello")
+            await started(control, sent.run_id)
+            store.faults.stall = True
+            writing = asyncio.create_task(_other_first(store, sent.run_id))
+            await asyncio.sleep(0)
+            receipt = await control.stop(run=sent.run_id)
+            assert (receipt.aborted, receipt.durable) == (True, False)
+            store.resume()
+            found = await writing
+            await anyio.sleep(3)
+            log = await log_of(control, "s")
+            [correction] = [event for event in log if event.kind is EventKind.CORRECTION]
+            assert correction.run_id is None and story(correction.data.outcome) == story(found)
+            outcome = await control.wait(sent.run_id)
+            assert story(outcome) == story(found) and outcome.durable
+            assert kinds(log).count("ended") == 1
+
+    async def _other_first(store: MemoryStore, run: str) -> Outcome:
+        row = store._runs[run]  # a read would stall; the other node writes before us
+        outcome = Outcome(run_id=row.id, ending=Ending.FAILED, error="elsewhere")
+        end = RunRow(
+            id=row.id,
+            session=row.session,
+            principal=row.principal,
+            kind=row.kind,
+            text=row.text,
+            admitted_at=row.admitted_at,
+            outcome=outcome,
+        )
+        ticket = store.decide(Decision(endings=(end,)))
+        assert (await ticket).found == ()
+        return outcome
+
+    seeded(main, range(3), late=0.0)
+
+
+def test_a_run_that_ended_elsewhere_does_not_start() -> None:
+    """A start mark that finds an ending in the store begins nothing and tells that ending."""
+    began: list[str] = []
+
+    async def agent(run: Run, message: Message) -> None:
+        began.append(message.text)
+        await anyio.sleep_forever()
+
+    async def main() -> None:
+        began.clear()
+        store = MemoryStore()
+        async with open_control(agent, store=store, strategy="queue") as control:
+            first, second = await control.send("s", "one"), await control.send("s", "two")
+            await started(control, first.run_id)
+            await other_ending(store, second.run_id, Ending.STOPPED)
+            await control.stop(run=first.run_id)
+            outcome = await control.wait(second.run_id)
+            assert (outcome.ending, outcome.started_at) == (Ending.STOPPED, None)
+        assert began == ["one"]
+
+    seeded(main)
+
+
+async def hammer(control: Control, store: MemoryStore, number: int) -> None:
+    """Send and stop, again and again."""
+    for n in range(12):
+        try:
+            await control.send(f"s{number}", f"m{n}", by="alice", key=f"{number}-{n}")
+        except Unavailable:
+            await anyio.sleep(0.3)
+            continue
+        await control.stop(session=f"s{number}", by="alice")
+
+
+def test_a_store_that_comes_and_goes() -> None:
+    """However the store fails, stalls and loses replies, every kept run gets one durable ending (races 84 and 89)."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(mumbles, store=store) as control:
+
+            async def weather() -> None:
+                for fault in ("fail", "stall", "lose", "stall", "fail"):
+                    setattr(store.faults, fault, True)
+                    await anyio.sleep(0.7)
+                    store.resume()
+                    await anyio.sleep(0.2)
+
+            await asyncio.gather(weather(), *(hammer(control, store, n) for n in range(4)))
+            await anyio.sleep(20)
+            assert control._registry.runs == {}
+            for n in range(4):
+                rows = await store.runs(f"s{n}")
+                assert rows and all(row.outcome is not None for row in rows)
+                log = await log_of(control, f"s{n}")
+                for row in rows:
+                    assert kinds(log, row.id).count("ended") == 1
+                    receipt = await store.receipt(row.id)
+                    assert receipt is not None and receipt.durable and receipt.drain == "observed"
+
+    seeded(main, range(6))
