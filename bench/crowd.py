@@ -8,7 +8,7 @@ import gc
 
 from bench.ear import Ear
 from bench.result import Result
-from bench.sample import Samples, still
+from bench.sample import Samples, still, switches
 from bench.scale import Scale
 from interlock import Message, Run, open_control
 from interlock.runtime.control import Control
@@ -24,14 +24,16 @@ async def parked(run: Run, message: Message) -> None:
     await asyncio.Event().wait()
 
 
-async def timed_stop(control: Control, taken: Samples, session: str = "timed") -> None:
+async def timed_stop(control: Control, taken: Samples, pause_seconds: float = 0.0) -> None:
     """Start a run, wait for its first word, and time its stop up to the acknowledgement."""
-    ear = Ear(control, session)
-    await control.send(session, "go")
+    since = switches()
+    await asyncio.sleep(pause_seconds)
+    ear = Ear(control, "timed")
+    await control.send("timed", "go")
     await ear.first()
     ear.leave()
-    with taken.clock():
-        await control.stop(session=session)
+    with taken.clock(since):
+        await control.stop(session="timed")
 
 
 async def crowded(control: Control, size: int) -> None:
@@ -57,7 +59,7 @@ async def _measure(scale: Scale) -> list[Result]:
     small = (
         f"with {CROWD:,}: {among.spread()}",
         f"with none:   {alone.spread()} (another control, same loop, in turn)",
-        f"before the crowd was there: {before.spread()}",
+        f"before the crowd was there: {before.spread()}; p50 with it {among.percentile(50) / before.percentile(50):.2f} x",
     )
     name = f"stop with {CROWD:,} other idle runs / with none"
     return [_result(f"{name}, p50", among, alone, 50), _result(f"{name}, p99", among, alone, 99, small)]

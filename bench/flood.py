@@ -5,6 +5,7 @@ One control, the same hundred runs all the time; they speak in every other stret
 
 import asyncio
 import gc
+import random
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -28,6 +29,7 @@ class Speech:
     """Lets the speakers speak, and counts what they said."""
 
     on: asyncio.Event = field(default_factory=asyncio.Event)
+    dice: random.Random = field(default_factory=lambda: random.Random(7))
     said: int = 0
     seconds: float = 0.0
 
@@ -39,7 +41,7 @@ class Speech:
         pace = SPEAKERS / DELTAS_PER_SECOND
         while True:
             await self.on.wait()
-            due = loop.time() + pace * (hash(run.id) % SPEAKERS) / SPEAKERS  # not all at the same instant
+            due = loop.time() + pace * self.dice.random()  # not all at the same instant, nor in step
             while self.on.is_set():
                 due += pace
                 await asyncio.sleep(due - loop.time())
@@ -62,8 +64,7 @@ async def _measure(scale: Scale) -> list[Result]:
         async def stretch(taken: Samples) -> None:
             end = perf_counter() + STRETCH_SECONDS
             while perf_counter() < end:
-                await timed_stop(control, taken)
-                await asyncio.sleep(PAUSE_SECONDS)
+                await timed_stop(control, taken, PAUSE_SECONDS)
 
         with still():
             await stretch(Samples())

@@ -2,8 +2,8 @@
 
 1. The garbage collector is off while a clock runs and is called by hand between rounds, so that no side pays for the
    other's garbage.
-2. A timing during which the kernel took the core away for another process tells of that process. Such timings are left
-   out, on every side alike, and counted.
+2. A timing before or during which the kernel took the core away for another process tells of that process. Such
+   timings are left out, on every side alike, and counted.
 """
 
 import gc
@@ -20,16 +20,15 @@ class Samples:
     def __init__(self) -> None:
         self.seconds: list[float] = []
         self.preempted = 0
-        self._began = 0.0
-        self._switches = 0
 
     @contextmanager
-    def clock(self) -> Iterator[None]:
-        """Time a block."""
-        self._switches, self._began = _switches(), perf_counter()
+    def clock(self, since: int | None = None) -> Iterator[None]:
+        """Time a block; it counts if there were no further `switches` since then, or since it began."""
+        before = switches() if since is None else since
+        began = perf_counter()
         yield
-        took = perf_counter() - self._began
-        if _switches() == self._switches:
+        took = perf_counter() - began
+        if switches() == before:
             self.seconds.append(took)
         else:
             self.preempted += 1
@@ -46,7 +45,7 @@ class Samples:
         return f"p50 {p50:,.0f} us, p99 {p99:,.0f} us, max {most:,.0f} us, n {len(self.seconds):,}{left_out}"
 
 
-def _switches() -> int:
+def switches() -> int:
     """How often the kernel has taken the core away from this thread."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 

@@ -9,7 +9,7 @@ async def assistant(run: Run, message: Message) -> str:
     """Answer in a while; say how the turn before ended."""
     before = message.previous.ending if message.previous else "no turn"
     await run.say(f"[after {before}] ")
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.15)
     return f"[after {before}] my answer to {message.text!r}"
 
 
@@ -17,7 +17,9 @@ async def main() -> None:
     """Send four messages, each with another strategy, while the first is at work."""
     async with open_control(assistant) as control:
         first = await control.send("alice", "one", by="alice")
-        await asyncio.sleep(0.02)
+        async for event in control.watch(run=first.run_id):
+            if event.kind == "delta":
+                break  # it speaks
 
         # interrupt, the default: the new message is the dominant instruction
         second = await control.send("alice", "two", by="alice")

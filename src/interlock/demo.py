@@ -235,8 +235,9 @@ class Play:
 
     async def timed_out(self) -> None:
         """The run has a deadline, and an answer that comes too late."""
-        self._title("3. Timed out", f"A deadline of {DEADLINE_SECONDS} s. The agent answers after it.")
-        run_id = await self._send(SLOW, deadline=DEADLINE_SECONDS * max(pace.get(), 0.1))
+        deadline = DEADLINE_SECONDS * max(pace.get(), 0.1)
+        self._title("3. Timed out", f"A deadline of {deadline:g} s. The agent answers after it.")
+        run_id = await self._send(SLOW, deadline=deadline)
         await self._control.wait(run_id)
         await self._prove(run_id)
 
@@ -251,8 +252,8 @@ class Play:
     def curtain(self) -> int:
         """Sum up; return how many events of an old run came after its end in the whole play."""
         late = sum(self._audience.after_end(run_id) for run_id in self._runs)
-        words = f"{len(self._runs)} runs ended. Events of a run after its terminal event, to the last moment: {late}."
-        self._console.print(Panel(words, border_style="green" if late == 0 else "red"))
+        words = f"{len(self._runs)} runs ended. Events of a run after its terminal event: {late}."
+        self._console.print(Panel(words, border_style="green" if late == 0 else "red", expand=False))
         return late
 
     async def _send(self, text: str, *, deadline: float | None = None) -> RunId:

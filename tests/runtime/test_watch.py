@@ -277,7 +277,7 @@ def test_a_stalled_watcher_delays_nobody() -> None:
     """A watcher that never reads holds up neither the run, nor a stop, nor another watcher (race 98)."""
 
     async def agent(run: Run, message: Message) -> None:
-        for n in range(3000):
+        for _ in range(3000):
             await run.say(".")
         await anyio.sleep_forever()
 

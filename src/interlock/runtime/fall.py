@@ -7,7 +7,8 @@ unwritten deltas leave every buffer · the body is cut. Nothing here waits; t1 t
 A Fall is what fell together (a session's seat and queue, a parent and its children) and has one receipt.
 """
 
-import anyio
+import asyncio
+
 import msgspec
 
 from interlock.core.decision import Decision, KeyRow, RunRow, SessionRow, ToolRow
@@ -49,9 +50,9 @@ class Fall:
         self.fenced_at, self._fenced_mono = clock.wall(), clock.now()
         self.ended_at: float | None = None
         self.drained_at: float | None = None
-        self.ended = anyio.Event()
-        self.drained = anyio.Event()
-        self.kept = anyio.Event()  # the endings are in the store
+        self.ended = asyncio.Event()
+        self.drained = asyncio.Event()
+        self.kept = asyncio.Event()  # the endings are in the store
         self._registry = registry
         self._feed = feed
         self._clock = clock

@@ -7,6 +7,7 @@ one synchronous step, in the order of arrival: duplicate? · tombstone? · takeo
 3. One task of control's own carries a message from here to its end; the sender only waits for the ack.
 """
 
+import asyncio
 from collections import deque
 
 import anyio
@@ -66,7 +67,7 @@ class Inbox:
             raise QueueFull(f"{ARRIVALS} messages to session {session.id} are not decided on yet; send it again later")
         self._registry.register(run)
         session.line.append(run)
-        run.turn = anyio.Event()
+        run.turn = asyncio.Event()
         if session.line[0] is run:
             run.turn.set()
         return run

@@ -12,8 +12,6 @@ import threading
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Protocol
 
-import anyio
-
 from interlock.core.errors import Refused
 from interlock.core.names import BodyState, ToolState
 from interlock.runtime.registry import ToolCall
@@ -33,23 +31,23 @@ class Leash:
     def __init__(self, body: Coroutine[Any, Any, Any], *, name: str, call: ToolCall | None = None) -> None:
         self.name = name
         self.state = BodyState.RUNNING
-        self.done = anyio.Event()
+        self.done = asyncio.Event()
         self._body = body
         self._call = call
-        self._task: asyncio.Task[Any] | None = None
+        self.task: asyncio.Task[Any] | None = None
         self._dropped = False
 
     def cut(self) -> None:
         """Throw one cancel into the body."""
-        if not self.done.is_set() and self._task is not None:
+        if not self.done.is_set() and self.task is not None:
             self.state = BodyState.CUT
-            self._task.cancel()
+            self.task.cancel()
 
     def drop(self) -> None:
         """Never resume the body."""
-        if not self.done.is_set() and self._task is not None:
+        if not self.done.is_set() and self.task is not None:
             self._dropped = True
-            self._task.cancel()
+            self.task.cancel()
 
     def abandon(self) -> None:
         """Give up: whatever the body waits for will not let go of it."""
@@ -58,7 +56,7 @@ class Leash:
             self._call.state = ToolState.ABANDONED
 
     def __await__(self) -> Generator[Any, None, Any]:
-        self._task = asyncio.current_task()
+        self.task = asyncio.current_task()
         thrown: BaseException | None = None
         try:
             while not self._dropped:
@@ -88,7 +86,7 @@ class ThreadBody:
     def __init__(self, name: str, call: ToolCall) -> None:
         self.name = name
         self.state = BodyState.RUNNING
-        self.done = anyio.Event()
+        self.done = asyncio.Event()
         self.value: Any = None
         self.error: BaseException | None = None
         self._call = call

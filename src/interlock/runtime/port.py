@@ -93,6 +93,18 @@ class InlinePort:
             raise BadInput(f"call {call_id} is not open: it has a result already")
         return calls[call_id]
 
+    async def in_place(self, call: CallId, name: str, body: Coroutine[Any, Any, Any]) -> Any:
+        """Run a tool's body in the calling task; in a task the agent made itself it gets a leash of its own."""
+        task = asyncio.current_task()
+        if any(isinstance(other, Leash) and other.task is task for other in self._run.bodies or ()):
+            return await body
+        leash = Leash(body, name=f"tool {name}", call=self._call(call))
+        self._add(leash)
+        try:
+            return await leash
+        except Dropped:
+            raise Stale(f"run {self._run.id} has ended; its tool {name} was not resumed") from None
+
     async def in_thread(self, call: CallId, name: str, work: Callable[[], Any]) -> Any:
         body = ThreadBody(f"thread of tool {name}", self._call(call))
         self._add(body)

@@ -12,7 +12,6 @@ import asyncio
 from collections import OrderedDict, deque
 from typing import Protocol
 
-import anyio
 import msgspec
 
 from interlock.core.decision import KeyRow, RunRow, SessionRow, Tombstone
@@ -43,7 +42,7 @@ class Body(Protocol):
 
     name: str
     state: BodyState
-    done: anyio.Event
+    done: asyncio.Event
 
     def cut(self) -> None:
         """Ask it to end: one cancel, so that it may clean up."""
@@ -61,8 +60,8 @@ class Body(Protocol):
 class Falling(Protocol):
     """What a run knows of the fall that took it."""
 
-    ended: anyio.Event
-    drained: anyio.Event
+    ended: asyncio.Event
+    drained: asyncio.Event
     durable: bool
 
     def receipt(self, *, aborted: bool = False, already: Ending | None = None) -> Receipt:
@@ -219,10 +218,10 @@ class LiveRun:
         self.refusal_budget = 0
         self.outcome: Outcome | None = None  # decided at t0, told at t1
         self.fall: Falling | None = None
-        self.turn: anyio.Event | None = None  # set when it heads its session's line
-        self.acked = anyio.Event()  # the sender may be told
-        self.called = anyio.Event()  # it has the seat, or has ended
-        self.ended = anyio.Event()  # the outcome is public
+        self.turn: asyncio.Event | None = None  # set when it heads its session's line
+        self.acked = asyncio.Event()  # the sender may be told
+        self.called = asyncio.Event()  # it has the seat, or has ended
+        self.ended = asyncio.Event()  # the outcome is public
 
     @property
     def fallen(self) -> bool:

@@ -5,11 +5,10 @@
 3. A slow watcher's buffer is bounded: it is emptied and the watcher reads from the store again.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-
-import anyio
 
 from interlock.core.events import Ended, Event, Gap
 from interlock.core.names import PASSING, RunId, SessionId
@@ -28,7 +27,7 @@ class Buffer:
         self.events: deque[Event] = deque()
         self.behind = True  # must read the log before the buffer
         self.closed = False
-        self._news = anyio.Event()
+        self._news = asyncio.Event()
 
     def put(self, event: Event) -> None:
         """Take an event; if there are too many, fall back on the log."""
@@ -53,7 +52,7 @@ class Buffer:
 
     def rest(self) -> None:
         """Everything known has been passed on: the next news wakes."""
-        self._news = anyio.Event()
+        self._news = asyncio.Event()
 
 
 class Watch:

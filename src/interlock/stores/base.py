@@ -6,10 +6,10 @@
 4. A read or a write that cannot be done raises StoreFailed; the runtime bounds how long it waits.
 """
 
+import asyncio
 from collections.abc import Generator
 from typing import Any, Protocol
 
-import anyio
 import msgspec
 
 from interlock.core.decision import Decision, KeyRow, RunRow, SessionRow, ToolRow, Verdict
@@ -31,7 +31,7 @@ class Ticket:
 
     def __init__(self, decision: Decision) -> None:
         self.decision = decision
-        self._answered = anyio.Event()
+        self._answered = asyncio.Event()
         self._verdict: Verdict | None = None
         self._error: StoreFailed | None = None
 

@@ -8,7 +8,6 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from operator import attrgetter
 
-import anyio
 import msgspec
 
 from interlock.core.decision import Decision, KeyRow, RunRow, SessionRow, Tombstone, ToolRow, Verdict
@@ -71,7 +70,7 @@ class MemoryStore:
         self._boot = 0
         self._line: deque[Ticket] = deque()
         self._flushing = False
-        self._resumed = anyio.Event()
+        self._resumed = asyncio.Event()
         self._sessions: dict[SessionId, SessionRow] = {}
         self._runs: dict[RunId, RunRow] = {}
         self._runs_of: dict[SessionId, deque[RunId]] = {}
@@ -122,7 +121,7 @@ class MemoryStore:
         """Clear every fault and go on with what waits."""
         self.faults = Faults()
         self._resumed.set()
-        self._resumed = anyio.Event()
+        self._resumed = asyncio.Event()
         self._flush()
 
     def _flush(self) -> None:

@@ -25,6 +25,7 @@ from interlock.testing.threads import VirtualThreads
 
 SETTINGS = Settings(grace_seconds=0.4, drain_seconds=1.0, retry_seconds=0.3, queue=3)
 PAUSES_SECONDS = (0.0, 0.0, 0.0, 0.0, 1e-5, 1e-4, 0.003, 0.02, 0.05, 0.3, 0.6)
+QUICK_SECONDS = (0.0, 0.0, 2e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 DEADLINES_SECONDS = (None, None, None, 0.002, 0.05, 0.2)
 LATENCIES_SECONDS = (0.0, 0.0, 0.001, 0.05)
 PEOPLE = ("alice", "alice", "alice", "bob", "admin")
@@ -51,6 +52,7 @@ class Scene:
         self._behaviours = behaviours
         self._known: list[RunId] = []
         self._said = 0
+        self._pauses = random.choice((PAUSES_SECONDS, QUICK_SECONDS, QUICK_SECONDS))
         self._vanishing: list[asyncio.Task[Any]] = []
 
     async def play(self) -> None:
@@ -71,8 +73,9 @@ class Scene:
 
     async def _person(self, name: str) -> None:
         random = self._random
+        await self._send(name)
         for _ in range(random.choice((1, 2, 2, 3, 4))):
-            await asyncio.sleep(random.choice(PAUSES_SECONDS))
+            await asyncio.sleep(random.choice(self._pauses))
             act = random.choice(
                 (self._send, self._send, self._send, self._stop, self._stop, self._wait, self._vanish, self._twice)
             )
@@ -82,7 +85,7 @@ class Scene:
         """Switch faults of the store on and off."""
         random, store = self._random, self._store
         for _ in range(random.choice((1, 2))):
-            await asyncio.sleep(random.choice(PAUSES_SECONDS))
+            await asyncio.sleep(random.choice(self._pauses))
             setattr(store.faults, random.choice(("fail", "stall", "lose")), True)
             await asyncio.sleep(random.choice((0.0, 0.001, 0.1, 0.45, 0.5, 0.55, 0.8)))
             store.resume()
@@ -175,7 +178,12 @@ def play(seed: int, *, mode: Mode | None = None, agent: Agent | None = None) -> 
             _no_leaks(loop)
         judged[0].trace.append(("steps", loop.steps))
 
-    run_seeded(lambda: _main(random, judged, agent), seed, mode=chosen, charge=CHARGE_SECONDS, on_close=on_close)
+    try:
+        run_seeded(lambda: _main(random, judged, agent), seed, mode=chosen, charge=CHARGE_SECONDS, on_close=on_close)
+    except BaseException:
+        if judged and judged[0].violation is not None:
+            raise judged[0].violation from None  # the first thing that went wrong, not what followed from it
+        raise
     oracle = judged[0]
     if oracle.violation is not None:
         raise oracle.violation

@@ -53,6 +53,7 @@ class Oracle:
     def __init__(self, control: Control, store: MemoryStore, *, admins: tuple[str, ...] = ()) -> None:
         self.control = control
         self.violation: Violation | None = None
+        self.judging = asyncio.current_task()  # the task that plays the scenario
         self.finished = False
         self.trace: list[tuple[object, ...]] = []
         self._store = store
@@ -345,7 +346,10 @@ class Oracle:
     def _fail(self, text: str) -> None:
         """Write the first violation down, then raise: whoever is above may swallow it."""
         violation = Violation(text)
-        self.violation = self.violation or violation
+        if self.violation is None:
+            self.violation = violation
+            if self.judging is not None:
+                self.judging.cancel()  # whatever waits for an answer would wait for ever
         raise violation
 
 

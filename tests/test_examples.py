@@ -1,0 +1,93 @@
+"""What a newcomer tries first works as written: the examples, the demo, and the program at the head of the README."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SECONDS = 30
+
+EXAMPLES = {
+    "quickstart.py": ["ending:  stopped, by alice", "said:    'Certainly.", "refused: ['1 tool']", "drain:   observed"],
+    "takeover.py": [
+        "two took over one: True",
+        "three is queued, generation None",
+        "four: session alice is busy",
+        "bob's is queued",
+        "superseded [after no turn]",
+        "completed  [after superseded] my answer to 'two'",
+        "completed  [after completed] my answer to 'five'",
+    ],
+    "tools.py": [
+        "fetch: interrupted",
+        "fetch: skipped",
+        "word_count: finished",
+        "fetch: finished",
+        'result: "page 1"',
+        "result: interrupted while it ran: its effect is unknown",
+        "result: skipped: it was given up before it began",
+        "(cut: stopped)",
+    ],
+}
+
+
+def play(*arguments: str | Path) -> str:
+    """Run Python in a process of its own and return what it printed; it must end well and complain of nothing."""
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=SECONDS
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_example_is_played() -> None:
+    """An example that nobody runs is not kept."""
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_does_what_it_says(name: str) -> None:
+    """Each example runs by itself and prints what it is there to show, in this order."""
+    at, printed = 0, play(ROOT / "examples" / name)
+    for line in EXAMPLES[name]:
+        assert line in printed[at:], f"{line!r} is missing (or too early) in:\n{printed}"
+        at = printed.index(line, at) + len(line)
+    assert "MAIL SENT" not in printed
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_is_short(name: str) -> None:
+    """An example fits on one screen."""
+    assert len((ROOT / "examples" / name).read_text("utf-8").splitlines()) <= 50
+
+
+def test_the_demo_plays_to_its_end() -> None:
+    """Every act shows its receipt, and no run says anything after its end."""
+    printed = play("-m", "interlock.demo", "--fast")
+    assert printed.count("receipt ─") == 4
+    for words in (
+        "ending        stopped by alice",
+        "book_flight interrupted (effect unknown) · mail_ticket skipped",
+        "ending        superseded by r-",
+        "timed out after 150 ms in phase provider",
+        "refused       101 delta",
+        "its code      was not resumed any more",
+        "6 runs ended. Events of a run after its terminal event: 0.",
+    ):
+        assert words in printed, f"{words!r} is missing in:\n{printed}"
+    assert printed.count(" 0 events of r-") == 4
+
+
+def test_the_first_program_of_the_readme_runs() -> None:
+    """The program a newcomer copies from the first screen prints what stands below it: stopped, and no mail."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    found = re.search(r"```python\n(.*?)```\n+```\n(.*?)```", readme, re.DOTALL)
+    assert found is not None, "README.md: a python block, then a block with what it prints"
+    program, told = found.groups()
+    how_far = re.compile(r"(?<='Certainly\. )[^']*")  # how much it said before the stop is up to the machine
+    assert how_far.sub("", play("-c", program)) == how_far.sub("", told)
