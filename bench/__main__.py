@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these: {', '.join(MEASURES)}")
     parser.add_argument("--quick", action="store_true", help="everything small, under a minute")
     parser.add_argument("--raced", type=int, help="how many stops to race (1,000,000; quick: 20,000)")
-    parser.add_argument("--seconds", type=float, default=600.0, help="race at most so long")
+    parser.add_argument("--seconds", type=float, default=1_800.0, help="race at most so long (1,800)")
     asked = parser.parse_args()
     if unknown := set(asked.names) - set(MEASURES):
         parser.error(f"no measurement {', '.join(sorted(unknown))}; there are {', '.join(MEASURES)}")

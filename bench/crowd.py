@@ -56,10 +56,11 @@ async def _measure(scale: Scale) -> list[Result]:
         await crowded(full, CROWD)
         await _round(1, (quiet, Samples()), (full, Samples()))
         await _round(rounds, (quiet, alone), (full, among))
+    grown = among.percentile(50) / before.percentile(50)
     small = (
         f"with {CROWD:,}: {among.spread()}",
         f"with none:   {alone.spread()} (another control, same loop, in turn)",
-        f"before the crowd was there: {before.spread()}; p50 with it {among.percentile(50) / before.percentile(50):.2f} x",
+        f"before the crowd was there: {before.spread()}; p50 has grown {grown:.2f} x since",
     )
     name = f"stop with {CROWD:,} other idle runs / with none"
     return [_result(f"{name}, p50", among, alone, 50), _result(f"{name}, p99", among, alone, 99, small)]

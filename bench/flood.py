@@ -68,7 +68,7 @@ async def _measure(scale: Scale) -> list[Result]:
 
         with still():
             await stretch(Samples())
-            for _ in range(scale.rounds(30, 8)):
+            for _ in range(scale.rounds(30, 6)):
                 await stretch(silent)
                 await _aloud(speech, stretch(loud))
                 gc.collect()

@@ -10,7 +10,6 @@ from typing import Any
 
 from bench.witness import Tally, Witness
 from interlock import Message, Run, Stale
-from interlock.runtime.tool import tool
 
 LATE_SECONDS = 0.02
 VOICE_SECONDS = 0.001
@@ -92,16 +91,7 @@ async def _phase(run: Run) -> None:
 
 async def tools(world: World, run: Run) -> None:
     """Call tools, alone and in batches."""
-    witness = world.witness(run.session)
-
-    @tool
-    async def touch() -> None:
-        witness.begin(run.id)
-
-    @tool
-    async def linger() -> None:
-        witness.begin(run.id)
-        await stubborn(world, witness, run)
+    touch, linger = _touch(world, run), _touch(world, run, stubborn=True)
 
     async def attempt() -> object:
         if world.dice.random() < 0.5:
@@ -111,21 +101,26 @@ async def tools(world: World, run: Run) -> None:
     await world.insist(attempt, world.patience())
 
 
-async def stubborn(world: World, witness: Witness, run: Run) -> None:
-    """Go on inside a tool body through a few cancels."""
-    times = world.dice.randint(0, 6)
-    while times > 0:
-        times -= 1
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(0)
-        witness.act(run.id)
+def _touch(world: World, run: Run, *, stubborn: bool = False) -> Callable[[], Awaitable[None]]:
+    """Return a tool that the witness sees begin, and, if stubborn, go on through a few cancels."""
+    witness = world.witness(run.session)
+
+    async def touch() -> None:
+        witness.begin(run.id)
+        for _ in range(world.dice.randint(0, 6) if stubborn else 0):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            witness.act(run.id)
+
+    return touch
 
 
 async def late(world: World, run: Run) -> str | None:
     """Leave timers and tasks behind that speak up later; then return, or go on talking."""
     for _ in range(3):
         world.loop.call_later(world.dice.random() * LATE_SECONDS, lambda: world.spawn(world.once(run.say("late"))))
-    world.spawn(world.insist(lambda: run.say("aside"), world.dice.randint(1, 12)))
+    aside = world.dice.choice((lambda: run.say("aside"), lambda: run.call(_touch(world, run))))
+    world.spawn(world.insist(aside, world.dice.randint(1, 12)))
     if world.dice.random() < 0.3:
         for _ in range(world.dice.randint(0, 8)):
             await run.say("x")

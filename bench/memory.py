@@ -85,7 +85,7 @@ def _both(fill: Fill, count: int) -> tuple[float, float]:
 
 def measure(scale: Scale) -> list[Result]:
     """Return the runtime's share, with the store's beside it."""
-    count = scale.rounds(2_000, 1_000)
+    count = scale.rounds(2_000, 500)
     tracemalloc.start()
     try:
         idle, active = (_both(fill, count) for fill in (_idle, _active))

@@ -16,13 +16,14 @@ from bench.hostile import LATE_SECONDS, Voice, World
 from bench.result import Result
 from bench.scale import Scale
 from bench.witness import Tally
-from interlock import Receipt, Settings, open_control
+from interlock import MemoryStore, Receipt, Settings, open_control
 from interlock.core.names import RunId, SessionId
 from interlock.runtime.control import Control
 
 SESSIONS, TURNS = 200, 10  # in a wave
 CHUNK = 5 * SESSIONS * TURNS  # stops of one process
 PROCESSES = 2
+LATENCIES_SECONDS = (0.0, 0.0, 0.001)  # of the store, one per wave
 BOUNDS = Settings(grace_seconds=0.05, drain_seconds=0.5)
 
 
@@ -68,7 +69,8 @@ async def _play_chunk(seed: int, stops: int) -> Tally:
 
 async def _wave(world: World, stops: int) -> None:
     world.witnesses.clear()
-    async with open_control(world.agent, settings=BOUNDS) as control:
+    store = MemoryStore(latency_seconds=world.dice.choice(LATENCIES_SECONDS))
+    async with open_control(world.agent, store=store, settings=BOUNDS) as control:
         await asyncio.gather(*(_session(world, control, f"s{n}", stops) for n in range(SESSIONS)))
         await asyncio.sleep(2 * LATE_SECONDS)
     await asyncio.sleep(2 * LATE_SECONDS)  # whoever is late even for the close

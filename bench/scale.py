@@ -9,7 +9,7 @@ class Scale:
 
     quick: bool = False
     raced: int = 1_000_000
-    seconds: float = 600.0
+    seconds: float = 1_800.0
 
     def rounds(self, full: int, quick: int) -> int:
         """Return how many rounds to take."""

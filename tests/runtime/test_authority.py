@@ -19,7 +19,7 @@ async def seen(control: Control, run: str, session: str, by: str) -> dict[str, A
         try:
             return await work
         except Unknown as error:
-            return type(error), str(error).replace(run, "X").replace(session, "X")
+            return type(error), str(error).replace(repr(run), "X").replace(repr(session), "X")
 
     async def first(events: Any) -> Any:
         async with aclosing(events) as stream:

@@ -81,7 +81,9 @@ def test_a_very_long_deadline(days: int) -> None:
     seeded(main, range(2), limit_seconds=1e8)
 
 
-@pytest.mark.parametrize("value", [-1, -0.001, float("nan"), float("-inf"), "5", True, [5], 10**400], ids=repr)
+@pytest.mark.parametrize(
+    "value", [-1, -0.001, float("nan"), float("-inf"), "5", True, [5], 10**400], ids=lambda value: repr(value)[:8]
+)
 def test_a_deadline_in_the_past(value: Any) -> None:
     """A limit that is negative or no number is refused with the remedy, and nothing changes."""
 
@@ -212,7 +214,7 @@ def test_a_late_sweep_ends_only_what_has_passed() -> None:
             short = [await control.send(f"a{n}", "x", deadline=0.05) for n in range(20)]
             long = [await control.send(f"b{n}", "x", deadline=60) for n in range(20)]
             await started(control, long[-1].run_id)
-            time.sleep(0.1)  # noqa: ASYNC251 the machine was suspended
+            time.sleep(0.1)  # the machine was suspended
             for each in short:
                 assert (await control.wait(each.run_id)).ending is Ending.TIMED_OUT
             for each in long:
@@ -223,20 +225,36 @@ def test_a_late_sweep_ends_only_what_has_passed() -> None:
     asyncio.run(main())
 
 
-def test_a_stop_after_the_deadline_is_too_late() -> None:
+class Oversleeper:
+    """An agent that blocks the loop past its deadline: whoever waits for `begun` runs before any timer."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+
+    async def __call__(self, run: Run, message: Message) -> str:
+        if message.text == "next":
+            return "next"
+        self.begun.set()
+        time.sleep(0.21)
+        if message.text == "answers":
+            return "too late"
+        await anyio.sleep_forever()
+        raise AssertionError
+
+
+@pytest.mark.parametrize("scope", ["run", "session"])
+def test_a_stop_after_the_deadline_is_too_late(scope: str) -> None:
     """The clock decides: a stop that comes after the deadline, but before its timer, finds `timed_out` (race 19)."""
 
     async def main() -> None:
-        async with open_control(idles) as control:
-            for scope in ("run", "session"):
-                sent = await control.send("s", "hello", deadline=0.05)
-                await started(control, sent.run_id)
-                time.sleep(0.06)  # noqa: ASYNC251 no timer can fire meanwhile
-                stop = {"run": sent.run_id} if scope == "run" else {"session": "s"}
-                receipt = await control.stop(**stop)
-                assert (receipt.aborted, receipt.already) == (False, Ending.TIMED_OUT)
-                assert receipt.cause is Ending.TIMED_OUT
-                assert (await control.wait(sent.run_id)).ending is Ending.TIMED_OUT
+        agent = Oversleeper()
+        async with open_control(agent) as control:
+            sent = await control.send("s", "hello", deadline=0.2)
+            await agent.begun.wait()
+            receipt = await control.stop(**({"run": sent.run_id} if scope == "run" else {"session": "s"}))
+            assert (receipt.aborted, receipt.already) == (False, Ending.TIMED_OUT)
+            assert receipt.cause is Ending.TIMED_OUT
+            assert (await control.wait(sent.run_id)).ending is Ending.TIMED_OUT
 
     asyncio.run(main())
 
@@ -244,13 +262,9 @@ def test_a_stop_after_the_deadline_is_too_late() -> None:
 def test_a_completion_after_the_deadline_is_too_late() -> None:
     """A reply that comes after the deadline does not count, although no timer had fired (race 18)."""
 
-    async def agent(run: Run, message: Message) -> str:
-        time.sleep(0.06)  # noqa: ASYNC251 no timer can fire meanwhile
-        return "too late"
-
     async def main() -> None:
-        async with open_control(agent) as control:
-            sent = await control.send("s", "hello", deadline=0.05)
+        async with open_control(Oversleeper()) as control:
+            sent = await control.send("s", "answers", deadline=0.2)
             outcome = await control.wait(sent.run_id)
             assert (outcome.ending, outcome.text) == (Ending.TIMED_OUT, "")
             assert "too late" not in repr(await log_of(control, "s"))
@@ -262,12 +276,12 @@ def test_a_takeover_after_the_deadline() -> None:
     """A message that takes over a run whose deadline has passed finds it timed out, and runs (race 19)."""
 
     async def main() -> None:
-        async with open_control(idles) as control:
-            old = await control.send("s", "one", deadline=0.05)
-            await started(control, old.run_id)
-            time.sleep(0.06)  # noqa: ASYNC251 no timer can fire meanwhile
-            new = await control.send("s", "two")
-            await started(control, new.run_id)
+        agent = Oversleeper()
+        async with open_control(agent) as control:
+            old = await control.send("s", "hello", deadline=0.2)
+            await agent.begun.wait()
+            new = await control.send("s", "next")
+            assert (await control.wait(new.run_id)).text == "next"
             assert (await control.wait(old.run_id)).ending is Ending.TIMED_OUT
 
     asyncio.run(main())

@@ -165,8 +165,9 @@ def test_a_stop_between_registration_and_ack() -> None:
         async with open_control(idles, store=store) as control:
             sending = asyncio.create_task(control.send("s", "hello", by="alice"))
             await anyio.sleep(0.05)
+            [live] = control._registry.runs.values()
             receipt = await control.stop(session="s", by="alice")
-            assert sending.done()
+            assert live.acked.is_set()
             sent = await sending
             assert receipt.aborted and receipt.runs[0].id == sent.run_id
             assert receipt.runs[0].body == "none"

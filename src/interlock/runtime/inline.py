@@ -8,6 +8,7 @@
 import asyncio
 import contextlib
 import contextvars
+import ctypes
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Protocol
@@ -18,7 +19,13 @@ from interlock.runtime.registry import ToolCall
 
 THREADS = 64  # synchronous tools that may run at once
 
-_kept: list[Coroutine[Any, Any, Any]] = []
+
+def _keep(body: Coroutine[Any, Any, Any]) -> None:
+    """Never let a coroutine be freed: that would throw GeneratorExit into it, which runs its code again.
+
+    A list would not do, since the interpreter empties it on its way out.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(body))
 
 
 class Dropped(BaseException):
@@ -36,6 +43,10 @@ class Leash:
         self._call = call
         self.task: asyncio.Task[Any] | None = None
         self._dropped = False
+
+    def holds(self, task: asyncio.Task[Any] | None) -> bool:
+        """Return whether what runs in a task now is on this leash."""
+        return self.task is task and not self.done.is_set()
 
     def cut(self) -> None:
         """Throw one cancel into the body."""
@@ -68,11 +79,11 @@ class Leash:
                 try:
                     yield wanted
                 except GeneratorExit:
-                    _kept.append(self._body)
+                    _keep(self._body)
                     raise
                 except BaseException as error:
                     thrown = error
-            _kept.append(self._body)
+            _keep(self._body)
             raise Dropped
         finally:
             if self.state is BodyState.RUNNING:

@@ -96,7 +96,7 @@ class InlinePort:
     async def in_place(self, call: CallId, name: str, body: Coroutine[Any, Any, Any]) -> Any:
         """Run a tool's body in the calling task; in a task the agent made itself it gets a leash of its own."""
         task = asyncio.current_task()
-        if any(isinstance(other, Leash) and other.task is task for other in self._run.bodies or ()):
+        if any(isinstance(other, Leash) and other.holds(task) for other in self._run.bodies or ()):
             return await body
         leash = Leash(body, name=f"tool {name}", call=self._call(call))
         self._add(leash)

@@ -197,8 +197,9 @@ async def haunt(kit: Kit, run: Run, message: Message) -> str | None:
         await asyncio.sleep(seconds)
         with contextlib.suppress(Stale):
             await run.say("boo")
-        with contextlib.suppress(Stale):
-            await run.call(kit.quick(run))
+        for _ in range(3):
+            with contextlib.suppress(Stale):
+                await run.call(kit.quick(run))
         with contextlib.suppress(Stale):
             await run.typing()
 
@@ -306,8 +307,8 @@ async def deaf(kit: Kit, run: Run, message: Message) -> str | None:
     async def work() -> None:
         for n in range(30):
             await run.say("deaf ")
+            await run.call(kit.quick(run))
             if n % 5 == 0:
-                await run.call(kit.quick(run))
                 await run.post("and ")
                 await run.typing()
 

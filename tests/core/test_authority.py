@@ -1,0 +1,118 @@
+"""The table of rights, cell by cell, against a table written by hand."""
+
+import itertools
+
+import pytest
+
+from interlock.core import authority
+from interlock.core.authority import RIGHTS, Action, Authority, Relation, may
+from interlock.core.names import LOCAL, Principal
+
+ALICE, BOB, EVE, ROOT = (Principal(name) for name in ("alice", "bob", "eve", "root"))
+
+# Written down from docs/design.md, not derived from the code: an `x` is a right.
+#               system admin owner principal parent reader other
+EXPECTED = {
+    "send": "        x      x     x      x        x      .     x",
+    "take_over": "   x      x     x      x        x      .     .",
+    "stop": "        x      x     x      x        x      .     .",
+    "answer": "      .      x     x      x        .      .     .",
+    "see_run": "     x      x     x      x        x      x     .",
+    "see_session": " x      x     x      .        .      x     .",
+    "wake": "        x      x     x      .        .      .     .",
+    "reset": "       x      x     x      .        .      .     .",
+}
+COLUMNS = ("system", "admin", "owner", "principal", "parent", "reader", "other")
+CHANGES = (Action.SEND, Action.TAKE_OVER, Action.STOP, Action.ANSWER, Action.WAKE, Action.RESET)
+
+
+def test_the_expected_table_is_complete() -> None:
+    """The hand-written table has a row for every action and a column for every relation."""
+    assert set(EXPECTED) == {action.value for action in Action}
+    assert set(COLUMNS) == {relation.value for relation in Relation}
+    assert all(len(row.split()) == len(COLUMNS) for row in EXPECTED.values())
+
+
+@pytest.mark.parametrize("action", Action)
+@pytest.mark.parametrize("relation", Relation)
+def test_every_cell(action: Action, relation: Relation) -> None:
+    """Each action is allowed to each relation exactly where the table says so."""
+    expected = EXPECTED[action].split()[COLUMNS.index(relation)] == "x"
+    assert may(action, [relation]) is expected
+
+
+@pytest.mark.parametrize("action", Action)
+def test_relations_add_up(action: Action) -> None:
+    """Who stands in several relations has the rights of each, and nobody has any without one."""
+    for pair in itertools.combinations(Relation, 2):
+        assert may(action, pair) is any(may(action, [relation]) for relation in pair)
+    assert not may(action, [])
+
+
+def test_an_action_without_an_entry_is_denied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the table does not list nobody may do, not even the system."""
+    monkeypatch.setattr(authority, "RIGHTS", {a: r for a, r in RIGHTS.items() if a is not Action.STOP})
+    assert not may(Action.STOP, Relation)
+    assert not may("conquer", Relation)  # type: ignore[arg-type]
+    assert not Authority(admins=["root"]).may("conquer", ROOT)  # type: ignore[arg-type]
+
+
+def test_a_relation_that_is_not_named_is_denied() -> None:
+    """A relation the table has never heard of has no rights."""
+    for action in Action:
+        assert not may(action, ["stranger"])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("action", CHANGES)
+def test_a_reader_never_changes_anything(action: Action) -> None:
+    """A reader has no right that changes something, even over what once was its own."""
+    known = Authority(readers=[EVE])
+    for owner, principal in itertools.product((None, EVE, ALICE), repeat=2):
+        assert not known.may(action, EVE, owner=owner, principal=principal)
+        assert known.may(Action.SEE_RUN, EVE, owner=owner, principal=principal)
+        assert known.may(Action.SEE_SESSION, EVE, owner=owner, principal=principal)
+
+
+@pytest.mark.parametrize(
+    ("by", "owner", "principal", "expected"),
+    [
+        (ROOT, ALICE, BOB, {"admin"}),
+        (ROOT, ROOT, ROOT, {"admin"}),
+        (LOCAL, ALICE, BOB, {"admin"}),
+        (LOCAL, None, None, {"admin"}),
+        (EVE, ALICE, BOB, {"reader"}),
+        (EVE, EVE, EVE, {"reader"}),
+        (ALICE, ALICE, BOB, {"owner"}),
+        (ALICE, ALICE, ALICE, {"owner", "principal"}),
+        (ALICE, BOB, ALICE, {"principal"}),
+        (ALICE, None, ALICE, {"principal"}),
+        (ALICE, ALICE, None, {"owner"}),
+        (ALICE, BOB, BOB, {"other"}),
+        (ALICE, None, None, {"other"}),
+    ],
+)
+def test_relations(by: Principal, owner: Principal | None, principal: Principal | None, expected: set[str]) -> None:
+    """What a caller is to a session and a run follows from names alone, never from a connection (race 101)."""
+    known = Authority(admins=[ROOT], readers=[EVE])
+    assert {relation.value for relation in known.relations(by, owner=owner, principal=principal)} == expected
+
+
+def test_an_admin_who_is_also_a_reader_is_an_admin() -> None:
+    """The greater right counts where a name is on both lists."""
+    known = Authority(admins=["root"], readers=["root", "local"])
+    assert known.relations(ROOT) == {Relation.ADMIN}
+    assert known.relations(LOCAL) == {Relation.ADMIN}
+
+
+def test_names_are_compared_whole() -> None:
+    """A right belongs to exactly one name: neither a part of it nor another spelling has it."""
+    known = Authority(admins=["root"])
+    for name in ("Root", "roo", "root ", "", "rootroot"):
+        assert known.relations(Principal(name), owner=ALICE) == {Relation.OTHER}
+
+
+def test_nobody_owns_what_has_no_owner() -> None:
+    """A session without a known owner, and a run without a principal, belong to no one by accident."""
+    known = Authority()
+    for action in (Action.STOP, Action.TAKE_OVER, Action.SEE_RUN, Action.SEE_SESSION):
+        assert not known.may(action, ALICE, owner=None, principal=None)

@@ -1,0 +1,183 @@
+"""Bad input: a clear error that names the remedy, and nothing changes."""
+
+import functools
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from interlock import BadInput, Control, Ending, MemoryStore, NotYet, Unknown, open_control
+
+from .scene import echoes, idles, seeded, started
+
+LONG = "x" * (1024 * 1024 + 1)
+
+CALLS: dict[str, tuple[Callable[[Control], Any], type[Exception], str]] = {
+    "no text": (lambda c: c.send("s", ""), BadInput, "the message is empty; send some text"),
+    "blank text": (lambda c: c.send("s", " \n\t"), BadInput, "the message is empty; send some text"),
+    "bytes": (lambda c: c.send("s", b"hello"), BadInput, "the message is empty; send some text|must be text"),
+    "long text": (lambda c: c.send("s", LONG), BadInput, "send a shorter one"),
+    "half a pair": (lambda c: c.send("s", "half \ud800"), BadInput, "."),
+    "no session": (lambda c: c.send("", "hello"), BadInput, "session must be a name of 1 to 512 characters"),
+    "blank session": (lambda c: c.send("  ", "hello"), BadInput, "session must be a name"),
+    "session no text": (lambda c: c.send(7, "hello"), BadInput, "session must be a name .* not 7"),
+    "long session": (lambda c: c.send("s" * 513, "hello"), BadInput, "session must be a name"),
+    "no sender": (lambda c: c.send("s", "hello", by=""), BadInput, "by must be a name"),
+    "sender None": (lambda c: c.send("s", "hello", by=None), BadInput, "by must be a name"),
+    "empty key": (lambda c: c.send("s", "hello", key=""), BadInput, "key must be a name"),
+    "key no text": (lambda c: c.send("s", "hello", key=5), BadInput, "key must be a name"),
+    "long key": (lambda c: c.send("s", "hello", key="k" * 513), BadInput, "key must be a name"),
+    "strategy": (
+        lambda c: c.send("s", "hello", strategy="barge"),
+        BadInput,
+        "no strategy 'barge'; use one of interrupt, queue, reject",
+    ),
+    "strategy steer": (lambda c: c.send("s", "hello", strategy="steer"), NotYet, "use one of interrupt, queue, reject"),
+    "strategy collect": (lambda c: c.send("s", "hello", strategy="collect"), NotYet, "not built yet"),
+    "strategy rollback": (lambda c: c.send("s", "hello", strategy="rollback"), NotYet, "not built yet"),
+    "deadline": (lambda c: c.send("s", "hello", deadline=-1), BadInput, "0 or more seconds from now"),
+    "stop nothing": (lambda c: c.stop(), BadInput, "stop one thing: session=, run= or key="),
+    "stop two": (lambda c: c.stop(session="s", run="r"), BadInput, "stop one thing"),
+    "stop three": (lambda c: c.stop(session="s", run="r", key="k"), BadInput, "stop one thing"),
+    "stop empty session": (lambda c: c.stop(session=""), BadInput, "session must be a name"),
+    "stop empty run": (lambda c: c.stop(run=""), BadInput, "run must be a name"),
+    "stop empty key": (lambda c: c.stop(key=""), BadInput, "key must be a name"),
+    "stop no caller": (lambda c: c.stop(session="s", by=""), BadInput, "by must be a name"),
+    "wait nothing": (lambda c: c.wait(""), BadInput, "run must be a name"),
+    "wait None": (lambda c: c.wait(None), BadInput, "run must be a name"),
+    "wait negative": (lambda c: c.wait("r", timeout=-1), BadInput, "timeout must be 0 or more seconds"),
+    "wait text": (lambda c: c.wait("r", timeout="soon"), BadInput, "timeout must be 0 or more seconds"),
+    "wait no caller": (lambda c: c.wait("r", by=""), BadInput, "by must be a name"),
+    "receipt of nothing": (lambda c: c.receipt("f-9-9"), Unknown, "no receipt .*found by their id or a run's"),
+    "receipt empty": (lambda c: c.receipt(""), BadInput, "receipt must be a name"),
+    "history": (lambda c: c.history("nowhere"), Unknown, "no session 'nowhere'.*begins with its first message"),
+    "history empty": (lambda c: c.history(""), BadInput, "session must be a name"),
+    "runs": (lambda c: c.runs("nowhere"), Unknown, "no session 'nowhere'"),
+    "watch nothing": (lambda c: first(c.watch()), BadInput, "watch one thing: a session, or run="),
+    "watch two": (lambda c: first(c.watch("s", run="r")), BadInput, "watch one thing"),
+    "watch nowhere": (lambda c: first(c.watch("nowhere")), Unknown, "no session 'nowhere'"),
+    "watch no run": (lambda c: first(c.watch(run="r-9-9")), Unknown, "no run 'r-9-9'.*`runs` lists them"),
+    "answer": (lambda c: c.answer("q", True), NotYet, "comes with questions"),
+    "timeline": (lambda c: c.timeline("r"), NotYet, "watch"),
+    "wake": (lambda c: c.wake("s", "hello"), NotYet, "call send from a timer"),
+    "reset": (lambda c: c.reset("s"), NotYet, "stop the session and use a new name"),
+}
+
+
+async def first(events: Any) -> Any:
+    """The first event of a stream."""
+    async with aclosing(events) as stream:
+        return await anext(stream)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_bad_call_changes_nothing(call: str, busy: bool) -> None:
+    """The call is refused with its remedy; sessions, runs, generations, keys, log and store are as before."""
+    make, error, words = CALLS[call]
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(idles, store=store) as control:
+            sent = None
+            if busy:
+                sent = await control.send("s", "running")
+                await started(control, sent.run_id)
+            known = control._registry
+
+            def picture() -> Any:
+                return (
+                    list(known.sessions),
+                    list(known.runs),
+                    list(known.keys),
+                    known.generations.get("s"),
+                    dict(store._runs),
+                    dict(store._sessions),
+                    store._tombstones,
+                    len(control._crew._tasks),
+                    {name: list(log.lasting) for name, log in store._logs.items()},
+                )
+
+            before = picture()
+            with pytest.raises(error, match=words):
+                await make(control)
+            assert picture() == before
+            if sent is not None:
+                assert (await control.wait(sent.run_id, timeout=0.1)).ending is Ending.PENDING
+
+    seeded(main, range(1))
+
+
+async def not_reached(*arguments: Any, **options: Any) -> None:
+    """Open a control that must not open."""
+    async with open_control(*arguments, **options):
+        raise AssertionError("it opened")
+
+
+def plain(run: object, message: object) -> str:
+    """Not async."""
+    return ""
+
+
+async def generates(run: object, message: object) -> Any:
+    """An async generator is no agent."""
+    yield ""
+
+
+OPENINGS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "sync agent": ({"agent": plain}, BadInput, "an agent is one async callable"),
+    "no agent": ({"agent": None}, BadInput, "async def agent"),
+    "generator": ({"agent": generates}, BadInput, "an agent is one async callable"),
+    "text": ({"agent": "assistant"}, BadInput, "an agent is one async callable"),
+    "sync partial": ({"agent": functools.partial(plain)}, BadInput, "an agent is one async callable"),
+    "agents": ({"agent": echoes, "agents": {"other": echoes}}, NotYet, "until then serve one agent"),
+    "store": ({"agent": echoes, "store": "redis://"}, BadInput, "no store 'redis://'; use memory://"),
+    "strategy": ({"agent": echoes, "strategy": "barge"}, BadInput, "use one of interrupt, queue, reject"),
+    "later strategy": ({"agent": echoes, "strategy": "steer"}, NotYet, "use one of interrupt, queue, reject"),
+    "deadline": ({"agent": echoes, "deadline": -1}, BadInput, "deadline must be 0 or more"),
+    "idle": ({"agent": echoes, "idle_limit": "long"}, BadInput, "idle_limit must be 0 or more"),
+    "queue": ({"agent": echoes, "queue_limit": float("nan")}, BadInput, "queue_limit must be 0 or more"),
+    "admins": ({"agent": echoes, "admins": "root"}, BadInput, "take a list of names, not one text"),
+    "readers": ({"agent": echoes, "readers": "eve"}, BadInput, "take a list of names, not one text"),
+}
+
+
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_a_control_that_cannot_open(opening: str) -> None:
+    """A wrong argument of `open_control` is refused with the remedy before anything is opened."""
+    options, error, words = OPENINGS[opening]
+
+    async def main() -> None:
+        options_here = dict(options)
+        store = MemoryStore()
+        options_here.setdefault("store", store)
+        with pytest.raises(error, match=words):
+            await not_reached(options_here.pop("agent"), **options_here)
+        assert await store.open() == 1
+
+    seeded(main, range(1))
+
+
+def test_an_async_partial_is_an_agent() -> None:
+    """A partial of an async function is one async callable."""
+
+    async def main() -> None:
+        async with open_control(functools.partial(echoes)) as control:
+            sent = await control.send("s", "hello")
+            assert (await control.wait(sent.run_id)).text == "hello"
+
+    seeded(main, range(1))
+
+
+def test_names_may_be_anything_readable() -> None:
+    """Names and texts in any script, with spaces and signs, are taken as they are."""
+
+    async def main() -> None:
+        async with open_control(echoes) as control:
+            for name in ("#general", "ünï cødé", "会話", "a/b?c=d", "💬", "x" * 512):
+                sent = await control.send(name, name, by=name, key=name)
+                assert (await control.wait(sent.run_id, by=name)).text == name
+                assert (await control.history(name, by=name))[0].text == name
+
+    seeded(main, range(1))

@@ -1,0 +1,273 @@
+"""Leaving the block: what runs ends as shutdown, what waits is kept, and everybody is let go."""
+
+import asyncio
+
+import anyio
+import pytest
+
+from interlock import Control, Ending, Event, MemoryStore, Message, Run, Unavailable, open_control
+from interlock.core.names import EventKind
+
+from .scene import deaf, echoes, idles, kinds, mumbles, seeded, started, told
+
+
+def test_what_runs_ends_as_shutdown() -> None:
+    """Closing ends running agents as `shutdown`, durable and drained, with their partial text."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(mumbles, store=store) as control:
+            sent = [await control.send(f"s{n}", "hello") for n in range(3)]
+            for each in sent:
+                await told(control, each.run_id, EventKind.DELTA)
+        for each in sent:
+            row = await store.run(each.run_id)
+            assert row is not None and row.outcome is not None
+            assert (row.outcome.ending, row.outcome.text, row.outcome.by) == (Ending.SHUTDOWN, "about hello", None)
+            receipt = await store.receipt(each.run_id)
+            assert receipt is not None and (receipt.drain, receipt.cause) == ("observed", Ending.SHUTDOWN)
+            assert (await control.wait(each.run_id)).ending is Ending.SHUTDOWN
+            events = (await store.events(each.session, after=0, limit=100)).events
+            assert kinds(events, each.run_id)[-1] == "ended"
+
+    seeded(main)
+
+
+def test_the_queue_is_kept() -> None:
+    """What waited for the seat stays in the store without an ending; nobody of it begins while closing."""
+    began: list[str] = []
+
+    async def agent(run: Run, message: Message) -> None:
+        began.append(message.text)
+        await anyio.sleep_forever()
+
+    async def main() -> None:
+        began.clear()
+        store = MemoryStore()
+        async with open_control(agent, store=store, strategy="queue") as control:
+            sent = [await control.send("s", text) for text in "abc"]
+            await started(control, sent[0].run_id)
+        first, *rest = await store.runs("s")
+        assert first.outcome is not None and first.outcome.ending is Ending.SHUTDOWN
+        assert [(row.text, row.outcome, row.started) for row in rest] == [("b", None, False), ("c", None, False)]
+        assert began == ["a"]
+
+    seeded(main)
+
+
+def test_waiters_are_released() -> None:
+    """Waiters of a running run are told shutdown, those of a waiting message `pending`; none is left."""
+
+    async def main() -> None:
+        async with open_control(idles, strategy="queue") as control:
+            first, second = await control.send("s", "a"), await control.send("s", "b")
+            await started(control, first.run_id)
+            waiting = [
+                asyncio.create_task(control.wait(run, drained=drained))
+                for run in (first.run_id, second.run_id)
+                for drained in (False, True)
+            ]
+            await anyio.sleep(1)
+        outcomes = [(await task).ending for task in waiting]
+        assert outcomes == [Ending.SHUTDOWN, Ending.SHUTDOWN, Ending.PENDING, Ending.PENDING]
+
+    seeded(main)
+
+
+def test_watchers_end() -> None:
+    """Every watcher sees the last events and then the end of its stream."""
+
+    async def main() -> None:
+        seen: list[list[Event]] = [[], [], []]
+
+        async def watch(control: Control, number: int, **what: str) -> None:
+            async for event in control.watch(**what):
+                seen[number].append(event)
+
+        async with open_control(idles, strategy="queue") as control:
+            first, second = await control.send("s", "a"), await control.send("s", "b")
+            watching = [
+                asyncio.create_task(watch(control, 0, session="s")),
+                asyncio.create_task(watch(control, 1, run=first.run_id)),
+                asyncio.create_task(watch(control, 2, run=second.run_id)),
+            ]
+            await started(control, first.run_id)
+        for task in watching:
+            await task
+        assert kinds(seen[0], first.run_id)[-1] == "ended" and "receipt" in kinds(seen[0])
+        assert kinds(seen[1])[-1] == "ended"
+        assert kinds(seen[2]) == ["message"]
+
+    seeded(main)
+
+
+def test_a_watch_after_the_close_ends() -> None:
+    """A watcher that comes after the close gets what the log holds and is not kept waiting."""
+
+    async def main() -> None:
+        async with open_control(echoes) as control:
+            sent = await control.send("s", "hello")
+            await control.wait(sent.run_id, drained=True)
+        events: list[Event] = []
+        finished = False
+        with anyio.move_on_after(20):
+            async for event in control.watch("s"):
+                events.append(event)
+            finished = True
+        assert kinds(events, sent.run_id) == ["message", "started", "block", "ended"]
+        assert finished
+
+    seeded(main, range(2))
+
+
+def test_a_closed_control_takes_nothing() -> None:
+    """A message to a control that closes or has closed is refused with a retryable error."""
+
+    async def main() -> None:
+        async with open_control(deaf) as control:
+            await started(control, (await control.send("s", "hello")).run_id)
+            closing = asyncio.create_task(control.close())
+            await anyio.sleep(0.1)
+            assert not closing.done()
+            with pytest.raises(Unavailable, match="this control is closing; send it to the next one"):
+                await control.send("s", "late")
+            await closing
+        with pytest.raises(Unavailable, match="closing"):
+            await control.send("s", "later")
+        await control.close()
+
+    seeded(main)
+
+
+def test_an_arrival_while_closing() -> None:
+    """A message that is not decided on when the close begins is turned away; its sender is not left waiting."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(echoes, store=store) as control:
+            store.faults.stall = True
+            sending = asyncio.create_task(control.send("s", "hello"))
+            while not await control.runs():
+                await asyncio.sleep(0)
+            closing = asyncio.create_task(control.close())
+            await anyio.sleep(0.1)
+            store.resume()
+            with pytest.raises(Unavailable):
+                await sending
+            await closing
+        assert await store.runs("s") == ()
+
+    seeded(main)
+
+
+def test_a_cancelled_block_closes_all_the_same() -> None:
+    """An embedder whose block is cancelled still ends its runs as shutdown, in bounded time (race 40)."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        sent = []
+
+        async def embedder() -> None:
+            async with open_control(mumbles, store=store) as control:
+                sent.append(await control.send("s", "hello"))
+                await anyio.sleep_forever()
+
+        task = asyncio.create_task(embedder())
+        while not sent:
+            await anyio.sleep(0.01)
+        await anyio.sleep(1)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        row = await store.run(sent[0].run_id)
+        assert row is not None and row.outcome is not None and row.outcome.ending is Ending.SHUTDOWN
+
+    seeded(main)
+
+
+def test_an_error_in_the_block_closes_all_the_same() -> None:
+    """An error that leaves the block is the embedder's own and comes out unchanged, after the close."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        with pytest.raises(ZeroDivisionError):
+            async with open_control(idles, store=store) as control:
+                sent = await control.send("s", "hello")
+                await started(control, sent.run_id)
+                raise ZeroDivisionError
+        row = await store.run(sent.run_id)
+        assert row is not None and row.outcome is not None and row.outcome.ending is Ending.SHUTDOWN
+
+    seeded(main, range(3))
+
+
+@pytest.mark.parametrize("fault", ["fail", "stall", "lose"])
+def test_closing_over_a_store_that_is_down(fault: str) -> None:
+    """A store that does not answer delays the close by its bounds and no longer; the endings are told in memory."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(deaf, store=store) as control:
+            sent = await control.send("s", "hello")
+            await started(control, sent.run_id)
+            setattr(store.faults, fault, True)
+            before = asyncio.get_running_loop().time()
+        bounds = control.settings
+        longest = 2 * bounds.commit_seconds + bounds.grace_seconds + bounds.drain_seconds + 2 + 0.5
+        assert asyncio.get_running_loop().time() - before <= longest
+        assert (await control.wait(sent.run_id)).ending is Ending.SHUTDOWN
+        store.resume()
+
+    seeded(main)
+
+
+def test_a_stop_while_closing_is_answered() -> None:
+    """A stop that comes while control closes is not refused: it is told the ending it found."""
+
+    async def main() -> None:
+        async with open_control(deaf) as control:
+            sent = await control.send("s", "hello")
+            await started(control, sent.run_id)
+            closing = asyncio.create_task(control.close())
+            await anyio.sleep(0.1)
+            receipt = await control.stop(run=sent.run_id)
+            assert (receipt.aborted, receipt.already) == (False, Ending.SHUTDOWN)
+            assert not (await control.stop(session="s")).aborted
+            assert not (await control.stop(key="k")).aborted
+            await closing
+
+    seeded(main)
+
+
+def test_nothing_is_left_of_an_idle_control() -> None:
+    """Opening and closing without a message leaves no task, and the store is opened once."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(echoes, store=store):
+            pass
+        assert await store.open() == 2
+
+    seeded(main, range(2))
+
+
+def test_the_next_control_is_told_of_the_shutdown() -> None:
+    """The session's next turn, under the next control, hears that the last one was cut by a shutdown."""
+    previous: list[object] = []
+
+    async def agent(run: Run, message: Message) -> None:
+        previous.append(None if message.previous is None else message.previous.ending)
+        if message.text == "long":
+            await anyio.sleep_forever()
+
+    async def main() -> None:
+        previous.clear()
+        store = MemoryStore()
+        async with open_control(agent, store=store) as control:
+            await started(control, (await control.send("s", "long")).run_id)
+        async with open_control(agent, store=store) as control:
+            sent = await control.send("s", "short")
+            await control.wait(sent.run_id)
+        assert previous == [None, Ending.SHUTDOWN]
+
+    seeded(main, range(3))

@@ -1,0 +1,277 @@
+"""Keys: one answer per principal and key, whenever and however often it is asked for."""
+
+import asyncio
+
+import anyio
+import pytest
+
+from interlock import Ending, KeyConflict, MemoryStore, Message, QueueFull, Run, Settings, Unavailable, open_control
+from interlock.core.lifecycle import State
+from interlock.runtime import registry
+
+from .scene import at_once, echoes, idles, kinds, log_of, seeded, started
+
+
+class Counting:
+    """An agent that answers with the message and counts how often it ran."""
+
+    def __init__(self) -> None:
+        self.ran = 0
+
+    async def __call__(self, run: Run, message: Message) -> str:
+        self.ran += 1
+        return message.text
+
+
+def test_a_duplicate_gets_the_same_answer() -> None:
+    """The same key with the same body is the same run: while it runs, after it, and after it left memory.
+
+    Races 102 and 105.
+    """
+
+    async def main() -> None:
+        agent = Counting()
+        async with open_control(agent) as control:
+            first = await control.send("s", "hello", by="alice", key="k")
+            again = [await control.send("s", "hello", by="alice", key="k")]
+            await control.wait(first.run_id, drained=True)
+            again.append(await control.send("s", "hello", by="alice", key="k"))
+            await anyio.sleep(5)
+            assert control._registry.runs == {}
+            again.append(await control.send("s", "hello", by="alice", key="k"))
+            for each in again:
+                assert (each.run_id, each.generation, each.superseded) == (first.run_id, first.generation, None)
+            assert again[-1].state is State.ENDED
+            await anyio.sleep(1)
+            assert control._registry.runs == {} and control._registry.sessions == {}
+            assert kinds(await log_of(control, "s")).count("message") == 1
+        assert agent.ran == 1
+
+    seeded(main)
+
+
+def test_a_duplicate_joins_the_first_in_flight() -> None:
+    """Duplicates that arrive before the first is acked wait for its ack and get its answer."""
+
+    async def main() -> None:
+        agent = Counting()
+        store = MemoryStore(latency_seconds=0.1)
+        async with open_control(agent, store=store) as control:
+            sent = await asyncio.gather(*(control.send("s", "hello", key="k") for _ in range(5)))
+            assert len({each.run_id for each in sent}) == 1
+            assert (await control.wait(sent[0].run_id)).text == "hello"
+        assert agent.ran == 1
+
+    seeded(main)
+
+
+def test_a_duplicate_takes_nobody_over() -> None:
+    """A duplicate is answered before a takeover is thought of: the run in the seat goes on (race 105)."""
+
+    async def main() -> None:
+        async with open_control(idles) as control:
+            first = await control.send("s", "one", key="k1")
+            second = await control.send("s", "two", key="k2")
+            await started(control, second.run_id)
+            for _ in range(2):
+                again = await control.send("s", "one", key="k1")
+                assert again.run_id == first.run_id
+                await anyio.sleep(5)
+            assert (await control.wait(second.run_id, timeout=1)).ending is Ending.PENDING
+            repeated = await control.send("s", "two", key="k2")
+            assert repeated.superseded == first.run_id
+
+    seeded(main)
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+@pytest.mark.parametrize("other", ["text", "session", "strategy", "deadline"])
+def test_a_key_with_another_body_is_refused(other: str, forgotten: bool) -> None:
+    """A key that was used for another message is refused with the remedy, and nothing changes (race 102)."""
+
+    async def main() -> None:
+        agent = Counting()
+        async with open_control(agent) as control:
+            first = await control.send("s", "hello", key="k")
+            if forgotten:
+                await control.wait(first.run_id, drained=True)
+                await anyio.sleep(5)
+                assert control._registry.runs == {}
+            session, text = ("t" if other == "session" else "s"), ("bye" if other == "text" else "hello")
+            more = {"strategy": "queue"} if other == "strategy" else {"deadline": 5} if other == "deadline" else {}
+            with pytest.raises(KeyConflict, match="key 'k' was used for another message; use a new key"):
+                await control.send(session, text, key="k", **more)
+            await control.wait(first.run_id, drained=True)
+            await anyio.sleep(2)
+            assert control._registry.sessions == {} and control._registry.runs == {}
+            assert await log_of(control, "t") == []
+            assert kinds(await log_of(control, "s")).count("message") == 1
+        assert agent.ran == 1
+
+    seeded(main, range(2))
+
+
+def test_the_same_key_of_another_principal() -> None:
+    """Keys belong to (principal, key): two people may use the same name for different messages."""
+
+    async def main() -> None:
+        async with open_control(echoes) as control:
+            alices = await control.send("a", "one", by="alice", key="k")
+            bobs = await control.send("b", "two", by="bob", key="k")
+            assert (await control.wait(alices.run_id)).text == "one"
+            assert (await control.wait(bobs.run_id)).text == "two"
+
+    seeded(main, range(3))
+
+
+def test_a_key_after_a_restart() -> None:
+    """A key answers after the control was closed and another opened on the same store (race 104)."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        agent = Counting()
+        async with open_control(agent, store=store) as control:
+            first = await control.send("s", "hello", by="alice", key="k")
+            await control.wait(first.run_id, drained=True)
+        async with open_control(agent, store=store) as control:
+            again = await control.send("s", "hello", by="alice", key="k")
+            assert again.run_id == first.run_id
+            assert (await control.wait(first.run_id, by="alice")).text == "hello"
+            with pytest.raises(KeyConflict):
+                await control.send("s", "bye", by="alice", key="k")
+        assert agent.ran == 1
+
+    seeded(main, range(3))
+
+
+def test_a_tombstone_after_a_restart() -> None:
+    """A key that was stopped before it was seen is born stopped under the next control too (race 1)."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        agent = Counting()
+        async with open_control(agent, store=store) as control:
+            await control.stop(key="k", by="alice")
+        async with open_control(agent, store=store) as control:
+            sent = await control.send("s", "hello", by="alice", key="k")
+            assert (await control.wait(sent.run_id)).ending is Ending.STOPPED
+        assert agent.ran == 0
+
+    seeded(main, range(3))
+
+
+def test_a_duplicate_is_answered_before_a_tombstone_is_looked_for() -> None:
+    """A stop of a key whose run is over buries nothing that matters: the duplicate gets the first answer."""
+
+    async def main() -> None:
+        agent = Counting()
+        async with open_control(agent) as control:
+            first = await control.send("s", "hello", by="alice", key="k")
+            await control.wait(first.run_id, drained=True)
+            await anyio.sleep(5)
+            receipt = await control.stop(key="k", by="alice")
+            assert (receipt.aborted, receipt.already) == (False, Ending.COMPLETED)
+            again = await control.send("s", "hello", by="alice", key="k")
+            assert again.run_id == first.run_id
+            assert (await control.wait(again.run_id)).ending is Ending.COMPLETED
+
+    seeded(main)
+
+
+def test_a_tombstone_belongs_to_its_principal() -> None:
+    """Nobody can stop another's message by guessing its key."""
+
+    async def main() -> None:
+        async with open_control(echoes) as control:
+            await control.stop(key="k", by="mallory")
+            sent = await control.send("s", "hello", by="alice", key="k")
+            assert (await control.wait(sent.run_id)).ending is Ending.COMPLETED
+
+    seeded(main, range(3))
+
+
+def test_tombstones_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who stops many unseen keys pushes out only their own oldest."""
+    monkeypatch.setattr(registry, "TOMBSTONES", 3)
+
+    async def main() -> None:
+        async with open_control(echoes) as control:
+            await control.stop(key="k", by="bob")
+            for n in range(5):
+                await control.stop(key=f"k{n}", by="alice")
+            known = control._registry
+            assert [known.buried("alice", f"k{n}") for n in range(5)] == [False, False, True, True, True]
+            assert known.buried("bob", "k") and not known.buried("alice", None)
+
+    seeded(main, range(2))
+
+
+def test_a_stop_of_a_key_in_the_same_instant_as_its_message() -> None:
+    """Whichever comes first, the stop by key ends the message (races 1 and 2)."""
+    for order in (0, 1):
+
+        async def main(order: int = order) -> None:
+            agent = Counting()
+            async with open_control(agent) as control:
+                calls = [control.send("s", "hello", by="alice", key="k"), control.stop(key="k", by="alice")]
+                answers = await at_once(*(reversed(calls) if order else calls))
+                sent = answers[order]
+                assert (await control.wait(sent.run_id)).ending is Ending.STOPPED
+            assert agent.ran == 0
+
+        seeded(main)
+
+
+@pytest.mark.parametrize("problem", ["store", "full"])
+def test_a_refused_message_frees_its_key(problem: str) -> None:
+    """A message that was not taken leaves its key free, also for another body; duplicates share the refusal."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(idles, store=store, strategy="queue", settings=Settings(queue=0)) as control:
+            if problem == "full":
+                running = await control.send("s", "one")
+            else:
+                store.faults.fail = True
+            expected = QueueFull if problem == "full" else Unavailable
+            answers = await asyncio.gather(
+                *(control.send("s", "two", key="k") for _ in range(3)), return_exceptions=True
+            )
+            assert all(isinstance(answer, expected) for answer in answers)
+            store.resume()
+            if problem == "full":
+                await control.stop(run=running.run_id)
+            sent = await control.send("s", "another body", key="k")
+            await started(control, sent.run_id)
+
+    seeded(main, range(4))
+
+
+def test_a_key_of_a_stopped_run_stays_used() -> None:
+    """A retry of a message that was stopped is told so and does not run."""
+
+    async def main() -> None:
+        async with open_control(idles) as control:
+            sent = await control.send("s", "hello", by="alice", key="k")
+            await control.stop(key="k", by="alice")
+            for _ in range(2):
+                again = await control.send("s", "hello", by="alice", key="k")
+                assert again.run_id == sent.run_id
+                assert (await control.wait(again.run_id)).ending is Ending.STOPPED
+                await anyio.sleep(5)
+
+    seeded(main)
+
+
+def test_a_queued_duplicate_tells_the_same() -> None:
+    """A duplicate of a message that waits for the seat is told that it waits."""
+
+    async def main() -> None:
+        async with open_control(idles, strategy="queue") as control:
+            await control.send("s", "one")
+            waits = await control.send("s", "two", key="k")
+            again = await control.send("s", "two", key="k")
+            assert again.run_id == waits.run_id
+            assert again.generation is waits.generation is None
+
+    seeded(main, range(3))
