@@ -11,6 +11,7 @@ from typing import Any
 from bench.witness import Tally, Witness
 from interlock import Message, Run, Stale
 
+ATTEMPTS = 1_000  # so that even without a fence it ends
 LATE_SECONDS = 0.02
 VOICE_SECONDS = 0.001
 
@@ -49,8 +50,8 @@ class World:
         task.add_done_callback(self.tasks.discard)
 
     async def insist(self, attempt: Callable[[], Awaitable[object]], times: int) -> None:
-        """Try again and again; only refusals wear it out."""
-        while times > 0:
+        """Try again and again; refusals wear it out."""
+        for _ in range(ATTEMPTS):
             try:
                 await attempt()
             except Stale:
@@ -58,6 +59,8 @@ class World:
                 times -= 1
             except asyncio.CancelledError:
                 times -= 1
+            if times <= 0:
+                return
 
     async def once(self, attempt: Coroutine[Any, Any, object]) -> None:
         """Try once, too late or not."""

@@ -6,6 +6,7 @@ the start, amid tools, at the end. Processes are short-lived: a body that had to
 """
 
 import asyncio
+import contextlib
 import gc
 import multiprocessing
 import sys
@@ -30,22 +31,22 @@ BOUNDS = Settings(grace_seconds=0.05, drain_seconds=0.5)
 def measure(scale: Scale) -> list[Result]:
     """Race stops until there are enough or the time is up."""
     total, began = Tally(), monotonic()
-    for tally in _chunks(scale):
+    for tally in _chunks(scale, began + scale.seconds):
         total.add(tally)
-        elapsed = monotonic() - began
-        _progress(total, scale, elapsed)
-        if elapsed > scale.seconds:
-            break
+        _progress(total, scale, monotonic() - began)
     return [_result(total, scale, monotonic() - began)]
 
 
-def _chunks(scale: Scale) -> Iterator[Tally]:
-    """Yield what each process counted, as they finish."""
+def _chunks(scale: Scale, until: float) -> Iterator[Tally]:
+    """Yield what each process counted, as they finish, until the time is up."""
     size = min(CHUNK, max(SESSIONS, scale.raced // PROCESSES))
     jobs = [(seed, size) for seed in range(-(-scale.raced // size))]
     context = multiprocessing.get_context("spawn")
     with context.Pool(PROCESSES, maxtasksperchild=1) as pool:  # leaving it ends what still runs
-        yield from pool.imap_unordered(_chunk, jobs)
+        counted = pool.imap_unordered(_chunk, jobs)
+        with contextlib.suppress(StopIteration, multiprocessing.TimeoutError):
+            while True:
+                yield counted.next(timeout=max(0.0, until - monotonic()))
 
 
 def _chunk(job: tuple[int, int]) -> Tally:
