@@ -56,7 +56,7 @@ def measure(scale: Scale) -> list[Result]:
         Result(
             name="fence check / msgspec JSON encode of the delta it guards", value=ns["check"] / ns["json"], goal=GOAL
         ),
-        Result(name="    the same, the line as the outlet writes it", value=ns["line"] / ns["json"], small=small),
+        Result(name="fence check as outlet.py writes it / the same encode", value=ns["line"] / ns["json"], small=small),
     ]
 
 

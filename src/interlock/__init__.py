@@ -4,6 +4,7 @@ Open a control with an agent, send it messages, stop it, and read the receipt.
 """
 
 from interlock.app import open_control
+from interlock.core import events
 from interlock.core.errors import (
     BadInput,
     InterlockError,
@@ -17,7 +18,7 @@ from interlock.core.errors import (
     Unknown,
 )
 from interlock.core.events import Entry, Event
-from interlock.core.names import Ending, Strategy
+from interlock.core.names import Drain, Effect, Ending, EventKind, Strategy, ToolState
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.core.stopwords import is_stop
@@ -42,14 +43,19 @@ __all__ = [
     "ToolResult",
     "tool",
     # what you are told
+    "Drain",
+    "Effect",
     "Ending",
     "Entry",
     "Event",
+    "EventKind",
     "Outcome",
     "Receipt",
     "RunInfo",
     "Sent",
     "Strategy",
+    "ToolState",
+    "events",
     # what can be refused
     "BadInput",
     "InterlockError",

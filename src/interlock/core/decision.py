@@ -32,6 +32,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     deadline: float | None = None
     parent: RunId | None = None
+    generation: int | None = None  # None: it never had the seat
     started: bool = False
     outcome: Outcome | None = None
     cut: str = ""
@@ -78,10 +79,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[ToolRow, ...] = ()
     receipts: tuple[Receipt, ...] = ()  # insert or replace
     rises: tuple[SessionId, ...] = ()  # raise a session that nobody has in memory
-
-    def without_admission(self) -> "Decision":
-        """Return the part that stands even if the new message could not be admitted."""
-        return msgspec.structs.replace(self, admissions=(), keys=())
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -60,6 +60,11 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     already: Ending | None = None
 
     @property
+    def fence_to_drained_ms(self) -> float | None:
+        """How long from the fence until nothing was left, in milliseconds."""
+        return None if self.drained_at is None else (self.drained_at - self.fenced_at) * 1000
+
+    @property
     def fence_to_end_ms(self) -> float | None:
         """How long from the fence to the public end, in milliseconds."""
         return None if self.ended_at is None else (self.ended_at - self.fenced_at) * 1000

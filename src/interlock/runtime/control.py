@@ -38,7 +38,7 @@ from interlock.runtime.run import Agent
 from interlock.runtime.settings import MESSAGE_BYTES, Settings
 from interlock.runtime.stage import Stage
 from interlock.runtime.watch import Watch, whole_log
-from interlock.stores.base import Store
+from interlock.stores.base import Store, Ticket
 
 T = TypeVar("T")
 
@@ -74,6 +74,7 @@ class Control:
     ) -> None:
         loop = asyncio.get_running_loop()
         self.settings = settings
+        self._loop = loop
         self._store = store
         self._authority = Authority(admins, readers)
         self._registry = Registry(boot)
@@ -120,6 +121,7 @@ class Control:
         deadline: float | None = None,
     ) -> Sent:
         """Send a message; returns once it is safely taken. By default it takes over what runs in the session."""
+        self._here()
         run = self._arrive(
             _name(session, "session"),
             _text(text),
@@ -135,6 +137,13 @@ class Control:
             await run.fall.ended.wait()  # it ended before it began: told when that is decided for good
         assert run.sent is not None
         return run.sent
+
+    def _here(self) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise BadInput(
+                "a control belongs to the loop it was opened on; "
+                "from elsewhere use asyncio.run_coroutine_threadsafe(control.stop(...), loop)"
+            )
 
     def _arrive(
         self, session_id: str, text: str, *, by: str, key: str | None, strategy: Strategy, deadline: float | None
@@ -170,6 +179,7 @@ class Control:
         self, *, session: str | None = None, run: str | None = None, key: str | None = None, by: str = LOCAL
     ) -> Receipt:
         """Stop a session's runs, one run, or the message with a key (also before it was seen)."""
+        self._here()
         if [session, run, key].count(None) != 2:
             raise BadInput("stop one thing: session=, run= or key=")
         principal = Principal(_name(by, "by"))
@@ -197,7 +207,7 @@ class Control:
         """Nothing to end. On an empty seat the generation rises all the same; a run that is ending is named."""
         if not self._authority.may(Action.STOP, by, owner=session.owner):
             return nothing(session=session.id, by=by, now=self._clock.wall())
-        if session.seat is None and session.loaded:
+        if session.seat is None and session.owner is not None:
             self._registry.generations.rise(session.id)
             ticket = self._store.decide(Decision(sessions=(self._registry.session_row(session),)))
             await self._soon(ticket)
@@ -208,19 +218,22 @@ class Control:
 
     async def _stop_absent(self, session_id: SessionId, by: Principal) -> Receipt:
         """Nobody has the session in memory: raise its generation where it is kept, if the caller may."""
-        row = await self._soon(self._store.session(session_id))
-        if row is not None and self._authority.may(Action.STOP, by, owner=row.owner):
-            await self._soon(self._store.decide(Decision(rises=(session_id,))))
-        return nothing(session=session_id, by=by, now=self._clock.wall())
+        already = await self._soon(self._raise_stored(session_id, by))
+        return nothing(session=session_id, by=by, now=self._clock.wall(), already=already)
+
+    async def _raise_stored(self, session_id: SessionId, by: Principal) -> Ending | None:
+        known = await self._store.load(session_id, principal=by, key=None)
+        if known.session is None or not self._authority.may(Action.STOP, by, owner=known.session.owner):
+            return None
+        await self._store.decide(Decision(rises=(session_id,)))
+        return None if known.previous is None else known.previous.ending
 
     async def _stop_run(self, run_id: RunId, by: Principal) -> Receipt:
         run = self._registry.runs.get(run_id)
         if run is not None and self._may_stop(by, run):
             return await self._stop_live(run, by)
-        outcome = await self._soon(self._stored_outcome(run_id, by)) if run is None else None
-        if outcome is None or not outcome.ended:
-            return nothing(session=None, by=by, now=self._clock.wall())
-        return await self._receipt_again(run_id, outcome, by)
+        found = await self._soon(self._receipt_again(run_id, by)) if run is None else None
+        return found or nothing(session=None, by=by, now=self._clock.wall())
 
     async def _stop_live(self, run: LiveRun, by: Principal) -> Receipt:
         fall = self._endings.end(run, Cause(ending=Ending.STOPPED, by=by)) if _endable(run) else None
@@ -239,9 +252,12 @@ class Control:
         stopped = Ending.STOPPED in endings
         return fall.receipt(aborted=stopped, already=None if stopped else endings[0])
 
-    async def _receipt_again(self, run_id: RunId, outcome: Outcome, by: Principal) -> Receipt:
+    async def _receipt_again(self, run_id: RunId, by: Principal) -> Receipt | None:
         """A second stop gets the same receipt, with `aborted: false` and the ending it found."""
-        receipt = await self._soon(self._store.receipt(run_id))
+        outcome = await self._stored_outcome(run_id, by)
+        if outcome is None or not outcome.ended:
+            return None
+        receipt = await self._store.receipt(run_id)
         if receipt is None:
             return nothing(session=None, by=by, now=self._clock.wall(), already=outcome.ending)
         return msgspec.structs.replace(receipt, aborted=False, already=outcome.ending)
@@ -252,11 +268,14 @@ class Control:
             return await self._stop_live(run, by)
         tombstone = Tombstone(principal=by, key=key)
         self._registry.bury(tombstone)
-        await self._soon(self._store.decide(Decision(tombstones=(tombstone,))))
-        known = await self._soon(self._store.load(SessionId(""), principal=by, key=key))
-        if known is not None and known.key is not None:
-            return await self._stop_run(known.key.run_id, by)
-        return nothing(session=None, by=by, now=self._clock.wall())
+        ticket = self._store.decide(Decision(tombstones=(tombstone,)))
+        found = await self._soon(self._find_by_key(key, by, ticket))
+        return found or nothing(session=None, by=by, now=self._clock.wall())
+
+    async def _find_by_key(self, key: str, by: Principal, buried: Ticket) -> Receipt | None:
+        await buried
+        known = await self._store.load(SessionId(""), principal=by, key=key)
+        return None if known.key is None else await self._receipt_again(known.key.run_id, by)
 
     async def _soon(self, asked: Awaitable[T]) -> T | None:
         """Ask the store on behalf of a stop: at most COMMIT_SECONDS, and its trouble is no reason to refuse."""
@@ -271,12 +290,12 @@ class Control:
 
     async def wait(self, run: str, *, timeout: float | None = None, drained: bool = False, by: str = LOCAL) -> Outcome:
         """Return how a run ended; `pending` if the wait itself ran out, `unknown` if there is no such run for you."""
+        self._here()
         run_id, principal = RunId(_name(run, "run")), Principal(_name(by, "by"))
         _seconds(timeout, "timeout", None)
         live = self._registry.runs.get(run_id)
         if live is None:
-            patience = None if timeout is None else max(timeout, self.settings.commit_seconds)  # it may have ended
-            with anyio.move_on_after(patience):
+            with anyio.move_on_after(self.settings.commit_seconds if timeout == 0 else timeout):
                 return await self._stored_outcome(run_id, principal) or _not_ended(run_id, Ending.UNKNOWN)
             return _not_ended(run_id, Ending.PENDING)
         if not self._may_see(principal, live):
@@ -292,7 +311,7 @@ class Control:
             return _not_ended(run.id, Ending.UNKNOWN)
         if run.outcome is None or run.fall is None or not run.sealed:
             return _not_ended(run.id, Ending.PENDING)
-        return msgspec.structs.replace(run.outcome, drained=run.fall.drained.is_set(), durable=run.fall.durable)
+        return run.fall.told(run)
 
     async def _stored_outcome(self, run_id: RunId, by: Principal) -> Outcome | None:
         row = await self._store.run(run_id)
@@ -312,7 +331,7 @@ class Control:
         owner = None if session is None else session.owner
         return self._authority.may(Action.SEE_RUN, by, owner=owner, principal=row.principal)
 
-    async def receipt(self, wanted: str, *, by: str = LOCAL) -> Receipt:
+    async def receipt(self, wanted: str | None, *, by: str = LOCAL) -> Receipt:
         """Return a receipt by its own id or a run's, as it stands now."""
         principal = Principal(_name(by, "by"))
         for run in self._registry.runs.values():
@@ -447,7 +466,7 @@ def _info(run: LiveRun) -> RunInfo:
         state=run.state,
         generation=run.generation,
         phase=run.phase,
-        outcome=run.outcome if run.sealed else None,
+        outcome=run.fall.told(run) if run.fall is not None and run.sealed else None,
     )
 
 

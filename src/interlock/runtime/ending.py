@@ -126,7 +126,8 @@ class Endings:
 
     async def _drain(self, bodies: Sequence[Body]) -> list[Body]:
         """Wait for bodies: their grace, then never resumed; return those that were not seen to end."""
-        await _all_done(bodies, self._settings.grace_seconds)
+        asked = max((body.grace for body in bodies), default=0.0)
+        await _all_done(bodies, max(self._settings.grace_seconds, min(asked, self._settings.drain_seconds)))
         late = [body for body in bodies if not body.done.is_set()]
         for body in late:
             body.drop()

@@ -86,7 +86,8 @@ class Fall:
         self.closing[run.id] = self._close_reply(run, settled, closing)
         self.tools[run.id] = self._close_calls(run)
         run.outcome = self._outcome(run, settled)
-        run.session.previous = run.outcome
+        if run.generation is not None:  # what never had the seat was no turn
+            run.session.previous = run.outcome
         if was_started:
             self._cut(run)
         run.called.set()
@@ -148,7 +149,7 @@ class Fall:
         """Return this fall as one transaction."""
         sessions: dict[SessionId, SessionRow] = {}
         for run in self.runs:
-            if run.session.loaded:
+            if run.session.owner is not None:
                 sessions[run.session.id] = self._registry.session_row(run.session)
         return Decision(
             sessions=tuple(sessions.values()),
@@ -176,6 +177,11 @@ class Fall:
         assert run.outcome is not None
         return Ended(outcome=run.outcome, cut=self.cut_text(run), tools=self.tools[run.id])
 
+    def told(self, run: LiveRun) -> Outcome:
+        """Return a run's outcome with the facts beside it as they are now."""
+        assert run.outcome is not None
+        return msgspec.structs.replace(run.outcome, drained=self.drained.is_set(), durable=self.durable)
+
     def receipt(self, *, aborted: bool = False, already: Ending | None = None) -> Receipt:
         """Return the receipt as it stands now."""
         assert self.cause is not None
@@ -188,11 +194,7 @@ class Fall:
             session=self.session.id,
             cause=self.cause.ending,
             by=self.by,
-            runs=tuple(
-                FallenRun(id=run.id, outcome=run.outcome, body=run.body_state)
-                for run in self.runs
-                if run.outcome is not None
-            ),
+            runs=tuple(FallenRun(id=run.id, outcome=self.told(run), body=run.body_state) for run in self.runs),
             fenced_at=self.fenced_at,
             ended_at=self.ended_at,
             drained_at=self.drained_at,

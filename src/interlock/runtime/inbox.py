@@ -111,7 +111,7 @@ class Inbox:
     # The one synchronous step
 
     def _step(self, run: LiveRun, known: Loaded) -> Ticket | None:
-        self._take_up(run.session, run, known)
+        self._take_up(run.session, known)
         if known.key is not None:
             self._answer_again(run, known.key)
             return None
@@ -128,14 +128,13 @@ class Inbox:
             return None
         return self._admit(run)
 
-    def _take_up(self, session: Session, run: LiveRun, known: Loaded) -> None:
+    def _take_up(self, session: Session, known: Loaded) -> None:
         """Bring a session into memory with what the store knows of it."""
         if session.loaded:
             return
         session.loaded = True
-        if known.session is None:
-            session.owner = run.principal
-        else:
+        if known.session is not None:
+            session.stored = True
             session.owner = known.session.owner
             self._registry.generations.restore(session.id, known.session.generation)
         if session.previous is None:
@@ -158,6 +157,7 @@ class Inbox:
 
     def _admit(self, run: LiveRun) -> Ticket:
         session, seated = run.session, run.session.seat
+        session.owner = session.owner or run.principal  # whoever is first admitted created it
         staying = [other for other in session.waiting or () if not self._may_stop(run, other)]
         how = decide(
             run.strategy,
@@ -226,6 +226,7 @@ class Inbox:
         if not inside and not run.fallen:
             self._withdraw(run)
             return False
+        run.session.stored |= inside
         self._tell_sender(run)
         await endings_told(run.session)  # whoever it took over is told as ended before it is shown
         if run.fallen:
@@ -252,6 +253,8 @@ class Inbox:
         run.move(Move.WITHDRAW)
         self._registry.unseat(run)
         self._registry.dequeue(run)
+        if run.session.live == 1 and not run.session.stored:  # nobody else is here, and nothing of it was kept
+            run.session.owner = None
         for timer in run.timers or ():
             timer.cancel()
         seat_next(self._registry, run.session)

@@ -35,8 +35,11 @@ class Dropped(BaseException):
 class Leash:
     """Drives a coroutine inside the awaiting task and can refuse to resume it."""
 
-    def __init__(self, body: Coroutine[Any, Any, Any], *, name: str, call: ToolCall | None = None) -> None:
+    def __init__(
+        self, body: Coroutine[Any, Any, Any], *, name: str, call: ToolCall | None = None, grace: float = 0.0
+    ) -> None:
         self.name = name
+        self.grace = grace
         self.state = BodyState.RUNNING
         self.done = asyncio.Event()
         self._body = body
@@ -96,6 +99,7 @@ class ThreadBody:
 
     def __init__(self, name: str, call: ToolCall) -> None:
         self.name = name
+        self.grace = 0.0
         self.state = BodyState.RUNNING
         self.done = asyncio.Event()
         self.value: Any = None

@@ -13,6 +13,7 @@ from interlock.runtime.gate import Gate
 from interlock.runtime.inline import Dropped, Leash, ThreadBody, Threads
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.registry import Body, LiveRun, ToolCall
+from interlock.runtime.tool import ToolSpec
 from interlock.runtime.watch import whole_log
 from interlock.stores.base import Store
 
@@ -93,17 +94,19 @@ class InlinePort:
             raise BadInput(f"call {call_id} is not open: it has a result already")
         return calls[call_id]
 
-    async def in_place(self, call: CallId, name: str, body: Coroutine[Any, Any, Any]) -> Any:
+    async def in_place(self, call: CallId, spec: ToolSpec, body: Coroutine[Any, Any, Any]) -> Any:
         """Run a tool's body in the calling task; in a task the agent made itself it gets a leash of its own."""
         task = asyncio.current_task()
-        if any(isinstance(other, Leash) and other.holds(task) for other in self._run.bodies or ()):
-            return await body
-        leash = Leash(body, name=f"tool {name}", call=self._call(call))
+        for other in self._run.bodies or ():
+            if isinstance(other, Leash) and other.holds(task):
+                other.grace = max(other.grace, spec.grace)
+                return await body
+        leash = Leash(body, name=f"tool {spec.name}", call=self._call(call), grace=spec.grace)
         self._add(leash)
         try:
             return await leash
         except Dropped:
-            raise Stale(f"run {self._run.id} has ended; its tool {name} was not resumed") from None
+            raise Stale(f"run {self._run.id} has ended; its tool {spec.name} was not resumed") from None
 
     async def in_thread(self, call: CallId, name: str, work: Callable[[], Any]) -> Any:
         body = ThreadBody(f"thread of tool {name}", self._call(call))
@@ -114,14 +117,14 @@ class InlinePort:
             raise body.error
         return body.value
 
-    async def side_by_side(self, bodies: Sequence[tuple[CallId, str, Coroutine[Any, Any, None]]]) -> None:
+    async def side_by_side(self, bodies: Sequence[tuple[CallId, ToolSpec, Coroutine[Any, Any, None]]]) -> None:
         """Run bodies next to each other, each a root task on a leash of its own; wait for all."""
         leashes = []
-        for call, name, body in bodies:
-            leash = Leash(body, name=f"tool {name}", call=self._call(call))
+        for call, spec, body in bodies:
+            leash = Leash(body, name=f"tool {spec.name}", call=self._call(call), grace=spec.grace)
             self._add(leash)
             leashes.append(leash)
-            self._crew.start(_quietly(leash), name=f"{self._run.id} {name}")
+            self._crew.start(_quietly(leash), name=f"{self._run.id} {spec.name}")
         try:
             for leash in leashes:
                 await leash.done.wait()

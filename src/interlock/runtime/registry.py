@@ -41,6 +41,7 @@ class Body(Protocol):
     """Code of a run that is being executed: the agent's own, or a tool's. None of these methods waits."""
 
     name: str
+    grace: float  # seconds it asked for to clean up, beyond what everyone has
     state: BodyState
     done: asyncio.Event
 
@@ -63,6 +64,10 @@ class Falling(Protocol):
     ended: asyncio.Event
     drained: asyncio.Event
     durable: bool
+
+    def told(self, run: LiveRun) -> Outcome:
+        """Return a run's outcome with the facts beside it as they are now."""
+        ...
 
     def receipt(self, *, aborted: bool = False, already: Ending | None = None) -> Receipt:
         """Return the receipt as it stands now."""
@@ -252,6 +257,7 @@ class LiveRun:
             admitted_at=self.admitted_at,
             key=self.key,
             deadline=self.deadline,
+            generation=self.generation,
             started=self.started_at is not None,
             outcome=self.outcome,
             cut=self.reply.open if self.fallen else "",
@@ -275,12 +281,13 @@ class LiveRun:
 class Session:
     """A conversation: one seat, a line of arrivals, a queue. Its lists are made when first needed."""
 
-    __slots__ = ("falls", "id", "line", "live", "loaded", "owner", "previous", "seat", "waiting")
+    __slots__ = ("falls", "id", "line", "live", "loaded", "owner", "previous", "seat", "stored", "waiting")
 
     def __init__(self, session_id: SessionId) -> None:
         self.id = session_id
         self.owner: Principal | None = None
         self.loaded = False
+        self.stored = False  # the store has it
         self.seat: LiveRun | None = None
         self.line: deque[LiveRun] | None = None  # arrivals, not decided yet
         self.waiting: list[LiveRun] | None = None  # admitted, without the seat
@@ -326,9 +333,8 @@ class Registry:
 
     def session_row(self, session: Session) -> SessionRow:
         """What the store keeps of a session now."""
-        return SessionRow(
-            id=session.id, owner=session.owner or Principal(""), generation=self.generations.get(session.id)
-        )
+        assert session.owner is not None
+        return SessionRow(id=session.id, owner=session.owner, generation=self.generations.get(session.id))
 
     def seat(self, run: LiveRun) -> None:
         """Give a run its session's empty seat; the generation rises with it."""

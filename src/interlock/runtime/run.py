@@ -48,9 +48,9 @@ class Port(Protocol):
     async def permit(self, call: CallId) -> None: ...
     def finish(self, call: CallId, state: ToolState, result: Json | None, error: str | None) -> None: ...
     async def history(self) -> list[Entry]: ...
-    async def in_place(self, call: CallId, name: str, body: Coroutine[Any, Any, Any]) -> Any: ...
+    async def in_place(self, call: CallId, spec: ToolSpec, body: Coroutine[Any, Any, Any]) -> Any: ...
     async def in_thread(self, call: CallId, name: str, work: Callable[[], Any]) -> Any: ...
-    async def side_by_side(self, bodies: Sequence[tuple[CallId, str, Coroutine[Any, Any, None]]]) -> None: ...
+    async def side_by_side(self, bodies: Sequence[tuple[CallId, ToolSpec, Coroutine[Any, Any, None]]]) -> None: ...
 
 
 class Run:
@@ -146,7 +146,7 @@ class Run:
                 results[index] = ToolResult(name=spec.name, state=ToolState.FAILED, error=error)
 
         if parallel:
-            await self._port.side_by_side([(ids[i], wanted[i][0].name, one(i)) for i in range(len(ids))])
+            await self._port.side_by_side([(ids[i], wanted[i][0], one(i)) for i in range(len(ids))])
         else:
             for index in range(len(ids)):
                 await one(index)
@@ -163,7 +163,7 @@ class Run:
             if spec.thread:
                 value = await self._port.in_thread(call, spec.name, lambda: function(**arguments))
             else:
-                value = await self._port.in_place(call, spec.name, function(**arguments))
+                value = await self._port.in_place(call, spec, function(**arguments))
             result = plain(value, f"what tool {spec.name} returned")
         except Exception as error:
             self._port.finish(call, ToolState.FAILED, None, f"{type(error).__name__}: {error}")

@@ -121,7 +121,8 @@ class Stage:
             if isinstance(error, KeyboardInterrupt):
                 raise
         else:
-            self._endings.end(run, Cause(ending=Ending.COMPLETED), closing=text)
+            if self._endings.end(run, Cause(ending=Ending.COMPLETED), closing=text) is None:
+                run.fence.refuse(Effect.FINAL)
 
     def _handle(self, run: LiveRun, outlet: Outlet) -> Run:
         assert run.generation is not None

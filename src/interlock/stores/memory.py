@@ -192,10 +192,13 @@ class MemoryStore:
         if known is None:
             self._insert_run(row)
         elif known.outcome is None or known.outcome.ending is Ending.LOST:
-            self._runs[row.id] = msgspec.structs.replace(known, outcome=row.outcome, cut=row.cut)
+            self._runs[row.id] = msgspec.structs.replace(
+                known, outcome=row.outcome, cut=row.cut, generation=row.generation
+            )
         else:
             return None if known.outcome.same_story(row.outcome) else known.outcome
-        self._last[row.session] = row.outcome
+        if row.generation is not None:  # what never had the seat was no turn
+            self._last[row.session] = row.outcome
         return None
 
     def _keep_key(self, row: KeyRow) -> None:

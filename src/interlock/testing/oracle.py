@@ -106,6 +106,8 @@ class Oracle:
             self._fail(f"P1: {event.kind} of {run_id} arrived after its end was acknowledged")
         self._showed(run_id, data)
         match data:
+            case Said():
+                self._owners.setdefault(event.session, data.by)  # whoever is first admitted created it
             case Started():
                 self._began(event, run_id)
             case Ended():
@@ -185,7 +187,6 @@ class Oracle:
     async def send(self, session: str, text: str, *, by: str = "local", **options: Any) -> Sent | None:
         """Send, and keep the books; None if it was refused."""
         self.follow(session)
-        self._owners.setdefault(session, by)
         stillborn = (by, options.get("key")) in self._buried
         try:
             sent = await self.control.send(session, text, by=by, **options)
