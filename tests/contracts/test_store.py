@@ -31,7 +31,14 @@ def outcome(run: str, ending: Ending, **more: Any) -> Outcome:
     return Outcome(run_id=RunId(run), ending=ending, **more)
 
 
-def row(run: str, ended: Outcome | None = None, *, text: str = "hello", name: SessionId = S) -> RunRow:
+def row(
+    run: str,
+    ended: Outcome | None = None,
+    *,
+    text: str = "hello",
+    name: SessionId = S,
+    generation: int | None = 1,
+) -> RunRow:
     return RunRow(
         id=RunId(run),
         session=name,
@@ -40,6 +47,7 @@ def row(run: str, ended: Outcome | None = None, *, text: str = "hello", name: Se
         text=text,
         admitted_at=1.0,
         outcome=ended,
+        generation=generation,
     )
 
 
@@ -300,7 +308,7 @@ def test_several_endings_are_judged_one_by_one(kit: Any) -> None:
 
 
 def test_the_last_turn_of_a_session_is_remembered(kit: Any) -> None:
-    """`load` tells how the session's last turn ended; another session's is not its own."""
+    """`load` tells how the session's last turn ended, not what never had the seat, nor another session's."""
 
     async def main() -> None:
         store = kit.make()
@@ -308,7 +316,8 @@ def test_the_last_turn_of_a_session_is_remembered(kit: Any) -> None:
         await store.decide(Decision(endings=(ended("a", Ending.COMPLETED, text="1"),)))
         await store.decide(Decision(endings=(ended("b", Ending.STOPPED, text="2"),)))
         elsewhere = row("c", outcome("c", Ending.FAILED), name=SessionId("other"))
-        await store.decide(Decision(endings=(elsewhere,)))
+        waited = row("d", outcome("d", Ending.STOPPED, text="3"), generation=None)
+        await store.decide(Decision(endings=(elsewhere, waited)))
         assert (await loaded(store)).previous == outcome("b", Ending.STOPPED, text="2")
 
     play(main)

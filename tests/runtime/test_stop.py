@@ -51,7 +51,7 @@ def test_nothing_of_the_run_follows_its_end() -> None:
             await control.stop(run=sent.run_id)
             assert (await control.wait(sent.run_id, drained=True)).text == "before"
             receipt = await control.receipt(sent.run_id)
-            assert receipt.refused == {"delta": 3, "block": 1}
+            assert receipt.refused == {"delta": 3, "block": 1, "final": 1}
             log = await log_of(control, "s")
             assert kinds(log, sent.run_id)[-1] == "ended"
             assert "after" not in repr(log)
@@ -264,6 +264,7 @@ def test_a_late_reply_after_the_stop_changes_nothing() -> None:
             await control.stop(run=sent.run_id)
             outcome = await control.wait(sent.run_id, drained=True)
             assert (outcome.ending, outcome.text) == (Ending.STOPPED, "")
+            assert (await control.receipt(sent.run_id)).refused == {"final": 1}
             assert "too late" not in repr(await log_of(control, "s"))
 
     seeded(main)

@@ -195,6 +195,11 @@ class Control:
             return await self._stop_absent(session_id, by)
         everyone = [session.seat, *(session.waiting or ()), *(session.line or ())]
         targets = [run for run in everyone if run and not run.fallen and self._may_stop(by, run)]
+        unclear = [] if session.loaded else [run for run in session.line or () if not run.fallen and run not in targets]
+        for run in unclear:  # whose session it is will be known when it is loaded, before they are decided on
+            run.claims = (*run.claims, by)
+        if not targets and unclear:
+            return await self._stop_unclear(session, unclear, by)
         if not targets:
             return await self._stop_empty(session, by)
         fall = self._endings.open(session, by=by)
@@ -202,6 +207,15 @@ class Control:
             fall.take(target, Cause(ending=Ending.STOPPED, by=by))
         self._endings.close(fall)
         return await self._receipt_of(fall)
+
+    async def _stop_unclear(self, session: Session, arrivals: list[LiveRun], by: Principal) -> Receipt:
+        """Wait, bounded, until it is decided whether the caller may stop what is arriving."""
+        for run in arrivals:
+            await self._soon(run.acked.wait())
+            if run.fall is not None and run.outcome is not None and run.outcome.by == by:
+                await run.fall.ended.wait()
+                return run.fall.receipt(aborted=True)
+        return nothing(session=session.id, by=by, now=self._clock.wall())
 
     async def _stop_empty(self, session: Session, by: Principal) -> Receipt:
         """Nothing to end. On an empty seat the generation rises all the same; a run that is ending is named."""

@@ -17,7 +17,7 @@ from interlock.core.authority import Action, Authority
 from interlock.core.decision import Decision, KeyRow
 from interlock.core.errors import KeyConflict, QueueFull, Refused, Rejected, Unavailable, Unknown
 from interlock.core.lifecycle import Move, State
-from interlock.core.names import Ending
+from interlock.core.names import Ending, Principal
 from interlock.core.outcome import Cause
 from interlock.core.takeover import Admission, decide
 from interlock.runtime.deadlines import Deadlines
@@ -122,6 +122,10 @@ class Inbox:
             raise Unknown(f"no session {run.session.id} that {run.principal} may send to")
         if self._registry.closing:
             raise Unavailable("this control is closing; send it to the next one")
+        if (claim := next((by for by in run.claims if self._owns(by, run)), None)) is not None:
+            self._endings.end(run, Cause(ending=Ending.STOPPED, by=claim))
+            self._tell_sender(run)
+            return None
         if known.buried or self._registry.buried(run.principal, run.key):
             self._endings.end(run, Cause(ending=Ending.STOPPED, by=run.principal))
             self._tell_sender(run)
@@ -198,6 +202,9 @@ class Inbox:
             for other in staying:
                 other.passed += 1
         return self._endings.close(fall, admission=self._admission(run))
+
+    def _owns(self, by: Principal, run: LiveRun) -> bool:
+        return self._authority.may(Action.STOP, by, owner=run.session.owner, principal=run.principal)
 
     def _may_stop(self, run: LiveRun, other: LiveRun) -> bool:
         return self._authority.may(Action.TAKE_OVER, run.principal, owner=run.session.owner, principal=other.principal)

@@ -140,6 +140,7 @@ class LiveRun:
         "called",
         "calls",
         "calls_made",
+        "claims",
         "deadline",
         "digest",
         "ended",
@@ -208,6 +209,7 @@ class LiveRun:
         self.problem: InterlockError | None = None  # why the message was not taken
         self.said = False  # its `message` event is out
         self.sealed = False  # its terminal event is out
+        self.claims: tuple[Principal, ...] = ()  # who stopped its session before it was known whose that is
         self.passed = 0  # takeovers of others that went ahead of it in the queue
         self.phase: str | None = None
         self.provider_started = False
