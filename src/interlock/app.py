@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 
 from interlock.core.errors import BadInput, NotYet
-from interlock.core.names import Strategy
 from interlock.runtime.control import Control, _seconds, _strategy
 from interlock.runtime.inline import Threads
 from interlock.runtime.run import Agent
@@ -21,7 +20,7 @@ async def open_control(
     agents: Mapping[str, Agent] | None = None,
     store: str | Store = "memory://",
     deadline: float | None = None,
-    strategy: str = Strategy.INTERRUPT,
+    strategy: str | None = None,
     admins: Collection[str] = (),
     readers: Collection[str] = (),
     idle_limit: float | None = None,
@@ -65,11 +64,11 @@ async def open_control(
 
 
 def _store(store: str | Store) -> Store:
-    if not isinstance(store, str):
-        return store
     if store == "memory://":
         return MemoryStore()
-    raise BadInput(f"no store {store!r}; use memory://")
+    if isinstance(store, str) or not hasattr(store, "decide"):
+        raise BadInput(f"no store {store!r}; use memory://, or a store object")
+    return store
 
 
 def _is_async(agent: object) -> bool:

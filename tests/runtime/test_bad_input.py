@@ -16,7 +16,7 @@ LONG = "x" * (1024 * 1024 + 1)
 CALLS: dict[str, tuple[Callable[[Control], Any], type[Exception], str]] = {
     "no text": (lambda c: c.send("s", ""), BadInput, "the message is empty; send some text"),
     "blank text": (lambda c: c.send("s", " \n\t"), BadInput, "the message is empty; send some text"),
-    "bytes": (lambda c: c.send("s", b"hello"), BadInput, "the message is empty; send some text|must be text"),
+    "bytes": (lambda c: c.send("s", b"hello"), BadInput, "a message is text, not bytes"),
     "long text": (lambda c: c.send("s", LONG), BadInput, "send a shorter one"),
     "half a pair": (lambda c: c.send("s", "half \ud800"), BadInput, "."),
     "no session": (lambda c: c.send("", "hello"), BadInput, "session must be a name of 1 to 512 characters"),

@@ -69,6 +69,11 @@ def _story(outcome: Outcome) -> tuple[object, ...]:
     return tuple(getattr(outcome, name) for name in Outcome.__struct_fields__ if name not in beside)
 
 
+def cause_of(outcome: Outcome) -> Cause:
+    """Return the cause behind an ending that was found in the store."""
+    return Cause(**{name: getattr(outcome, name) for name in Cause.__struct_fields__})
+
+
 def settle(cause: Cause, *, now: float, limits: Iterable[Limit] = (), phase: str | None = None) -> Cause:
     """Return the cause that stands if the run ends at `now`: a passed limit beats whoever calls."""
     passed = min((limit for limit in limits if now >= limit.at), key=lambda limit: limit.at, default=None)

@@ -37,6 +37,7 @@ from interlock.runtime.registry import LiveRun, Registry, Sent, Session
 from interlock.runtime.run import Agent
 from interlock.runtime.settings import MESSAGE_BYTES, Settings
 from interlock.runtime.stage import Stage
+from interlock.runtime.tool import need_utf8
 from interlock.runtime.watch import Watch, whole_log
 from interlock.stores.base import Store, Ticket
 
@@ -389,19 +390,24 @@ class Control:
             raise BadInput("watch one thing: a session, or run=")
         principal = Principal(_name(by, "by"))
         only = None if run is None else RunId(run)
-        session_id = await self._seen(only, principal) if only is not None else SessionId(session or "")
         if only is None:
+            session_id = SessionId(_name(session, "session"))
             await self._owned(session_id, principal)
+        elif (found := await self._seen(only, principal)) is None:
+            return
+        else:
+            session_id = found
         view = Watch(session_id, registry=self._registry, store=self._store, feed=self.feed)
         async with aclosing(view.events(after, only)) as events:
             async for event in events:
                 yield event
 
-    async def _seen(self, run_id: RunId, by: Principal) -> SessionId:
-        """Return the session of a run the caller may see."""
+    async def _seen(self, run_id: RunId, by: Principal) -> SessionId | None:
+        """Return the session of a run the caller may see; None if the run turns out never to have been."""
         live = self._registry.runs.get(run_id)
         if live is not None and self._may_see(by, live):
-            return live.session.id
+            await live.acked.wait()  # nothing of it is told before, and it may yet be withdrawn
+            return None if live.state in (State.WITHDRAWN, State.ALIASED) else live.session.id
         row = await self._store.run(run_id) if live is None else None
         if row is None or not await self._may_see_row(row, by):
             raise Unknown(f"no run {run_id!r} that {by} may see; `runs` lists them")
@@ -498,12 +504,16 @@ def _digest(*parts: object) -> str:
 def _name(value: object, what: str) -> str:
     if not isinstance(value, str) or not value.strip() or len(value) > 512:
         raise BadInput(f"{what} must be a name of 1 to 512 characters, not {value!r:.80}")
+    need_utf8(value, what)
     return value
 
 
 def _text(value: object) -> str:
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str):
+        raise BadInput(f"a message is text, not {type(value).__name__}; convert it first")
+    if not value.strip():
         raise BadInput("the message is empty; send some text")
+    need_utf8(value, "the message")
     if len(value) > MESSAGE_BYTES:
         raise BadInput(f"the message has {len(value)} characters, more than {MESSAGE_BYTES}; send a shorter one")
     return value
@@ -526,6 +536,10 @@ def _seconds(value: object, what: str, default: float | None) -> float | None:
     """Return a limit in seconds; 0 and None mean none."""
     if value is None:
         return default or None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value) or value < 0:
+    try:
+        seconds = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        seconds = math.nan
+    if math.isnan(seconds) or seconds < 0:
         raise BadInput(f"{what} must be 0 or more seconds from now, not {value!r:.40}; leave it out for none")
-    return None if value == 0 or value == math.inf else float(value)
+    return None if seconds in (0, math.inf) else seconds

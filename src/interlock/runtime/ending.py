@@ -94,6 +94,8 @@ class Endings:
                 verdict = await ticket
                 for run in fall.runs:
                     await run.acked.wait()
+                for earlier in tuple(fall.session.falls or ())[: (fall.session.falls or []).index(fall)]:
+                    await earlier.ended.wait()  # endings of a session are told in the order they were decided
         except StoreFailed:
             return None
         return verdict
@@ -102,7 +104,8 @@ class Endings:
         """Where another node had ended a run first, that ending is the true one; return whether it was so."""
         found = {outcome.run_id: outcome for outcome in verdict.found}
         for run in fall.runs:
-            run.outcome = found.get(run.id, run.outcome)
+            if run.id in found:
+                fall.adopt(run, found[run.id])
         return bool(found)
 
     def _tell(self, fall: Fall, *, durable: bool, drained: bool) -> None:

@@ -24,7 +24,7 @@ from interlock.core.names import (
     SessionId,
     ToolState,
 )
-from interlock.core.outcome import Cause, Outcome, settle
+from interlock.core.outcome import Cause, Outcome, cause_of, settle
 from interlock.core.receipt import FallenRun, FallenTool, Receipt
 from interlock.runtime.clock import Clock
 from interlock.runtime.outlet import Feed
@@ -43,6 +43,7 @@ class Fall:
         self.runs: list[LiveRun] = []
         self.tools: dict[RunId, tuple[Tool, ...]] = {}
         self.closing: dict[RunId, tuple[str, ...]] = {}
+        self.keys: list[KeyRow] = []  # of runs that end before their ack: a retry is told how it ended
         self.queued = 0
         self.durable = True
         self.drain = Drain.PENDING
@@ -86,6 +87,8 @@ class Fall:
         self.closing[run.id] = self._close_reply(run, settled, closing)
         self.tools[run.id] = self._close_calls(run)
         run.outcome = self._outcome(run, settled)
+        if not run.acked.is_set() and (key := run.key_row()) is not None:
+            self.keys.append(key)
         if run.generation is not None:  # what never had the seat was no turn
             run.session.previous = run.outcome
         if was_started:
@@ -143,6 +146,14 @@ class Fall:
         """Give the free seat to the first that waits; part of the same step."""
         return seat_next(self._registry, self.session)
 
+    def adopt(self, run: LiveRun, found: Outcome) -> None:
+        """Another ending of this run stood in the store already: it is the true one."""
+        if run.session.previous is run.outcome:
+            run.session.previous = found
+        if run is self.runs[0]:
+            self.cause = cause_of(found)
+        run.outcome = found
+
     # What is told and kept
 
     def decision(self) -> Decision:
@@ -154,18 +165,13 @@ class Fall:
         return Decision(
             sessions=tuple(sessions.values()),
             endings=tuple(self._row(run) for run in self.runs),
-            keys=tuple(row for run in self.runs if (row := self._key_row(run)) is not None),
+            keys=tuple(self.keys),
             tools=tuple(row for run in self.runs for row in _tool_rows(run)),
             receipts=(self.receipt(),),
         )
 
     def _row(self, run: LiveRun) -> RunRow:
         return msgspec.structs.replace(run.row(), cut=self.cut_text(run))
-
-    @staticmethod
-    def _key_row(run: LiveRun) -> KeyRow | None:
-        """A run that ends before its ack keeps its key: a retry is told how it ended."""
-        return None if run.acked.is_set() else run.key_row()
 
     @staticmethod
     def cut_text(run: LiveRun) -> str:

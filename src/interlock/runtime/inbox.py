@@ -79,6 +79,9 @@ class Inbox:
         try:
             known = await self._load(run)
             ticket = self._step(run, known)
+            if ticket is not None and not run.session.stored:
+                # The first message makes the session its sender's, so whether it is in must be known first.
+                await committed(self._store, ticket, self._settings.commit_seconds)
         except (Refused, Unavailable, Unknown) as problem:
             self._turn_away(run, problem)
             return False
@@ -154,10 +157,12 @@ class Inbox:
             superseded=key.superseded,
             state=State.ENDED,
         )
+        run.acked.set()
         if not run.fallen:
             run.move(Move.ALIAS)
+            run.called.set()
+            run.ended.set()
             self._registry.retire(run)
-        run.acked.set()
 
     def _admit(self, run: LiveRun) -> Ticket:
         session, seated = run.session, run.session.seat
@@ -260,8 +265,8 @@ class Inbox:
         run.move(Move.WITHDRAW)
         self._registry.unseat(run)
         self._registry.dequeue(run)
-        if run.session.live == 1 and not run.session.stored:  # nobody else is here, and nothing of it was kept
-            run.session.owner = None
+        if not run.session.stored:
+            run.session.owner = None  # it was not its session after all
         for timer in run.timers or ():
             timer.cancel()
         seat_next(self._registry, run.session)

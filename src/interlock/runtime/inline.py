@@ -52,10 +52,11 @@ class Leash:
         return self.task is task and not self.done.is_set()
 
     def cut(self) -> None:
-        """Throw one cancel into the body."""
-        if not self.done.is_set() and self.task is not None:
+        """Throw one cancel into the body; one that has not begun never will."""
+        if not self.done.is_set():
             self.state = BodyState.CUT
-            self.task.cancel()
+            if self.task is not None:
+                self.task.cancel()
 
     def drop(self) -> None:
         """Never resume the body."""
@@ -73,6 +74,9 @@ class Leash:
         self.task = asyncio.current_task()
         thrown: BaseException | None = None
         try:
+            if self.state is BodyState.CUT:
+                self._body.close()  # not begun: there is nothing of it to run
+                raise asyncio.CancelledError
             while not self._dropped:
                 try:
                     wanted = self._body.send(None) if thrown is None else self._body.throw(thrown)

@@ -13,6 +13,7 @@ from interlock.core.events import Block, Data, Delta, Ended, Event, Said
 from interlock.core.names import Effect, RunId, SessionId
 from interlock.runtime.registry import LiveRun, Registry
 from interlock.runtime.settings import REPLY_BYTES
+from interlock.runtime.tool import need_utf8
 from interlock.stores.base import Store
 
 
@@ -39,10 +40,13 @@ class Feed:
         self._registry = registry
         self._store = store
         self._subscribers: dict[SessionId, list[Subscriber]] = {}
+        self._closed = False
 
     def subscribe(self, session: SessionId, subscriber: Subscriber) -> None:
         """Tell a subscriber everything that happens in a session from now on."""
         self._subscribers.setdefault(session, []).append(subscriber)
+        if self._closed:
+            subscriber.close()
 
     def unsubscribe(self, session: SessionId, subscriber: Subscriber) -> None:
         """Stop telling it."""
@@ -73,6 +77,7 @@ class Feed:
 
     def close(self) -> None:
         """Let every subscriber go."""
+        self._closed = True
         for subscribers in list(self._subscribers.values()):
             for subscriber in list(subscribers):
                 subscriber.close()
@@ -96,14 +101,14 @@ class Outlet:
         """Say a piece of the reply."""
         run = self._run
         run.fence.check(Effect.DELTA)
-        self._measure(text)
+        self.measure(text)
         run.reply.add(text)
         self._feed.publish(run.session.id, run, Delta(text=text))
 
     def block(self, text: str) -> None:
         """Say a whole block; deltas said before it become a block of their own."""
         self._run.fence.check(Effect.BLOCK)
-        self._measure(text)
+        self.measure(text)
         self.close_block(Effect.BLOCK)
         self._run.reply.close(text)
         self._feed.publish(self._run.session.id, self._run, Block(text=text))
@@ -115,7 +120,9 @@ class Outlet:
             self._run.reply.close(text)
             self._feed.publish(self._run.session.id, self._run, Block(text=text))
 
-    def _measure(self, text: str) -> None:
+    def measure(self, text: str) -> None:
+        """Refuse text that no reply can hold."""
+        need_utf8(text, "the reply")
         if self._run.reply.bytes + len(text) > REPLY_BYTES:
             raise BadInput(
                 f"this run has said {REPLY_BYTES} bytes, the most one reply may hold; end it or write a file"

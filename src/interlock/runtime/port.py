@@ -1,12 +1,11 @@
 """The inline side of a run's verbs: straight into the outlet and the gate of its LiveRun, on control's own loop."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from interlock.core.errors import BadInput, Stale
-from interlock.core.events import Entry, Json, Phase, Progress, Typing, transcript
+from interlock.core.events import NO_RESULT, Entry, Json, Phase, Progress, Typing, transcript
 from interlock.core.names import CallId, Effect, ToolState
 from interlock.runtime.crew import Crew
 from interlock.runtime.gate import Gate
@@ -74,6 +73,11 @@ class InlinePort:
         self._run.provider_started |= name == "provider"
         return before
 
+    def blame(self, phase: str, error: BaseException) -> None:
+        """Remember the innermost phase an error came from."""
+        if self._run.blamed is None or self._run.blamed[1] is not error:
+            self._run.blamed = (phase, error)
+
     # Tools
 
     def record(self, wanted: Sequence[tuple[str, Json]]) -> list[CallId]:
@@ -86,6 +90,13 @@ class InlinePort:
         self._run.fence.check(Effect.RESULT)
         if (open_call := (self._run.calls or {}).get(call)) is not None:  # else it has a result already
             self._gate.finish(open_call, state, result=result, error=error)
+
+    def give_up(self, call: CallId) -> None:
+        """The agent waits for a call no longer; its result says so at once. If the run fell, it has one already."""
+        open_call = (self._run.calls or {}).get(call)
+        if open_call is not None and self.current:
+            state = ToolState.SKIPPED if open_call.state is ToolState.PENDING else ToolState.INTERRUPTED
+            self._gate.finish(open_call, state, error=NO_RESULT[state])
 
     def _call(self, call_id: CallId) -> ToolCall:
         self._run.fence.check(Effect.TOOL)
@@ -110,8 +121,8 @@ class InlinePort:
 
     async def in_thread(self, call: CallId, name: str, work: Callable[[], Any]) -> Any:
         body = ThreadBody(f"thread of tool {name}", self._call(call))
-        self._add(body)
         self._threads.start(work, body)
+        self._add(body)
         await body.done.wait()
         if body.error is not None:
             raise body.error
@@ -148,5 +159,9 @@ class InlinePort:
 
 async def _quietly(leash: Leash) -> None:
     """Drive a side body to its end; what it raised is in its result, or its run has fallen."""
-    with contextlib.suppress(Stale, Dropped, asyncio.CancelledError):
+    try:
         await leash
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # SystemExit in a root task would stop the embedder's loop
+        return

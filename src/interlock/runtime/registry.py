@@ -126,6 +126,7 @@ class Reply:
 
     def close(self, text: str) -> None:
         """Put a whole block in the place of the open one."""
+        self.bytes += len(text) - sum(len(delta) for delta in self._open or ())
         self._open = None
         self.blocks.append(text)
 
@@ -136,6 +137,7 @@ class LiveRun:
     __slots__ = (
         "acked",
         "admitted_at",
+        "blamed",
         "bodies",
         "called",
         "calls",
@@ -212,6 +214,7 @@ class LiveRun:
         self.claims: tuple[Principal, ...] = ()  # who stopped its session before it was known whose that is
         self.passed = 0  # takeovers of others that went ahead of it in the queue
         self.phase: str | None = None
+        self.blamed: tuple[str, BaseException] | None = None  # the phase an error came from
         self.provider_started = False
         self.limits: tuple[Limit, ...] = ()
         self.timers: list[asyncio.TimerHandle] | None = None

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import msgspec
 
 from interlock.core.errors import BadInput, NotYet, Stale
-from interlock.core.events import NO_RESULT, Entry, Json
+from interlock.core.events import Entry, Json
 from interlock.core.names import CallId, Effect, Principal, RunId, SessionId, ToolState
 from interlock.core.outcome import Outcome
-from interlock.runtime.tool import ToolResult, ToolSpec, plain, spec_of
+from interlock.runtime.tool import ToolResult, ToolSpec, need_utf8, plain, spec_of
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +47,8 @@ class Port(Protocol):
     def record(self, wanted: Sequence[tuple[str, Json]]) -> list[CallId]: ...
     async def permit(self, call: CallId) -> None: ...
     def finish(self, call: CallId, state: ToolState, result: Json | None, error: str | None) -> None: ...
+    def give_up(self, call: CallId) -> None: ...
+    def blame(self, phase: str, error: BaseException) -> None: ...
     async def history(self) -> list[Entry]: ...
     async def in_place(self, call: CallId, spec: ToolSpec, body: Coroutine[Any, Any, Any]) -> Any: ...
     async def in_thread(self, call: CallId, name: str, work: Callable[[], Any]) -> Any: ...
@@ -109,6 +111,9 @@ class Run:
         before = self._port.phase(name)
         try:
             yield
+        except Exception as error:
+            self._port.blame(name, error)
+            raise
         finally:
             if self._port.current:  # leaving a phase is no effect worth a Stale over what is being raised
                 self._port.phase(before)
@@ -144,22 +149,29 @@ class Run:
                 results[index] = ToolResult(name=spec.name, state=ToolState.FINISHED, value=value)
             except Exception as error:
                 results[index] = ToolResult(name=spec.name, state=ToolState.FAILED, error=error)
+            except BaseException as error:
+                if not parallel:
+                    raise  # it may be the agent's own timeout
+                results[index] = ToolResult(name=spec.name, state=ToolState.INTERRUPTED, error=error)
 
-        if parallel:
-            await self._port.side_by_side([(ids[i], wanted[i][0], one(i)) for i in range(len(ids))])
-        else:
-            for index in range(len(ids)):
-                await one(index)
-        self._port.check(Effect.RESULT)  # a sibling that was skipped has no result here: then the run has fallen
+        try:
+            if parallel:
+                await self._port.side_by_side([(ids[i], wanted[i][0], one(i)) for i in range(len(ids))])
+            else:
+                for index in range(len(ids)):
+                    await one(index)
+        except BaseException:
+            for call in ids:
+                self._port.give_up(call)
+            raise
+        self._port.check(Effect.RESULT)
         return [result for result in results if result is not None]
 
     async def _perform(
         self, call: CallId, spec: ToolSpec, function: Callable[..., Any], arguments: dict[str, Any]
     ) -> Any:
-        permitted = False
         try:
             await self._port.permit(call)
-            permitted = True
             if spec.thread:
                 value = await self._port.in_thread(call, spec.name, lambda: function(**arguments))
             else:
@@ -169,9 +181,7 @@ class Run:
             self._port.finish(call, ToolState.FAILED, None, f"{type(error).__name__}: {error}")
             raise
         except BaseException:
-            if self._port.current:  # the agent itself gave the call up, by a timeout of its own say
-                state = ToolState.INTERRUPTED if permitted else ToolState.SKIPPED
-                self._port.finish(call, state, None, NO_RESULT[state])
+            self._port.give_up(call)  # by a timeout of the agent's own, say
             raise
         self._port.finish(call, ToolState.FINISHED, result, None)
         return value
@@ -203,6 +213,7 @@ class Run:
 def _need_text(text: object, verb: str) -> None:
     if not isinstance(text, str):
         raise BadInput(f"{verb} takes text, not {type(text).__name__}; convert it first")
+    need_utf8(text, verb)
 
 
 def _name(function: object) -> str:

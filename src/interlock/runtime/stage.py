@@ -8,14 +8,12 @@
 
 import asyncio
 
-import msgspec
-
 from interlock.core.decision import Decision
 from interlock.core.errors import BadInput
 from interlock.core.events import Started
 from interlock.core.lifecycle import Move, State
 from interlock.core.names import Effect, Ending, ErrorKind
-from interlock.core.outcome import Cause
+from interlock.core.outcome import Cause, cause_of
 from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
 from interlock.runtime.deadlines import Deadlines
@@ -90,7 +88,7 @@ class Stage:
             )
             return False
         if found := (await ticket).found:  # another node ended it first
-            self._endings.end(run, _cause_of(found[0]))
+            self._endings.end(run, cause_of(found[0]))
             return False
         return not run.fallen
 
@@ -116,6 +114,7 @@ class Stage:
             text = await leash
             if text is not None and not isinstance(text, str):
                 raise BadInput(f"the agent returned {type(text).__name__}; return the reply as text, or None")
+            outlet.measure(text or "")
         except BaseException as error:
             self._failed(run, error)
             if isinstance(error, KeyboardInterrupt):
@@ -137,15 +136,11 @@ class Stage:
         if isinstance(error, asyncio.CancelledError) and self._registry.closing:
             self._endings.end(run, Cause(ending=Ending.SHUTDOWN))
             return
-        kind = ErrorKind.PROVIDER if run.phase == PROVIDER else ErrorKind.AGENT
+        phase = run.blamed[0] if run.blamed is not None and run.blamed[1] is error else run.phase
+        run.blamed = None
+        kind = ErrorKind.PROVIDER if phase == PROVIDER else ErrorKind.AGENT
         self._endings.end(run, _failed(f"{type(error).__name__}: {error}".rstrip(": "), kind))
 
 
 def _failed(error: str, kind: ErrorKind) -> Cause:
     return Cause(ending=Ending.FAILED, error=error, error_kind=kind)
-
-
-def _cause_of(outcome: msgspec.Struct) -> Cause:
-    """Return the cause behind an ending that was found in the store."""
-    known = {name: getattr(outcome, name) for name in Cause.__struct_fields__}
-    return Cause(**known)

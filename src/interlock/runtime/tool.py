@@ -28,7 +28,7 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     state: ToolState
     value: Any = None
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 @overload
@@ -79,6 +79,14 @@ def spec_of(function: Callable[..., Any]) -> ToolSpec:
 
 def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def need_utf8(text: str, what: str) -> None:
+    """Refuse text that no wire or file can hold (half a surrogate pair)."""
+    try:
+        text.isascii() or text.encode()
+    except UnicodeEncodeError:
+        raise BadInput(f"{what} holds half a surrogate pair; decode the text properly first") from None
 
 
 def plain(value: object, what: str) -> Json:

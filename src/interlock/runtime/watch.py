@@ -69,7 +69,7 @@ class Watch:
         buffer = Buffer()
         self._feed.subscribe(self._session, buffer)
         try:
-            async with aclosing(self._follow(buffer, after)) as events:
+            async with aclosing(self._follow(buffer, after, only)) as events:
                 async for event in events:
                     if only is None:
                         yield event
@@ -80,7 +80,7 @@ class Watch:
         finally:
             self._feed.unsubscribe(self._session, buffer)
 
-    async def _follow(self, buffer: Buffer, seen: int) -> AsyncGenerator[Event, None]:
+    async def _follow(self, buffer: Buffer, seen: int, only: RunId | None) -> AsyncGenerator[Event, None]:
         while True:
             if buffer.behind:
                 buffer.behind = False  # before the read: what overflows meanwhile is read again
@@ -100,8 +100,8 @@ class Watch:
                     seen = event.position
                     if self._tellable(event):
                         yield event
-            elif buffer.closed:
-                return
+            elif buffer.closed or (only is not None and only not in self._registry.runs):
+                return  # a run that is not alive here has nothing more to say, also if its end was forgotten
             else:
                 buffer.rest()
                 await buffer.wait()

@@ -1,6 +1,7 @@
 """The in-memory twin of the durable stores: same port, same rules, and switches to make it misbehave.
 
-It forgets by count, never by surprise: what was dropped from a log is told as `lost_to`.
+It forgets by count, never by surprise: what was dropped from a log is told as `lost_to`. (Deltas beyond the bound go
+quietly: the block that closes them holds their text.)
 """
 
 import asyncio
@@ -69,6 +70,7 @@ class MemoryStore:
         self.latency_seconds = latency_seconds
         self._boot = 0
         self._line: deque[Ticket] = deque()
+        self._lost: dict[Ticket, Verdict] = {}  # carried out, the answer lost
         self._flushing = False
         self._resumed = asyncio.Event()
         self._sessions: dict[SessionId, SessionRow] = {}
@@ -109,8 +111,8 @@ class MemoryStore:
             self._line.remove(ticket)
             ticket.refuse(StoreFailed("the store did not take it in time and never will; send it again"))
             return False
-        if not ticket.answered:  # carried out, and the answer lost
-            ticket.accept(Verdict())
+        if (lost := self._lost.pop(ticket, None)) is not None:
+            ticket.accept(lost)
         try:
             await ticket
         except StoreFailed:
@@ -133,7 +135,9 @@ class MemoryStore:
                 ticket.refuse(StoreFailed("the store refused the write; send it again later"))
                 continue
             verdict = self._carry_out(ticket.decision)
-            if not self.faults.lose:
+            if self.faults.lose:
+                self._lost[ticket] = verdict
+            else:
                 ticket.accept(verdict)
         self._flushing = False
 
@@ -182,22 +186,23 @@ class MemoryStore:
         del self._runs[run_id]
         self._tools.pop(run_id, None)
         receipt_id = self._receipt_of.pop(run_id, None)
-        if receipt_id is not None:
-            self._receipts.pop(receipt_id, None)
+        receipt = None if receipt_id is None else self._receipts.get(receipt_id)
+        if receipt is not None and not any(run.id in self._receipt_of for run in receipt.runs):
+            del self._receipts[receipt.id or ReceiptId("")]
 
     def _end(self, row: RunRow) -> Outcome | None:
         """Write an ending where none stands; return the one that stands if it is another."""
         assert row.outcome is not None
         known = self._runs.get(row.id)
+        if known is not None and known.outcome is not None and known.outcome.ending is not Ending.LOST:
+            return None if known.outcome.same_story(row.outcome) else known.outcome
         if known is None:
             self._insert_run(row)
-        elif known.outcome is None or known.outcome.ending is Ending.LOST:
-            self._runs[row.id] = msgspec.structs.replace(
-                known, outcome=row.outcome, cut=row.cut, generation=row.generation
-            )
+            seat = row.generation
         else:
-            return None if known.outcome.same_story(row.outcome) else known.outcome
-        if row.generation is not None:  # what never had the seat was no turn
+            seat = row.generation if row.generation is not None else known.generation
+            self._runs[row.id] = msgspec.structs.replace(known, outcome=row.outcome, cut=row.cut, generation=seat)
+        if seat is not None:  # what never had the seat was no turn
             self._last[row.session] = row.outcome
         return None
 
