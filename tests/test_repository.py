@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "interlock"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-CORE_LINES = 1_000
+CORE_LINES = 1_300
 SOURCE_LINES = 20_000
 CONTRIBUTING_LINES = 80
 
@@ -62,7 +62,7 @@ def test_a_bad_import_breaks_a_contract(copy: Path, place: str, code: str, contr
     (copy / "src" / "interlock" / place / "planted.py").write_text(f"{code}\n")
     result = lint_imports(copy)
     assert result.returncode == 1, result.stdout + result.stderr
-    broken = [line for line in result.stdout.splitlines() if line.endswith(" BROKEN")]
+    broken = [line for line in result.stdout.splitlines() if " BROKEN" in line]
     assert any(line.startswith(contract) for line in broken), result.stdout
 
 

@@ -6,6 +6,7 @@
 """
 
 from collections.abc import Iterable
+from operator import attrgetter
 
 import msgspec
 
@@ -61,12 +62,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def same_story(self, other: "Outcome") -> bool:
         """True if both tell the same ending; `drained` and `durable` are facts beside it and may differ."""
-        return _story(self) == _story(other)
+        return bool(_story(self) == _story(other))
 
 
-def _story(outcome: Outcome) -> tuple[object, ...]:
-    beside = ("drained", "durable")
-    return tuple(getattr(outcome, name) for name in Outcome.__struct_fields__ if name not in beside)
+_story = attrgetter(*(name for name in Outcome.__struct_fields__ if name not in ("drained", "durable")))
 
 
 def cause_of(outcome: Outcome) -> Cause:

@@ -167,7 +167,9 @@ class Scene:
         self._vanishing.append(task)
 
 
-def play(seed: int, *, mode: Mode | None = None, agent: Agent | None = None) -> Played:
+def play(
+    seed: int, *, mode: Mode | None = None, agent: Agent | None = None, messages: tuple[str, ...] = ("hello",)
+) -> Played:
     """Play one seed; raises Violation, Stuck, or whatever broke. With an agent of yours, the oracle judges that one."""
     random = Random(seed)
     chosen = mode or random.choice((Mode.ORDERED, Mode.ORDERED, Mode.ORDERED, Mode.FIFO))
@@ -179,7 +181,9 @@ def play(seed: int, *, mode: Mode | None = None, agent: Agent | None = None) -> 
         judged[0].trace.append(("steps", loop.steps))
 
     try:
-        run_seeded(lambda: _main(random, judged, agent), seed, mode=chosen, charge=CHARGE_SECONDS, on_close=on_close)
+        run_seeded(
+            lambda: _main(random, judged, agent, messages), seed, mode=chosen, charge=CHARGE_SECONDS, on_close=on_close
+        )
     except BaseException:
         if judged and judged[0].violation is not None:
             raise judged[0].violation from None  # the first thing that went wrong, not what followed from it
@@ -192,7 +196,7 @@ def play(seed: int, *, mode: Mode | None = None, agent: Agent | None = None) -> 
     return Played(seed, digest, int(str(steps)))
 
 
-async def _main(random: Random, judged: list[Oracle], agent: Agent | None) -> None:
+async def _main(random: Random, judged: list[Oracle], agent: Agent | None, messages: tuple[str, ...]) -> None:
     store = MemoryStore(latency_seconds=random.choice(LATENCIES_SECONDS))
     kit = Kit()
     hostile = tuple(random.sample(list(BEHAVIOURS), random.choice((1, 2, 2, 3))))
@@ -205,7 +209,7 @@ async def _main(random: Random, judged: list[Oracle], agent: Agent | None) -> No
     ) as control:
         kit.control, kit.oracle = control, Oracle(control, store)
         judged.append(kit.oracle)
-        await Scene(random, kit.oracle, store, hostile if agent is None else ("yours",)).play()
+        await Scene(random, kit.oracle, store, hostile if agent is None else messages).play()
         await kit.oracle.finish()
 
 
@@ -230,9 +234,19 @@ def _no_leaks(loop: SeededLoop) -> None:
             raise Violation(f"a task was left behind: {task!r}")
 
 
-def check_agent(agent: Agent, *, seeds: int = 200) -> int:
-    """Judge an agent of yours under many schedules of stops, takeovers and deadlines; return distinct traces."""
-    return len({play(seed, agent=agent).trace for seed in range(seeds)})
+def check_agent(agent: Agent, *, messages: tuple[str, ...] = ("hello",), seeds: int = 200) -> int:
+    """Judge an agent of yours under many schedules of stops, takeovers and deadlines; return distinct traces.
+
+    A Violation (or whatever broke) carries the seed as a note; `play(seed, agent=…, messages=…)` plays it again.
+    """
+    traces = set()
+    for seed in range(seeds):
+        try:
+            traces.add(play(seed, agent=agent, messages=messages).trace)
+        except BaseException as error:
+            error.add_note(f"seed {seed}: play it again with interlock.testing.play({seed}, agent=..., messages=...)")
+            raise
+    return len(traces)
 
 
 __all__ = ["Played", "check_agent", "play"]

@@ -5,6 +5,7 @@ python -m interlock.testing.prove --seed 4711        replay one seed exactly, an
 """
 
 import argparse
+import gc
 import itertools
 import logging
 import os
@@ -21,6 +22,7 @@ from interlock.testing.explore import play
 from interlock.testing.loop import ordered_anyio
 
 CHUNK_SEEDS = 200
+COLLECT_SEEDS = 50
 
 
 class Chunk(NamedTuple):
@@ -39,9 +41,12 @@ def explore(first: int, count: int, *, until_found: bool = False) -> Chunk:
     traces, broken, steps = set(), [], 0
     began = time.perf_counter()
     played = 0
+    gc.disable()  # the collector rests during a schedule anyway; between them, now and then is enough
     with ordered_anyio():
         for seed in range(first, first + count):
             played += 1
+            if played % COLLECT_SEEDS == 0:
+                gc.collect()
             try:
                 result = play(seed)
             except Exception as error:
@@ -51,6 +56,7 @@ def explore(first: int, count: int, *, until_found: bool = False) -> Chunk:
             else:
                 traces.add(result.trace)
                 steps += result.steps
+    gc.enable()
     return Chunk(played, steps, frozenset(traces), tuple(broken), time.perf_counter() - began)
 
 

@@ -1,0 +1,120 @@
+"""What the promise tests share: a sink that forgets nothing, verbs by the effect they have, and the seeded loop."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import aclosing
+from typing import Any
+
+from interlock import Control, Event, NotYet, Run
+from interlock.core.names import Effect, EventKind, SessionId
+from interlock.testing import SeededLoop, run_seeded
+
+OF_THE_SESSION = (EventKind.RECEIPT, EventKind.GAP, EventKind.CORRECTION)
+
+Verb = Callable[[Run], Awaitable[object]]
+
+
+def seeded(main: Callable[[], Any], seeds: Iterable[int] = range(8), **options: Any) -> None:
+    """Play a test under several schedules on a virtual clock; no task of control's may be left behind."""
+    for seed in seeds:
+        run_seeded(main, seed, on_close=_nothing_left, **options)
+
+
+def _nothing_left(loop: SeededLoop) -> None:
+    assert [task for task in loop.leaked_tasks() if not task.get_name().startswith("own ")] == []
+    assert loop.problems == []
+
+
+class Sink:
+    """A subscriber: what arrived in a session, in order; what was passed on cannot be taken back."""
+
+    def __init__(self, control: Control, session: str = "s") -> None:
+        self.events: list[Event] = []
+        control.feed.subscribe(SessionId(session), self)
+
+    def put(self, event: Event) -> None:
+        """Take an event."""
+        self.events.append(event)
+
+    def drop(self, run_id: str) -> None:
+        """Too late."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def of(self, run_id: str) -> list[Event]:
+        """What arrived of one run."""
+        return [event for event in self.events if event.run_id == run_id]
+
+    def kinds(self, run_id: str) -> list[str]:
+        """The kinds of what arrived of one run."""
+        return [event.kind.value for event in self.of(run_id)]
+
+    async def until(self, run_id: str, kind: EventKind) -> Event:
+        """Wait until an event of this kind has arrived."""
+        while not (found := [event for event in self.of(run_id) if event.kind is kind]):
+            await asyncio.sleep(0.0001)
+        return found[0]
+
+
+async def told(control: Control, run: str, kind: EventKind) -> Event:
+    """Wait until a run's watcher is told of a kind of event."""
+    async with aclosing(control.watch(run=run)) as events:
+        async for event in events:
+            if event.kind is kind:
+                return event
+    raise AssertionError(f"run {run} ended without {kind}")
+
+
+async def enter_phase(run: Run) -> None:
+    """Enter a phase and leave it."""
+    async with run.phase("thinking"):
+        await asyncio.sleep(0)
+
+
+async def harmless() -> str:
+    """A tool."""
+    await asyncio.sleep(0)
+    return "done"
+
+
+VERBS: dict[Effect, Verb] = {
+    Effect.DELTA: lambda run: run.say("d"),
+    Effect.BLOCK: lambda run: run.post("b"),
+    Effect.TYPING: lambda run: run.typing(),
+    Effect.PROGRESS: lambda run: run.progress("p"),
+    Effect.PHASE: enter_phase,
+    Effect.TOOL: lambda run: run.call(harmless),
+    Effect.SPAWN: lambda run: run.spawn("true"),
+    Effect.QUESTION: lambda run: run.ask("really?"),
+    Effect.CHILD: lambda run: run.delegate("other", "do it"),
+    Effect.HOLD: lambda run: run.hold("worktree"),
+}
+"""One verb for each effect an agent can ask for; results and the final text are made by control from what it returns."""
+
+
+async def pester(run: Run, verb: Verb, errors: list[BaseException], *, times: int, swallow: bool) -> None:
+    """Use a verb again and again; with `swallow`, whatever is raised."""
+    for _ in range(times):
+        try:
+            with contextlib.suppress(NotYet):
+                await verb(run)
+            await asyncio.sleep(0.001)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            errors.append(error)
+            if not swallow:
+                raise
+
+
+async def swallowed(work: Awaitable[Any]) -> BaseException | None:
+    """Await something and go on whatever it raises, cancels and Stale included."""
+    try:
+        await work
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        return error
+    return None
