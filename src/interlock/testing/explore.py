@@ -7,6 +7,7 @@ hostile kit, over a store that may fail, stall or lose its answers. The same see
 import asyncio
 import contextlib
 import hashlib
+import logging
 from collections.abc import Coroutine
 from random import Random
 from typing import Any
@@ -180,6 +181,9 @@ def play(
             _no_leaks(loop)
         judged[0].trace.append(("steps", loop.steps))
 
+    log = logging.getLogger("interlock")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # a store in trouble is part of the scenario
     try:
         run_seeded(
             lambda: _main(random, judged, agent, messages), seed, mode=chosen, charge=CHARGE_SECONDS, on_close=on_close
@@ -188,6 +192,8 @@ def play(
         if judged and judged[0].violation is not None:
             raise judged[0].violation from None  # the first thing that went wrong, not what followed from it
         raise
+    finally:
+        log.setLevel(level)
     oracle = judged[0]
     if oracle.violation is not None:
         raise oracle.violation

@@ -7,7 +7,6 @@ python -m interlock.testing.prove --seed 4711        replay one seed exactly, an
 import argparse
 import gc
 import itertools
-import logging
 import os
 import sys
 import time
@@ -37,7 +36,6 @@ class Chunk(NamedTuple):
 
 def explore(first: int, count: int, *, until_found: bool = False) -> Chunk:
     """Play seeds one after another in this process."""
-    logging.getLogger("interlock").setLevel(logging.CRITICAL)  # a store in trouble is part of the scenario
     traces, broken, steps = set(), [], 0
     began = time.perf_counter()
     played = 0
