@@ -348,16 +348,19 @@ class Control:
 
     async def receipt(self, wanted: str | None, *, by: str = LOCAL) -> Receipt:
         """Return a receipt by its own id or a run's, as it stands now."""
-        principal = Principal(_name(by, "by"))
-        for run in self._registry.runs.values():
-            if run.fall is not None and wanted in (run.id, run.fall.receipt().id) and self._may_see(principal, run):
-                return run.fall.receipt()
-        kept = await self._store.receipt(ReceiptId(_name(wanted, "receipt")))
-        for fallen in () if kept is None else kept.runs:
-            row = await self._store.run(fallen.id)
-            if kept is not None and row is not None and await self._may_see_row(row, principal):
-                return kept
-        raise Unknown(f"no receipt {wanted!r} that {by} may see; receipts are found by their id or a run's")
+        principal, asked = Principal(_name(by, "by")), _name(wanted, "a receipt's or a run's id")
+        run = self._registry.runs.get(RunId(asked))
+        fall = run.fall if run is not None else self._registry.falls.get(ReceiptId(asked))
+        if fall is not None:
+            visible = {run.id for run in fall.runs if self._may_see(principal, run)}
+            kept: Receipt | None = fall.receipt()
+        else:
+            kept = await self._store.receipt(ReceiptId(asked))
+            rows = [await self._store.run(fallen.id) for fallen in kept.runs] if kept is not None else []
+            visible = {row.id for row in rows if row is not None and await self._may_see_row(row, principal)}
+        if kept is None or not visible:
+            raise Unknown(f"no receipt {asked!r} that {by} may see; receipts are found by their id or a run's")
+        return _only(kept, visible)
 
     async def runs(self, session: str | None = None, *, by: str = LOCAL) -> list[RunInfo]:
         """List live runs the caller may see; with a session, its ended ones too."""
@@ -463,6 +466,15 @@ class Control:
             await self._crew.wait(SLACK_SECONDS)
             self.feed.close()
             await self._store.close()
+
+
+def _only(receipt: Receipt, visible: set[RunId]) -> Receipt:
+    """Return what a receipt says of these runs: one fall may take runs of several people."""
+    return msgspec.structs.replace(
+        receipt,
+        runs=tuple(run for run in receipt.runs if run.id in visible),
+        tools=tuple(tool for tool in receipt.tools if tool.run_id in visible),
+    )
 
 
 def _endable(run: LiveRun) -> bool:

@@ -7,6 +7,7 @@ t2 bodies have their grace, then are not resumed; every wait has a bound.
 t3 everything was seen to end, or what was not is named.
 """
 
+import contextlib
 import logging
 from collections.abc import Sequence
 
@@ -57,6 +58,7 @@ class Endings:
         if fall.session.falls is None:
             fall.session.falls = []
         fall.session.falls.append(fall)
+        self._registry.falls[fall.id] = fall
         self._crew.start(self._conclude(fall, ticket), name=f"end {fall.id}")
         return ticket
 
@@ -85,19 +87,19 @@ class Endings:
         await self._keep_receipt(fall)
         for run in fall.runs:
             self._registry.retire(run)
+        self._registry.falls.pop(fall.id, None)
 
     async def _commit(self, fall: Fall, ticket: Ticket) -> Verdict | None:
         """Wait for the store and for the acks of runs that fell before theirs, at most COMMIT_SECONDS together."""
         verdict = None
-        try:
-            with anyio.move_on_after(self._settings.commit_seconds):
+        with anyio.move_on_after(self._settings.commit_seconds):
+            with contextlib.suppress(StoreFailed):
                 verdict = await ticket
-                for run in fall.runs:
-                    await run.acked.wait()
-                for earlier in tuple(fall.session.falls or ())[: (fall.session.falls or []).index(fall)]:
-                    await earlier.ended.wait()  # endings of a session are told in the order they were decided
-        except StoreFailed:
-            return None
+            for run in fall.runs:
+                await run.acked.wait()
+            falls = fall.session.falls or []
+            for earlier in falls[: falls.index(fall)]:  # a session's endings are told in the order of their decision
+                await earlier.ended.wait()
         return verdict
 
     def _adopt(self, fall: Fall, verdict: Verdict) -> bool:

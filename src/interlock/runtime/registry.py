@@ -24,6 +24,7 @@ from interlock.core.names import (
     CallId,
     Ending,
     Principal,
+    ReceiptId,
     RunId,
     RunKind,
     SessionId,
@@ -61,6 +62,7 @@ class Body(Protocol):
 class Falling(Protocol):
     """What a run knows of the fall that took it."""
 
+    runs: list[LiveRun]
     ended: asyncio.Event
     drained: asyncio.Event
     durable: bool
@@ -308,6 +310,7 @@ class Registry:
         self.boot = boot
         self.sessions: dict[SessionId, Session] = {}
         self.runs: dict[RunId, LiveRun] = {}
+        self.falls: dict[ReceiptId, Falling] = {}
         self.keys: dict[tuple[Principal, str], LiveRun] = {}
         self.generations = Generations()
         self.closing = False
