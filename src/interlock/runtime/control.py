@@ -348,7 +348,7 @@ class Control:
 
     async def receipt(self, wanted: str | None, *, by: str = LOCAL) -> Receipt:
         """Return a receipt by its own id or a run's, as it stands now."""
-        principal, asked = Principal(_name(by, "by")), _name(wanted, "a receipt's or a run's id")
+        principal, asked = Principal(_name(by, "by")), _name(wanted, "receipt")
         run = self._registry.runs.get(RunId(asked))
         fall = run.fall if run is not None else self._registry.falls.get(ReceiptId(asked))
         if fall is not None:
