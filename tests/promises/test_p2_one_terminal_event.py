@@ -13,7 +13,7 @@ from interlock import Control, Ending, Event, MemoryStore, Message, Run, Setting
 from interlock.core.events import Ended
 from interlock.core.names import EventKind
 from interlock.core.outcome import Outcome
-from interlock.testing import BEHAVIOURS, Kit, VirtualThreads
+from interlock.testing import BEHAVIOURS, Kit, VirtualThreads, run_seeded
 
 from .scene import OF_THE_SESSION, Sink, pester, seeded, swallowed, told
 
@@ -115,14 +115,7 @@ def test_hostile_agents_are_sealed_too(behaviour: str) -> None:
             check_stream(sink.events, [first.run_id, second.run_id])
 
     for seed in range(6):
-        seeded(main, (seed,), charge=2e-5) if behaviour not in ("haunt", "nested") else _loosely(main, seed)
-
-
-def _loosely(main: object, seed: int) -> None:
-    """These agents leave tasks of their own behind, which nobody can end from here."""
-    from interlock.testing import run_seeded
-
-    run_seeded(main, seed, charge=2e-5)  # type: ignore[arg-type]
+        run_seeded(main, seed, charge=2e-5)
 
 
 def test_only_the_session_speaks_after_the_end() -> None:
@@ -251,7 +244,8 @@ def test_a_watcher_may_go_away_and_come_back() -> None:
             check_stream(seen, [sent.run_id])
             blocks = [event.data.text for event in seen if event.kind is EventKind.BLOCK]
             assert blocks == [*(f"block {n}" for n in range(10)), "reply"]
-            assert (await told(control, sent.run_id, EventKind.ENDED)).position == seen[-1].position
+            [end] = [event for event in seen if event.kind is EventKind.ENDED]
+            assert await told(control, sent.run_id, EventKind.ENDED) == end
 
     for seed in range(12):
         seeded(main, (seed,))
