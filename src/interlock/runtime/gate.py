@@ -88,13 +88,11 @@ class Gate:
 
 async def committed(store: Store, ticket: Ticket, seconds: float) -> bool:
     """Return whether a decision is in the store, waiting at most so long and then making it conclusive."""
-    with anyio.move_on_after(seconds):
-        try:
-            await ticket
-        except StoreFailed:
-            return False
-        return True
-    inside = False
-    with anyio.CancelScope(shield=True):
-        inside = await store.withdraw(ticket)
-    return inside
+    if not await ticket.within(seconds):
+        with anyio.CancelScope(shield=True):
+            await store.withdraw(ticket)
+    try:
+        await ticket
+    except StoreFailed:
+        return False
+    return True

@@ -27,37 +27,67 @@ class StoreFailed(Unavailable):
 class Ticket:
     """The place of one Decision in the store's line; await it for the Verdict."""
 
-    __slots__ = ("_answered", "_error", "_verdict", "decision")
+    __slots__ = ("_answered", "_error", "_verdict", "_waiters", "decision")
 
     def __init__(self, decision: Decision) -> None:
         self.decision = decision
-        self._answered = asyncio.Event()
+        self._answered = False
+        self._waiters: list[asyncio.Future[None]] = []
         self._verdict: Verdict | None = None
         self._error: StoreFailed | None = None
 
     @property
     def answered(self) -> bool:
         """True once the store has said in or never."""
-        return self._answered.is_set()
+        return self._answered
 
     def accept(self, verdict: Verdict) -> None:
         """Answer: it is in."""
-        if not self.answered:
+        if not self._answered:
             self._verdict = verdict
-            self._answered.set()
+            self._wake()
 
     def refuse(self, error: StoreFailed) -> None:
         """Answer: it never will be."""
-        if not self.answered:
+        if not self._answered:
             self._error = error
-            self._answered.set()
+            self._wake()
+
+    def _wake(self) -> None:
+        self._answered = True
+        for waiter in self._waiters:
+            _release(waiter)
+
+    async def within(self, seconds: float | None) -> bool:
+        """Wait for the answer, at most so long; return whether there is one.
+
+        By hand, because every effect that must be on record comes through here: a cancel scope costs six times this.
+        """
+        if self._answered:
+            return True
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        timer = None if seconds is None else loop.call_later(seconds, _release, waiter)
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.remove(waiter)
+            if timer is not None:
+                timer.cancel()
+        return self._answered
 
     def __await__(self) -> Generator[Any, None, Verdict]:
-        yield from self._answered.wait().__await__()
+        yield from self.within(None).__await__()
         if self._error is not None:
             raise self._error
         assert self._verdict is not None
         return self._verdict
+
+
+def _release(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
