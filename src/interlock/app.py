@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 
 from interlock.core.errors import BadInput, NotYet
+from interlock.core.names import Strategy
 from interlock.runtime.control import Control, _seconds, _strategy
 from interlock.runtime.inline import Threads
 from interlock.runtime.run import Agent
@@ -42,10 +43,10 @@ async def open_control(
         drain_seconds=base.drain_seconds,
         retry_seconds=base.retry_seconds,
         queue=base.queue,
-        strategy=_strategy(strategy, base.strategy),
-        deadline=_seconds(deadline, "deadline", base.deadline),
-        idle_limit=_seconds(idle_limit, "idle_limit", base.idle_limit),
-        queue_limit=_seconds(queue_limit, "queue_limit", base.queue_limit),
+        strategy=_strategy(strategy if strategy is not None else base.strategy, Strategy.INTERRUPT),
+        deadline=_seconds(deadline if deadline is not None else base.deadline, "deadline", None),
+        idle_limit=_seconds(idle_limit if idle_limit is not None else base.idle_limit, "idle_limit", None),
+        queue_limit=_seconds(queue_limit if queue_limit is not None else base.queue_limit, "queue_limit", None),
     )
     opened = _store(store)
     control = Control(

@@ -155,35 +155,41 @@ NO_RESULT = {
 
 
 def transcript(events: Iterable[Event]) -> list[Entry]:
-    """Return the conversation that a log tells; a log without its deltas, or its oldest part, is valid too."""
+    """Return the conversation that a log tells; a log without its deltas, or its oldest part, is valid too.
+
+    A message stands where its turn began, not where it was queued: what waits is no part of the conversation yet.
+    """
+    waiting: dict[RunId, Entry] = {}
     called: set[CallId | None] = set()
     entries: list[Entry] = []
-    for entry in (entry for event in events for entry in _entries(event)):
-        if entry.role == "call":
-            called.add(entry.call_id)
-        if entry.role != "result" or entry.call_id in called:  # a model refuses a result without its call
-            entries.append(entry)
+    for event in events:
+        for entry in _entries(event, waiting):
+            if entry.role == "call":
+                called.add(entry.call_id)
+            if entry.role != "result" or entry.call_id in called:  # a model refuses a result without its call
+                entries.append(entry)
     return entries
 
 
-def _entries(event: Event) -> list[Entry]:
+def _entries(event: Event, waiting: dict[RunId, Entry]) -> list[Entry]:
     run_id, data = event.run_id, event.data
     if run_id is None:
         return []
     match data:
         case Said():
-            return [Entry(role="user", run_id=run_id, text=data.text, by=data.by)]
+            waiting[run_id] = Entry(role="user", run_id=run_id, text=data.text, by=data.by)
+            return []
+        case Started():
+            return [waiting.pop(run_id)] if run_id in waiting else []
         case Block():
             return [Entry(role="assistant", run_id=run_id, text=data.text)]
         case Tool():
             return _tool_entries(run_id, data)
         case Ended():
-            rest = [entry for tool in data.tools for entry in _tool_entries(run_id, tool)]
-            ending = data.outcome.ending
-            if data.cut:
-                rest.append(Entry(role="assistant", run_id=run_id, text=data.cut, cut=True, ending=ending))
-            elif ending is not Ending.COMPLETED:
-                rest.append(Entry(role="assistant", run_id=run_id, cut=True, ending=ending))
+            rest = [waiting.pop(run_id)] if run_id in waiting else []
+            rest += [entry for tool in data.tools for entry in _tool_entries(run_id, tool)]
+            if data.cut or data.outcome.ending is not Ending.COMPLETED:
+                rest.append(Entry(role="assistant", run_id=run_id, text=data.cut, cut=True, ending=data.outcome.ending))
             return rest
         case _:
             return []

@@ -70,7 +70,9 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.ended_at is None else (self.ended_at - self.fenced_at) * 1000
 
 
-def nothing(*, session: SessionId | None, by: Principal, now: float, already: Ending | None = None) -> Receipt:
+def nothing(
+    *, session: SessionId | None, by: Principal, now: float, already: Ending | None = None, durable: bool = True
+) -> Receipt:
     """Return the receipt of a stop that ended nothing; it is not stored."""
     return Receipt(
         id=None,
@@ -81,5 +83,6 @@ def nothing(*, session: SessionId | None, by: Principal, now: float, already: En
         ended_at=now,
         drained_at=now,
         drain=Drain.OBSERVED,
+        durable=durable,
         already=already,
     )

@@ -6,10 +6,9 @@
 """
 
 import asyncio
-import contextlib
 import hashlib
 import math
-from collections.abc import AsyncGenerator, Awaitable, Collection
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -17,29 +16,30 @@ import anyio
 import msgspec
 
 from interlock.core.authority import Action, Authority
-from interlock.core.decision import Decision, RunRow, Tombstone
+from interlock.core.decision import RunRow
 from interlock.core.errors import BadInput, NotYet, Unavailable, Unknown
 from interlock.core.events import Entry, Event, transcript
 from interlock.core.lifecycle import State
-from interlock.core.names import LOCAL, Drain, Ending, Principal, ReceiptId, RunId, RunKind, SessionId, Strategy
+from interlock.core.names import LOCAL, Ending, Principal, ReceiptId, RunId, RunKind, SessionId, Strategy
 from interlock.core.outcome import Cause, Outcome
-from interlock.core.receipt import Receipt, nothing
+from interlock.core.receipt import Receipt
 from interlock.core.takeover import BUILT
 from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
 from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.ending import Endings
-from interlock.runtime.fall import Fall
 from interlock.runtime.inbox import Inbox
 from interlock.runtime.inline import DaemonThreads, Threads
 from interlock.runtime.outlet import Feed
-from interlock.runtime.registry import LiveRun, Registry, Sent, Session
+from interlock.runtime.registry import LiveRun, Registry, Sent
 from interlock.runtime.run import Agent
-from interlock.runtime.settings import MESSAGE_BYTES, Settings
+from interlock.runtime.settings import FALLS, MESSAGE_BYTES, Settings
+from interlock.runtime.sight import Sight
 from interlock.runtime.stage import Stage
+from interlock.runtime.stopping import Stopping
 from interlock.runtime.tool import need_utf8
 from interlock.runtime.watch import Watch, whole_log
-from interlock.stores.base import Store, Ticket
+from interlock.stores.base import Store, read
 
 T = TypeVar("T")
 
@@ -76,6 +76,7 @@ class Control:
         loop = asyncio.get_running_loop()
         self.settings = settings
         self._loop = loop
+        self._closing: asyncio.Task[None] | None = None
         self._store = store
         self._authority = Authority(admins, readers)
         self._registry = Registry(boot)
@@ -93,6 +94,18 @@ class Control:
             endings=self._endings,
             deadlines=deadlines,
             authority=self._authority,
+            settings=settings,
+        )
+        self._sight = Sight(self._authority, store)
+        self._stopping = Stopping(
+            self._registry,
+            endings=self._endings,
+            inbox=self._inbox,
+            store=store,
+            sight=self._sight,
+            authority=self._authority,
+            crew=self._crew,
+            clock=self._clock,
             settings=settings,
         )
         self._stage = Stage(
@@ -152,6 +165,10 @@ class Control:
         """Register a message and start the task that carries it; one synchronous step."""
         if self._registry.closing:
             raise Unavailable("this control is closing; send it to the next one")
+        if not self._authority.may(Action.SEND, Principal(by)):
+            raise Unknown(f"no session {session_id} that {by} may send to")
+        if len(self._registry.falls) >= FALLS:
+            raise Unavailable("too many endings wait for the store; nothing was taken, send it again later")
         session = self._registry.session(SessionId(session_id))
         run = LiveRun(
             RunId(self._registry.new_id("r")),
@@ -185,121 +202,10 @@ class Control:
             raise BadInput("stop one thing: session=, run= or key=")
         principal = Principal(_name(by, "by"))
         if session is not None:
-            return await self._stop_session(SessionId(_name(session, "session")), principal)
+            return await self._stopping.session(SessionId(_name(session, "session")), principal)
         if run is not None:
-            return await self._stop_run(RunId(_name(run, "run")), principal)
-        return await self._stop_key(_name(key or "", "key"), principal)
-
-    async def _stop_session(self, session_id: SessionId, by: Principal) -> Receipt:
-        session = self._registry.sessions.get(session_id)
-        if session is None:
-            return await self._stop_absent(session_id, by)
-        everyone = [session.seat, *(session.waiting or ()), *(session.line or ())]
-        targets = [run for run in everyone if run and not run.fallen and self._may_stop(by, run)]
-        unclear = [] if session.loaded else [run for run in session.line or () if not run.fallen and run not in targets]
-        for run in unclear:  # whose session it is will be known when it is loaded, before they are decided on
-            run.claims = (*run.claims, by)
-        if not targets and unclear:
-            return await self._stop_unclear(session, unclear, by)
-        if not targets:
-            return await self._stop_empty(session, by)
-        fall = self._endings.open(session, by=by)
-        for target in targets:
-            fall.take(target, Cause(ending=Ending.STOPPED, by=by))
-        self._endings.close(fall)
-        return await self._receipt_of(fall)
-
-    async def _stop_unclear(self, session: Session, arrivals: list[LiveRun], by: Principal) -> Receipt:
-        """Wait, bounded, until it is decided whether the caller may stop what is arriving."""
-        for run in arrivals:
-            await self._soon(run.acked.wait())
-            if run.fall is not None and run.outcome is not None and run.outcome.by == by:
-                await run.fall.ended.wait()
-                return run.fall.receipt(aborted=True)
-        return nothing(session=session.id, by=by, now=self._clock.wall())
-
-    async def _stop_empty(self, session: Session, by: Principal) -> Receipt:
-        """Nothing to end. On an empty seat the generation rises all the same; a run that is ending is named."""
-        if not self._authority.may(Action.STOP, by, owner=session.owner):
-            return nothing(session=session.id, by=by, now=self._clock.wall())
-        if session.seat is None and session.owner is not None:
-            self._registry.generations.rise(session.id)
-            ticket = self._store.decide(Decision(sessions=(self._registry.session_row(session),)))
-            await self._soon(ticket)
-        last = session.previous
-        return nothing(
-            session=session.id, by=by, now=self._clock.wall(), already=last.ending if last is not None else None
-        )
-
-    async def _stop_absent(self, session_id: SessionId, by: Principal) -> Receipt:
-        """Nobody has the session in memory: raise its generation where it is kept, if the caller may."""
-        already = await self._soon(self._raise_stored(session_id, by))
-        return nothing(session=session_id, by=by, now=self._clock.wall(), already=already)
-
-    async def _raise_stored(self, session_id: SessionId, by: Principal) -> Ending | None:
-        known = await self._store.load(session_id, principal=by, key=None)
-        if known.session is None or not self._authority.may(Action.STOP, by, owner=known.session.owner):
-            return None
-        await self._store.decide(Decision(rises=(session_id,)))
-        return None if known.previous is None else known.previous.ending
-
-    async def _stop_run(self, run_id: RunId, by: Principal) -> Receipt:
-        run = self._registry.runs.get(run_id)
-        if run is not None and self._may_stop(by, run):
-            return await self._stop_live(run, by)
-        found = await self._soon(self._receipt_again(run_id, by)) if run is None else None
-        return found or nothing(session=None, by=by, now=self._clock.wall())
-
-    async def _stop_live(self, run: LiveRun, by: Principal) -> Receipt:
-        fall = self._endings.end(run, Cause(ending=Ending.STOPPED, by=by)) if _endable(run) else None
-        if fall is not None:
-            return await self._receipt_of(fall)
-        if run.fall is None:  # withdrawn: it never was
-            return nothing(session=run.session.id, by=by, now=self._clock.wall())
-        await run.fall.ended.wait()
-        return run.fall.receipt(aborted=False, already=_ending(run))
-
-    @staticmethod
-    async def _receipt_of(fall: Fall) -> Receipt:
-        """Return the receipt of a stop at t1; `aborted` follows from what was decided, not from what was asked."""
-        await fall.ended.wait()
-        endings = [_ending(run) for run in fall.runs]
-        stopped = Ending.STOPPED in endings
-        return fall.receipt(aborted=stopped, already=None if stopped else endings[0])
-
-    async def _receipt_again(self, run_id: RunId, by: Principal) -> Receipt | None:
-        """A second stop gets the same receipt, with `aborted: false` and the ending it found."""
-        outcome = await self._stored_outcome(run_id, by)
-        if outcome is None or not outcome.ended:
-            return None
-        receipt = await self._store.receipt(run_id)
-        if receipt is None:
-            return nothing(session=None, by=by, now=self._clock.wall(), already=outcome.ending)
-        return msgspec.structs.replace(receipt, aborted=False, already=outcome.ending)
-
-    async def _stop_key(self, key: str, by: Principal) -> Receipt:
-        run = self._registry.keys.get((by, key))
-        if run is not None:
-            return await self._stop_live(run, by)
-        tombstone = Tombstone(principal=by, key=key)
-        self._registry.bury(tombstone)
-        ticket = self._store.decide(Decision(tombstones=(tombstone,)))
-        found = await self._soon(self._find_by_key(key, by, ticket))
-        return found or nothing(session=None, by=by, now=self._clock.wall())
-
-    async def _find_by_key(self, key: str, by: Principal, buried: Ticket) -> Receipt | None:
-        await buried
-        known = await self._store.load(SessionId(""), principal=by, key=key)
-        return None if known.key is None else await self._receipt_again(known.key.run_id, by)
-
-    async def _soon(self, asked: Awaitable[T]) -> T | None:
-        """Ask the store on behalf of a stop: at most COMMIT_SECONDS, and its trouble is no reason to refuse."""
-        with anyio.move_on_after(self.settings.commit_seconds), contextlib.suppress(Unavailable):
-            return await asked
-        return None
-
-    def _may_stop(self, by: Principal, run: LiveRun) -> bool:
-        return self._authority.may(Action.STOP, by, owner=run.session.owner, principal=run.principal)
+            return await self._stopping.run(RunId(_name(run, "run")), principal)
+        return await self._stopping.key(_name(key, "key"), principal)
 
     # Asking
 
@@ -311,76 +217,53 @@ class Control:
         live = self._registry.runs.get(run_id)
         if live is None:
             with anyio.move_on_after(self.settings.commit_seconds if timeout == 0 else timeout):
-                return await self._stored_outcome(run_id, principal) or _not_ended(run_id, Ending.UNKNOWN)
+                return await self._sight.outcome(run_id, principal) or _not_ended(run_id, Ending.UNKNOWN)
             return _not_ended(run_id, Ending.PENDING)
-        if not self._may_see(principal, live):
+        if not self._sight.may_see(principal, live):
             return _not_ended(run_id, Ending.UNKNOWN)
         with anyio.move_on_after(timeout):
             await live.ended.wait()
             if drained and live.fall is not None:
                 await live.fall.drained.wait()
-        return self._told(live)
-
-    def _told(self, run: LiveRun) -> Outcome:
-        if run.state in (State.WITHDRAWN, State.ALIASED):
-            return _not_ended(run.id, Ending.UNKNOWN)
-        if run.outcome is None or run.fall is None or not run.sealed:
-            return _not_ended(run.id, Ending.PENDING)
-        return run.fall.told(run)
-
-    async def _stored_outcome(self, run_id: RunId, by: Principal) -> Outcome | None:
-        row = await self._store.run(run_id)
-        if row is None or not await self._may_see_row(row, by):
-            return None
-        if row.outcome is None:
-            return _not_ended(run_id, Ending.PENDING)
-        receipt = await self._store.receipt(run_id)
-        over = receipt is None or receipt.drain is not Drain.PENDING
-        return msgspec.structs.replace(row.outcome, drained=over, durable=True)
-
-    def _may_see(self, by: Principal, run: LiveRun) -> bool:
-        return self._authority.may(Action.SEE_RUN, by, owner=run.session.owner, principal=run.principal)
-
-    async def _may_see_row(self, row: RunRow, by: Principal) -> bool:
-        session = await self._store.session(row.session)
-        owner = None if session is None else session.owner
-        return self._authority.may(Action.SEE_RUN, by, owner=owner, principal=row.principal)
+        return _told(live)
 
     async def receipt(self, wanted: str | None, *, by: str = LOCAL) -> Receipt:
-        """Return a receipt by its own id or a run's, as it stands now."""
+        """Return a receipt by its own id or a run's, as it stands now, of the runs the caller may see."""
+        self._here()
         principal, asked = Principal(_name(by, "by")), _name(wanted, "receipt")
         run = self._registry.runs.get(RunId(asked))
         fall = run.fall if run is not None else self._registry.falls.get(ReceiptId(asked))
         if fall is not None:
-            visible = {run.id for run in fall.runs if self._may_see(principal, run)}
-            kept: Receipt | None = fall.receipt()
+            shown = self._sight.receipt(fall, principal)
         else:
-            kept = await self._store.receipt(ReceiptId(asked))
-            rows = [await self._store.run(fallen.id) for fallen in kept.runs] if kept is not None else []
-            visible = {row.id for row in rows if row is not None and await self._may_see_row(row, principal)}
-        if kept is None or not visible:
+            kept = await read(self._store.receipt(ReceiptId(asked)))
+            shown = None if kept is None else await self._sight.stored_receipt(kept, principal)
+        if shown is None:
             raise Unknown(f"no receipt {asked!r} that {by} may see; receipts are found by their id or a run's")
-        return _only(kept, visible)
+        return shown
 
     async def runs(self, session: str | None = None, *, by: str = LOCAL) -> list[RunInfo]:
         """List live runs the caller may see; with a session, its ended ones too."""
+        self._here()
         principal = Principal(_name(by, "by"))
+        wanted = None if session is None else SessionId(_name(session, "session"))
         live = [
             _info(run)
             for run in self._registry.runs.values()
-            if session in (None, run.session.id) and self._may_see(principal, run)
+            if wanted in (None, run.session.id) and self._sight.may_see(principal, run)
         ]
-        if session is None:
+        if wanted is None:
             return live
         known = {info.id for info in live}
-        rows = [row for row in await self._store.runs(SessionId(session)) if row.id not in known]
-        ended = [_info_of_row(row) for row in rows if await self._may_see_row(row, principal)]
+        rows = [row for row in await read(self._store.runs(wanted)) if row.id not in known]
+        ended = [_info_of_row(row) for row in rows if await self._sight.may_see_row(principal, row)]
         if not live and not ended:
-            await self._owned(SessionId(session), principal)  # raises if there is no such session for the caller
+            await self._owned(wanted, principal)  # raises if there is no such session for the caller
         return [*ended, *live]
 
     async def history(self, session: str, *, by: str = LOCAL) -> list[Entry]:
         """Return a session's conversation."""
+        self._here()
         session_id = SessionId(_name(session, "session"))
         await self._owned(session_id, Principal(_name(by, "by")))
         return transcript(await whole_log(self._store, session_id))
@@ -389,10 +272,13 @@ class Control:
         self, session: str | None = None, *, run: str | None = None, after: int = 0, by: str = LOCAL
     ) -> AsyncGenerator[Event, None]:
         """Replay a session's events behind a position, then follow; with run=, that run's, up to its end."""
+        self._here()
         if (session is None) == (run is None):
             raise BadInput("watch one thing: a session, or run=")
+        if not isinstance(after, int) or isinstance(after, bool):
+            raise BadInput(f"after= is an event's position, not {after!r:.40}; 0 replays from the beginning")
         principal = Principal(_name(by, "by"))
-        only = None if run is None else RunId(run)
+        only = None if run is None else RunId(_name(run, "run"))
         if only is None:
             session_id = SessionId(_name(session, "session"))
             await self._owned(session_id, principal)
@@ -408,22 +294,21 @@ class Control:
     async def _seen(self, run_id: RunId, by: Principal) -> SessionId | None:
         """Return the session of a run the caller may see; None if the run turns out never to have been."""
         live = self._registry.runs.get(run_id)
-        if live is not None and self._may_see(by, live):
+        if live is not None and self._sight.may_see(by, live):
             await live.acked.wait()  # nothing of it is told before, and it may yet be withdrawn
             return None if live.state in (State.WITHDRAWN, State.ALIASED) else live.session.id
-        row = await self._store.run(run_id) if live is None else None
-        if row is None or not await self._may_see_row(row, by):
+        row = await self._sight.row(run_id, by) if live is None else None
+        if row is None:
             raise Unknown(f"no run {run_id!r} that {by} may see; `runs` lists them")
         return row.session
 
     async def _owned(self, session_id: SessionId, by: Principal) -> None:
         """Raise unless there is such a session and the caller may see it."""
         session = self._registry.sessions.get(session_id)
-        known = session is not None and session.loaded
-        owner = session.owner if session is not None else None
-        if not known and (row := await self._store.session(session_id)) is not None:
-            known, owner = True, row.owner
-        if not known or not self._authority.may(Action.SEE_SESSION, by, owner=owner):
+        owner = session.confirmed_owner if session is not None else None
+        if owner is None and (row := await read(self._store.session(session_id))) is not None:
+            owner = row.owner
+        if owner is None or not self._authority.may(Action.SEE_SESSION, by, owner=owner):
             raise Unknown(f"no session {session_id!r} that {by} may see; a session begins with its first message")
 
     # The next release
@@ -447,42 +332,50 @@ class Control:
     # Closing
 
     async def close(self) -> None:
-        """End what runs as `shutdown`, keep what waits, and let go; bounded."""
-        if self._registry.closing:
-            return
+        """End what runs as `shutdown`, keep what waits, and let go; bounded. Whoever cancels this waits for it too."""
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._close(), name="close control")
+        interrupted: asyncio.CancelledError | None = None
+        while not self._closing.done():
+            try:
+                await asyncio.shield(self._closing)
+            except asyncio.CancelledError as cancel:
+                interrupted = cancel
+        if interrupted is not None:
+            raise interrupted
+        self._closing.result()
+
+    async def _close(self) -> None:
         self._registry.closing = True
-        with anyio.CancelScope(shield=True):
-            for run in list(self._registry.runs.values()):
-                if run.state in (State.SEATED, State.STARTED):
-                    self._endings.end(run, Cause(ending=Ending.SHUTDOWN))
-                elif run.state is State.QUEUED:
-                    run.ended.set()  # it stays in the store's queue; whoever waits is told `pending`
-                    run.called.set()
-            bounds = self.settings
-            await self._crew.wait(
-                2 * bounds.commit_seconds + bounds.grace_seconds + bounds.drain_seconds + SLACK_SECONDS
-            )
-            self._crew.cut()
-            await self._crew.wait(SLACK_SECONDS)
-            self.feed.close()
+        for run in list(self._registry.runs.values()):
+            self._let_go(run)
+        bounds = self.settings
+        await self._crew.wait(2 * bounds.commit_seconds + bounds.grace_seconds + bounds.drain_seconds + SLACK_SECONDS)
+        self._crew.cut()
+        await self._crew.wait(SLACK_SECONDS)
+        self._registry.closed = True
+        self.feed.close()
+        with anyio.move_on_after(SLACK_SECONDS):
             await self._store.close()
 
-
-def _only(receipt: Receipt, visible: set[RunId]) -> Receipt:
-    """Return what a receipt says of these runs: one fall may take runs of several people."""
-    return msgspec.structs.replace(
-        receipt,
-        runs=tuple(run for run in receipt.runs if run.id in visible),
-        tools=tuple(tool for tool in receipt.tools if tool.run_id in visible),
-    )
-
-
-def _endable(run: LiveRun) -> bool:
-    return not run.fallen and run.state not in (State.WITHDRAWN, State.ALIASED)
+    def _let_go(self, run: LiveRun) -> None:
+        if run.state in (State.SEATED, State.STARTED):
+            self._endings.end(run, Cause(ending=Ending.SHUTDOWN))
+        elif run.state is State.QUEUED:  # it stays in the store's queue; whoever waits is told `pending`
+            for timer in run.timers or ():
+                timer.cancel()
+            run.ended.set()
+            run.called.set()
+        elif run.state is State.ARRIVING:
+            self._inbox.turn_away(run, Unavailable("this control is closing; send it to the next one"))
 
 
-def _ending(run: LiveRun) -> Ending | None:
-    return None if run.outcome is None else run.outcome.ending
+def _told(run: LiveRun) -> Outcome:
+    if run.state in (State.WITHDRAWN, State.ALIASED):
+        return _not_ended(run.id, Ending.UNKNOWN)
+    if run.fall is None or not run.sealed:
+        return _not_ended(run.id, Ending.PENDING)
+    return run.fall.told(run)
 
 
 def _not_ended(run_id: RunId, answer: Ending) -> Outcome:

@@ -20,10 +20,14 @@ class Crew:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
+        self._cut = False
         self._tasks: dict[asyncio.Task[Any], None] = {}  # a dict, not a set: order must not depend on addresses
 
-    def start(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
-        """Start a root task."""
+    def start(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None] | None:
+        """Start a root task; once the crew was cut there are no more."""
+        if self._cut:
+            work.close()
+            return None
         task = self._loop.create_task(work, name=name, context=self._context.copy())
         self._tasks[task] = None
         task.add_done_callback(self._done)
@@ -42,5 +46,6 @@ class Crew:
 
     def cut(self) -> None:
         """Cancel whatever is left."""
+        self._cut = True
         for task in list(self._tasks):
             task.cancel()

@@ -9,7 +9,7 @@ t3 everything was seen to end, or what was not is named.
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import anyio
 import msgspec
@@ -63,8 +63,8 @@ class Endings:
         return ticket
 
     def end(self, run: LiveRun, cause: Cause, *, closing: str | None = None) -> Fall | None:
-        """Let one run fall; None if it had fallen."""
-        if run.fallen:
+        """Let one run fall; None if it had fallen, or if this control is closed and says nothing any more."""
+        if run.fallen or self._registry.closed:
             return None
         fall = self.open(run.session, by=cause.by)
         fall.take(run, cause, closing=closing)
@@ -74,20 +74,41 @@ class Endings:
     # t1 to t3
 
     async def _conclude(self, fall: Fall, ticket: Ticket) -> None:
+        try:
+            await self._end_and_drain(fall, ticket)
+        except BaseException:  # someone cancelled this task from outside: nobody may wait for ever
+            if not fall.ended.is_set():
+                self._tell(fall, durable=False, drained=False)
+                self._crew.start(self._persist(fall, ticket), name=f"persist {fall.id}")
+            if not fall.drained.is_set():
+                self._drained(fall, [body for body in _bodies(fall) if not body.done.is_set()])
+            self._crew.start(self._aftermath(fall), name=f"keep {fall.id}")
+            raise
+        await self._aftermath(fall)
+
+    async def _aftermath(self, fall: Fall) -> None:
+        """When everything of it is in the store, a fall leaves memory."""
+        await fall.kept.wait()
+        await self.keep(lambda: Decision(receipts=(fall.receipt(),)))
+        self._retire(fall)
+
+    async def _end_and_drain(self, fall: Fall, ticket: Ticket) -> None:
         verdict = await self._commit(fall, ticket)
         if verdict is not None:
             self._adopt(fall, verdict)
-        bodies = [body for run in fall.runs for body in run.bodies or ()]
+        bodies = _bodies(fall)
         self._tell(fall, durable=verdict is not None, drained=all(body.done.is_set() for body in bodies))
         if verdict is None:
             self._crew.start(self._persist(fall, ticket), name=f"persist {fall.id}")
         if fall.drain is Drain.PENDING:
             self._drained(fall, await self._drain(bodies))
-        await fall.kept.wait()
-        await self._keep_receipt(fall)
+
+    def _retire(self, fall: Fall) -> None:
         for run in fall.runs:
             self._registry.retire(run)
         self._registry.falls.pop(fall.id, None)
+        if fall.session.falls is not None and fall in fall.session.falls:
+            fall.session.falls.remove(fall)
 
     async def _commit(self, fall: Fall, ticket: Ticket) -> Verdict | None:
         """Wait for the store and for the acks of runs that fell before theirs, at most COMMIT_SECONDS together."""
@@ -120,11 +141,8 @@ class Endings:
             Outlet(run, self._feed).seal(fall.terminal(run), fall.closing[run.id])
             run.ended.set()
         if drained:
-            self._mark_drained(fall, ())
+            self._mark_drained(fall, Drain.OBSERVED)
         self._feed.publish(fall.session.id, None, Proof(receipt=fall.receipt()))
-        falls = fall.session.falls
-        if falls is not None and fall in falls:
-            falls.remove(fall)
         fall.ended.set()
         if durable:
             fall.kept.set()
@@ -143,12 +161,12 @@ class Endings:
         """t3: complete the receipt."""
         for body in left:
             body.abandon()
-        self._mark_drained(fall, tuple(body.name for body in left))
+        self._mark_drained(fall, Drain.UNCONFIRMED if left else Drain.OBSERVED)
         self._feed.publish(fall.session.id, None, Proof(receipt=fall.receipt()))
 
-    def _mark_drained(self, fall: Fall, left: tuple[str, ...]) -> None:
-        fall.drain = Drain.UNCONFIRMED if left else Drain.OBSERVED
-        fall.unconfirmed = left
+    @staticmethod
+    def _mark_drained(fall: Fall, drain: Drain) -> None:
+        fall.drain = drain
         fall.drained_at = fall.stamp()
         fall.drained.set()
 
@@ -173,12 +191,14 @@ class Endings:
         self._feed.publish(fall.session.id, None, Proof(receipt=fall.receipt()))
         fall.kept.set()
 
-    async def _keep_receipt(self, fall: Fall) -> None:
-        """Put the completed receipt into the store; until it is there, it is told from memory."""
-        while not await committed(
-            self._store, self._store.decide(Decision(receipts=(fall.receipt(),))), self._settings.commit_seconds
-        ):
+    async def keep(self, decision: Callable[[], Decision]) -> None:
+        """Hand a decision to the store until it is in."""
+        while not await committed(self._store, self._store.decide(decision()), self._settings.commit_seconds):
             await anyio.sleep(self._settings.retry_seconds)
+
+
+def _bodies(fall: Fall) -> list[Body]:
+    return [body for run in fall.runs for body in run.bodies or ()]
 
 
 async def _all_done(bodies: Sequence[Body], seconds: float) -> None:

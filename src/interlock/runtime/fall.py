@@ -8,6 +8,8 @@ A Fall is what fell together (a session's seat and queue, a parent and its child
 """
 
 import asyncio
+import logging
+from collections.abc import Sequence
 
 import msgspec
 
@@ -15,6 +17,7 @@ from interlock.core.decision import Decision, KeyRow, RunRow, SessionRow, ToolRo
 from interlock.core.events import NO_RESULT, Ended, Tool
 from interlock.core.lifecycle import Move, State
 from interlock.core.names import (
+    BodyState,
     Drain,
     Effect,
     Ending,
@@ -30,6 +33,8 @@ from interlock.runtime.clock import Clock
 from interlock.runtime.outlet import Feed
 from interlock.runtime.registry import LiveRun, Registry, Session, ToolCall
 from interlock.runtime.settings import REFUSALS, TOOLS_LISTED
+
+log = logging.getLogger("interlock")
 
 
 class Fall:
@@ -47,7 +52,6 @@ class Fall:
         self.queued = 0
         self.durable = True
         self.drain = Drain.PENDING
-        self.unconfirmed: tuple[str, ...] = ()
         self.fenced_at, self._fenced_mono = clock.wall(), clock.now()
         self.ended_at: float | None = None
         self.drained_at: float | None = None
@@ -140,7 +144,10 @@ class Fall:
         """Throw the one cancel into whatever of the run still runs; what swallows it is fenced all the same."""
         run.refusal_budget = REFUSALS
         for body in run.bodies or ():
-            body.cut()
+            try:
+                body.cut()
+            except Exception:  # what a body waits for may refuse to be cancelled; the fence does not depend on it
+                log.exception("a body of %s could not be cut", run.id)
 
     def seat_next(self) -> LiveRun | None:
         """Give the free seat to the first that waits; part of the same step."""
@@ -188,11 +195,14 @@ class Fall:
         assert run.outcome is not None
         return msgspec.structs.replace(run.outcome, drained=self.drained.is_set(), durable=self.durable)
 
-    def receipt(self, *, aborted: bool = False, already: Ending | None = None) -> Receipt:
-        """Return the receipt as it stands now."""
+    def receipt(
+        self, *, aborted: bool = False, already: Ending | None = None, runs: Sequence[LiveRun] | None = None
+    ) -> Receipt:
+        """Return the receipt as it stands now, of these runs only if they are given."""
         assert self.cause is not None
+        shown = self.runs if runs is None else runs
         refused: dict[Effect, int] = {}
-        for run in self.runs:
+        for run in shown:
             for effect, count in (run.fence.refused or {}).items():
                 refused[effect] = refused.get(effect, 0) + count
         return Receipt(
@@ -200,16 +210,18 @@ class Fall:
             session=self.session.id,
             cause=self.cause.ending,
             by=self.by,
-            runs=tuple(FallenRun(id=run.id, outcome=self.told(run), body=run.body_state) for run in self.runs),
+            runs=tuple(FallenRun(id=run.id, outcome=self.told(run), body=run.body_state) for run in shown),
             fenced_at=self.fenced_at,
             ended_at=self.ended_at,
             drained_at=self.drained_at,
             drain=self.drain,
             durable=self.durable,
             refused=refused,
-            tools=tuple(tool for run in self.runs for tool in _listed(run))[:TOOLS_LISTED],
-            queued=self.queued,
-            unconfirmed=self.unconfirmed,
+            tools=tuple(tool for run in shown for tool in _listed(run))[:TOOLS_LISTED],
+            queued=self.queued if len(shown) == len(self.runs) else 0,
+            unconfirmed=tuple(
+                body.name for run in shown for body in run.bodies or () if body.state is BodyState.ABANDONED
+            ),
             aborted=aborted,
             already=already,
         )

@@ -15,9 +15,9 @@ import msgspec
 
 from interlock.core.authority import Action, Authority
 from interlock.core.decision import Decision, KeyRow
-from interlock.core.errors import KeyConflict, QueueFull, Refused, Rejected, Unavailable, Unknown
+from interlock.core.errors import InterlockError, KeyConflict, QueueFull, Rejected, Unavailable, Unknown
 from interlock.core.lifecycle import Move, State
-from interlock.core.names import Ending, Principal
+from interlock.core.names import Ending
 from interlock.core.outcome import Cause
 from interlock.core.takeover import Admission, decide
 from interlock.runtime.deadlines import Deadlines
@@ -75,15 +75,19 @@ class Inbox:
     async def admit(self, run: LiveRun) -> bool:
         """Decide on a message when its turn comes; True if it goes on to wait for the seat."""
         assert run.turn is not None
-        await run.turn.wait()
         try:
             known = await self._load(run)
+        except Unavailable as problem:
+            run.problem = run.problem or problem
+        await run.turn.wait()
+        try:
+            if run.problem is not None:
+                raise run.problem
             ticket = self._step(run, known)
             if ticket is not None and not run.session.stored:
-                # The first message makes the session its sender's, so whether it is in must be known first.
-                await committed(self._store, ticket, self._settings.commit_seconds)
-        except (Refused, Unavailable, Unknown) as problem:
-            self._turn_away(run, problem)
+                await self._found(run, ticket)
+        except InterlockError as problem:
+            self.turn_away(run, problem)
             return False
         finally:
             self._next_turn(run)
@@ -91,30 +95,35 @@ class Inbox:
             return False
         return await self._ack(run, ticket)
 
+    async def _found(self, run: LiveRun, ticket: Ticket) -> None:
+        """The first message makes the session its sender's, so whether it is in must be known before the next."""
+        if not await committed(self._store, ticket, self._settings.commit_seconds):
+            for other in run.session.line or ():
+                if other is not run:  # each would wait as long, one after the other
+                    other.problem = Unavailable("the store does not take messages now; nothing was kept, send it again")
+
     def _next_turn(self, run: LiveRun) -> None:
         line = run.session.line
-        assert line is not None and line[0] is run
-        line.popleft()
-        if line:
-            next_turn = line[0].turn
-            assert next_turn is not None
+        assert line is not None
+        line.remove(run)
+        if line and (next_turn := line[0].turn) is not None:
             next_turn.set()
 
     async def _load(self, run: LiveRun) -> Loaded:
         """Read what is not in memory: the only await before the decision."""
         if run.session.loaded and run.key is None:
             return Loaded()
-        known = None
         with anyio.move_on_after(self._settings.commit_seconds):
-            known = await self._store.load(run.session.id, principal=run.principal, key=run.key)
-        if known is None:
-            raise StoreFailed("the store did not answer in time; nothing was taken, send it again")
-        return known
+            try:
+                return await self._store.load(run.session.id, principal=run.principal, key=run.key)
+            except OSError as error:
+                raise StoreFailed(f"the store cannot be read ({error}); nothing was taken, send it again") from error
+        raise StoreFailed("the store did not answer in time; nothing was taken, send it again")
 
     # The one synchronous step
 
     def _step(self, run: LiveRun, known: Loaded) -> Ticket | None:
-        self._take_up(run.session, known)
+        self.take_up(run.session, known)
         if known.key is not None:
             self._answer_again(run, known.key)
             return None
@@ -125,17 +134,13 @@ class Inbox:
             raise Unknown(f"no session {run.session.id} that {run.principal} may send to")
         if self._registry.closing:
             raise Unavailable("this control is closing; send it to the next one")
-        if (claim := next((by for by in run.claims if self._owns(by, run)), None)) is not None:
-            self._endings.end(run, Cause(ending=Ending.STOPPED, by=claim))
-            self._tell_sender(run)
-            return None
         if known.buried or self._registry.buried(run.principal, run.key):
             self._endings.end(run, Cause(ending=Ending.STOPPED, by=run.principal))
             self._tell_sender(run)
             return None
         return self._admit(run)
 
-    def _take_up(self, session: Session, known: Loaded) -> None:
+    def take_up(self, session: Session, known: Loaded) -> None:
         """Bring a session into memory with what the store knows of it."""
         if session.loaded:
             return
@@ -208,9 +213,6 @@ class Inbox:
                 other.passed += 1
         return self._endings.close(fall, admission=self._admission(run))
 
-    def _owns(self, by: Principal, run: LiveRun) -> bool:
-        return self._authority.may(Action.STOP, by, owner=run.session.owner, principal=run.principal)
-
     def _may_stop(self, run: LiveRun, other: LiveRun) -> bool:
         return self._authority.may(Action.TAKE_OVER, run.principal, owner=run.session.owner, principal=other.principal)
 
@@ -270,10 +272,11 @@ class Inbox:
         for timer in run.timers or ():
             timer.cancel()
         seat_next(self._registry, run.session)
-        self._turn_away(run, Unavailable("the store did not take the message in time; nothing was kept, send it again"))
+        self.turn_away(run, Unavailable("the store did not take the message in time; nothing was kept, send it again"))
 
-    def _turn_away(self, run: LiveRun, problem: Refused | Unavailable | Unknown) -> None:
-        if run.fallen:  # stopped while it arrived: that is its ending, unless the sender must choose another key
+    def turn_away(self, run: LiveRun, problem: InterlockError) -> None:
+        """Tell the sender that the message was not taken, unless it was stopped: then that is its ending."""
+        if run.fallen:  # (a sender who must choose another key is told that)
             run.problem = problem if isinstance(problem, KeyConflict) else None
             self._tell_sender(run)
             return

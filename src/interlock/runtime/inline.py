@@ -154,9 +154,9 @@ class DaemonThreads:
         """Run the work in a thread of its own."""
         if self._running >= THREADS:
             raise Refused(f"{THREADS} synchronous tools are still running; make this one async or wait for them")
-        self._running += 1
         run = contextvars.copy_context().run
         threading.Thread(target=run, args=(self._work, work, body), name=body.name, daemon=True).start()
+        self._running += 1
 
     def _work(self, work: Callable[[], Any], body: ThreadBody) -> None:
         value, error = None, None

@@ -6,6 +6,7 @@
 3. Positions rise in the order of publication.
 """
 
+import logging
 from typing import Protocol
 
 from interlock.core.errors import BadInput
@@ -15,6 +16,8 @@ from interlock.runtime.registry import LiveRun, Registry
 from interlock.runtime.settings import REPLY_BYTES
 from interlock.runtime.tool import need_utf8
 from interlock.stores.base import Store
+
+log = logging.getLogger("interlock")
 
 
 class Subscriber(Protocol):
@@ -66,8 +69,12 @@ class Feed:
             data=data,
         )
         self._store.append(event)
-        for subscriber in self._subscribers.get(session, ()):
-            subscriber.put(event)
+        for subscriber in tuple(self._subscribers.get(session, ())):
+            try:
+                subscriber.put(event)
+            except Exception:  # one that fails must not keep the others, or an ending, from being told
+                log.exception("a subscriber of session %s failed and is let go", session)
+                self.unsubscribe(session, subscriber)
         return event
 
     def drop(self, run: LiveRun) -> None:
@@ -101,6 +108,8 @@ class Outlet:
         """Say a piece of the reply."""
         run = self._run
         run.fence.check(Effect.DELTA)
+        if not text:
+            return
         self.measure(text)
         run.reply.add(text)
         self._feed.publish(run.session.id, run, Delta(text=text))
@@ -108,6 +117,8 @@ class Outlet:
     def block(self, text: str) -> None:
         """Say a whole block; deltas said before it become a block of their own."""
         self._run.fence.check(Effect.BLOCK)
+        if not text:
+            return
         self.measure(text)
         self.close_block(Effect.BLOCK)
         self._run.reply.close(text)

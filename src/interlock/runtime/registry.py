@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -71,8 +72,10 @@ class Falling(Protocol):
         """Return a run's outcome with the facts beside it as they are now."""
         ...
 
-    def receipt(self, *, aborted: bool = False, already: Ending | None = None) -> Receipt:
-        """Return the receipt as it stands now."""
+    def receipt(
+        self, *, aborted: bool = False, already: Ending | None = None, runs: Sequence[LiveRun] | None = None
+    ) -> Receipt:
+        """Return the receipt as it stands now, of these runs only if they are given."""
         ...
 
 
@@ -144,7 +147,6 @@ class LiveRun:
         "called",
         "calls",
         "calls_made",
-        "claims",
         "deadline",
         "digest",
         "ended",
@@ -213,7 +215,6 @@ class LiveRun:
         self.problem: InterlockError | None = None  # why the message was not taken
         self.said = False  # its `message` event is out
         self.sealed = False  # its terminal event is out
-        self.claims: tuple[Principal, ...] = ()  # who stopped its session before it was known whose that is
         self.passed = 0  # takeovers of others that went ahead of it in the queue
         self.phase: str | None = None
         self.blamed: tuple[str, BaseException] | None = None  # the phase an error came from
@@ -298,9 +299,14 @@ class Session:
         self.seat: LiveRun | None = None
         self.line: deque[LiveRun] | None = None  # arrivals, not decided yet
         self.waiting: list[LiveRun] | None = None  # admitted, without the seat
-        self.falls: list[Falling] | None = None  # between t0 and t1
+        self.falls: list[Falling] | None = None  # from t0 until nothing is left of them
         self.previous: Outcome | None = None
         self.live = 0  # runs of this session in the registry
+
+    @property
+    def confirmed_owner(self) -> Principal | None:
+        """The owner, once the store knows it; whoever is only about to own a session has no right to it yet."""
+        return self.owner if self.stored else None
 
 
 class Registry:
@@ -313,7 +319,8 @@ class Registry:
         self.falls: dict[ReceiptId, Falling] = {}
         self.keys: dict[tuple[Principal, str], LiveRun] = {}
         self.generations = Generations()
-        self.closing = False
+        self.closing = False  # nothing new is taken
+        self.closed = False  # nothing is told any more
         self._tombstones: dict[Principal, OrderedDict[str, None]] = {}
         self._numbers = 0
 

@@ -15,7 +15,7 @@ from interlock.core.errors import BadInput, NotYet, Stale
 from interlock.core.events import Entry, Json
 from interlock.core.names import CallId, Effect, Principal, RunId, SessionId, ToolState
 from interlock.core.outcome import Outcome
-from interlock.runtime.tool import ToolResult, ToolSpec, need_utf8, plain, spec_of
+from interlock.runtime.tool import ToolResult, ToolSpec, describe_error, need_utf8, plain, spec_of
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,7 +178,7 @@ class Run:
                 value = await self._port.in_place(call, spec, function(**arguments))
             result = plain(value, f"what tool {spec.name} returned")
         except Exception as error:
-            self._port.finish(call, ToolState.FAILED, None, f"{type(error).__name__}: {error}")
+            self._port.finish(call, ToolState.FAILED, None, describe_error(error))
             raise
         except BaseException:
             self._port.give_up(call)  # by a timeout of the agent's own, say

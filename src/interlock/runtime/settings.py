@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from interlock.core.names import Strategy
 
 ARRIVALS = 10_000  # messages of one session that may stand undecided
+FALLS = 20_000  # endings that may be told and not yet durable, or not drained
 REPLY_BYTES = 4 * 1024 * 1024  # text one run may say
 MESSAGE_BYTES = 1024 * 1024  # text one message may hold
 TOOLS_LISTED = 100  # tool calls a receipt names

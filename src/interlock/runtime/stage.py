@@ -9,7 +9,7 @@
 import asyncio
 
 from interlock.core.decision import Decision
-from interlock.core.errors import BadInput
+from interlock.core.errors import BadInput, Unavailable
 from interlock.core.events import Started
 from interlock.core.lifecycle import Move, State
 from interlock.core.names import Effect, Ending, ErrorKind
@@ -26,6 +26,7 @@ from interlock.runtime.port import InlinePort
 from interlock.runtime.registry import LiveRun, Registry
 from interlock.runtime.run import Agent, Message, Run
 from interlock.runtime.settings import Settings
+from interlock.runtime.tool import describe_error
 from interlock.stores.base import Store
 
 PROVIDER = "provider"
@@ -62,7 +63,17 @@ class Stage:
         self._settings = settings
 
     async def carry(self, run: LiveRun) -> None:
-        """Carry a message from its arrival to the end of its agent's code."""
+        """Carry a message from its arrival to the end of its agent's code; whatever breaks on the way, it ends."""
+        try:
+            await self._carry(run)
+        except BaseException as error:
+            if not run.acked.is_set():
+                self._inbox.turn_away(run, Unavailable("the message was not taken; send it again"))
+            elif not run.fallen and not self._registry.closing and not run.ended.is_set():
+                self._endings.end(run, _failed(f"its task broke: {describe_error(error)}", ErrorKind.AGENT))
+            raise
+
+    async def _carry(self, run: LiveRun) -> None:
         if not await self._inbox.admit(run):
             return
         await run.called.wait()
@@ -139,7 +150,7 @@ class Stage:
         phase = run.blamed[0] if run.blamed is not None and run.blamed[1] is error else run.phase
         run.blamed = None
         kind = ErrorKind.PROVIDER if phase == PROVIDER else ErrorKind.AGENT
-        self._endings.end(run, _failed(f"{type(error).__name__}: {error}".rstrip(": "), kind))
+        self._endings.end(run, _failed(describe_error(error), kind))
 
 
 def _failed(error: str, kind: ErrorKind) -> Cause:

@@ -81,6 +81,19 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
+ERROR_CHARACTERS = 2_000
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error as text that can be told: whatever its `__str__` does, bounded, and fit for any wire."""
+    try:
+        said = str(error)
+    except Exception:
+        said = "(it cannot be described)"
+    text = f"{type(error).__name__}: {said}".rstrip(": ")[:ERROR_CHARACTERS]
+    return text.encode("utf-8", "replace").decode()
+
+
 def need_utf8(text: str, what: str) -> None:
     """Refuse text that no wire or file can hold (half a surrogate pair)."""
     try:

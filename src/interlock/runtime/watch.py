@@ -15,7 +15,7 @@ from interlock.core.names import PASSING, RunId, SessionId
 from interlock.runtime.outlet import Feed
 from interlock.runtime.registry import Registry
 from interlock.runtime.settings import WATCH_EVENTS
-from interlock.stores.base import Store
+from interlock.stores.base import Store, read
 
 PAGE_EVENTS = 256
 
@@ -84,7 +84,7 @@ class Watch:
         while True:
             if buffer.behind:
                 buffer.behind = False  # before the read: what overflows meanwhile is read again
-                page = await self._store.events(self._session, after=seen, limit=PAGE_EVENTS)
+                page = await read(self._store.events(self._session, after=seen, limit=PAGE_EVENTS))
                 if page.lost_to > seen:
                     yield self._gap(seen, page.lost_to)
                     seen = page.lost_to
@@ -100,8 +100,8 @@ class Watch:
                     seen = event.position
                     if self._tellable(event):
                         yield event
-            elif buffer.closed or (only is not None and only not in self._registry.runs):
-                return  # a run that is not alive here has nothing more to say, also if its end was forgotten
+            elif buffer.closed or (only is not None and self._silent(only)):
+                return
             else:
                 buffer.rest()
                 await buffer.wait()
@@ -113,6 +113,11 @@ class Watch:
         run = self._registry.runs.get(event.run_id)
         return run is not None and (run.fence.cause is None or not run.fence.cause.early)
 
+    def _silent(self, run_id: RunId) -> bool:
+        """A run that is not alive here, or was told as ended, has nothing more to say, also if that was forgotten."""
+        run = self._registry.runs.get(run_id)
+        return run is None or run.sealed
+
     def _gap(self, after: int, lost_to: int) -> Event:
         return Event(position=lost_to, session=self._session, run_id=None, generation=None, data=Gap(after=after))
 
@@ -122,7 +127,7 @@ async def whole_log(store: Store, session: SessionId) -> list[Event]:
     events: list[Event] = []
     after = 0
     while True:
-        page = await store.events(session, after=after, limit=PAGE_EVENTS)
+        page = await read(store.events(session, after=after, limit=PAGE_EVENTS))
         events.extend(page.events)
         if len(page.events) < PAGE_EVENTS:
             return events

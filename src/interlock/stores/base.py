@@ -7,9 +7,10 @@
 """
 
 import asyncio
-from collections.abc import Generator
-from typing import Any, Protocol
+from collections.abc import Awaitable, Generator
+from typing import Any, Protocol, TypeVar
 
+import anyio
 import msgspec
 
 from interlock.core.decision import Decision, KeyRow, RunRow, SessionRow, ToolRow, Verdict
@@ -18,6 +19,10 @@ from interlock.core.events import Event
 from interlock.core.names import Principal, ReceiptId, RunId, SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
+
+T = TypeVar("T")
+
+READ_SECONDS = 5.0
 
 
 class StoreFailed(Unavailable):
@@ -156,3 +161,10 @@ class Store(Protocol):
     async def events(self, session: SessionId, *, after: int, limit: int) -> Page:
         """Return the events behind a position, in order."""
         ...
+
+
+async def read(asked: Awaitable[T]) -> T:
+    """Ask a store for something, at most READ_SECONDS long."""
+    with anyio.move_on_after(READ_SECONDS):
+        return await asked
+    raise StoreFailed(f"the store did not answer within {READ_SECONDS} s; try again")

@@ -81,7 +81,7 @@ class MemoryStore:
         self._tools: dict[RunId, dict[CallId, ToolRow]] = {}
         self._receipts: dict[ReceiptId, Receipt] = {}
         self._receipt_of: dict[RunId, ReceiptId] = {}
-        self._last: dict[SessionId, Outcome] = {}
+        self._last: dict[SessionId, tuple[int, Outcome]] = {}
         self._logs: dict[SessionId, _Log] = {}
 
     async def open(self) -> int:
@@ -202,8 +202,9 @@ class MemoryStore:
         else:
             seat = row.generation if row.generation is not None else known.generation
             self._runs[row.id] = msgspec.structs.replace(known, outcome=row.outcome, cut=row.cut, generation=seat)
-        if seat is not None:  # what never had the seat was no turn
-            self._last[row.session] = row.outcome
+        latest, _ = self._last.get(row.session, (-1, None))
+        if seat is not None and seat > latest:  # what never had the seat was no turn; a late write is no later turn
+            self._last[row.session] = (seat, row.outcome)
         return None
 
     def _keep_key(self, row: KeyRow) -> None:
@@ -219,9 +220,16 @@ class MemoryStore:
 
     def _keep_receipt(self, receipt: Receipt) -> None:
         assert receipt.id is not None
+        known = [run for run in receipt.runs if run.id in self._runs]
+        if not known:
+            return  # it came after its runs were forgotten
         self._receipts[receipt.id] = receipt
-        for run in receipt.runs:
+        for run in known:
             self._receipt_of[run.id] = receipt.id
+            row = self._runs[run.id]
+            if row.outcome is not None:
+                told = msgspec.structs.replace(row.outcome, drained=run.outcome.drained, durable=True)
+                self._runs[run.id] = msgspec.structs.replace(row, outcome=told)
 
     # Events
 
@@ -252,7 +260,7 @@ class MemoryStore:
             session=self._sessions.get(session),
             key=None if key is None else self._keys.get((principal, key)),
             buried=key is not None and key in self._tombstones.get(principal, ()),
-            previous=self._last.get(session),
+            previous=self._last[session][1] if session in self._last else None,
         )
 
     async def session(self, session: SessionId) -> SessionRow | None:

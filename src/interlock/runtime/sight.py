@@ -1,0 +1,68 @@
+"""What a caller may see of runs, alive or stored. Not yours and not found look the same: None."""
+
+import msgspec
+
+from interlock.core.authority import Action, Authority
+from interlock.core.decision import RunRow
+from interlock.core.names import Drain, Ending, Principal, RunId
+from interlock.core.outcome import Outcome
+from interlock.core.receipt import Receipt
+from interlock.runtime.registry import Falling, LiveRun
+from interlock.stores.base import Store, read
+
+
+class Sight:
+    """Shows runs and receipts to those who may see them."""
+
+    def __init__(self, authority: Authority, store: Store) -> None:
+        self._authority = authority
+        self._store = store
+
+    def may_see(self, by: Principal, run: LiveRun) -> bool:
+        """Return whether a live run is the caller's to see."""
+        return self._authority.may(Action.SEE_RUN, by, owner=run.session.confirmed_owner, principal=run.principal)
+
+    async def may_see_row(self, by: Principal, row: RunRow) -> bool:
+        """Return whether a stored run is the caller's to see."""
+        session = await read(self._store.session(row.session))
+        owner = None if session is None else session.owner
+        return self._authority.may(Action.SEE_RUN, by, owner=owner, principal=row.principal)
+
+    async def row(self, run_id: RunId, by: Principal) -> RunRow | None:
+        """Return a stored run."""
+        row = await read(self._store.run(run_id))
+        return row if row is not None and await self.may_see_row(by, row) else None
+
+    async def outcome(self, run_id: RunId, by: Principal) -> Outcome | None:
+        """Return how a stored run ended; `pending` if it has not."""
+        row = await self.row(run_id, by)
+        if row is None:
+            return None
+        if row.outcome is None:
+            return Outcome(run_id=run_id, ending=Ending.PENDING)
+        receipt = await read(self._store.receipt(run_id))
+        over = receipt is None or receipt.drain is not Drain.PENDING
+        return msgspec.structs.replace(row.outcome, drained=over, durable=True)
+
+    def receipt(
+        self, fall: Falling, by: Principal, *, aborted: bool = False, already: Ending | None = None
+    ) -> Receipt | None:
+        """Return a live receipt with the runs the caller may see: one fall may take runs of several people."""
+        shown = [run for run in fall.runs if self.may_see(by, run)]
+        return fall.receipt(aborted=aborted, already=already, runs=shown) if shown else None
+
+    async def stored_receipt(self, receipt: Receipt, by: Principal) -> Receipt | None:
+        """Return a stored receipt with the runs the caller may see."""
+        shown = {run.id for run in receipt.runs if await self.row(run.id, by) is not None}
+        if len(shown) == len(receipt.runs):
+            return receipt
+        if not shown:
+            return None
+        return msgspec.structs.replace(
+            receipt,
+            runs=tuple(run for run in receipt.runs if run.id in shown),
+            tools=tuple(tool for tool in receipt.tools if tool.run_id in shown),
+            refused={},
+            queued=0,
+            unconfirmed=(),
+        )

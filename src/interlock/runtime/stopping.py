@@ -1,0 +1,194 @@
+"""Stopping: a session, a run, or a message by its key.
+
+1. What is to fall is decided in one synchronous step and falls in it; then the caller waits for t1, no longer.
+2. It is never refused. The store is asked at most once COMMIT_SECONDS long, and its trouble is no reason to refuse.
+3. The answer says what was decided: `aborted` if this call ended something, else `already`, the ending it found.
+"""
+
+import contextlib
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import anyio
+import msgspec
+
+from interlock.core.authority import Action, Authority
+from interlock.core.decision import Decision, Tombstone
+from interlock.core.errors import Unavailable
+from interlock.core.lifecycle import State
+from interlock.core.names import Ending, Principal, RunId, SessionId
+from interlock.core.outcome import Cause
+from interlock.core.receipt import Receipt, nothing
+from interlock.runtime.clock import Clock
+from interlock.runtime.crew import Crew
+from interlock.runtime.ending import Endings
+from interlock.runtime.fall import Fall
+from interlock.runtime.inbox import Inbox
+from interlock.runtime.registry import Falling, LiveRun, Registry, Session
+from interlock.runtime.settings import Settings
+from interlock.runtime.sight import Sight
+from interlock.stores.base import Store
+
+T = TypeVar("T")
+
+
+class Stopping:
+    """Ends what a caller may end."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        endings: Endings,
+        inbox: Inbox,
+        store: Store,
+        sight: Sight,
+        authority: Authority,
+        crew: Crew,
+        clock: Clock,
+        settings: Settings,
+    ) -> None:
+        self._registry = registry
+        self._endings = endings
+        self._inbox = inbox
+        self._store = store
+        self._sight = sight
+        self._authority = authority
+        self._crew = crew
+        self._clock = clock
+        self._settings = settings
+
+    # A session
+
+    async def session(self, session_id: SessionId, by: Principal) -> Receipt:
+        """End everything of a session that the caller may end, what waits and what arrives included."""
+        session = self._registry.sessions.get(session_id)
+        if session is None or self._registry.closed:
+            return await self._absent(session_id, by)
+        if not session.loaded and not all(self._may(by, run) for run in session.line or ()):
+            # Whose session it is decides; until that is read nothing of these arrivals is decided on either.
+            known = await self._soon(self._store.load(session_id, principal=by, key=None), self._until())
+            if known is not None:
+                self._inbox.take_up(session, known)
+        everyone = dict.fromkeys([session.seat, *(session.waiting or ()), *(session.line or ())])
+        targets = [run for run in everyone if run is not None and not run.fallen and self._may(by, run)]
+        if not targets:
+            return await self._empty(session, by)
+        fall = self._endings.open(session, by=by)
+        for target in targets:
+            fall.take(target, Cause(ending=Ending.STOPPED, by=by))
+        self._endings.close(fall)
+        return await self._receipt_of(fall, by)
+
+    async def _empty(self, session: Session, by: Principal) -> Receipt:
+        """Nothing to end. What is just ending is named; on an empty seat the generation rises all the same."""
+        durable = True
+        if session.seat is None and session.stored and self._may_stop_session(by, session):
+            self._registry.generations.rise(session.id)
+            durable = await self._keep(Decision(sessions=(self._registry.session_row(session),)), self._until())
+        for fall in reversed(session.falls or ()):
+            mine = [run for run in fall.runs if self._may(by, run)]
+            if mine:
+                return await self._same_again(fall, mine[0], by)
+        last = session.previous if self._may_stop_session(by, session) else None
+        already = last.ending if last is not None else None
+        return nothing(session=session.id, by=by, now=self._clock.wall(), already=already, durable=durable)
+
+    async def _absent(self, session_id: SessionId, by: Principal) -> Receipt:
+        """Nobody has the session in memory: raise its generation where it is kept, if the caller may."""
+        until = self._until()
+        known = await self._soon(self._store.load(session_id, principal=by, key=None), until)
+        already, durable = None, known is not None
+        row = None if known is None else known.session
+        if known is not None and row is not None and self._authority.may(Action.STOP, by, owner=row.owner):
+            already = None if known.previous is None else known.previous.ending
+            durable = await self._keep(Decision(rises=(session_id,)), until)
+        return nothing(session=session_id, by=by, now=self._clock.wall(), already=already, durable=durable)
+
+    # A run
+
+    async def run(self, run_id: RunId, by: Principal) -> Receipt:
+        """End one run, wherever it is; its session's queue goes on."""
+        run = self._registry.runs.get(run_id)
+        if run is not None and self._may(by, run):
+            return await self._live(run, by)
+        found = await self._soon(self._stored(run_id, by), self._until()) if run is None else None
+        return found or nothing(session=None, by=by, now=self._clock.wall())
+
+    async def _live(self, run: LiveRun, by: Principal) -> Receipt:
+        if run.state not in (State.WITHDRAWN, State.ALIASED):
+            fall = self._endings.end(run, Cause(ending=Ending.STOPPED, by=by))
+            if fall is not None:
+                return await self._receipt_of(fall, by)
+        if run.fall is None:  # it never was, or this control is closed
+            return nothing(session=run.session.id, by=by, now=self._clock.wall())
+        return await self._same_again(run.fall, run, by)
+
+    async def _stored(self, run_id: RunId, by: Principal) -> Receipt | None:
+        outcome = await self._sight.outcome(run_id, by)
+        if outcome is None or not outcome.ended:
+            return None
+        kept = await self._store.receipt(run_id)
+        shown = None if kept is None else await self._sight.stored_receipt(kept, by)
+        if shown is None:
+            return nothing(session=None, by=by, now=self._clock.wall(), already=outcome.ending)
+        return msgspec.structs.replace(shown, aborted=False, already=outcome.ending)
+
+    # A key
+
+    async def key(self, key: str, by: Principal) -> Receipt:
+        """End the message with a key of the caller's; if it was not seen yet it will be born stopped."""
+        run = self._registry.keys.get((by, key))
+        if run is not None and self._may(by, run):
+            return await self._live(run, by)
+        tombstone = Tombstone(principal=by, key=key)
+        self._registry.bury(tombstone)
+        until = self._until()
+        durable = await self._keep(Decision(tombstones=(tombstone,)), until)
+        known = await self._soon(self._store.load(SessionId(""), principal=by, key=key), until)
+        found = None
+        if known is not None and known.key is not None:
+            found = await self._soon(self._stored(known.key.run_id, by), until)
+        return found or nothing(session=None, by=by, now=self._clock.wall(), durable=durable)
+
+    # Answers
+
+    async def _receipt_of(self, fall: Fall, by: Principal) -> Receipt:
+        """Return the receipt of what this call ended; `aborted` follows from what was decided, not what was asked."""
+        await fall.ended.wait()
+        endings = [None if run.outcome is None else run.outcome.ending for run in fall.runs]
+        stopped = Ending.STOPPED in endings
+        shown = self._sight.receipt(fall, by, aborted=stopped, already=None if stopped else endings[0])
+        assert shown is not None, "whoever may stop a run may see it"
+        return shown
+
+    async def _same_again(self, fall: Falling, run: LiveRun, by: Principal) -> Receipt:
+        """A second stop gets the same receipt, with `aborted: false` and the ending it found."""
+        await fall.ended.wait()
+        already = None if run.outcome is None else run.outcome.ending
+        shown = self._sight.receipt(fall, by, aborted=False, already=already)
+        return shown or nothing(session=run.session.id, by=by, now=self._clock.wall(), already=already)
+
+    def _may(self, by: Principal, run: LiveRun) -> bool:
+        return self._authority.may(Action.STOP, by, owner=run.session.confirmed_owner, principal=run.principal)
+
+    def _may_stop_session(self, by: Principal, session: Session) -> bool:
+        return self._authority.may(Action.STOP, by, owner=session.confirmed_owner)
+
+    def _until(self) -> float:
+        return self._clock.now() + self._settings.commit_seconds
+
+    async def _keep(self, decision: Decision, until: float) -> bool:
+        """Hand a decision over; if it is not in soon, go on trying without the caller. Return whether it is in."""
+        if self._registry.closed:
+            return False
+        if await self._soon(self._store.decide(decision), until) is not None:
+            return True
+        self._crew.start(self._endings.keep(lambda: decision), name="keep what a stop decided")
+        return False
+
+    async def _soon(self, asked: Awaitable[T], until: float) -> T | None:
+        """Ask the store until an instant, None if it is in trouble."""
+        with anyio.CancelScope(deadline=until), contextlib.suppress(Unavailable):
+            return await asked
+        return None
