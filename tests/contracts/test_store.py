@@ -442,6 +442,7 @@ def test_a_receipt_is_found_by_its_id_and_by_its_runs(kit: Any) -> None:
     async def main() -> None:
         store = kit.make()
         await store.open()
+        await store.decide(Decision(endings=tuple(ended(run_id, Ending.STOPPED) for run_id in "abc")))
         await store.decide(Decision(receipts=(receipt("f1", "a", "b", durable=False),)))
         await store.decide(Decision(receipts=(receipt("f2", "c"),)))
         await store.decide(Decision(receipts=(receipt("f1", "a", "b"),)))

@@ -183,6 +183,7 @@ class Control:
             deadline=deadline,
             admitted_at=self._clock.wall(),
         )
+        run.touched = self._clock.now()
         try:
             answering = self._inbox.enter(run)
         finally:

@@ -29,6 +29,7 @@ from interlock.runtime.registry import LiveRun, Registry, Sent, Session
 from interlock.runtime.settings import ARRIVALS, Settings
 from interlock.stores.base import Loaded, Store, StoreFailed, Ticket
 
+PATIENCE_SECONDS = 0.1  # arrivals so close behind a first message that fails are turned away with it
 PASSES = 1  # takeovers that may go ahead of a waiting message of someone else
 
 
@@ -99,7 +100,9 @@ class Inbox:
         """The first message makes the session its sender's, so whether it is in must be known before the next."""
         if not await committed(self._store, ticket, self._settings.commit_seconds):
             for other in run.session.line or ():
-                if other is not run:  # each would wait as long, one after the other
+                if (
+                    other is not run and other.touched <= run.touched + PATIENCE_SECONDS
+                ):  # else each waits as long again
                     other.problem = Unavailable("the store does not take messages now; nothing was kept, send it again")
 
     def _next_turn(self, run: LiveRun) -> None:

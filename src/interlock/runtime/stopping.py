@@ -88,7 +88,7 @@ class Stopping:
             durable = await self._keep(Decision(sessions=(self._registry.session_row(session),)), self._until())
         for fall in reversed(session.falls or ()):
             mine = [run for run in fall.runs if self._may(by, run)]
-            if mine:
+            if mine and (not fall.drained.is_set() or _stopped(mine[0])):
                 return await self._same_again(fall, mine[0], by)
         last = session.previous if self._may_stop_session(by, session) else None
         already = last.ending if last is not None else None
@@ -156,7 +156,7 @@ class Stopping:
     async def _receipt_of(self, fall: Fall, by: Principal) -> Receipt:
         """Return the receipt of what this call ended; `aborted` follows from what was decided, not what was asked."""
         await fall.ended.wait()
-        endings = [None if run.outcome is None else run.outcome.ending for run in fall.runs]
+        endings = [_ending(run) for run in fall.runs]
         stopped = Ending.STOPPED in endings
         shown = self._sight.receipt(fall, by, aborted=stopped, already=None if stopped else endings[0])
         assert shown is not None, "whoever may stop a run may see it"
@@ -165,7 +165,7 @@ class Stopping:
     async def _same_again(self, fall: Falling, run: LiveRun, by: Principal) -> Receipt:
         """A second stop gets the same receipt, with `aborted: false` and the ending it found."""
         await fall.ended.wait()
-        already = None if run.outcome is None else run.outcome.ending
+        already = _ending(run)
         shown = self._sight.receipt(fall, by, aborted=False, already=already)
         return shown or nothing(session=run.session.id, by=by, now=self._clock.wall(), already=already)
 
@@ -192,3 +192,11 @@ class Stopping:
         with anyio.CancelScope(deadline=until), contextlib.suppress(Unavailable):
             return await asked
         return None
+
+
+def _ending(run: LiveRun) -> Ending | None:
+    return None if run.outcome is None else run.outcome.ending
+
+
+def _stopped(run: LiveRun) -> bool:
+    return _ending(run) is Ending.STOPPED

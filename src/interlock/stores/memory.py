@@ -203,7 +203,7 @@ class MemoryStore:
             seat = row.generation if row.generation is not None else known.generation
             self._runs[row.id] = msgspec.structs.replace(known, outcome=row.outcome, cut=row.cut, generation=seat)
         latest, _ = self._last.get(row.session, (-1, None))
-        if seat is not None and seat > latest:  # what never had the seat was no turn; a late write is no later turn
+        if seat is not None and seat >= latest:  # what never had the seat was no turn; a late write is no later turn
             self._last[row.session] = (seat, row.outcome)
         return None
 
