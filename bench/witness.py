@@ -5,7 +5,9 @@ from dataclasses import dataclass, field, fields
 
 from interlock import Event
 from interlock.core.events import Ended, Proof
-from interlock.core.names import Drain, RunId
+from interlock.core.names import Drain, EventKind, RunId
+
+OWN = (EventKind.MESSAGE.value, EventKind.ENDED.value)  # what control says of a run; all else is the run's effect
 
 
 @dataclass(slots=True)
@@ -26,9 +28,15 @@ class Tally:
     acts_drained: int = 0  # of a permitted tool body, after the receipt said drained
 
     @property
+    def untold(self) -> int:
+        """Events of control's own, about a run whose stop had returned: it returned before the end was told."""
+        return sum(self.events_late[kind] for kind in OWN)
+
+    @property
     def admitted(self) -> int:
         """Effects that should not have been."""
-        return self.events_late.total() + self.bodies_late + self.events_sealed + self.acts_drained
+        late = self.events_late.total() - self.untold
+        return late + self.bodies_late + self.events_sealed + self.acts_drained
 
     def add(self, other: "Tally") -> None:
         """Add another tally to this one."""

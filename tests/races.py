@@ -109,7 +109,10 @@ def main(root: Path) -> int:
     """Print what is open and what is wrong under `root`, the tests' directory."""
     table = rows((root / "races.md").read_text("utf-8"))
     tests = mentions(root)
-    wrong = faults(table, tests, {path.stem for path in (root / "planted").glob("*.patch")})
+    planted = {
+        path.relative_to(root / "planted").with_suffix("").as_posix() for path in root.glob("planted/**/*.patch")
+    }
+    wrong = faults(table, tests, planted)
 
     unnamed = [row for row in table if not row.tests and not row.waits]
     unplanted = [row for row in table if row.tests and not row.mutants]

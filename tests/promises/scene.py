@@ -91,7 +91,7 @@ VERBS: dict[Effect, Verb] = {
     Effect.CHILD: lambda run: run.delegate("other", "do it"),
     Effect.HOLD: lambda run: run.hold("worktree"),
 }
-"""One verb for each effect an agent can ask for; results and the final text are made by control from what it returns."""
+"""One verb for each effect an agent can ask for; control makes results and the final text of what is returned."""
 
 
 async def pester(run: Run, verb: Verb, errors: list[BaseException], *, times: int, swallow: bool) -> None:

@@ -1,13 +1,14 @@
-"""P1. After a stop or takeover is acknowledged, no effect of the old run is **admitted** anywhere: delta, block, typing,
-progress, final, tool call, tool result into the transcript, question, child run, process spawn. A tool body that control
-had already permitted is cut and named in the receipt as `interrupted, effect unknown`; after `drained` it has no effect
-at all.
+"""P1. After a stop or takeover is acknowledged, no effect of the old run is **admitted** anywhere: delta, block,
+typing, progress, final, tool call, tool result into the transcript, question, child run, process spawn. A tool body
+that control had already permitted is cut and named in the receipt as `interrupted, effect unknown`; after `drained` it
+has no effect at all.
 """
 
 import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -38,15 +39,19 @@ async def by_the_agent(run: Run, verb: Speak, errors: list[BaseException], swall
 
 async def by_a_task(run: Run, verb: Speak, errors: list[BaseException], swallow: bool) -> None:
     """A task that the agent made, and that nobody can cancel, speaks."""
-    asyncio.create_task(swallowed(pester(run, verb, errors, times=20, swallow=swallow)), name="own task")
+    own = asyncio.create_task(swallowed(pester(run, verb, errors, times=20, swallow=swallow)), name="own task")
+    assert not own.done()
     await asyncio.sleep(60)
 
 
 async def by_a_late_callback(run: Run, verb: Speak, errors: list[BaseException], swallow: bool) -> None:
     """Timers that the agent set speak, before the end and long after it."""
 
+    tasks: list[object] = []
+
     def fire() -> None:
-        asyncio.create_task(swallowed(pester(run, verb, errors, times=1, swallow=swallow)), name="own callback")
+        speaking = swallowed(pester(run, verb, errors, times=1, swallow=swallow))
+        tasks.append(asyncio.create_task(speaking, name="own callback"))
 
     for n in range(12):
         asyncio.get_running_loop().call_later(0.0006 * n * n, fire)
@@ -60,9 +65,8 @@ CALLERS: tuple[Caller, ...] = (by_the_agent, by_a_task, by_a_late_callback)
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("effect", VERBS)
 def test_nothing_is_admitted_after_the_ack(effect: Effect, caller: Caller, end: str) -> None:
-    """Whatever the effect, whoever asks for it and whether or not the cancel is swallowed: after the ack none arrives."""
+    """Whatever the effect, whoever asks for it, whether or not it swallows the cancel: after the ack none arrives."""
     errors: list[BaseException] = []
-    swallow, instant = False, 0.0
 
     async def agent(run: Run, message: Message) -> None:
         if message.text != "next":
@@ -90,9 +94,10 @@ def test_nothing_is_admitted_after_the_ack(effect: Effect, caller: Caller, end: 
                 assert not swallow or stale > 0
             assert set(receipt.refused) <= {effect, Effect.RESULT, Effect.FINAL}
 
-    for seed, instant in enumerate(INSTANTS):
-        for swallow in (False, True):
-            seeded(main, (seed,))
+    cases = list(product(INSTANTS, (False, True)))
+    for seed in range(len(cases)):
+        instant, swallow = cases[seed]
+        seeded(main, (seed,))
 
 
 async def drained(control: Control, run_id: str) -> Any:
@@ -227,7 +232,7 @@ def test_a_thread_cannot_speak_for_a_run_that_is_over() -> None:
 
 @pytest.mark.parametrize("end", ENDS)
 def test_no_body_begins_after_the_ack(end: str) -> None:
-    """Wherever in a turn of calls and batches the end lands, no body begins after it, and all acts end with the drain."""
+    """Wherever in a turn of calls and batches the end lands, no body begins after it; all acts end with the drain."""
     acts: list[str] = []
 
     async def act() -> str:
@@ -273,7 +278,7 @@ def test_no_body_begins_after_the_ack(end: str) -> None:
 
 
 def test_a_cut_body_is_named_and_never_acts_again() -> None:
-    """A body that swallows every cancel acts on within its grace, is named `interrupted`, and after `drained` is still."""
+    """A body that swallows every cancel has its grace, is named `interrupted`, and after `drained` is still."""
     acts: list[float] = []
 
     async def act() -> None:

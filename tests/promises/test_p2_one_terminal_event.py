@@ -1,5 +1,5 @@
-"""P2. On any one stream nothing of a run follows its terminal event; there is exactly one; numbers only rise. (Receipts,
-gaps and corrections are events of the session, not of the run, and alone may follow.)
+"""P2. On any one stream nothing of a run follows its terminal event; there is exactly one; numbers only rise.
+(Receipts, gaps and corrections are events of the session, not of the run, and alone may follow.)
 """
 
 import asyncio
@@ -46,8 +46,9 @@ def test_every_ending_seals_every_stream(ending: Ending) -> None:
             return None
         await run.say("part")
         if ending in (Ending.COMPLETED, Ending.FAILED):
-            asyncio.create_task(swallowed(pester(run, Run.typing, [], times=30, swallow=True)), name="own task")
+            own = asyncio.create_task(swallowed(pester(run, Run.typing, [], times=30, swallow=True)), name="own task")
             await asyncio.sleep(0.002)
+            assert not own.done()
             if ending is Ending.FAILED:
                 raise RuntimeError("provider gone")
             return "reply"
@@ -141,7 +142,7 @@ def test_only_the_session_speaks_after_the_end() -> None:
 
 
 def test_a_correction_follows_and_is_the_session_s() -> None:
-    """Where the store turns out to hold another ending, a correction of the session follows; the run's end stays one."""
+    """Where the store holds another ending, a correction of the session follows; the run's end stays one."""
 
     async def agent(run: Run, message: Message) -> None:
         await asyncio.sleep(60)

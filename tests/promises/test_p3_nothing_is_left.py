@@ -1,5 +1,5 @@
-"""P3. Every process a run started, however deep and hidden, is gone when the receipt says `drained`; the kernel says so,
-not a timer.
+"""P3. Every process a run started, however deep and hidden, is gone when the receipt says `drained`; the kernel says
+so, not a timer.
 
 Processes come with a later issue. What exists now keeps the same rule for code in this process: `drained` means the
 bodies of a run were observed to have ended, or will never be resumed; what could not be ended is named.

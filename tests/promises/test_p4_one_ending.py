@@ -1,6 +1,6 @@
-"""P4. A run has exactly one ending, decided once, the same on every surface, after a restart, and on every node. Cleanup
-signals never rewrite it. (The one exception: an ending told as `durable: false` that a crash erases reads as `lost`, or,
-if the run had not started, its message is admitted again; the receipt had said so.)
+"""P4. A run has exactly one ending, decided once, the same on every surface, after a restart, and on every node.
+Cleanup signals never rewrite it. (The one exception: an ending told as `durable: false` that a crash erases reads as
+`lost`, or, if the run had not started, its message is admitted again; the receipt had said so.)
 """
 
 import asyncio
@@ -82,7 +82,7 @@ def make(ending: Ending, heard: list[Outcome | None]) -> Callable[..., object]:
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_everyone_tells_one_ending(ending: Ending) -> None:
-    """Wait, terminal event, receipt, a late stop, runs(), store and the next turn tell one ending, also after a restart."""
+    """Wait, terminal event, receipt, late stop, runs(), store and next turn tell one ending, also after a restart."""
 
     async def main() -> None:
         store, heard = MemoryStore(), []
@@ -113,7 +113,7 @@ def test_everyone_tells_one_ending(ending: Ending) -> None:
 
 
 def test_a_tie_has_one_winner_everywhere() -> None:
-    """Completion, failure, stop, takeover and deadline in one instant: whoever was first, all tell the same, once."""
+    """Completion, failure, stop, takeover and deadline in one instant: all tell what the first decided (race 17)."""
     won: set[Ending] = set()
 
     async def agent(run: Run, message: Message) -> str | None:
@@ -133,12 +133,11 @@ def test_a_tie_has_one_winner_everywhere() -> None:
             await sink.until(sent.run_id, EventKind.STARTED)
             await asyncio.sleep(0.01 - random.choice((0.0, 2e-4, 1e-3)))
             asked = [
-                ("stop", {"run": sent.run_id}),
-                ("send", {"session": "s", "text": "next"}),
-                ("stop", {"session": "s"}),
+                lambda: control.stop(run=sent.run_id),
+                lambda: control.stop(session="s"),
+                lambda: control.send("s", "next"),
             ]
-            chosen = random.sample(asked, random.choice((1, 2, 3)))
-            await asyncio.gather(*(getattr(control, verb)(**what) for verb, what in chosen))
+            await asyncio.gather(*(ask() for ask in random.sample(asked, random.choice((1, 2, 3)))))
             won.add(agree(await everywhere(control, store, sink, sent.run_id)).ending)
             await control.wait(sent.run_id, drained=True)
             assert sink.kinds(sent.run_id).count("ended") == 1
@@ -179,7 +178,7 @@ def test_an_ending_told_without_the_store_is_the_one_it_gets(ending: Ending, fau
 
 
 def test_cleanup_never_rewrites_the_ending() -> None:
-    """Whatever an agent raises or returns after the deadline, and whoever stops it then, it timed out in its phase."""
+    """Whatever an agent raises or returns after the deadline, and whoever stops it, it timed out (race 21)."""
 
     async def agent(run: Run, message: Message) -> str:
         async with run.phase("provider"):
@@ -214,7 +213,7 @@ def test_cleanup_never_rewrites_the_ending() -> None:
 
 
 def test_pending_and_unknown_are_never_told_as_endings() -> None:
-    """A waiter who gives up hears `pending`, one who asks for what never was `unknown`; neither is an ending anywhere."""
+    """A waiter who gives up hears `pending`, one who asks for what never was `unknown`; neither is an ending."""
 
     async def agent(run: Run, message: Message) -> None:
         await asyncio.sleep(60)

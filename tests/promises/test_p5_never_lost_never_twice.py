@@ -49,7 +49,7 @@ def test_the_ack_follows_the_commit(latency: float) -> None:
 
 
 def test_what_was_accepted_ends_and_what_was_refused_never_runs() -> None:
-    """Under faults of every kind: each accepted message ends once and runs at most once, each refused one never runs."""
+    """Under faults of every kind each accepted message ends once and runs at most once; a refused one never runs."""
     begun: Counter[str] = Counter()
 
     async def agent(run: Run, message: Message) -> str:
@@ -163,7 +163,7 @@ def test_a_refused_message_may_be_sent_again(key: str | None, fault: str) -> Non
 @pytest.mark.parametrize("latency", [0.0, 0.01, 0.3])
 @pytest.mark.parametrize("parallel", [False, True])
 def test_a_start_is_on_record_before_the_body(latency: float, parallel: bool) -> None:
-    """When a tool's body begins, the store holds the call as running; when a run begins, it holds the run as started."""
+    """When a tool's body begins, the store holds the call as running; when a run begins, it holds it as started."""
     looked: list[object] = []
 
     async def main() -> None:

@@ -167,7 +167,7 @@ def test_a_stop_behind_a_message_that_cannot_be_committed(fault: str) -> None:
 
 
 def test_a_stop_is_not_starved_by_other_runs() -> None:
-    """A hundred runs that never pause, in other sessions and in this one's queue, do not delay a stop beyond its bound."""
+    """A hundred runs that never pause, in other sessions and in this one's queue, do not delay a stop."""
 
     async def main() -> None:
         async with open_control(floods, settings=BRIEF) as control:
@@ -204,7 +204,7 @@ def test_a_stop_waits_for_no_watcher() -> None:
 
 
 def test_the_answer_says_which_end_was_decided() -> None:
-    """A stop that comes too late is told the ending that stands, for every ending, and has ended nothing."""
+    """A stop that comes too late is told the ending that stands, whichever, and has ended nothing (race 128)."""
 
     async def agent(run: Run, message: Message) -> None:
         if message.text == "failed":

@@ -1,5 +1,5 @@
-"""P7. Only those with the right can stop, take over, answer or see a run; the right belongs to the principal, not to the
-connection. Stopping is easier than starting: its own limits, never starved.
+"""P7. Only those with the right can stop, take over, answer or see a run; the right belongs to the principal, not to
+the connection. Stopping is easier than starting: its own limits, never starved.
 """
 
 import asyncio
@@ -198,6 +198,7 @@ def test_stopping_works_where_starting_is_refused() -> None:
             queued = await control.stop(session="s", by="alice")
             assert (len(undecided.runs), len(queued.runs)) == (ARRIVALS, len(sent))
             store.resume()
+            await asyncio.sleep(2)
 
     seeded(main, (1,))
 

@@ -64,28 +64,31 @@ def test_a_stop_before_the_ack(latency: float) -> None:
             sending = asyncio.create_task(send())
             for _ in range(random.choice((1, 2, 3))):
                 await asyncio.sleep(0)
-            if acked:
-                return  # this schedule was too quick for the race
+            if acked or not control._registry.runs:
+                await sending
+                return  # in this schedule the two do not meet
             receipt = await control.stop(session="s", by="alice")
             [fallen] = receipt.runs
             await sending
             assert acked == [fallen.id] and fallen.outcome.ending is Ending.STOPPED
             assert sink.kinds(fallen.id) == ["message", "ended"]
-        assert begun == []
+            assert begun == []
 
     for seed in range(30):
         seeded(main, (seed,))
 
 
 def test_no_body_begins_between_record_and_permit() -> None:
-    """A stop while a call's start is being committed: with cancellation switched off its body never begins (race 5)."""
+    """A stop while a call's start is being committed, in a task no cancel reaches: its body never begins (race 5)."""
     acts: list[str] = []
 
     async def act() -> None:
         acts.append("acts")
 
     async def agent(run: Run, message: Message) -> None:
-        await Deaf(run.call(act))
+        own = asyncio.create_task(swallowed(run.call(act)), name="own task")
+        await asyncio.sleep(3600)
+        assert own.done()
 
     async def main() -> None:
         acts.clear()
@@ -133,14 +136,15 @@ def test_what_an_adapter_has_not_sent_is_dropped() -> None:
         assert end.kind is EventKind.ENDED
         assert [event.kind for event, late in before if late and event.kind is EventKind.DELTA] == []
         assert all(event.position < end.position for event, _ in before)
-        assert end.data.outcome.text == "".join(f"{n} " for n in range(30)), "what was said is told once, as cut"
+        sent_text = "".join(event.data.text for event, _ in before if event.kind is EventKind.DELTA)
+        assert end.data.outcome.text.startswith(sent_text)
 
     for seed in range(8):
         seeded(main, (seed,))
 
 
 def test_a_late_cleanup_frees_nothing_of_the_new_run() -> None:
-    """The end of a message that had no seat, and the cleanup of one that had, leave the seat to who has it (race 13)."""
+    """The end of one that had no seat, and the cleanup of one that had, leave the seat to who has it (race 13)."""
 
     async def agent(run: Run, message: Message) -> None:
         await swallowed(asyncio.sleep(3600))
@@ -187,7 +191,7 @@ def test_a_stop_of_the_old_run_while_it_drains() -> None:
 
 
 def test_a_late_stop_does_not_erase_a_timeout() -> None:
-    """A stop right behind the deadline, while the run still cleans up, is told the timeout; all agree (races 19, 21)."""
+    """A stop right behind the deadline, while the run cleans up, is told the timeout; all agree (races 19, 21)."""
 
     async def agent(run: Run, message: Message) -> None:
         async with run.phase("provider"):
@@ -221,23 +225,27 @@ def test_a_message_behind_a_stop_whose_caller_vanished() -> None:
         return "reply" if message.text == "new" else await idles(run, message)
 
     async def main() -> None:
-        async with open_control(agent, settings=BRIEF) as control:
+        async with open_control(agent, store=MemoryStore(latency_seconds=0.01), settings=BRIEF) as control:
+            sink = Sink(control)
             old = await control.send("s", "old")
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            run = control._registry.runs[old.run_id]
             asking = asyncio.create_task(control.stop(session="s", by="local"))
-            await asyncio.sleep(0)
+            while not run.fallen:
+                await asyncio.sleep(0)
             asking.cancel()
             new = await control.send("s", "new")
             outcome = await control.wait(new.run_id, timeout=5)
             assert (outcome.ending, outcome.text) == (Ending.COMPLETED, "reply")
-            assert (await control.wait(old.run_id, timeout=5)).ending in (Ending.STOPPED, Ending.SUPERSEDED)
+            ended = await sink.until(old.run_id, EventKind.ENDED)
+            assert (ended.data.outcome.ending, ended.data.outcome.durable) == (Ending.STOPPED, True)
             await asyncio.gather(asking, return_exceptions=True)
 
     seeded(main, range(20))
 
 
 def test_only_an_empty_seat_takes_from_the_queue() -> None:
-    """A takeover passes the message of another by: that one waits on, and begins once, when the seat is free (race 25)."""
+    """A takeover passes the message of another by: it waits on, and begins once, when the seat is free (race 25)."""
     begun: list[str] = []
 
     async def agent(run: Run, message: Message) -> None:
@@ -247,6 +255,8 @@ def test_only_an_empty_seat_takes_from_the_queue() -> None:
     async def main() -> None:
         begun.clear()
         async with open_control(agent, settings=BRIEF) as control:
+            await control.stop(run=(await control.send("s", "hers", by="owner")).run_id)
+            begun.clear()
             await control.send("s", "first", by="alice")
             bob = await control.send("s", "bob's", by="bob")
             await asyncio.sleep(0.01)
@@ -263,15 +273,15 @@ def test_only_an_empty_seat_takes_from_the_queue() -> None:
 
 
 def test_a_waiting_message_has_one_consumer() -> None:
-    """Messages that end, complete and are taken out of the queue at once: each of the rest begins exactly once, one at a
-    time (race 26)."""
+    """Whatever ends, completes or leaves the queue at once: each of the rest begins once, one at a time (race 26)."""
     begun: Counter[str] = Counter()
     running: list[str] = []
+    most: list[int] = []
 
     async def agent(run: Run, message: Message) -> str:
         begun[message.text] += 1
         running.append(message.text)
-        assert len(running) == 1, f"{running} run at once"
+        most.append(len(running))
         try:
             await asyncio.sleep(0.01)
         finally:
@@ -289,6 +299,7 @@ def test_a_waiting_message_has_one_consumer() -> None:
             receipts = await asyncio.gather(*(control.stop(run=each.run_id) for each in gone))
             outcomes = [await control.wait(each.run_id, timeout=5) for each in sent]
             assert all(outcome.ended for outcome in outcomes)
+            assert max(most) == 1, "two had the seat at once"
             for each, outcome in zip(sent, outcomes, strict=True):
                 text = str(sent.index(each))
                 assert begun[text] == 1 if outcome.ending is Ending.COMPLETED else begun[text] <= 1
@@ -299,8 +310,7 @@ def test_a_waiting_message_has_one_consumer() -> None:
 
 
 def test_a_storm_of_deaf_agents_leaves_one() -> None:
-    """300 messages, each to an agent that hears no cancel: the last is dominant, the rest are gone with their tasks
-    (race 28)."""
+    """300 messages to agents that hear no cancel: the last is dominant, the rest are gone, tasks too (race 28)."""
 
     async def agent(run: Run, message: Message) -> None:
         while True:
@@ -320,7 +330,7 @@ def test_a_storm_of_deaf_agents_leaves_one() -> None:
 
 @pytest.mark.parametrize("phase", ["preflight", "provider", "compaction", "memory flush"])
 def test_no_phase_follows_a_stop(phase: str) -> None:
-    """A stop in any phase is the end: an owner of async work that goes on enters no other, and no run overlaps (race 34)."""
+    """A stop in any phase is the end: async work that goes on enters no other, and no run overlaps (race 34)."""
     entered: list[str] = []
 
     async def agent(run: Run, message: Message) -> None:

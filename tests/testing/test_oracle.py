@@ -1,0 +1,397 @@
+"""The oracle fails on the first broken promise: it is fed by hand, at its sinks, with one violation of each kind."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from interlock import Ending, MemoryStore, Message, Outcome, Receipt, Run, Settings, ToolState, open_control
+from interlock.core.decision import RunRow, ToolRow
+from interlock.core.events import Block, Data, Delta, Ended, Event, Proof, Said, Started, Tool
+from interlock.core.names import Drain, EventKind, RunKind
+from interlock.core.receipt import FallenRun
+from interlock.testing import Oracle, Violation, run_seeded
+
+BRIEF = Settings(grace_seconds=0.2, drain_seconds=0.3)
+
+
+class Books:
+    """An oracle with nothing behind it, and a hand that feeds it."""
+
+    def __init__(self, oracle: Oracle, store: MemoryStore) -> None:
+        self.oracle = oracle
+        self.store = store
+        self.position = 100
+
+    def shows(self, data: Data, run: str | None = "r", generation: int = 1, position: int | None = None) -> None:
+        """Let an event arrive."""
+        self.position += 1
+        self.oracle.arrived(
+            Event(position=position or self.position, session="s", run_id=run, generation=generation, data=data)
+        )
+
+    def begins(self, run: str = "r", generation: int = 1) -> None:
+        """Let a run be said, started and begun, as it should."""
+        self.store._runs[run] = RunRow(
+            id=run, session="s", principal="alice", kind=RunKind.CHAT, text=run, admitted_at=0.0, started=True
+        )
+        self.shows(Said(text=run, by="alice"), run, generation)
+        self.shows(Started(), run, generation)
+        self.oracle.begun(run, run)
+
+    def ends(self, ending: Ending = Ending.STOPPED, text: str = "", **facts: Any) -> None:
+        """Let the run's terminal event arrive."""
+        self.shows(Ended(outcome=Outcome(run_id="r", ending=ending, text=text, **facts)))
+
+    def receipt(self, ending: Ending = Ending.STOPPED, drain: Drain = Drain.OBSERVED, **facts: Any) -> Receipt:
+        """A receipt of the run."""
+        fallen = FallenRun(id="r", outcome=Outcome(run_id="r", ending=ending, **facts))
+        return Receipt(id="f", session="s", cause=ending, runs=(fallen,), fenced_at=0.0, drain=drain)
+
+    def records(self, state: ToolState = ToolState.RUNNING) -> None:
+        """Put a call on record."""
+        self.store._tools["r"] = {"r.1": ToolRow(call_id="r.1", run_id="r", name="dig", arguments="{}", state=state)}
+
+
+def a_story(books: Books) -> None:
+    """A run as it should be: nothing to object to."""
+    books.begins()
+    books.shows(Delta(text="a"))
+    books.shows(Block(text="a"))
+    books.records()
+    books.shows(Tool(call_id="r.1", name="dig", state=ToolState.PENDING))
+    books.shows(Tool(call_id="r.1", name="dig", state=ToolState.RUNNING))
+    books.oracle.acted("r", "dig", begins=True)
+    books.shows(Tool(call_id="r.1", name="dig", state=ToolState.FINISHED))
+    books.ends(text="a")
+    books.oracle._over.add("r")
+    books.shows(Proof(receipt=books.receipt(text="a")), run=None)
+    books.begins("q", generation=3)
+
+
+def over(books: Books) -> None:
+    books.begins()
+    books.oracle._over.add("r")  # a stop was acknowledged
+
+
+def late_delta(books: Books) -> None:
+    over(books)
+    books.shows(Delta(text="late"))
+
+
+def late_tool(books: Books) -> None:
+    over(books)
+    books.shows(Tool(call_id="r.1", name="dig", state=ToolState.PENDING))
+
+
+def after_the_terminal(books: Books) -> None:
+    books.begins()
+    books.ends()
+    books.shows(Delta(text="late"))
+
+
+def two_terminals(books: Books) -> None:
+    books.begins()
+    books.ends()
+    books.ends()
+
+
+def position_back(books: Books) -> None:
+    books.begins()
+    books.shows(Delta(text="a"), position=books.position)
+
+
+def other_text(books: Books) -> None:
+    books.begins()
+    books.shows(Delta(text="shown"))
+    books.ends(text="told")
+
+
+def two_stories(books: Books) -> None:
+    books.begins()
+    books.ends(Ending.STOPPED, by="alice")
+    books.shows(Proof(receipt=books.receipt(Ending.COMPLETED)), run=None)
+
+
+def started_twice(books: Books) -> None:
+    books.begins()
+    books.shows(Started())
+
+
+def generation_kept(books: Books) -> None:
+    books.begins()
+    books.ends(Ending.COMPLETED)
+    books.begins("q", generation=2)
+
+
+def run_twice(books: Books) -> None:
+    books.begins()
+    books.oracle.begun("r", "r")
+
+
+def refused_and_run(books: Books) -> None:
+    books.oracle._refused.add("r")
+    books.begins()
+
+
+def begun_after_the_end(books: Books) -> None:
+    books.oracle._over.add("q")
+    books.store._runs["q"] = RunRow(
+        id="q", session="s", principal="alice", kind=RunKind.CHAT, text="q", admitted_at=0.0, started=True
+    )
+    books.oracle.begun("q", "q")
+
+
+def begun_off_record(books: Books) -> None:
+    books.oracle.begun("q", "q")
+
+
+def body_off_record(books: Books) -> None:
+    books.begins()
+    books.oracle.acted("r", "dig", begins=True)
+
+
+def body_after_the_end(books: Books) -> None:
+    over(books)
+    books.records()
+    books.oracle.acted("r", "dig", begins=True)
+
+
+def act_after_the_drain(books: Books) -> None:
+    books.begins()
+    books.records()
+    books.ends()
+    books.shows(Proof(receipt=books.receipt()), run=None)
+    books.oracle.acted("r", "dig")
+
+
+def call_goes_back(books: Books) -> None:
+    books.begins()
+    books.shows(Tool(call_id="r.1", name="dig", state=ToolState.INTERRUPTED))
+    books.shows(Tool(call_id="r.1", name="dig", state=ToolState.FINISHED))
+
+
+def deadline_passed(books: Books) -> None:
+    books.begins()
+    books.oracle._deadlines["r"] = 1e-9
+    books.oracle._started["r"] -= 1
+    books.oracle.returned("r")
+    books.ends(Ending.COMPLETED)
+
+
+def watcher_late(books: Books) -> None:
+    over(books)
+    books.oracle._told["r"] = Outcome(run_id="r", ending=Ending.STOPPED)
+    event = Event(position=1, session="s", run_id="r", generation=1, data=Delta(text="late"))
+    books.oracle._watched(event, set())
+
+
+def watcher_after_the_terminal(books: Books) -> None:
+    event = Event(position=1, session="s", run_id="r", generation=1, data=Block(text="late"))
+    books.oracle._watched(event, {"r"})
+
+
+VIOLATIONS: dict[Callable[[Books], None], str] = {
+    late_delta: "P1: delta of r arrived after its end",
+    late_tool: "P1: tool of r arrived after its end",
+    other_text: "P1: r was told with 'told', but 'shown' was shown",
+    generation_kept: "P1: q started in generation 2",
+    begun_after_the_end: "P1: q began after its end",
+    body_after_the_end: "P1: dig of r began after its end",
+    act_after_the_drain: "P1: dig of r acted after the receipt said drained",
+    watcher_late: "P1: a watcher was given a delta of r after its end",
+    after_the_terminal: "P2: delta of r after its terminal event",
+    two_terminals: "P2: ended of r after its terminal event",
+    position_back: "P2: position",
+    watcher_after_the_terminal: "P2: a watcher was given block of r after",
+    two_stories: "P4: a receipt tells",
+    deadline_passed: "P4: r returned after its deadline",
+    started_twice: "P5: r started twice",
+    run_twice: "P5: message 'r' was run twice",
+    refused_and_run: "P5: message 'r' was refused and runs",
+    begun_off_record: "P5: q began before its started mark",
+    body_off_record: "P5: dig of r began before its start was on record",
+    call_goes_back: "P5: call r.1 of r went from interrupted to finished",
+}
+
+
+def feed(hand: Callable[[Books], None]) -> Oracle:
+    """Feed a fresh oracle by hand."""
+
+    async def agent(run: Run, message: Message) -> None:
+        await asyncio.sleep(60)
+
+    async def main() -> Oracle:
+        store = MemoryStore()
+        async with open_control(agent, store=store, settings=BRIEF) as control:
+            oracle = Oracle(control, store)
+            oracle.judging = None
+            hand(Books(oracle, store))
+        return oracle
+
+    return run_seeded(main, 0)
+
+
+def test_it_has_nothing_against_a_run_as_it_should_be() -> None:
+    """A run that keeps every promise passes, and its books list what was seen."""
+    oracle = feed(a_story)
+    assert oracle.violation is None
+    assert ("begun", 0) in oracle.trace
+
+
+@pytest.mark.parametrize("hand", VIOLATIONS, ids=lambda hand: hand.__name__)
+def test_it_fails_on_each_violation(hand: Callable[[Books], None]) -> None:
+    """One violation, seen at a sink, is raised at once, named by its clause, and kept as the first."""
+    kept: list[Oracle] = []
+
+    def fed(books: Books) -> None:
+        kept.append(books.oracle)
+        hand(books)
+
+    with pytest.raises(Violation, match="^" + VIOLATIONS[hand].replace("(", r"\(")):
+        feed(fed)
+    assert kept[0].violation is not None and VIOLATIONS[hand] in str(kept[0].violation)
+
+
+def test_the_first_violation_stands() -> None:
+    """What follows from a violation does not replace it, even if someone above swallowed it."""
+
+    def hand(books: Books) -> None:
+        for bad in (late_delta, position_back):
+            with pytest.raises(Violation):
+                bad(books)
+        assert "P1: delta" in str(books.oracle.violation)
+
+    feed(hand)
+
+
+class Stub:
+    """A control that answers what it is told to, for the verbs the oracle judges by their answers."""
+
+    def __init__(self, answer: Any = None, seconds: float = 0.0) -> None:
+        self.settings = BRIEF
+        self.answer = answer
+        self.seconds = seconds
+
+    async def stop(self, **what: Any) -> Any:
+        await asyncio.sleep(self.seconds)
+        return self.answer
+
+    async def wait(self, run_id: str, **options: Any) -> Any:
+        return self.answer
+
+    async def watch(self, session: str, **options: Any) -> Any:
+        for event in self.answer:
+            yield event
+
+
+def told(answer: Any, ask: Callable[[Oracle], Any], seconds: float = 0.0) -> None:
+    """Let the oracle ask a control that lies."""
+
+    async def main() -> None:
+        oracle = Oracle(Stub(answer, seconds), MemoryStore())  # type: ignore[arg-type]
+        oracle.judging = None
+        oracle._principals["r"], oracle._accepted["r"], oracle._owners["s"] = "alice", "s", "alice"
+        await ask(oracle)
+
+    run_seeded(main, 0)
+
+
+def _receipt(ending: Ending, **facts: Any) -> Receipt:
+    fallen = FallenRun(id="r", outcome=Outcome(run_id="r", ending=ending, by=facts.pop("by", None)))
+    return Receipt(id="f", session="s", cause=ending, runs=(fallen,), fenced_at=0.0, **facts)
+
+
+def _event(position: int) -> Event:
+    return Event(position=position, session="s", run_id="r", generation=1, data=Block(text="x"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "ask", "seconds", "words"),
+    [
+        (_receipt(Ending.STOPPED), lambda oracle: oracle.stop(session="s"), 5.0, "P6: stop took 5"),
+        (_receipt(Ending.COMPLETED, aborted=True), lambda oracle: oracle.stop(run="r"), 0.0, "P1: the receipt says"),
+        (_receipt(Ending.STOPPED, by="mallory"), lambda oracle: oracle.stop(run="r", by="mallory"), 0.0, "P7: mallory"),
+        (Outcome(run_id="r", ending=Ending.UNKNOWN), lambda oracle: oracle.wait("r"), 0.0, "P5: r was accepted and is"),
+        ([_event(2), _event(2)], lambda oracle: oracle.watch("s"), 0.0, "P2: a watcher was given position 2"),
+    ],
+    ids=["late stop", "aborted nothing", "not theirs", "lost", "told twice"],
+)
+def test_it_judges_what_callers_are_told(answer: Any, ask: Callable[[Oracle], Any], seconds: float, words: str) -> None:
+    """A stop that takes too long, claims what it did not do or ends another's run, a lost message, a repeated event."""
+    with pytest.raises(Violation, match="^" + words):
+        told(answer, ask, seconds)
+
+
+def test_it_judges_the_end() -> None:
+    """A message accepted and never told as ended, and a store that holds another ending, fail at the finish."""
+
+    async def agent(run: Run, message: Message) -> str:
+        return "reply"
+
+    async def main(spoil: Callable[[Oracle, MemoryStore, str], None]) -> None:
+        store = MemoryStore()
+        async with open_control(agent, store=store, settings=BRIEF) as control:
+            oracle = Oracle(control, store)
+            oracle.judging = None
+            sent = await oracle.send("s", "hello", by="alice")
+            assert sent is not None
+            await oracle.wait(sent.run_id)
+            oracle._begun["hello"] = 1
+            spoil(oracle, store, sent.run_id)
+            await oracle.finish()
+
+    def rewrite(oracle: Oracle, store: MemoryStore, run_id: str) -> None:
+        row = store._runs[run_id]
+        lost = Outcome(run_id=run_id, ending=Ending.LOST)
+        store._runs[run_id] = msgspec.structs.replace(row, outcome=lost)
+
+    def untold(oracle: Oracle, store: MemoryStore, run_id: str) -> None:
+        del oracle._terminal[run_id]
+
+    def unrun(oracle: Oracle, store: MemoryStore, run_id: str) -> None:
+        oracle._begun.clear()
+
+    def stillborn(oracle: Oracle, store: MemoryStore, run_id: str) -> None:
+        oracle._stillborn.add(run_id)
+
+    def open_call(oracle: Oracle, store: MemoryStore, run_id: str) -> None:
+        call = Tool(call_id="c", name="dig", state=ToolState.PENDING, arguments="{}")
+        store.append(Event(position=1 << 40, session="s", run_id=run_id, generation=1, data=call))
+
+    run_seeded(lambda: main(lambda *_: None), 0)
+    for spoil, words in (
+        (rewrite, "P4: (wait|the store) tells"),
+        (untold, "P2: .* had no terminal event"),
+        (unrun, "P5: .* completed without having been run once"),
+        (stillborn, "P1: the key of .* was stopped before it was seen"),
+        (open_call, "P1: call c has 0 results"),
+    ):
+        with pytest.raises(Violation, match=words):
+            run_seeded(lambda spoil=spoil: main(spoil), 0)  # type: ignore[misc]
+
+
+def test_it_looks_at_the_sinks_and_not_at_the_fence() -> None:
+    """An effect that gets past a fence that is none is seen where it arrives, and the oracle says so."""
+
+    async def agent(run: Run, message: Message) -> None:
+        await asyncio.sleep(60)
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(agent, store=store, settings=BRIEF) as control:
+            oracle = Oracle(control, store)
+            oracle.judging = None
+            sent = await oracle.send("s", "hello")
+            assert sent is not None
+            run = control._registry.runs[sent.run_id]
+            await oracle.stop(session="s")
+            with contextlib.suppress(Violation):
+                control.feed.publish("s", run, Delta(text="around the fence"))  # type: ignore[arg-type]
+            assert str(oracle.violation).startswith("P2: delta")
+            assert [event[0] for event in oracle.trace][-1] == EventKind.DELTA
+
+    run_seeded(main, 0)
