@@ -42,7 +42,7 @@ class Crew:
         """Wait for every task, at most so long."""
         with anyio.move_on_after(seconds):
             while self._tasks:
-                await asyncio.wait(list(self._tasks), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(list(self._tasks))
 
     def cut(self) -> None:
         """Cancel whatever is left."""

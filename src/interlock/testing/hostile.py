@@ -23,6 +23,7 @@ class Kit:
     def __init__(self) -> None:
         self.oracle: Oracle | None = None
         self.control: Control | None = None
+        self.ghosts: list[asyncio.Future[None]] = []  # tasks that agents left behind; a task nobody holds may vanish
 
     async def agent(self, run: Run, message: Message) -> str | None:
         """Behave as the message's first word says."""
@@ -204,13 +205,10 @@ async def haunt(kit: Kit, run: Run, message: Message) -> str | None:
             await run.typing()
 
     for seconds in (0.0, 0.01, 1.0):
-        _ghosts.append(asyncio.ensure_future(later(seconds)))
+        kit.ghosts.append(asyncio.ensure_future(later(seconds)))
     await run.say("alive")
     await asyncio.sleep(0.005)
     return "gone"
-
-
-_ghosts: list["asyncio.Future[None]"] = []
 
 
 async def tools(kit: Kit, run: Run, message: Message) -> str | None:

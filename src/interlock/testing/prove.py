@@ -7,6 +7,7 @@ python -m interlock.testing.prove --seed 4711        replay one seed exactly, an
 import argparse
 import gc
 import itertools
+import multiprocessing
 import os
 import sys
 import time
@@ -22,6 +23,7 @@ from interlock.testing.loop import ordered_anyio
 
 CHUNK_SEEDS = 200
 COLLECT_SEEDS = 50
+CHUNKS_PER_PROCESS = 10
 
 
 class Chunk(NamedTuple):
@@ -45,6 +47,7 @@ def explore(first: int, count: int, *, until_found: bool = False) -> Chunk:
             played += 1
             if played % COLLECT_SEEDS == 0:
                 gc.collect()
+                gc.freeze()  # coroutines that must never be resumed are kept for good: do not look at them again
             try:
                 result = play(seed)
             except Exception as error:
@@ -64,7 +67,9 @@ def _chunks(first: int, count: int, jobs: int) -> Iterator[Chunk]:
     if jobs == 1:
         yield from itertools.starmap(explore, zip(starts, sizes, strict=True))
         return
-    with ProcessPoolExecutor(jobs) as pool:
+    # A process is replaced now and then, because what must never be resumed stays in its memory.
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn, max_tasks_per_child=CHUNKS_PER_PROCESS) as pool:
         yield from pool.map(explore, starts, sizes)
 
 
