@@ -97,8 +97,9 @@ class Endings:
         if verdict is not None:
             self._adopt(fall, verdict)
         bodies = _bodies(fall)
-        self._tell(fall, durable=verdict is not None, drained=all(body.done.is_set() for body in bodies))
-        if verdict is None:
+        if not fall.ended.is_set():
+            self._tell(fall, durable=verdict is not None, drained=all(body.done.is_set() for body in bodies))
+        if verdict is None or not fall.durable:  # (a later ending may have had to tell this one before it was in)
             self._crew.start(self._persist(fall, ticket), name=f"persist {fall.id}")
         if fall.drain is Drain.PENDING:
             self._drained(fall, await self._drain(bodies))
@@ -119,7 +120,7 @@ class Endings:
             for run in fall.runs:
                 await run.acked.wait()
             falls = fall.session.falls or []
-            for earlier in falls[: falls.index(fall)]:  # a session's endings are told in the order of their decision
+            for earlier in falls[: falls.index(fall)]:  # if there is time: else they are told with this one
                 await earlier.ended.wait()
         return verdict
 
@@ -132,7 +133,11 @@ class Endings:
         return bool(found)
 
     def _tell(self, fall: Fall, *, durable: bool, drained: bool) -> None:
-        """t1, one step: one terminal event per run, then the receipt."""
+        """t1, one step: one terminal event per run, then the receipt. A session's earlier endings are told before."""
+        falls = fall.session.falls or []
+        for earlier in falls[: falls.index(fall)] if fall in falls else ():
+            if isinstance(earlier, Fall) and not earlier.ended.is_set():
+                self._tell(earlier, durable=False, drained=False)
         fall.durable = durable
         fall.ended_at = fall.stamp()
         for run in fall.runs:
