@@ -5,8 +5,20 @@ import asyncio
 import anyio
 import pytest
 
-from interlock import Ending, KeyConflict, MemoryStore, Message, QueueFull, Run, Settings, Unavailable, open_control
+from interlock import (
+    Ending,
+    Event,
+    KeyConflict,
+    MemoryStore,
+    Message,
+    QueueFull,
+    Run,
+    Settings,
+    Unavailable,
+    open_control,
+)
 from interlock.core.lifecycle import State
+from interlock.core.names import SessionId
 from interlock.runtime import registry
 
 from .scene import at_once, echoes, idles, kinds, log_of, seeded, started
@@ -275,3 +287,32 @@ def test_a_queued_duplicate_tells_the_same() -> None:
             assert again.generation is waits.generation is None
 
     seeded(main, range(3))
+
+
+def test_a_stop_that_overtakes_its_message_answers_after_the_end_is_told() -> None:
+    """A stop by key that learns from the store of a run born stopped meanwhile answers when that end is public."""
+
+    async def main() -> None:
+        async with open_control(echoes, store=MemoryStore()) as control:
+            told: list[str] = []
+
+            class Sink:
+                def put(self, event: Event) -> None:
+                    if event.kind == "ended" and event.run_id is not None:
+                        told.append(event.run_id)
+
+                def drop(self, run_id: str) -> None: ...
+                def close(self) -> None: ...
+
+            control.feed.subscribe(SessionId("s"), Sink())
+            for turn in range(6):
+                key = f"k{turn}"
+                stopping = asyncio.create_task(control.stop(key=key))
+                for _ in range(turn):
+                    await asyncio.sleep(0)
+                sending = asyncio.create_task(control.send("s", "hello", key=key))
+                receipt = await stopping
+                assert all(run.id in told for run in receipt.runs)
+                await sending
+
+    seeded(main, range(30))

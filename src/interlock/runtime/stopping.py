@@ -148,6 +148,9 @@ class Stopping:
         known = await self._soon(self._store.load(SessionId(""), principal=by, key=key), until)
         found = None
         if known is not None and known.key is not None:
+            came = self._registry.runs.get(known.key.run_id)
+            if came is not None:  # it arrived while we asked, and was born stopped
+                return await self._live(came, by)
             found = await self._soon(self._stored(known.key.run_id, by), until)
         return found or nothing(session=None, by=by, now=self._clock.wall(), durable=durable)
 

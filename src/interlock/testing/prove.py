@@ -12,7 +12,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
 from rich.console import Console
@@ -61,6 +60,10 @@ def explore(first: int, count: int, *, until_found: bool = False) -> Chunk:
     return Chunk(played, steps, frozenset(traces), tuple(broken), time.perf_counter() - began)
 
 
+def _explore(stretch: tuple[int, int]) -> Chunk:
+    return explore(*stretch)
+
+
 def _chunks(first: int, count: int, jobs: int) -> Iterator[Chunk]:
     starts = range(first, first + count, CHUNK_SEEDS)
     sizes = [min(CHUNK_SEEDS, first + count - start) for start in starts]
@@ -68,9 +71,9 @@ def _chunks(first: int, count: int, jobs: int) -> Iterator[Chunk]:
         yield from itertools.starmap(explore, zip(starts, sizes, strict=True))
         return
     # A process is replaced now and then, because what must never be resumed stays in its memory.
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn, max_tasks_per_child=CHUNKS_PER_PROCESS) as pool:
-        yield from pool.map(explore, starts, sizes)
+    # (A Pool, because ProcessPoolExecutor's max_tasks_per_child deadlocks on 3.11.)
+    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=CHUNKS_PER_PROCESS) as pool:
+        yield from pool.imap_unordered(_explore, zip(starts, sizes, strict=True))
 
 
 def prove(first: int, count: int, jobs: int, console: Console) -> int:
