@@ -39,7 +39,7 @@ from interlock.runtime.stage import Stage
 from interlock.runtime.stopping import Stopping
 from interlock.runtime.tool import need_utf8
 from interlock.runtime.watch import Watch, whole_log
-from interlock.stores.base import Store, read
+from interlock.stores.base import READ_SECONDS, Store, read
 
 T = TypeVar("T")
 
@@ -217,7 +217,8 @@ class Control:
         _seconds(timeout, "timeout", None)
         live = self._registry.runs.get(run_id)
         if live is None:
-            with anyio.move_on_after(self.settings.commit_seconds if timeout == 0 else timeout):
+            patience = self.settings.commit_seconds if timeout == 0 else timeout or READ_SECONDS
+            with anyio.move_on_after(patience):
                 return await self._sight.outcome(run_id, principal) or _not_ended(run_id, Ending.UNKNOWN)
             return _not_ended(run_id, Ending.PENDING)
         if not self._sight.may_see(principal, live):
@@ -237,8 +238,7 @@ class Control:
         if fall is not None:
             shown = self._sight.receipt(fall, principal)
         else:
-            kept = await read(self._store.receipt(ReceiptId(asked)))
-            shown = None if kept is None else await self._sight.stored_receipt(kept, principal)
+            shown = await read(self._sight.kept_receipt(ReceiptId(asked), principal))
         if shown is None:
             raise Unknown(f"no receipt {asked!r} that {by} may see; receipts are found by their id or a run's")
         return shown
@@ -256,8 +256,8 @@ class Control:
         if wanted is None:
             return live
         known = {info.id for info in live}
-        rows = [row for row in await read(self._store.runs(wanted)) if row.id not in known]
-        ended = [_info_of_row(row) for row in rows if await self._sight.may_see_row(principal, row)]
+        rows = await read(self._sight.rows(wanted, principal))
+        ended = [_info_of_row(row) for row in rows if row.id not in known]
         if not live and not ended:
             await self._owned(wanted, principal)  # raises if there is no such session for the caller
         return [*ended, *live]
@@ -298,7 +298,7 @@ class Control:
         if live is not None and self._sight.may_see(by, live):
             await live.acked.wait()  # nothing of it is told before, and it may yet be withdrawn
             return None if live.state in (State.WITHDRAWN, State.ALIASED) else live.session.id
-        row = await self._sight.row(run_id, by) if live is None else None
+        row = await read(self._sight.row(run_id, by)) if live is None else None
         if row is None:
             raise Unknown(f"no run {run_id!r} that {by} may see; `runs` lists them")
         return row.session

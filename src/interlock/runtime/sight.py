@@ -1,14 +1,17 @@
-"""What a caller may see of runs, alive or stored. Not yours and not found look the same: None."""
+"""What a caller may see of runs, alive or stored. Not yours and not found look the same: None.
+
+Nothing here bounds how long the store may take; the verbs that ask do.
+"""
 
 import msgspec
 
 from interlock.core.authority import Action, Authority
 from interlock.core.decision import RunRow
-from interlock.core.names import Drain, Ending, Principal, RunId
+from interlock.core.names import Drain, Ending, Principal, ReceiptId, RunId, SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.runtime.registry import Falling, LiveRun
-from interlock.stores.base import Store, read
+from interlock.stores.base import Store
 
 
 class Sight:
@@ -24,13 +27,13 @@ class Sight:
 
     async def may_see_row(self, by: Principal, row: RunRow) -> bool:
         """Return whether a stored run is the caller's to see."""
-        session = await read(self._store.session(row.session))
+        session = await self._store.session(row.session)
         owner = None if session is None else session.owner
         return self._authority.may(Action.SEE_RUN, by, owner=owner, principal=row.principal)
 
     async def row(self, run_id: RunId, by: Principal) -> RunRow | None:
         """Return a stored run."""
-        row = await read(self._store.run(run_id))
+        row = await self._store.run(run_id)
         return row if row is not None and await self.may_see_row(by, row) else None
 
     async def outcome(self, run_id: RunId, by: Principal) -> Outcome | None:
@@ -40,7 +43,7 @@ class Sight:
             return None
         if row.outcome is None:
             return Outcome(run_id=run_id, ending=Ending.PENDING)
-        receipt = await read(self._store.receipt(run_id))
+        receipt = await self._store.receipt(run_id)
         over = receipt is None or receipt.drain is not Drain.PENDING
         return msgspec.structs.replace(row.outcome, drained=over, durable=True)
 
@@ -50,6 +53,15 @@ class Sight:
         """Return a live receipt with the runs the caller may see: one fall may take runs of several people."""
         shown = [run for run in fall.runs if self.may_see(by, run)]
         return fall.receipt(aborted=aborted, already=already, runs=shown) if shown else None
+
+    async def rows(self, session: SessionId, by: Principal) -> list[RunRow]:
+        """Return a session's stored runs."""
+        return [row for row in await self._store.runs(session) if await self.may_see_row(by, row)]
+
+    async def kept_receipt(self, wanted: ReceiptId, by: Principal) -> Receipt | None:
+        """Return a stored receipt by its id or a run's."""
+        kept = await self._store.receipt(wanted)
+        return None if kept is None else await self.stored_receipt(kept, by)
 
     async def stored_receipt(self, receipt: Receipt, by: Principal) -> Receipt | None:
         """Return a stored receipt with the runs the caller may see."""
