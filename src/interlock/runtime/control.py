@@ -223,10 +223,11 @@ class Control:
             return _not_ended(run_id, Ending.PENDING)
         if not self._sight.may_see(principal, live):
             return _not_ended(run_id, Ending.UNKNOWN)
-        with anyio.move_on_after(timeout):
-            await live.ended.wait()
-            if drained and live.fall is not None:
-                await live.fall.drained.wait()
+        if timeout is None:
+            await _over(live, drained)
+        elif not live.ended.is_set() or drained:
+            with anyio.move_on_after(timeout):
+                await _over(live, drained)
         return _told(live)
 
     async def receipt(self, wanted: str | None, *, by: str = LOCAL) -> Receipt:
@@ -369,6 +370,12 @@ class Control:
             run.called.set()
         elif run.state is State.ARRIVING:
             self._inbox.turn_away(run, Unavailable("this control is closing; send it to the next one"))
+
+
+async def _over(run: LiveRun, drained: bool) -> None:
+    await run.ended.wait()
+    if drained and run.fall is not None:
+        await run.fall.drained.wait()
 
 
 def _told(run: LiveRun) -> Outcome:

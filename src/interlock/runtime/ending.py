@@ -7,6 +7,7 @@ t2 bodies have their grace, then are not resumed; every wait has a bound.
 t3 everything was seen to end, or what was not is named.
 """
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
@@ -113,15 +114,15 @@ class Endings:
 
     async def _commit(self, fall: Fall, ticket: Ticket) -> Verdict | None:
         """Wait for the store and for the acks of runs that fell before theirs, at most COMMIT_SECONDS together."""
+        until = self._clock.now() + self._settings.commit_seconds
         verdict = None
-        with anyio.move_on_after(self._settings.commit_seconds):
+        if await ticket.within(self._settings.commit_seconds):
             with contextlib.suppress(StoreFailed):
                 verdict = await ticket
-            for run in fall.runs:
-                await run.acked.wait()
-            falls = fall.session.falls or []
-            for earlier in falls[: falls.index(fall)]:  # if there is time: else they are told with this one
-                await earlier.ended.wait()
+        falls = fall.session.falls or []
+        ahead = [run.acked for run in fall.runs]
+        ahead += [earlier.ended for earlier in falls[: falls.index(fall)]]  # else they are told with this one
+        await _all_set(ahead, until)
         return verdict
 
     def _adopt(self, fall: Fall, verdict: Verdict) -> bool:
@@ -155,11 +156,12 @@ class Endings:
     async def _drain(self, bodies: Sequence[Body]) -> list[Body]:
         """Wait for bodies: their grace, then never resumed; return those that were not seen to end."""
         asked = max((body.grace for body in bodies), default=0.0)
-        await _all_done(bodies, max(self._settings.grace_seconds, min(asked, self._settings.drain_seconds)))
+        grace = max(self._settings.grace_seconds, min(asked, self._settings.drain_seconds))
+        await _all_set([body.done for body in bodies], self._clock.now() + grace)
         late = [body for body in bodies if not body.done.is_set()]
         for body in late:
             body.drop()
-        await _all_done(late, self._settings.drain_seconds)
+        await _all_set([body.done for body in late], self._clock.now() + self._settings.drain_seconds)
         return [body for body in late if not body.done.is_set()]
 
     def _drained(self, fall: Fall, left: Sequence[Body]) -> None:
@@ -206,10 +208,13 @@ def _bodies(fall: Fall) -> list[Body]:
     return [body for run in fall.runs for body in run.bodies or ()]
 
 
-async def _all_done(bodies: Sequence[Body], seconds: float) -> None:
-    with anyio.move_on_after(seconds):
-        for body in bodies:
-            await body.done.wait()
+async def _all_set(events: Sequence[asyncio.Event], until: float) -> None:
+    """Wait for every event, at most until an instant; most are set, and then there is nothing to bound."""
+    if all(event.is_set() for event in events):
+        return
+    with anyio.CancelScope(deadline=until):
+        for event in events:
+            await event.wait()
 
 
 def _merge(fall: Decision, admission: Decision) -> Decision:

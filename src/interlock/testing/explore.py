@@ -59,7 +59,7 @@ class Scene:
     async def play(self) -> None:
         """Let everyone act, then put everything right and end what is left."""
         random = self._random
-        people = [self._person(random.choice(PEOPLE)) for _ in range(random.choice((1, 1, 2, 2, 3)))]
+        people = [self._person(random.choice(PEOPLE)) for _ in range(random.choice((1, 1, 1, 2, 2)))]
         if random.random() < 0.4:
             people.append(self._trouble())
         if random.random() < 0.4:
@@ -69,13 +69,13 @@ class Scene:
             await task
         self._store.resume()
         await asyncio.gather(*self._vanishing, return_exceptions=True)
-        for session in ("s", "t"):
+        for session in self._oracle.sessions:
             await self._oracle.stop(session=session)
 
     async def _person(self, name: str) -> None:
         random = self._random
         await self._send(name)
-        for _ in range(random.choice((1, 2, 2, 3, 4))):
+        for _ in range(random.choice((1, 1, 2, 2, 3))):
             await asyncio.sleep(random.choice(self._pauses))
             act = random.choice(
                 (self._send, self._send, self._send, self._stop, self._stop, self._wait, self._vanish, self._twice)
@@ -107,7 +107,7 @@ class Scene:
     async def _send(self, name: str, key: str | None = None) -> None:
         random = self._random
         sent = await self._oracle.send(
-            random.choice(("s", "s", "s", "t")),
+            random.choice(("s", "s", "s", "s", "s", "t")),
             self._text(),
             by=name,
             key=key,

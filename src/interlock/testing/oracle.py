@@ -81,6 +81,11 @@ class Oracle:
         self._calls: dict[str, ToolState] = {}
         self._sinks: dict[str, _Sink] = {}
 
+    @property
+    def sessions(self) -> tuple[str, ...]:
+        """The sessions that were spoken to."""
+        return tuple(self._sinks)
+
     # Sinks
 
     def follow(self, session: str) -> None:
@@ -301,7 +306,7 @@ class Oracle:
     async def finish(self) -> None:
         """After everything: every accepted message has ended, and was told so once, everywhere the same."""
         for run_id in self._accepted:
-            outcome = await self.wait(run_id, timeout=60.0, drained=True)
+            outcome = await self.wait(run_id, drained=True)  # one that waits for ever is told as Stuck by the loop
             if not outcome.ended:
                 self._fail(f"P5: {run_id} was accepted and never ended")
             if run_id not in self._terminal:

@@ -21,7 +21,7 @@ from interlock.testing.explore import play
 from interlock.testing.loop import ordered_anyio
 
 CHUNK_SEEDS = 200
-COLLECT_SEEDS = 50
+COLLECT_SEEDS = 100
 CHUNKS_PER_PROCESS = 10
 
 
