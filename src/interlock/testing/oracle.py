@@ -347,7 +347,7 @@ class Oracle:
 
     def _note(self, what: object, run_id: RunId | None, *more: object) -> None:
         number = None if run_id is None else self._numbers.setdefault(run_id, len(self._numbers))
-        self.trace.append((str(what), number, *(str(part) for part in more)))
+        self.trace.append((what, number, *more))
 
     def _fail(self, text: str) -> None:
         """Write the first violation down, then raise: whoever is above may swallow it."""
