@@ -9,6 +9,8 @@ from bench.result import Result
 from bench.scale import Scale
 
 PROVE = "interlock.testing.prove"
+NAME = "seeded schedules per second"
+LIMIT_SECONDS = 120
 
 
 def measure(scale: Scale) -> list[Result]:
@@ -17,10 +19,13 @@ def measure(scale: Scale) -> list[Result]:
         return []
     seeds = scale.rounds(5_000, 1_000)
     began = monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", PROVE, "--seeds", str(seeds)], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-m", PROVE, "--seeds", str(seeds)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        note = f"{seeds:,} seeds were not played within {LIMIT_SECONDS} s"
+        return [Result(name=NAME, value=0, unit="/s", small=(note,))]
     elapsed = monotonic() - began
     said = [line.strip() for line in done.stdout.strip().splitlines()[-2:]]
     small = (f"{seeds:,} seeds in {elapsed:.1f} s on all cores, start-up included, exit {done.returncode}", *said)
-    return [Result(name="seeded schedules per second", value=seeds / elapsed, unit="/s", small=small)]
+    return [Result(name=NAME, value=seeds / elapsed, unit="/s", small=small)]

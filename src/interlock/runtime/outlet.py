@@ -107,7 +107,8 @@ class Outlet:
     def delta(self, text: str) -> None:
         """Say a piece of the reply."""
         run = self._run
-        run.fence.check(Effect.DELTA)
+        if run.fence.cause is not None:  # the mark itself: the check of every delta costs no call
+            raise run.fence.refuse(Effect.DELTA)
         if not text:
             return
         self.measure(text)
