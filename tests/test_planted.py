@@ -163,3 +163,9 @@ def test_the_planted_bugs_say_what_they_are() -> None:
         assert blank == "", name
         changed = [line for line in rest if line.startswith("+++ ")]
         assert changed and all(line.startswith("+++ b/src/interlock/") for line in changed), name
+
+
+@pytest.mark.parametrize("patch", sorted((ROOT / "tests" / "planted" / "unit").glob("*.patch")), ids=lambda p: p.stem)
+def test_a_bug_that_only_a_unit_test_sees_still_applies(patch: Path, tmp_path: Path) -> None:
+    """The bugs that races.md pairs with a single test fit the source; promises/mutants.py plays the pairs."""
+    assert (plant(patch, tmp_path) / "interlock" / "__init__.py").exists()
