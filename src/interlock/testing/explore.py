@@ -198,7 +198,7 @@ def play(
     if oracle.violation is not None:
         raise oracle.violation
     *trace, (_, steps) = oracle.trace
-    digest = hashlib.blake2b(repr(trace).encode(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(msgspec.msgpack.encode(trace), digest_size=8).hexdigest()
     return Played(seed, digest, int(str(steps)))
 
 
