@@ -293,7 +293,7 @@ def test_a_stop_that_overtakes_its_message_answers_after_the_end_is_told() -> No
     """A stop by key that learns from the store of a run born stopped meanwhile answers when that end is public."""
 
     async def main() -> None:
-        async with open_control(echoes, store=MemoryStore()) as control:
+        async with open_control(echoes, store=MemoryStore(latency_seconds=0.001)) as control:
             told: list[str] = []
 
             class Sink:
