@@ -7,9 +7,11 @@ from interlock.app import open_control
 from interlock.core import events
 from interlock.core.errors import (
     BadInput,
+    Denied,
     InterlockError,
     KeyConflict,
     NotYet,
+    QuestionClosed,
     QueueFull,
     Refused,
     Rejected,
@@ -18,15 +20,20 @@ from interlock.core.errors import (
     Unknown,
 )
 from interlock.core.events import Entry, Event
-from interlock.core.names import Drain, Effect, Ending, EventKind, Strategy, ToolState
+from interlock.core.names import Drain, Effect, Ending, EventKind, QuestionState, Strategy, ToolState
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.core.stopwords import is_stop
+from interlock.core.timeline import Moment
+from interlock.runtime.approvals import QuestionInfo
 from interlock.runtime.control import Control, RunInfo
-from interlock.runtime.registry import Sent
-from interlock.runtime.run import Message, Run
+from interlock.runtime.delegation import Child
+from interlock.runtime.holds import Hold
+from interlock.runtime.live import Sent
+from interlock.runtime.run import Message, Part, Run
 from interlock.runtime.settings import Settings
 from interlock.runtime.tool import ToolResult, tool
+from interlock.runtime.wakes import Wake
 from interlock.stores.memory import MemoryStore
 
 __all__ = [
@@ -37,7 +44,10 @@ __all__ = [
     "is_stop",
     "open_control",
     # inside the agent
+    "Child",
+    "Hold",
     "Message",
+    "Part",
     "Run",
     "Stale",
     "ToolResult",
@@ -49,18 +59,24 @@ __all__ = [
     "Entry",
     "Event",
     "EventKind",
+    "Moment",
     "Outcome",
+    "QuestionInfo",
+    "QuestionState",
     "Receipt",
     "RunInfo",
     "Sent",
     "Strategy",
     "ToolState",
+    "Wake",
     "events",
     # what can be refused
     "BadInput",
+    "Denied",
     "InterlockError",
     "KeyConflict",
     "NotYet",
+    "QuestionClosed",
     "QueueFull",
     "Refused",
     "Rejected",

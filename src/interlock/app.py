@@ -1,15 +1,17 @@
 """Where the rooms are wired together: `open_control`."""
 
+import dataclasses
 import inspect
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 
-from interlock.core.errors import BadInput, NotYet
+from interlock.core.errors import BadInput
 from interlock.core.names import Strategy
-from interlock.runtime.control import Control, _seconds, _strategy
+from interlock.runtime.control import Control
 from interlock.runtime.inline import Threads
 from interlock.runtime.run import Agent
 from interlock.runtime.settings import Settings
+from interlock.runtime.values import name_of, seconds_of, strategy_of
 from interlock.stores.base import Store
 from interlock.stores.memory import MemoryStore
 
@@ -19,6 +21,7 @@ async def open_control(
     agent: Agent,
     *,
     agents: Mapping[str, Agent] | None = None,
+    approval: str | Collection[str] = "never",
     store: str | Store = "memory://",
     deadline: float | None = None,
     strategy: str | None = None,
@@ -30,27 +33,26 @@ async def open_control(
     threads: Threads | None = None,
 ) -> AsyncIterator[Control]:
     """Open a control that serves an agent; leaving the block ends what runs as `shutdown`."""
-    if not callable(agent) or not _is_async(agent):
-        raise BadInput("an agent is one async callable: `async def agent(run, message)`")
-    if agents:
-        raise NotYet("agents= comes with delegation; until then serve one agent")
+    for each in (agent, *(agents or {}).values()):
+        if not callable(each) or not _is_async(each):
+            raise BadInput("an agent is one async callable: `async def agent(run, message)`")
+    for name in agents or {}:
+        name_of(name, "an agent's name")
     if isinstance(admins, str) or isinstance(readers, str):
         raise BadInput("admins= and readers= take a list of names, not one text")
     base = settings or Settings()
-    chosen = Settings(
-        commit_seconds=base.commit_seconds,
-        grace_seconds=base.grace_seconds,
-        drain_seconds=base.drain_seconds,
-        retry_seconds=base.retry_seconds,
-        queue=base.queue,
-        strategy=_strategy(strategy if strategy is not None else base.strategy, Strategy.INTERRUPT),
-        deadline=_seconds(deadline if deadline is not None else base.deadline, "deadline", None),
-        idle_limit=_seconds(idle_limit if idle_limit is not None else base.idle_limit, "idle_limit", None),
-        queue_limit=_seconds(queue_limit if queue_limit is not None else base.queue_limit, "queue_limit", None),
+    chosen = dataclasses.replace(
+        base,
+        strategy=strategy_of(strategy if strategy is not None else base.strategy) or Strategy.INTERRUPT,
+        deadline=seconds_of(deadline if deadline is not None else base.deadline, "deadline", None),
+        idle_limit=seconds_of(idle_limit if idle_limit is not None else base.idle_limit, "idle_limit", None),
+        queue_limit=seconds_of(queue_limit if queue_limit is not None else base.queue_limit, "queue_limit", None),
     )
     opened = _store(store)
     control = Control(
         agent=agent,
+        agents=agents,
+        approval=approval,
         store=opened,
         boot=await opened.open(),
         settings=chosen,
@@ -59,6 +61,7 @@ async def open_control(
         threads=threads,
     )
     try:
+        await control.recover()
         yield control
     finally:
         await control.close()

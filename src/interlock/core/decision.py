@@ -7,7 +7,18 @@ arrived: a row is inserted if absent, an ending is written where none stands, a 
 import msgspec
 
 from interlock.core.events import Json
-from interlock.core.names import CallId, Principal, RunId, RunKind, SessionId, ToolState
+from interlock.core.names import (
+    CallId,
+    Principal,
+    QuestionId,
+    QuestionState,
+    RunId,
+    RunKind,
+    SessionId,
+    Strategy,
+    ToolState,
+    WakeId,
+)
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 
@@ -18,10 +29,12 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     id: SessionId
     owner: Principal
     generation: int
+    strategy: Strategy | None = None  # None: the server's
+    since: int = 0  # the transcript begins behind this position; only rises
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered of a run. `outcome` is written once."""
+    """What is remembered of a run. `outcome` is written once; `alias` is the run that took the message in."""
 
     id: RunId
     session: SessionId
@@ -32,6 +45,10 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     deadline: float | None = None
     parent: RunId | None = None
+    home: SessionId | None = None  # of a child: the session at the top of its tree
+    agent: str | None = None  # of a child: who does the work
+    detached: bool = False
+    alias: RunId | None = None
     generation: int | None = None  # None: it never had the seat
     started: bool = False
     outcome: Outcome | None = None
@@ -67,9 +84,53 @@ class ToolRow(msgspec.Struct, frozen=True, kw_only=True):
     state: ToolState
 
 
+class QuestionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A question and what became of it. The first answer stands; void and expired are for good."""
+
+    id: QuestionId
+    run_id: RunId
+    session: SessionId
+    principal: Principal
+    text: str
+    choices: tuple[str, ...] | None = None
+    state: QuestionState = QuestionState.OPEN
+    answer: bool | str | None = None
+    by: Principal | None = None
+
+
+class WakeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule: once `at`, or again and again by `every` (seconds, counted from `since`) or `cron`."""
+
+    id: WakeId
+    session: SessionId
+    principal: Principal
+    text: str
+    since: float
+    at: float | None = None
+    every: float | None = None
+    cron: str | None = None
+
+
+class StopMark(msgspec.Struct, frozen=True, kw_only=True):
+    """A stop's place in its own channel: what was written before it and arrives after it is stopped too."""
+
+    session: SessionId
+    channel: str
+    by: Principal
+    at: float
+
+
+class Writer(msgspec.Struct, frozen=True):
+    """The writer right as a fencing token: a write under an older generation than the session's is refused whole."""
+
+    session: SessionId
+    generation: int
+
+
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """What one synchronous step decided, for one transaction."""
 
+    writer: Writer | None = None
     sessions: tuple[SessionRow, ...] = ()  # insert, or raise the generation
     admissions: tuple[RunRow, ...] = ()  # insert if absent
     endings: tuple[RunRow, ...] = ()  # insert, or set the outcome where there is none
@@ -78,6 +139,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     starts: tuple[RunId, ...] = ()  # where neither started nor ended
     tools: tuple[ToolRow, ...] = ()
     receipts: tuple[Receipt, ...] = ()  # insert or replace
+    aliases: tuple[tuple[RunId, RunId], ...] = ()  # a message and the run that took it in; where it has not ended
+    questions: tuple[QuestionRow, ...] = ()
+    wakes: tuple[WakeRow, ...] = ()
+    unwakes: tuple[WakeId, ...] = ()
+    marks: tuple[StopMark, ...] = ()  # only ever later
     rises: tuple[SessionId, ...] = ()  # raise a session that nobody has in memory
 
 

@@ -32,6 +32,14 @@ class KeyConflict(Refused):
     """The key was used before for another body or another method."""
 
 
+class QuestionClosed(Refused):
+    """The question was answered before, has expired, or went void with its run; the text says which."""
+
+
+class Denied(Refused):
+    """A tool was not allowed to run: a person said no, or nobody answered in time."""
+
+
 class Unavailable(InterlockError):
     """The store did not take it in time; nothing was changed, the same call may be made again."""
 

@@ -10,7 +10,17 @@ from typing import ClassVar, NewType
 
 import msgspec
 
-from interlock.core.names import CallId, Ending, EventKind, Principal, RunId, SessionId, ToolState
+from interlock.core.names import (
+    CallId,
+    Ending,
+    EventKind,
+    Principal,
+    QuestionId,
+    QuestionState,
+    RunId,
+    SessionId,
+    ToolState,
+)
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 
@@ -23,11 +33,12 @@ class _Data(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):
 
 
 class Said(_Data, frozen=True, tag="message"):
-    """A message was accepted."""
+    """A message was accepted. `of` is its own id where another run took it in (steered, or collected)."""
 
     kind: ClassVar[EventKind] = EventKind.MESSAGE
     text: str
     by: Principal
+    of: RunId | None = None
 
 
 class Started(_Data, frozen=True, tag="started"):
@@ -85,6 +96,31 @@ class Tool(_Data, frozen=True, tag="tool"):
     error: str | None = None
 
 
+class Asked(_Data, frozen=True, tag="question"):
+    """A question moved on. One that goes void with its run is named in the terminal event instead."""
+
+    kind: ClassVar[EventKind] = EventKind.QUESTION
+    question_id: QuestionId
+    text: str
+    state: QuestionState
+    choices: tuple[str, ...] | None = None  # None: yes or no
+    tool: str | None = None  # the tool that wants to run
+    arguments: Json | None = None
+    answer: bool | str | None = None
+    by: Principal | None = None
+
+
+class Delegated(_Data, frozen=True, tag="child"):
+    """A child run was begun; with its outcome, it has ended."""
+
+    kind: ClassVar[EventKind] = EventKind.CHILD
+    child: RunId
+    session: SessionId
+    agent: str
+    detached: bool = False
+    outcome: Outcome | None = None
+
+
 class Ended(_Data, frozen=True, tag="ended"):
     """The run's terminal event. `cut` is the open text an early end left unfinished."""
 
@@ -92,6 +128,7 @@ class Ended(_Data, frozen=True, tag="ended"):
     outcome: Outcome
     cut: str = ""
     tools: tuple[Tool, ...] = ()  # a result for every call that had none
+    void: tuple[QuestionId, ...] = ()  # questions that were still open
 
 
 class Proof(_Data, frozen=True, tag="receipt"):
@@ -115,13 +152,29 @@ class Correction(_Data, frozen=True, tag="correction"):
     outcome: Outcome
 
 
-Data = Said | Started | Delta | Block | Typing | Progress | Phase | Tool | Ended | Proof | Gap | Correction
+Data = (
+    Said
+    | Started
+    | Delta
+    | Block
+    | Typing
+    | Progress
+    | Phase
+    | Tool
+    | Asked
+    | Delegated
+    | Ended
+    | Proof
+    | Gap
+    | Correction
+)
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened in a session."""
 
     position: int
+    at: float  # as people read time; never compared
     session: SessionId
     run_id: RunId | None
     generation: int | None
@@ -146,6 +199,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     state: ToolState | None = None
     cut: bool = False
     ending: Ending | None = None
+    hidden: bool = False  # of a turn that was rolled back: shown to people, not to the model
 
 
 NO_RESULT = {
@@ -157,36 +211,46 @@ NO_RESULT = {
 def transcript(events: Iterable[Event]) -> list[Entry]:
     """Return the conversation that a log tells; a log without its deltas, or its oldest part, is valid too.
 
-    A message stands where its turn began, not where it was queued: what waits is no part of the conversation yet.
+    A message stands where its turn began (or a turn took it in), not where it was queued: what waits is no part of
+    the conversation yet. Nothing is left out; entries of a turn that was rolled back are marked.
     """
-    waiting: dict[RunId, Entry] = {}
+    waiting: dict[RunId, list[Entry]] = {}
     called: set[CallId | None] = set()
+    hidden: set[RunId] = set()
     entries: list[Entry] = []
     for event in events:
+        if isinstance(event.data, Ended) and event.data.outcome.hidden:
+            hidden.add(event.data.outcome.run_id)
         for entry in _entries(event, waiting):
             if entry.role == "call":
                 called.add(entry.call_id)
             if entry.role != "result" or entry.call_id in called:  # a model refuses a result without its call
                 entries.append(entry)
-    return entries
+    if not hidden:
+        return entries
+    return [msgspec.structs.replace(entry, hidden=True) if entry.run_id in hidden else entry for entry in entries]
 
 
-def _entries(event: Event, waiting: dict[RunId, Entry]) -> list[Entry]:
+def _entries(event: Event, waiting: dict[RunId, list[Entry]]) -> list[Entry]:
     run_id, data = event.run_id, event.data
     if run_id is None:
         return []
     match data:
         case Said():
-            waiting[run_id] = Entry(role="user", run_id=run_id, text=data.text, by=data.by)
+            said = Entry(role="user", run_id=run_id, text=data.text, by=data.by)
+            if data.of is not None and run_id not in waiting:  # steered into a turn that has begun
+                waiting.pop(data.of, None)
+                return [said]
+            waiting.setdefault(run_id, []).append(said)
             return []
         case Started():
-            return [waiting.pop(run_id)] if run_id in waiting else []
+            return waiting.pop(run_id, [])
         case Block():
             return [Entry(role="assistant", run_id=run_id, text=data.text)]
         case Tool():
             return _tool_entries(run_id, data)
         case Ended():
-            rest = [waiting.pop(run_id)] if run_id in waiting else []
+            rest = waiting.pop(run_id, [])
             rest += [entry for tool in data.tools for entry in _tool_entries(run_id, tool)]
             if data.cut or data.outcome.ending is not Ending.COMPLETED:
                 rest.append(Entry(role="assistant", run_id=run_id, text=data.cut, cut=True, ending=data.outcome.ending))

@@ -7,6 +7,8 @@ SessionId = NewType("SessionId", str)
 RunId = NewType("RunId", str)
 ReceiptId = NewType("ReceiptId", str)
 CallId = NewType("CallId", str)
+QuestionId = NewType("QuestionId", str)
+WakeId = NewType("WakeId", str)
 Principal = NewType("Principal", str)
 
 LOCAL = Principal("local")
@@ -114,6 +116,15 @@ class ToolState(StrEnum):
     SKIPPED = "skipped"  # never permitted: the run fell first
     INTERRUPTED = "interrupted"  # permitted and cut: effect unknown
     ABANDONED = "abandoned"  # still running, fenced, where we cannot end it
+
+
+class QuestionState(StrEnum):
+    """Where a question stands; only an open one can be answered."""
+
+    OPEN = "open"
+    ANSWERED = "answered"
+    EXPIRED = "expired"  # its own time ran out; that counts as no
+    VOID = "void"  # its run fell, or nobody wants the answer any more
 
 
 class BodyState(StrEnum):

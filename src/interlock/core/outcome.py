@@ -23,6 +23,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     limit_ms: int | None = None
     error: str | None = None
     error_kind: ErrorKind | None = None
+    hidden: bool = False  # rolled back: the turn is no part of the model's context any more
 
     @property
     def early(self) -> bool:
@@ -50,6 +51,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     limit_ms: int | None = None
     error: str | None = None
     error_kind: ErrorKind | None = None
+    hidden: bool = False
+    tools: tuple[str, ...] = ()  # of a hidden turn: the tools that were started, since their effects remain
     started_at: float | None = None
     ended_at: float | None = None
     drained: bool = False

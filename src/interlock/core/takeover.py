@@ -4,13 +4,14 @@
 2. Taking over needs the right to stop that run; without it the message queues.
 3. A waiting message of someone else is passed over by a takeover at most once (`overdue` then), so that repeated
    takeovers starve nobody: the old run still falls, but the overdue message gets the seat first.
+4. A wake yields: it is skipped while anything is there, and any message takes it over.
 """
 
 from enum import StrEnum
 
-from interlock.core.names import Strategy
+import msgspec
 
-BUILT = (Strategy.INTERRUPT, Strategy.QUEUE, Strategy.REJECT)
+from interlock.core.names import Strategy
 
 
 class Admission(StrEnum):
@@ -20,16 +21,41 @@ class Admission(StrEnum):
     TAKE_OVER = "take_over"
     TAKE_OVER_BEHIND = "take_over_behind"  # the old run falls; an overdue message of another is seated first
     QUEUE = "queue"
+    STEER = "steer"  # waits, and the run in the seat may take it in
+    COLLECT = "collect"  # waits until it is quiet, for others to be added
+    MERGE = "merge"  # is added to one that waits like that
     FULL = "full"
     REJECT = "reject"
+    SKIP = "skip"
 
 
-def decide(strategy: Strategy, *, busy: bool, may_stop: bool, waiting: int, capacity: int, overdue: bool) -> Admission:
-    """Return how a message comes in. `waiting` counts the messages that would stay ahead of it in the queue."""
+class Scene(msgspec.Struct, frozen=True, kw_only=True):
+    """What a message finds. `waiting` counts the messages that would stay ahead of it in the queue."""
+
+    seated: bool = False
+    wake_seated: bool = False
+    may_stop: bool = False  # the run in the seat; where nobody has it, there is nobody to object
+    waiting: int = 0
+    capacity: int = 0
+    overdue: bool = False
+    collecting: bool = False  # one waits that this may be added to
+
+
+def decide(strategy: Strategy, scene: Scene, *, wake: bool = False) -> Admission:
+    """Return how a message comes in."""
+    busy = scene.seated or scene.waiting > 0
+    if wake:
+        return Admission.SKIP if busy else Admission.SEAT
     if not busy:
-        return Admission.SEAT
+        return Admission.COLLECT if strategy is Strategy.COLLECT else Admission.SEAT
+    if scene.wake_seated or (strategy in (Strategy.INTERRUPT, Strategy.ROLLBACK) and scene.may_stop):
+        return Admission.TAKE_OVER_BEHIND if scene.overdue else Admission.TAKE_OVER
     if strategy is Strategy.REJECT:
         return Admission.REJECT
-    if strategy is Strategy.INTERRUPT and may_stop:
-        return Admission.TAKE_OVER_BEHIND if overdue else Admission.TAKE_OVER
-    return Admission.QUEUE if waiting < capacity else Admission.FULL
+    if strategy is Strategy.COLLECT and scene.collecting:
+        return Admission.MERGE
+    if scene.waiting >= scene.capacity:
+        return Admission.FULL
+    if strategy is Strategy.STEER and scene.seated and scene.may_stop:
+        return Admission.STEER
+    return Admission.COLLECT if strategy is Strategy.COLLECT else Admission.QUEUE

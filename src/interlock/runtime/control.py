@@ -7,41 +7,53 @@
 
 import asyncio
 import hashlib
-import math
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing
-from typing import TypeVar
+from datetime import datetime, timedelta
 
 import anyio
 import msgspec
 
 from interlock.core.authority import Action, Authority
-from interlock.core.decision import RunRow
-from interlock.core.errors import BadInput, NotYet, Unavailable, Unknown
+from interlock.core.decision import Decision, RunRow, WakeRow
+from interlock.core.errors import BadInput, Unavailable, Unknown
 from interlock.core.events import Entry, Event, transcript
 from interlock.core.lifecycle import State
-from interlock.core.names import LOCAL, Ending, Principal, ReceiptId, RunId, RunKind, SessionId, Strategy
+from interlock.core.names import (
+    LOCAL,
+    Ending,
+    Principal,
+    QuestionId,
+    ReceiptId,
+    RunId,
+    RunKind,
+    SessionId,
+    Strategy,
+    WakeId,
+)
 from interlock.core.outcome import Cause, Outcome
 from interlock.core.receipt import Receipt
-from interlock.core.takeover import BUILT
+from interlock.core.timeline import Moment, timeline
+from interlock.runtime.approvals import Approvals, Policy, QuestionInfo
 from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
 from interlock.runtime.deadlines import Deadlines
+from interlock.runtime.delegation import RUN_SESSION
 from interlock.runtime.ending import Endings
 from interlock.runtime.inbox import Inbox
 from interlock.runtime.inline import DaemonThreads, Threads
+from interlock.runtime.live import LiveRun, Order, Sent
 from interlock.runtime.outlet import Feed
-from interlock.runtime.registry import LiveRun, Registry, Sent
+from interlock.runtime.registry import Registry
 from interlock.runtime.run import Agent
-from interlock.runtime.settings import FALLS, MESSAGE_BYTES, Settings
+from interlock.runtime.settings import FALLS, Settings
 from interlock.runtime.sight import Sight
 from interlock.runtime.stage import Stage
 from interlock.runtime.stopping import Stopping
-from interlock.runtime.tool import need_utf8
+from interlock.runtime.values import name_of, order_of, seconds_of, strategy_of, text_of
+from interlock.runtime.wakes import Wake, Wakes, schedule
 from interlock.runtime.watch import Watch, whole_log
-from interlock.stores.base import READ_SECONDS, Store, read
-
-T = TypeVar("T")
+from interlock.stores.base import READ_SECONDS, Store, StoreFailed, committed, read
 
 SLACK_SECONDS = 1.0  # beyond the sum of the bounds, for the loop to come round
 
@@ -57,6 +69,10 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     generation: int | None = None
     phase: str | None = None
     outcome: Outcome | None = None
+    parent: RunId | None = None
+    agent: str | None = None
+    detached: bool = False
+    depth: int = 0  # below the session's own runs
 
 
 class Control:
@@ -66,6 +82,8 @@ class Control:
         self,
         *,
         agent: Agent,
+        agents: Mapping[str, Agent] | None = None,
+        approval: str | Collection[str] = "never",
         store: Store,
         boot: int,
         settings: Settings,
@@ -82,7 +100,7 @@ class Control:
         self._registry = Registry(boot)
         self._crew = Crew()
         self._clock = Clock(loop)
-        self.feed = Feed(self._registry, store)
+        self.feed = Feed(self._registry, store, self._clock)
         self._endings = Endings(
             self._registry, feed=self.feed, store=store, crew=self._crew, clock=self._clock, settings=settings
         )
@@ -94,6 +112,16 @@ class Control:
             endings=self._endings,
             deadlines=deadlines,
             authority=self._authority,
+            clock=self._clock,
+            settings=settings,
+        )
+        self._approvals = Approvals(
+            self._registry,
+            store=store,
+            feed=self.feed,
+            authority=self._authority,
+            crew=self._crew,
+            clock=self._clock,
             settings=settings,
         )
         self._sight = Sight(self._authority, store)
@@ -111,6 +139,9 @@ class Control:
         self._stage = Stage(
             self._registry,
             agent=agent,
+            agents=dict(agents or {}),
+            policy=Policy(approval),
+            approvals=self._approvals,
             inbox=self._inbox,
             endings=self._endings,
             deadlines=deadlines,
@@ -121,6 +152,14 @@ class Control:
             clock=self._clock,
             settings=settings,
         )
+        self._wakes = Wakes(
+            self._registry, stage=self._stage, endings=self._endings, clock=self._clock, settings=settings
+        )
+
+    async def recover(self) -> None:
+        """Take up what an earlier start left in the store."""
+        for row in await read(self._store.wakes()):
+            self._wakes.add(row)
 
     # Sending
 
@@ -133,16 +172,22 @@ class Control:
         key: str | None = None,
         strategy: str | None = None,
         deadline: float | None = None,
+        order: tuple[str, float] | None = None,
     ) -> Sent:
-        """Send a message; returns once it is safely taken. By default it takes over what runs in the session."""
+        """Send a message; returns once it is safely taken. By default it takes over what runs in the session.
+
+        `order` is (channel, the channel's own number or time): one that was written before a stop of the same channel
+        and comes after it is stopped too.
+        """
         self._here()
         run = self._arrive(
-            _name(session, "session"),
-            _text(text),
-            by=_name(by, "by"),
-            key=None if key is None else _name(key, "key"),
-            strategy=_strategy(strategy, self.settings.strategy),
-            deadline=_seconds(deadline, "deadline", self.settings.deadline),
+            _session_name(session),
+            text_of(text),
+            by=name_of(by, "by"),
+            key=None if key is None else name_of(key, "key"),
+            strategy=strategy_of(strategy),
+            deadline=seconds_of(deadline, "deadline", self.settings.deadline),
+            order=order_of(order),
         )
         await run.acked.wait()
         if run.problem is not None:
@@ -160,7 +205,15 @@ class Control:
             )
 
     def _arrive(
-        self, session_id: str, text: str, *, by: str, key: str | None, strategy: Strategy, deadline: float | None
+        self,
+        session_id: str,
+        text: str,
+        *,
+        by: str,
+        key: str | None,
+        strategy: Strategy | None,
+        deadline: float | None,
+        order: Order | None,
     ) -> LiveRun:
         """Register a message and start the task that carries it; one synchronous step."""
         if self._registry.closing:
@@ -182,60 +235,149 @@ class Control:
             strategy=strategy,
             deadline=deadline,
             admitted_at=self._clock.wall(),
+            order=order,
         )
-        run.touched = self._clock.now()
-        try:
-            answering = self._inbox.enter(run)
-        finally:
-            self._registry.forget_if_quiet(session)
-        if answering is run:
-            self._crew.start(self._stage.carry(run), name=f"run {run.id}")
-        return answering
+        return self._stage.begin(run)
 
     # Stopping
 
     async def stop(
-        self, *, session: str | None = None, run: str | None = None, key: str | None = None, by: str = LOCAL
+        self,
+        *,
+        session: str | None = None,
+        run: str | None = None,
+        key: str | None = None,
+        by: str = LOCAL,
+        order: tuple[str, float] | None = None,
     ) -> Receipt:
-        """Stop a session's runs, one run, or the message with a key (also before it was seen)."""
+        """Stop a session's runs, one run, or the message with a key (also before it was seen).
+
+        With `order`, the stop's own place in its channel, a session's messages that were written before it and come
+        after it are stopped as well.
+        """
         self._here()
         if [session, run, key].count(None) != 2:
             raise BadInput("stop one thing: session=, run= or key=")
-        principal = Principal(_name(by, "by"))
+        if order is not None and session is None:
+            raise BadInput("order= belongs to the stop of a session")
+        principal = Principal(name_of(by, "by"))
         if session is not None:
-            return await self._stopping.session(SessionId(_name(session, "session")), principal)
+            return await self._stopping.session(SessionId(name_of(session, "session")), principal, order_of(order))
         if run is not None:
-            return await self._stopping.run(RunId(_name(run, "run")), principal)
-        return await self._stopping.key(_name(key, "key"), principal)
+            return await self._stopping.run(RunId(name_of(run, "run")), principal)
+        return await self._stopping.key(name_of(key, "key"), principal)
+
+    async def reset(self, session: str, *, by: str = LOCAL) -> Receipt:
+        """End everything of a session, detached parts too, and begin a fresh transcript. Its schedules stay."""
+        self._here()
+        return await self._stopping.reset(SessionId(name_of(session, "session")), Principal(name_of(by, "by")))
+
+    # Questions
+
+    async def answer(self, question: str, answer: bool | str, *, by: str = LOCAL) -> QuestionInfo:
+        """Answer a question: True or False, or one of its choices. Raises QuestionClosed if it is not open any more."""
+        self._here()
+        return await self._approvals.answer(
+            QuestionId(name_of(question, "question")), answer, Principal(name_of(by, "by"))
+        )
+
+    # Sessions
+
+    async def set_strategy(self, session: str, strategy: str | None, *, by: str = LOCAL) -> None:
+        """Say what messages to a session do while it is busy; None: what the server does. A message may differ."""
+        self._here()
+        session_id, principal, chosen = await self._mine(session, by), name_of(by, "by"), strategy_of(strategy)
+        live = self._registry.sessions.get(session_id)
+        row = None if live is not None else await read(self._store.session(session_id))
+        live = self._registry.sessions.get(session_id)  # it may have come to life while we read
+        if live is not None and live.stored:
+            live.strategy = chosen
+            row = self._registry.session_row(live)
+        if row is None:
+            raise Unknown(f"no session {session!r} that {principal} may change")
+        await self._keep(Decision(sessions=(msgspec.structs.replace(row, strategy=chosen),)))
+
+    async def wake(
+        self,
+        session: str,
+        text: str,
+        *,
+        at: datetime | float | None = None,
+        every: timedelta | float | None = None,
+        cron: str | None = None,
+        by: str = LOCAL,
+    ) -> Wake:
+        """Send a message at a time, or again and again; skipped whenever the session is busy, and not made up."""
+        self._here()
+        said, principal, now = text_of(text), Principal(name_of(by, "by")), self._clock.wall()
+        once, seconds, line = schedule(at, every, cron, now)
+        row = WakeRow(
+            id=WakeId(self._registry.new_id("w")),
+            session=await self._mine(session, by),
+            principal=principal,
+            text=said,
+            since=now,
+            at=once,
+            every=seconds,
+            cron=line,
+        )
+        self._wakes.room(row.session)
+        await self._keep(Decision(wakes=(row,)))
+        return self._wakes.add(row)
+
+    async def unwake(self, wake: str, *, by: str = LOCAL) -> None:
+        """Remove a schedule; a run it has begun goes on."""
+        self._here()
+        wake_id = WakeId(name_of(wake, "wake"))
+        row = self._wakes.get(wake_id)
+        if row is None:
+            raise Unknown(f"no wake {wake!r} that {by} may remove; `wakes` lists them")
+        await self._mine(row.session, by)
+        self._wakes.remove(wake_id)
+
+    async def wakes(self, session: str, *, by: str = LOCAL) -> list[Wake]:
+        """List a session's schedules."""
+        self._here()
+        return self._wakes.of(await self._mine(session, by))
+
+    async def _mine(self, session: str, by: str) -> SessionId:
+        """Return the session's id if the caller may change what belongs to it."""
+        session_id = SessionId(name_of(session, "session"))
+        await self._owned(session_id, Principal(name_of(by, "by")), Action.WAKE)
+        return session_id
+
+    async def _keep(self, decision: Decision) -> None:
+        if not await committed(self._store, self._store.decide(decision), self.settings.commit_seconds):
+            raise StoreFailed("the store did not take it in time; nothing was kept, try again")
 
     # Asking
 
     async def wait(self, run: str, *, timeout: float | None = None, drained: bool = False, by: str = LOCAL) -> Outcome:
         """Return how a run ended; `pending` if the wait itself ran out, `unknown` if there is no such run for you."""
         self._here()
-        run_id, principal = RunId(_name(run, "run")), Principal(_name(by, "by"))
-        _seconds(timeout, "timeout", None)
+        run_id, principal = RunId(name_of(run, "run")), Principal(name_of(by, "by"))
+        seconds_of(timeout, "timeout", None)
         live = self._registry.runs.get(run_id)
         if live is None:
             patience = self.settings.commit_seconds if timeout == 0 else timeout or READ_SECONDS
             with anyio.move_on_after(patience):
                 return await self._sight.outcome(run_id, principal) or _not_ended(run_id, Ending.UNKNOWN)
             return _not_ended(run_id, Ending.PENDING)
-        if not self._sight.may_see(principal, live):
+        if not self._sight.may_see(principal, live.itself):
             return _not_ended(run_id, Ending.UNKNOWN)
         if timeout is None:
             await _over(live, drained)
-        elif not live.ended.is_set() or drained:
+        elif not live.itself.ended.is_set() or drained:
             with anyio.move_on_after(timeout):
                 await _over(live, drained)
-        return _told(live)
+        return _told(live.itself)
 
     async def receipt(self, wanted: str | None, *, by: str = LOCAL) -> Receipt:
         """Return a receipt by its own id or a run's, as it stands now, of the runs the caller may see."""
         self._here()
-        principal, asked = Principal(_name(by, "by")), _name(wanted, "receipt")
+        principal, asked = Principal(name_of(by, "by")), name_of(wanted, "receipt")
         run = self._registry.runs.get(RunId(asked))
-        fall = run.fall if run is not None else self._registry.falls.get(ReceiptId(asked))
+        fall = run.itself.fall if run is not None else self._registry.falls.get(ReceiptId(asked))
         if fall is not None:
             shown = self._sight.receipt(fall, principal)
         else:
@@ -244,31 +386,45 @@ class Control:
             raise Unknown(f"no receipt {asked!r} that {by} may see; receipts are found by their id or a run's")
         return shown
 
-    async def runs(self, session: str | None = None, *, by: str = LOCAL) -> list[RunInfo]:
-        """List live runs the caller may see; with a session, its ended ones too."""
+    async def runs(self, session: str | None = None, *, tree: bool = False, by: str = LOCAL) -> list[RunInfo]:
+        """List live runs the caller may see; with a session, its ended ones too, and with tree=True their children."""
         self._here()
-        principal = Principal(_name(by, "by"))
-        wanted = None if session is None else SessionId(_name(session, "session"))
+        principal = Principal(name_of(by, "by"))
+        wanted = None if session is None else SessionId(name_of(session, "session"))
         live = [
             _info(run)
             for run in self._registry.runs.values()
-            if wanted in (None, run.session.id) and self._sight.may_see(principal, run)
+            if wanted in (None, run.session.id, run.home.id if tree else None) and self._sight.may_see(principal, run)
         ]
         if wanted is None:
-            return live
+            return as_tree(live) if tree else live
         known = {info.id for info in live}
-        rows = await read(self._sight.rows(wanted, principal))
+        rows = await read(self._sight.rows(wanted, principal, tree=tree))
         ended = [_info_of_row(row) for row in rows if row.id not in known]
         if not live and not ended:
             await self._owned(wanted, principal)  # raises if there is no such session for the caller
-        return [*ended, *live]
+        return as_tree([*ended, *live]) if tree else [*ended, *live]
 
     async def history(self, session: str, *, by: str = LOCAL) -> list[Entry]:
         """Return a session's conversation."""
         self._here()
-        session_id = SessionId(_name(session, "session"))
-        await self._owned(session_id, Principal(_name(by, "by")))
-        return transcript(await whole_log(self._store, session_id))
+        session_id = SessionId(name_of(session, "session"))
+        since = await self._owned(session_id, Principal(name_of(by, "by")))
+        return transcript(await whole_log(self._store, session_id, after=since))
+
+    async def timeline(self, run: str, *, by: str = LOCAL) -> list[Moment]:
+        """Return what happened in a run, in order: a few lines that a surface can draw."""
+        self._here()
+        wanted, principal = RunId(name_of(run, "run")), Principal(name_of(by, "by"))
+        live = self._registry.runs.get(wanted)
+        run_id = wanted if live is None else live.itself.id
+        session_id = await self._seen(run_id, principal)
+        if session_id is None:
+            return []
+        fall = None if live is None else live.itself.fall
+        kept = None if live is not None else await read(self._sight.kept_receipt(ReceiptId(run_id), principal))
+        receipt = kept if fall is None else self._sight.receipt(fall, principal)
+        return timeline(run_id, await whole_log(self._store, session_id), receipt)
 
     async def watch(
         self, session: str | None = None, *, run: str | None = None, after: int = 0, by: str = LOCAL
@@ -279,16 +435,18 @@ class Control:
             raise BadInput("watch one thing: a session, or run=")
         if not isinstance(after, int) or isinstance(after, bool):
             raise BadInput(f"after= is an event's position, not {after!r:.40}; 0 replays from the beginning")
-        principal = Principal(_name(by, "by"))
-        only = None if run is None else RunId(_name(run, "run"))
+        principal = Principal(name_of(by, "by"))
+        only = None if run is None else RunId(name_of(run, "run"))
+        if only is not None and (live := self._registry.runs.get(only)) is not None:
+            only = live.itself.id  # one that was taken in is told as part of the run that took it
         if only is None:
-            session_id = SessionId(_name(session, "session"))
+            session_id = SessionId(name_of(session, "session"))
             await self._owned(session_id, principal)
         elif (found := await self._seen(only, principal)) is None:
             return
         else:
             session_id = found
-        view = Watch(session_id, registry=self._registry, store=self._store, feed=self.feed)
+        view = Watch(session_id, registry=self._registry, store=self._store, feed=self.feed, clock=self._clock)
         async with aclosing(view.events(after, only)) as events:
             async for event in events:
                 yield event
@@ -304,32 +462,15 @@ class Control:
             raise Unknown(f"no run {run_id!r} that {by} may see; `runs` lists them")
         return row.session
 
-    async def _owned(self, session_id: SessionId, by: Principal) -> None:
-        """Raise unless there is such a session and the caller may see it."""
+    async def _owned(self, session_id: SessionId, by: Principal, action: Action = Action.SEE_SESSION) -> int:
+        """Raise unless there is such a session and the caller may act on it; return where its transcript begins."""
         session = self._registry.sessions.get(session_id)
-        owner = session.confirmed_owner if session is not None else None
+        owner, since = (None, 0) if session is None else (session.confirmed_owner, session.since)
         if owner is None and (row := await read(self._store.session(session_id))) is not None:
-            owner = row.owner
-        if owner is None or not self._authority.may(Action.SEE_SESSION, by, owner=owner):
+            owner, since = row.owner, row.since
+        if owner is None or not self._authority.may(action, by, owner=owner):
             raise Unknown(f"no session {session_id!r} that {by} may see; a session begins with its first message")
-
-    # The next release
-
-    async def answer(self, question: str, answer: object, *, by: str = LOCAL) -> None:
-        """Answer a question."""
-        raise NotYet("control.answer comes with questions")
-
-    async def timeline(self, run: str, *, by: str = LOCAL) -> None:
-        """Return what happened in a run, in order."""
-        raise NotYet("control.timeline is not built yet; `watch(run=...)` tells the same as events")
-
-    async def wake(self, session: str, text: str, **when: object) -> None:
-        """Send a message later, or again and again."""
-        raise NotYet("control.wake is not built yet; call send from a timer of your own")
-
-    async def reset(self, session: str, *, by: str = LOCAL) -> Receipt:
-        """End everything of a session and begin a fresh transcript."""
-        raise NotYet("control.reset is not built yet; stop the session and use a new name")
+        return since
 
     # Closing
 
@@ -349,6 +490,7 @@ class Control:
 
     async def _close(self) -> None:
         self._registry.closing = True
+        self._wakes.close()
         for run in list(self._registry.runs.values()):
             self._let_go(run)
         bounds = self.settings
@@ -374,6 +516,9 @@ class Control:
 
 async def _over(run: LiveRun, drained: bool) -> None:
     await run.ended.wait()
+    while run.alias is not None:  # it was taken in meanwhile: its end is that run's
+        run = run.alias
+        await run.ended.wait()
     if drained and run.fall is not None:
         await run.fall.drained.wait()
 
@@ -400,59 +545,50 @@ def _info(run: LiveRun) -> RunInfo:
         generation=run.generation,
         phase=run.phase,
         outcome=run.fall.told(run) if run.fall is not None and run.sealed else None,
+        parent=None if run.parent is None else run.parent.id,
+        agent=run.agent,
+        detached=run.detached,
     )
 
 
 def _info_of_row(row: RunRow) -> RunInfo:
     state = State.ENDED if row.outcome is not None else State.STARTED if row.started else State.QUEUED
+    if row.outcome is None and row.alias is not None:
+        state = State.ALIASED
     return RunInfo(
-        id=row.id, session=row.session, principal=row.principal, kind=row.kind, state=state, outcome=row.outcome
+        id=row.id,
+        session=row.session,
+        principal=row.principal,
+        kind=row.kind,
+        state=state,
+        outcome=row.outcome,
+        parent=row.parent,
+        agent=row.agent,
+        detached=row.detached,
     )
+
+
+def as_tree(runs: list[RunInfo]) -> list[RunInfo]:
+    """Put children right below their parents, each with its depth."""
+    below: dict[RunId | None, list[RunInfo]] = {}
+    known = {run.id for run in runs}
+    for run in runs:
+        below.setdefault(run.parent if run.parent in known else None, []).append(run)
+    ordered: list[RunInfo] = []
+    rest = [(run, 0) for run in reversed(below.get(None, []))]
+    while rest:
+        run, depth = rest.pop()
+        ordered.append(msgspec.structs.replace(run, depth=depth))
+        rest += [(child, depth + 1) for child in reversed(below.get(run.id, []))]
+    return ordered
+
+
+def _session_name(value: object) -> str:
+    name = name_of(value, "session")
+    if name.startswith(RUN_SESSION):
+        raise BadInput(f"session {name!r:.80} belongs to that run alone; send to the session it came from, or stop it")
+    return name
 
 
 def _digest(*parts: object) -> str:
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
-
-
-def _name(value: object, what: str) -> str:
-    if not isinstance(value, str) or not value.strip() or len(value) > 512:
-        raise BadInput(f"{what} must be a name of 1 to 512 characters, not {value!r:.80}")
-    need_utf8(value, what)
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise BadInput(f"a message is text, not {type(value).__name__}; convert it first")
-    if not value.strip():
-        raise BadInput("the message is empty; send some text")
-    need_utf8(value, "the message")
-    if len(value) > MESSAGE_BYTES:
-        raise BadInput(f"the message has {len(value)} characters, more than {MESSAGE_BYTES}; send a shorter one")
-    return value
-
-
-def _strategy(value: str | None, default: Strategy) -> Strategy:
-    if value is None:
-        return default
-    known = ", ".join(BUILT)
-    try:
-        strategy = Strategy(value)
-    except ValueError:
-        raise BadInput(f"no strategy {value!r}; use one of {known}") from None
-    if strategy not in BUILT:
-        raise NotYet(f"strategy {value!r} is not built yet; use one of {known}")
-    return strategy
-
-
-def _seconds(value: object, what: str, default: float | None) -> float | None:
-    """Return a limit in seconds; 0 and None mean none."""
-    if value is None:
-        return default or None
-    try:
-        seconds = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    except OverflowError:
-        seconds = math.nan
-    if math.isnan(seconds) or seconds < 0:
-        raise BadInput(f"{what} must be 0 or more seconds from now, not {value!r:.40}; leave it out for none")
-    return None if seconds in (0, math.inf) else seconds

@@ -9,7 +9,7 @@ from interlock.core.names import Ending
 from interlock.core.outcome import Cause, Limit
 from interlock.runtime.clock import Clock
 from interlock.runtime.ending import Endings
-from interlock.runtime.registry import IDLE, QUEUE, LiveRun
+from interlock.runtime.live import IDLE, QUEUE, LiveRun
 from interlock.runtime.settings import Settings
 
 TIMED_OUT = Cause(ending=Ending.TIMED_OUT)
@@ -52,6 +52,6 @@ class Deadlines:
             return
         at = run.standing(limit).at
         if self._clock.now() < at:  # the run was heard from since, or the timer came early: ask again
-            self._set_timer(run, limit, at)
+            self._set_timer(run, limit, min(at, self._clock.now() + limit.seconds))
         else:
             self._endings.end(run, TIMED_OUT)

@@ -16,19 +16,21 @@ import anyio
 import msgspec
 
 from interlock.core.decision import Decision, Verdict
-from interlock.core.events import Correction, Proof
-from interlock.core.names import Drain, Principal
+from interlock.core.events import Correction, Delegated, Proof
+from interlock.core.names import Drain, Effect, Principal
 from interlock.core.outcome import Cause
 from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
 from interlock.runtime.fall import Fall
-from interlock.runtime.gate import committed
+from interlock.runtime.live import Body, Falling, LiveRun
 from interlock.runtime.outlet import Feed, Outlet
-from interlock.runtime.registry import Body, LiveRun, Registry, Session
+from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import Settings
-from interlock.stores.base import Store, StoreFailed, Ticket
+from interlock.stores.base import Store, StoreFailed, Ticket, committed
 
 log = logging.getLogger("interlock")
+
+LAST_SECONDS = 0.1  # for a body that has just been dropped to be seen gone
 
 
 class Endings:
@@ -56,9 +58,10 @@ class Endings:
             fall.seat_next()
         decision = fall.decision()
         ticket = self._store.decide(decision if admission is None else _merge(decision, admission))
-        if fall.session.falls is None:
-            fall.session.falls = []
-        fall.session.falls.append(fall)
+        for session in fall.sessions:
+            if session.falls is None:
+                session.falls = []
+            session.falls.append(fall)
         self._registry.falls[fall.id] = fall
         self._crew.start(self._conclude(fall, ticket), name=f"end {fall.id}")
         return ticket
@@ -106,11 +109,13 @@ class Endings:
             self._drained(fall, await self._drain(bodies))
 
     def _retire(self, fall: Fall) -> None:
+        sessions = fall.sessions
         for run in fall.runs:
             self._registry.retire(run)
         self._registry.falls.pop(fall.id, None)
-        if fall.session.falls is not None and fall in fall.session.falls:
-            fall.session.falls.remove(fall)
+        for session in sessions:
+            if session.falls is not None and fall in session.falls:
+                session.falls.remove(fall)
 
     async def _commit(self, fall: Fall, ticket: Ticket) -> Verdict | None:
         """Wait for the store and for the acks of runs that fell before theirs, at most COMMIT_SECONDS together."""
@@ -119,9 +124,8 @@ class Endings:
         if await ticket.within(self._settings.commit_seconds):
             with contextlib.suppress(StoreFailed):
                 verdict = await ticket
-        falls = fall.session.falls or []
         ahead = [run.acked for run in fall.runs]
-        ahead += [earlier.ended for earlier in falls[: falls.index(fall)]]  # else they are told with this one
+        ahead += [earlier.ended for earlier in _earlier(fall)]  # else they are told with this one
         await _all_set(ahead, until)
         return verdict
 
@@ -135,8 +139,7 @@ class Endings:
 
     def _tell(self, fall: Fall, *, durable: bool, drained: bool) -> None:
         """t1, one step: one terminal event per run, then the receipt. A session's earlier endings are told before."""
-        falls = fall.session.falls or []
-        for earlier in falls[: falls.index(fall)] if fall in falls else ():
+        for earlier in _earlier(fall):
             if isinstance(earlier, Fall) and not earlier.ended.is_set():
                 self._tell(earlier, durable=False, drained=False)
         fall.durable = durable
@@ -145,23 +148,50 @@ class Endings:
             assert run.outcome is not None
             run.outcome = msgspec.structs.replace(run.outcome, durable=durable)
             Outlet(run, self._feed).seal(fall.terminal(run), fall.closing[run.id])
+            self._tell_parent(run)
             run.ended.set()
+        if fall.resets:
+            self.begin_anew(fall.session)
         if drained:
             self._mark_drained(fall, Drain.OBSERVED)
-        self._feed.publish(fall.session.id, None, Proof(receipt=fall.receipt()))
+        self._show_receipt(fall)
         fall.ended.set()
         if durable:
             fall.kept.set()
 
+    def _tell_parent(self, run: LiveRun) -> None:
+        """A parent that is still there learns at once how its child ended, not when everything of it is gone."""
+        parent = run.parent
+        if parent is not None and not parent.fallen:
+            told = Delegated(
+                child=run.id,
+                session=run.session.id,
+                agent=run.agent or "",
+                detached=run.detached,
+                outcome=run.outcome,
+            )
+            Outlet(parent, self._feed).emit(Effect.CHILD, told)
+
+    def begin_anew(self, session: Session) -> None:
+        """Let a session's transcript begin behind everything that was told so far."""
+        session.since = self._registry.position()
+        session.previous = None
+
+    def _show_receipt(self, fall: Fall) -> None:
+        for session in fall.sessions:
+            self._feed.publish(session.id, None, Proof(receipt=fall.receipt()))
+
     async def _drain(self, bodies: Sequence[Body]) -> list[Body]:
         """Wait for bodies: their grace, then never resumed; return those that were not seen to end."""
+        began, settings = self._clock.now(), self._settings
         asked = max((body.grace for body in bodies), default=0.0)
-        grace = max(self._settings.grace_seconds, min(asked, self._settings.drain_seconds))
-        await _all_set([body.done for body in bodies], self._clock.now() + grace)
+        grace = min(max(settings.grace_seconds, asked), settings.drain_seconds)
+        await _all_set([body.done for body in bodies], began + grace)
         late = [body for body in bodies if not body.done.is_set()]
         for body in late:
             body.drop()
-        await _all_set([body.done for body in late], self._clock.now() + self._settings.drain_seconds)
+        last = max(began + settings.drain_seconds, self._clock.now() + LAST_SECONDS)
+        await _all_set([body.done for body in late], last)
         return [body for body in late if not body.done.is_set()]
 
     def _drained(self, fall: Fall, left: Sequence[Body]) -> None:
@@ -169,10 +199,11 @@ class Endings:
         for body in left:
             body.abandon()
         self._mark_drained(fall, Drain.UNCONFIRMED if left else Drain.OBSERVED)
-        self._feed.publish(fall.session.id, None, Proof(receipt=fall.receipt()))
+        self._show_receipt(fall)
 
-    @staticmethod
-    def _mark_drained(fall: Fall, drain: Drain) -> None:
+    def _mark_drained(self, fall: Fall, drain: Drain) -> None:
+        for run in fall.runs:  # what the runs held was kept for as long as anything of them might use it
+            self._registry.holds.drained(run, confirmed=drain is Drain.OBSERVED)
         fall.drain = drain
         fall.drained_at = fall.stamp()
         fall.drained.set()
@@ -194,14 +225,34 @@ class Endings:
         fall.durable = True
         if self._adopt(fall, verdict):
             for outcome in verdict.found:
-                self._feed.publish(fall.session.id, None, Correction(outcome=outcome))
-        self._feed.publish(fall.session.id, None, Proof(receipt=fall.receipt()))
+                session = next(run.session for run in fall.runs if run.id == outcome.run_id)
+                self._feed.publish(session.id, None, Correction(outcome=outcome))
+        self._show_receipt(fall)
         fall.kept.set()
+
+    def insist(self, decision: Decision) -> None:
+        """Hand a decision over in this step, and go on trying behind the caller's back until it is in."""
+        ticket = self._store.decide(decision)
+        self._crew.start(self._insist(ticket, decision), name="insist")
+
+    async def _insist(self, ticket: Ticket, decision: Decision) -> None:
+        if not await committed(self._store, ticket, self._settings.commit_seconds):
+            await self.keep(lambda: decision)
 
     async def keep(self, decision: Callable[[], Decision]) -> None:
         """Hand a decision to the store until it is in."""
         while not await committed(self._store, self._store.decide(decision()), self._settings.commit_seconds):
             await anyio.sleep(self._settings.retry_seconds)
+
+
+def _earlier(fall: Fall) -> list[Falling]:
+    """Falls of the same sessions that came before and are to be told before."""
+    earlier: list[Falling] = []
+    for session in fall.sessions:
+        falls: list[Falling] = session.falls or []
+        if fall in falls:
+            earlier += falls[: falls.index(fall)]
+    return earlier
 
 
 def _bodies(fall: Fall) -> list[Body]:

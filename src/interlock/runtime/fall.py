@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from interlock.core.decision import Decision, KeyRow, RunRow, SessionRow, ToolRow
+from interlock.core.decision import Decision, KeyRow, QuestionRow, RunRow, SessionRow, ToolRow
 from interlock.core.events import NO_RESULT, Ended, Tool
 from interlock.core.lifecycle import Move, State
 from interlock.core.names import (
@@ -22,6 +22,8 @@ from interlock.core.names import (
     Effect,
     Ending,
     Principal,
+    QuestionId,
+    QuestionState,
     ReceiptId,
     RunId,
     SessionId,
@@ -30,11 +32,14 @@ from interlock.core.names import (
 from interlock.core.outcome import Cause, Outcome, cause_of, settle
 from interlock.core.receipt import FallenRun, FallenTool, Receipt
 from interlock.runtime.clock import Clock
+from interlock.runtime.live import LiveRun, ToolCall
 from interlock.runtime.outlet import Feed
-from interlock.runtime.registry import LiveRun, Registry, Session, ToolCall
+from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import REFUSALS, TOOLS_LISTED
 
 log = logging.getLogger("interlock")
+
+WITH_PARENT = Cause(ending=Ending.PARENT_ENDED)
 
 
 class Fall:
@@ -48,6 +53,9 @@ class Fall:
         self.runs: list[LiveRun] = []
         self.tools: dict[RunId, tuple[Tool, ...]] = {}
         self.closing: dict[RunId, tuple[str, ...]] = {}
+        self.void: dict[RunId, tuple[QuestionId, ...]] = {}
+        self.held = 0  # named holds that are kept until drained
+        self.resets = False  # its session's transcript begins anew behind it
         self.keys: list[KeyRow] = []  # of runs that end before their ack: a retry is told how it ended
         self.queued = 0
         self.durable = True
@@ -74,10 +82,10 @@ class Fall:
             return
         was_started = run.state is State.STARTED
         limits = [run.standing(limit) for limit in run.limits]
-        settled = settle(cause, now=self._clock.now(), limits=limits, phase=run.phase)
+        settled = settle(cause, now=self._clock.now(), limits=limits, phase=run.doing)
         run.fence.fall(settled)  # the mark: from here on no effect of this run is admitted
         self.cause = self.cause or settled
-        self.queued += run.state in (State.ARRIVING, State.QUEUED)
+        self.queued += run.parent is None and run.state in (State.ARRIVING, State.QUEUED)
         run.move(Move.END)
         run.fall = self
         self.runs.append(run)
@@ -85,7 +93,10 @@ class Fall:
             self._registry.unseat(run)
             self._registry.generations.rise(run.session.id)
         self._registry.dequeue(run)
+        self._registry.unlink(run)
         self._disarm(run)
+        self.void[run.id] = self._void_questions(run)
+        self.held += self._registry.holds.fall(run)
         if settled.early:
             self._feed.drop(run)
         self.closing[run.id] = self._close_reply(run, settled, closing)
@@ -98,6 +109,22 @@ class Fall:
         if was_started:
             self._cut(run)
         run.called.set()
+        self._take_along(run, settled)
+
+    def _take_along(self, run: LiveRun, settled: Cause) -> None:
+        """Whatever is part of a run falls in the same step: its children, and a message that was just joining it."""
+        for child in tuple((run.children or {}).values()):
+            if not child.detached:
+                self.take(child, WITH_PARENT)
+        if run.collection is not None and run.collection.merging is not None:
+            self.take(run.collection.merging, settled)
+
+    @staticmethod
+    def _void_questions(run: LiveRun) -> tuple[QuestionId, ...]:
+        opened = [question for question in (run.questions or {}).values() if question.state is QuestionState.OPEN]
+        for question in opened:
+            question.close(QuestionState.VOID)
+        return tuple(question.id for question in opened)
 
     def _close_reply(self, run: LiveRun, cause: Cause, closing: str | None) -> tuple[str, ...]:
         """Return the blocks that complete the reply; an early end leaves the open one open, marked as cut."""
@@ -119,6 +146,8 @@ class Fall:
         return tuple(results)
 
     def _outcome(self, run: LiveRun, cause: Cause) -> Outcome:
+        previous = run.session.previous
+        undone = previous.tools if previous is not None and previous.hidden else ()
         return Outcome(
             run_id=run.id,
             ending=cause.ending,
@@ -129,6 +158,8 @@ class Fall:
             limit_ms=cause.limit_ms,
             error=cause.error,
             error_kind=cause.error_kind,
+            hidden=cause.hidden,
+            tools=(*undone, *_begun(run)) if cause.hidden else undone if run.started_at is None else (),
             started_at=run.started_at,
             ended_at=self.fenced_at,
         )
@@ -149,9 +180,15 @@ class Fall:
             except Exception:  # what a body waits for may refuse to be cancelled; the fence does not depend on it
                 log.exception("a body of %s could not be cut", run.id)
 
-    def seat_next(self) -> LiveRun | None:
-        """Give the free seat to the first that waits; part of the same step."""
-        return seat_next(self._registry, self.session)
+    @property
+    def sessions(self) -> list[Session]:
+        """The sessions that this fall touches: its own, and those of fallen children."""
+        return list(dict.fromkeys([self.session, *(run.session for run in self.runs)]))
+
+    def seat_next(self) -> None:
+        """Give each free seat to the first that waits for it; part of the same step."""
+        for session in self.sessions:
+            seat_next(self._registry, session)
 
     def adopt(self, run: LiveRun, found: Outcome) -> None:
         """Another ending of this run stood in the store already: it is the true one."""
@@ -174,6 +211,7 @@ class Fall:
             endings=tuple(self._row(run) for run in self.runs),
             keys=tuple(self.keys),
             tools=tuple(row for run in self.runs for row in _tool_rows(run)),
+            questions=tuple(row for run in self.runs for row in _void_rows(run, self.void[run.id])),
             receipts=(self.receipt(),),
         )
 
@@ -188,7 +226,7 @@ class Fall:
     def terminal(self, run: LiveRun) -> Ended:
         """Return a run's terminal event."""
         assert run.outcome is not None
-        return Ended(outcome=run.outcome, cut=self.cut_text(run), tools=self.tools[run.id])
+        return Ended(outcome=run.outcome, cut=self.cut_text(run), tools=self.tools[run.id], void=self.void[run.id])
 
     def told(self, run: LiveRun) -> Outcome:
         """Return a run's outcome with the facts beside it as they are now."""
@@ -218,7 +256,9 @@ class Fall:
             durable=self.durable,
             refused=refused,
             tools=tuple(tool for run in shown for tool in _listed(run))[:TOOLS_LISTED],
+            questions=sum(len(self.void[run.id]) for run in shown),
             queued=self.queued if len(shown) == len(self.runs) else 0,
+            holds=self.held if len(shown) == len(self.runs) else 0,
             unconfirmed=tuple(
                 body.name for run in shown for body in run.bodies or () if body.state is BodyState.ABANDONED
             ),
@@ -231,6 +271,9 @@ def seat_next(registry: Registry, session: Session) -> LiveRun | None:
     """Give a free seat to the first message that waits for it."""
     if session.seat is not None or registry.closing or not session.waiting:
         return None
+    collection = session.waiting[0].collection
+    if collection is not None and not collection.ready:
+        return None  # more may be added to it; it comes back here when it is ready
     run = session.waiting.pop(0)
     registry.seat(run)
     return run
@@ -240,6 +283,16 @@ def _listed(run: LiveRun) -> list[FallenTool]:
     """The calls a receipt names: open ones first, then the latest that finished."""
     calls: list[ToolCall] = [*(run.calls or {}).values(), *(run.finished or ())]
     return [FallenTool(name=call.name, state=call.state, run_id=run.id) for call in calls]
+
+
+def _begun(run: LiveRun) -> list[str]:
+    """The tools whose bodies began: their effects remain, whatever became of them."""
+    calls: list[ToolCall] = [*(run.finished or ()), *(run.calls or {}).values()]
+    return [call.name for call in calls if call.state is not ToolState.SKIPPED]
+
+
+def _void_rows(run: LiveRun, void: Sequence[QuestionId]) -> list[QuestionRow]:
+    return [] if run.questions is None else [run.questions[question].row() for question in void]
 
 
 def _tool_rows(run: LiveRun) -> list[ToolRow]:

@@ -8,53 +8,77 @@
 from collections import deque
 from collections.abc import Sequence
 
-import anyio
-
-from interlock.core.decision import Decision, ToolRow
-from interlock.core.errors import Unavailable
-from interlock.core.events import Json, Tool
-from interlock.core.names import CallId, Effect, ToolState
+from interlock.core.decision import Decision, ToolRow, Writer
+from interlock.core.errors import Denied, Unavailable
+from interlock.core.events import NO_RESULT, Json, Tool
+from interlock.core.names import CallId, Effect, QuestionState, ToolState
+from interlock.runtime.approvals import Approvals, Policy
+from interlock.runtime.live import LiveRun, ToolCall
 from interlock.runtime.outlet import Outlet
-from interlock.runtime.registry import LiveRun, ToolCall
 from interlock.runtime.settings import TOOLS_LISTED, Settings
-from interlock.stores.base import Store, StoreFailed, Ticket
+from interlock.stores.base import Store, committed
 
 
 class Gate:
     """The gate of one run."""
 
-    def __init__(self, run: LiveRun, outlet: Outlet, store: Store, settings: Settings) -> None:
+    def __init__(
+        self, run: LiveRun, outlet: Outlet, store: Store, settings: Settings, approvals: Approvals, policy: Policy
+    ) -> None:
         self._run = run
         self._outlet = outlet
+        self._approvals = approvals
+        self._policy = policy
         self._store = store
         self._settings = settings
 
-    def record(self, wanted: Sequence[tuple[str, Json]]) -> list[ToolCall]:
+    def record(self, wanted: Sequence[tuple[str, Json, bool]]) -> list[ToolCall]:
         """Write down calls that are about to be made; from here on each will have a result."""
         run = self._run
         self._outlet.close_block(Effect.TOOL)
         if run.calls is None:
             run.calls = {}
         calls = []
-        for name, arguments in wanted:
+        for name, arguments, asks in wanted:
             run.calls_made += 1
-            call = ToolCall(CallId(f"{run.id}.{run.calls_made}"), name, arguments)
+            call = ToolCall(CallId(f"{run.id}.{run.calls_made}"), name, arguments, asks=asks)
             run.calls[call.id] = call
             calls.append(call)
             self._tell(Effect.TOOL, call, arguments=arguments)
         return calls
 
     async def permit(self, call: ToolCall) -> None:
-        """Let a recorded call begin, or raise: Stale if the run fell, Unavailable if its start cannot be kept."""
+        """Let a recorded call begin, or raise: Stale if the run fell, Denied, or Unavailable if it cannot be kept."""
         run = self._run
         run.fence.check(Effect.TOOL)
-        ticket = self._store.decide(Decision(tools=(self._row(call, ToolState.RUNNING),)))
+        if self._policy.asks(call.name, marked=call.asks):
+            await self._be_allowed(call)
+            run.fence.check(Effect.TOOL)  # the answer may be older than the end
+        ticket = self._store.decide(self._written(call, ToolState.RUNNING))
         if not await committed(self._store, ticket, self._settings.commit_seconds):
             self.finish(call, ToolState.FAILED, error="not started: the store did not record it in time")
             raise Unavailable(f"tool {call.name} was not started: the store did not record it in time; try again")
         run.fence.check(Effect.TOOL)  # and in the same step:
         call.state = ToolState.RUNNING
         self._tell(Effect.TOOL, call)
+
+    async def _be_allowed(self, call: ToolCall) -> None:
+        """Ask a person whether a call may begin."""
+        text = f"Allow {call.name}?"
+        question = self._approvals.open(self._run, text, None, None, tool=call.name, arguments=call.arguments)
+        call.question = question
+        if await self._approvals.answered(question):
+            return
+        why = f"denied by {question.by}" if question.by else "nobody allowed it in time"
+        self.finish(call, ToolState.SKIPPED, error=f"not started: {why}")
+        raise Denied(f"tool {call.name} was not started: {why}; go on without it")
+
+    def give_up(self, call: ToolCall) -> None:
+        """The agent waits for a call no longer; its result says so at once, and nobody need allow it any more."""
+        if call.question is not None:
+            self._approvals.close(call.question, QuestionState.VOID)
+        state = ToolState.SKIPPED if call.state is ToolState.PENDING else ToolState.INTERRUPTED
+        self.finish(call, state, error=NO_RESULT[state])
 
     def finish(self, call: ToolCall, state: ToolState, *, result: Json | None = None, error: str | None = None) -> None:
         """Record what became of a call, or raise Stale: then its result was written when the run fell."""
@@ -67,11 +91,15 @@ class Gate:
         if run.finished is None:
             run.finished = deque(maxlen=TOOLS_LISTED)
         run.finished.append(call)
-        self._store.decide(Decision(tools=(self._row(call, state),)))  # not waited for: the start is what must be in
+        self._store.decide(self._written(call, state))  # not waited for: the start is what must be in
         self._tell(Effect.RESULT, call, result=result, error=error)
 
-    def _row(self, call: ToolCall, state: ToolState) -> ToolRow:
-        return ToolRow(call_id=call.id, run_id=self._run.id, name=call.name, arguments=call.arguments, state=state)
+    def _written(self, call: ToolCall, state: ToolState) -> Decision:
+        """What is kept of a call, under the writer right: where another node has the session, it is refused."""
+        run = self._run
+        assert run.generation is not None
+        row = ToolRow(call_id=call.id, run_id=run.id, name=call.name, arguments=call.arguments, state=state)
+        return Decision(writer=Writer(run.session.id, run.generation), tools=(row,))
 
     def _tell(
         self,
@@ -84,15 +112,3 @@ class Gate:
     ) -> None:
         told = Tool(call_id=call.id, name=call.name, state=call.state, arguments=arguments, result=result, error=error)
         self._outlet.emit(effect, told)
-
-
-async def committed(store: Store, ticket: Ticket, seconds: float) -> bool:
-    """Return whether a decision is in the store, waiting at most so long and then making it conclusive."""
-    if not await ticket.within(seconds):
-        with anyio.CancelScope(shield=True):
-            await store.withdraw(ticket)
-    try:
-        await ticket
-    except StoreFailed:
-        return False
-    return True

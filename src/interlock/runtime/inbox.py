@@ -5,6 +5,7 @@ one synchronous step, in the order of arrival: duplicate? · tombstone? · takeo
 1. A duplicate is answered before a tombstone is looked for, and that before anyone is taken over.
 2. The ack follows the commit. A message that could not be committed in time is withdrawn: it never was.
 3. One task of control's own carries a message from here to its end; the sender only waits for the ack.
+4. Collected messages are committed one after another, and their turn does not begin while one is on its way.
 """
 
 import asyncio
@@ -17,17 +18,18 @@ from interlock.core.authority import Action, Authority
 from interlock.core.decision import Decision, KeyRow
 from interlock.core.errors import InterlockError, KeyConflict, QueueFull, Rejected, Unavailable, Unknown
 from interlock.core.lifecycle import Move, State
-from interlock.core.names import Ending
+from interlock.core.names import Effect, Ending, Principal, RunKind, Strategy
 from interlock.core.outcome import Cause
-from interlock.core.takeover import Admission, decide
+from interlock.core.takeover import Admission, Scene, decide
+from interlock.runtime.clock import Clock
 from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.ending import Endings
-from interlock.runtime.fall import seat_next
-from interlock.runtime.gate import committed
+from interlock.runtime.fall import Fall, seat_next
+from interlock.runtime.live import Collection, LiveRun, Sent
 from interlock.runtime.outlet import Feed, Outlet
-from interlock.runtime.registry import LiveRun, Registry, Sent, Session
-from interlock.runtime.settings import ARRIVALS, Settings
-from interlock.stores.base import Loaded, Store, StoreFailed, Ticket
+from interlock.runtime.registry import Registry, Session
+from interlock.runtime.settings import ARRIVALS, COLLECT_TIMES, COLLECTED, Settings
+from interlock.stores.base import Loaded, Store, StoreFailed, Ticket, committed
 
 PATIENCE_SECONDS = 0.1  # arrivals so close behind a first message that fails are turned away with it
 PASSES = 1  # takeovers that may go ahead of a waiting message of someone else
@@ -45,6 +47,7 @@ class Inbox:
         endings: Endings,
         deadlines: Deadlines,
         authority: Authority,
+        clock: Clock,
         settings: Settings,
     ) -> None:
         self._registry = registry
@@ -53,7 +56,9 @@ class Inbox:
         self._endings = endings
         self._deadlines = deadlines
         self._authority = authority
+        self._clock = clock
         self._settings = settings
+        self._loop = asyncio.get_running_loop()
 
     def enter(self, run: LiveRun) -> LiveRun:
         """Put a message in its session's line at once; return the run that answers it (the first, of duplicates)."""
@@ -87,6 +92,8 @@ class Inbox:
             ticket = self._step(run, known)
             if ticket is not None and not run.session.stored:
                 await self._found(run, ticket)
+            elif ticket is not None and run.state is not State.SEATED and self._strategy(run) is Strategy.COLLECT:
+                await committed(self._store, ticket, self._settings.commit_seconds)  # see rule 4
         except InterlockError as problem:
             self.turn_away(run, problem)
             return False
@@ -141,7 +148,17 @@ class Inbox:
             self._endings.end(run, Cause(ending=Ending.STOPPED, by=run.principal))
             self._tell_sender(run)
             return None
+        if (stopper := self._stopped_after(run)) is not None:  # written before a stop that has come already
+            self._endings.end(run, Cause(ending=Ending.STOPPED, by=stopper))
+            self._tell_sender(run)
+            return None
         return self._admit(run)
+
+    def _stopped_after(self, run: LiveRun) -> Principal | None:
+        for by in self._registry.stopped_after(run.session.id, run.order):
+            if self._authority.may(Action.STOP, by, owner=run.session.owner, principal=run.principal):
+                return by
+        return None
 
     def take_up(self, session: Session, known: Loaded) -> None:
         """Bring a session into memory with what the store knows of it."""
@@ -151,9 +168,12 @@ class Inbox:
         if known.session is not None:
             session.stored = True
             session.owner = known.session.owner
+            session.strategy = known.session.strategy
+            session.since = known.session.since
             self._registry.generations.restore(session.id, known.session.generation)
         if session.previous is None:
             session.previous = known.previous
+        self._registry.mark(known.marks)
 
     def _answer_again(self, run: LiveRun, key: KeyRow) -> None:
         """Give a used key the answer it got the first time."""
@@ -172,39 +192,56 @@ class Inbox:
             run.ended.set()
             self._registry.retire(run)
 
+    def _strategy(self, run: LiveRun) -> Strategy:
+        """The message's own, else its session's, else the server's."""
+        return run.strategy or run.session.strategy or self._settings.strategy
+
     def _admit(self, run: LiveRun) -> Ticket:
-        session, seated = run.session, run.session.seat
+        session, seated, strategy = run.session, run.session.seat, self._strategy(run)
         session.owner = session.owner or run.principal  # whoever is first admitted created it
-        staying = [other for other in session.waiting or () if not self._may_stop(run, other)]
-        how = decide(
-            run.strategy,
-            busy=seated is not None or bool(session.waiting),
-            may_stop=seated is not None and self._may_stop(run, seated),
-            waiting=len(session.waiting or ()),
+        waiting = session.waiting or []
+        staying = [other for other in waiting if not self._may_stop(run, other)]
+        collector = next((other for other in waiting if self._joins(run, other)), None)
+        scene = Scene(
+            seated=seated is not None,
+            wake_seated=seated is not None and seated.kind is RunKind.WAKE,
+            may_stop=seated is None or self._may_stop(run, seated),
+            waiting=len(waiting),
             capacity=self._settings.queue,
             overdue=bool(staying) and staying[0].passed >= PASSES,
+            collecting=collector is not None,
         )
-        match how:
-            case Admission.REJECT:
+        match decide(strategy, scene, wake=run.kind is RunKind.WAKE):
+            case Admission.REJECT | Admission.SKIP:
                 raise Rejected(f"session {session.id} is busy; stop its run, or send with strategy='interrupt'")
             case Admission.FULL:
                 raise QueueFull(f"{self._settings.queue} messages wait in session {session.id}; send it again later")
             case Admission.SEAT:
                 self._registry.seat(run)
-                return self._store.decide(self._admission(run))
             case Admission.QUEUE:
                 self._wait_for_seat(run)
-                return self._store.decide(self._admission(run))
-            case _:
+            case Admission.STEER:
+                run.steers = seated
+                self._wait_for_seat(run)
+            case Admission.COLLECT:
+                run.collection = Collection(until=self._clock.now() + COLLECT_TIMES * self._settings.collect_seconds)
+                self._wait_for_seat(run)
+                self._wait_for_quiet(run)
+            case Admission.MERGE:
+                assert collector is not None
+                return self._merge(run, collector)
+            case how:
                 return self._take_over(run, staying, behind=how is Admission.TAKE_OVER_BEHIND)
+        return self._store.decide(self._admission(run))
 
     def _take_over(self, run: LiveRun, staying: list[LiveRun], *, behind: bool) -> Ticket:
         session, old = run.session, run.session.seat
-        assert old is not None
-        run.superseded = old.id
         cause = Cause(ending=Ending.SUPERSEDED, by=run.principal, superseded_by=run.id)
         fall = self._endings.open(session, by=run.principal)
-        fall.take(old, cause)
+        if old is not None:
+            run.superseded = old.id
+            rolled_back = self._strategy(run) is Strategy.ROLLBACK
+            fall.take(old, msgspec.structs.replace(cause, hidden=True) if rolled_back else cause)
         for other in [waiting for waiting in session.waiting or () if waiting not in staying]:
             fall.take(other, cause)
         if behind:
@@ -214,10 +251,83 @@ class Inbox:
             self._registry.seat(run)
             for other in staying:
                 other.passed += 1
-        return self._endings.close(fall, admission=self._admission(run))
+        return self._settle_takeover(fall, run)
+
+    def _settle_takeover(self, fall: Fall, run: LiveRun) -> Ticket:
+        if fall.runs:
+            return self._endings.close(fall, admission=self._admission(run))
+        return self._store.decide(self._admission(run))  # nobody had the seat, and those who wait stay
 
     def _may_stop(self, run: LiveRun, other: LiveRun) -> bool:
+        """Return whether a message may end another's run; a wake yields to everyone."""
+        if other.kind is RunKind.WAKE:
+            return True
         return self._authority.may(Action.TAKE_OVER, run.principal, owner=run.session.owner, principal=other.principal)
+
+    # Steering
+
+    def steered(self, run: LiveRun) -> list[LiveRun]:
+        """Let a current run take in the messages steered to it; none while it asks a person, who comes first."""
+        if run.asking or not run.session.waiting:
+            return []
+        outlet = Outlet(run, self._feed)
+        taken = [other for other in run.session.waiting if other.steers is run and other.acked.is_set()]
+        for message in taken:
+            self._registry.absorb(message, run)
+            outlet.close_block(Effect.BLOCK)  # what was said before stands before it
+            outlet.introduce_part(message)
+        if taken:
+            # Not waited for: whatever the run records from here on comes behind it, so a crash cannot hide that.
+            self._endings.insist(Decision(aliases=tuple((message.id, run.id) for message in taken)))
+        return taken
+
+    # Collecting
+
+    def _joins(self, run: LiveRun, other: LiveRun) -> bool:
+        """Messages become one turn only where each author may stop the other's: the turn is theirs together."""
+        collection = other.collection
+        if collection is None or collection.merging is not None or len(collection.parts) >= COLLECTED:
+            return False
+        return self._may_stop(run, other) and self._may_stop(other, run)
+
+    def _merge(self, run: LiveRun, into: LiveRun) -> Ticket:
+        """Add a message to one that waits; it is part of that once it is committed."""
+        collection = into.collection
+        assert collection is not None
+        collection.merging, collection.ripe = run, False
+        row = msgspec.structs.replace(run.row(), alias=into.id)
+        key = run.key_row()
+        keys = () if key is None else (msgspec.structs.replace(key, run_id=into.id),)
+        return self._store.decide(Decision(admissions=(row,), keys=keys))
+
+    def _merged(self, run: LiveRun, into: LiveRun, *, inside: bool) -> None:
+        """A message that was being added is in, or never will be; either way the turn may begin again."""
+        collection = into.collection
+        assert collection is not None
+        collection.merging = None
+        if inside and not run.fallen:
+            self._registry.absorb(run, into)
+            collection.parts.append(run)
+            run.sent = Sent(run_id=into.id, session=into.session.id, state=State.QUEUED)
+            run.acked.set()
+            if into.said:
+                Outlet(into, self._feed).introduce_part(run)
+        self._wait_for_quiet(into)
+
+    def _wait_for_quiet(self, run: LiveRun) -> None:
+        collection = run.collection
+        if collection is None or run.state is not State.QUEUED:
+            return
+        if collection.timer is not None:
+            collection.timer.cancel()
+        at = min(self._clock.now() + self._settings.collect_seconds, collection.until)
+        collection.timer = self._loop.call_at(at, self._ripen, run)
+        run.timers = [*(run.timers or ()), collection.timer]
+
+    def _ripen(self, run: LiveRun) -> None:
+        if run.state is State.QUEUED and run.collection is not None and run.collection.merging is None:
+            run.collection.ripe = True
+            seat_next(self._registry, run.session)
 
     def _wait_for_seat(self, run: LiveRun) -> None:
         run.move(Move.QUEUE)
@@ -238,18 +348,30 @@ class Inbox:
 
     async def _ack(self, run: LiveRun, ticket: Ticket) -> bool:
         """Tell the sender once the message is in; if it never will be, take it back."""
+        into = self._joining(run)
         run.sent = self._sent(run)
         inside = await committed(self._store, ticket, self._settings.commit_seconds)
+        if into is not None:
+            self._merged(run, into, inside=inside)
+            if run.alias is not None:
+                return False
         if not inside and not run.fallen:
             self._withdraw(run)
             return False
         run.session.stored |= inside
         self._tell_sender(run)
         await endings_told(run.session)  # whoever it took over is told as ended before it is shown
-        if run.fallen:
+        if run.fallen or run.alias is not None:
             return False
         Outlet(run, self._feed).introduce()
         return True
+
+    @staticmethod
+    def _joining(run: LiveRun) -> LiveRun | None:
+        for other in run.session.waiting or ():
+            if other.collection is not None and other.collection.merging is run:
+                return other
+        return None
 
     def _sent(self, run: LiveRun) -> Sent:
         return Sent(

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from interlock.core.errors import Refused
 from interlock.core.names import BodyState, ToolState
-from interlock.runtime.registry import ToolCall
+from interlock.runtime.live import ToolCall
 
 THREADS = 64  # synchronous tools that may run at once
 

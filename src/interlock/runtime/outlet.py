@@ -12,9 +12,11 @@ from typing import Protocol
 from interlock.core.errors import BadInput
 from interlock.core.events import Block, Data, Delta, Ended, Event, Said
 from interlock.core.names import Effect, RunId, SessionId
-from interlock.runtime.registry import LiveRun, Registry
+from interlock.runtime.clock import Clock
+from interlock.runtime.live import LiveRun
+from interlock.runtime.registry import Registry
 from interlock.runtime.settings import REPLY_BYTES
-from interlock.runtime.tool import need_utf8
+from interlock.runtime.values import need_utf8
 from interlock.stores.base import Store
 
 log = logging.getLogger("interlock")
@@ -39,9 +41,10 @@ class Subscriber(Protocol):
 class Feed:
     """Publishes events: numbered, logged, and handed to every subscriber in one step."""
 
-    def __init__(self, registry: Registry, store: Store) -> None:
+    def __init__(self, registry: Registry, store: Store, clock: Clock) -> None:
         self._registry = registry
         self._store = store
+        self._clock = clock
         self._subscribers: dict[SessionId, list[Subscriber]] = {}
         self._closed = False
 
@@ -63,6 +66,7 @@ class Feed:
         """Number an event, log it and hand it on. Effects of runs come here only through an Outlet."""
         event = Event(
             position=self._registry.position(),
+            at=self._clock.wall(),
             session=session,
             run_id=None if run is None else run.id,
             generation=None if run is None else run.generation,
@@ -146,6 +150,14 @@ class Outlet:
         if not run.said:
             run.said = True
             self._feed.publish(run.session.id, run, Said(text=run.text, by=run.principal))
+            for part in run.collection.parts if run.collection is not None else ():
+                self.introduce_part(part)
+
+    def introduce_part(self, part: LiveRun) -> None:
+        """Publish a message that this run has taken in; the run must be current, or it is not for the run to say."""
+        assert not self._run.sealed, "nothing follows a run's terminal event"
+        told = Said(text=part.text, by=part.principal, of=part.id)
+        self._feed.publish(self._run.session.id, self._run, told)
 
     def seal(self, terminal: Ended, closing: tuple[str, ...]) -> None:
         """Publish what closes the reply and the terminal event: the run's last, in one step."""

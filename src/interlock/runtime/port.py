@@ -5,13 +5,18 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from interlock.core.errors import BadInput, Stale
-from interlock.core.events import NO_RESULT, Entry, Json, Phase, Progress, Typing, transcript
+from interlock.core.events import Entry, Json, Phase, Progress, Typing, transcript
 from interlock.core.names import CallId, Effect, ToolState
+from interlock.runtime.approvals import Approvals
 from interlock.runtime.crew import Crew
+from interlock.runtime.delegation import Child, Delegation
 from interlock.runtime.gate import Gate
+from interlock.runtime.holds import Hold, Holds
+from interlock.runtime.inbox import Inbox
 from interlock.runtime.inline import Dropped, Leash, ThreadBody, Threads
+from interlock.runtime.live import Body, LiveRun, ToolCall
 from interlock.runtime.outlet import Outlet
-from interlock.runtime.registry import Body, LiveRun, ToolCall
+from interlock.runtime.run import Message
 from interlock.runtime.tool import ToolSpec
 from interlock.runtime.watch import whole_log
 from interlock.stores.base import Store
@@ -20,10 +25,27 @@ from interlock.stores.base import Store
 class InlinePort:
     """What an agent in this loop reaches of control."""
 
-    def __init__(self, run: LiveRun, *, outlet: Outlet, gate: Gate, store: Store, crew: Crew, threads: Threads) -> None:
+    def __init__(
+        self,
+        run: LiveRun,
+        *,
+        outlet: Outlet,
+        gate: Gate,
+        approvals: Approvals,
+        delegation: Delegation,
+        inbox: Inbox,
+        holds: Holds,
+        store: Store,
+        crew: Crew,
+        threads: Threads,
+    ) -> None:
         self._run = run
         self._outlet = outlet
         self._gate = gate
+        self._approvals = approvals
+        self._delegation = delegation
+        self._inbox = inbox
+        self._holds = holds
         self._store = store
         self._crew = crew
         self._threads = threads
@@ -78,9 +100,44 @@ class InlinePort:
         if self._run.blamed is None or self._run.blamed[1] is not error:
             self._run.blamed = (phase, error)
 
+    # People, children, holds
+
+    def steered(self) -> list[Message]:
+        run = self._run
+        run.fence.check(Effect.PHASE)
+        return [
+            Message(text=taken.text, by=taken.principal, session=run.session.id, run_id=taken.id)
+            for taken in self._inbox.steered(run)
+        ]
+
+    async def ask(self, text: str, choices: tuple[str, ...] | None, seconds: float | None) -> bool | str:
+        self._outlet.close_block(Effect.QUESTION)
+        return await self._approvals.answered(self._approvals.open(self._run, text, choices, seconds))
+
+    async def delegate(self, agent: str, text: str, deadline: float | None, detached: bool) -> Child:
+        return await self._delegation.delegate(self._run, agent, text, deadline, detached)
+
+    async def hold(self, name: str) -> Hold:
+        self._run.fence.check(Effect.HOLD)
+        place = self._holds.enter(self._run, name)
+        try:
+            if place.granted is None:
+                await place.woken.wait()
+            self._run.fence.check(Effect.HOLD)  # and in the same step:
+            return self._holds.take(place)
+        except BaseException:
+            self._holds.leave(place)  # also one that was granted in this very tick
+            raise
+
+    def release(self, name: str) -> None:
+        """Let a hold go. After the fall it is kept until nothing of the run is left."""
+        place = (self._run.holds or {}).get(name)
+        if place is not None and self.current:
+            self._holds.leave(place)
+
     # Tools
 
-    def record(self, wanted: Sequence[tuple[str, Json]]) -> list[CallId]:
+    def record(self, wanted: Sequence[tuple[str, Json, bool]]) -> list[CallId]:
         return [call.id for call in self._gate.record(wanted)]
 
     async def permit(self, call: CallId) -> None:
@@ -92,11 +149,10 @@ class InlinePort:
             self._gate.finish(open_call, state, result=result, error=error)
 
     def give_up(self, call: CallId) -> None:
-        """The agent waits for a call no longer; its result says so at once. If the run fell, it has one already."""
+        """The agent waits for a call no longer. If the run fell, it has a result already."""
         open_call = (self._run.calls or {}).get(call)
         if open_call is not None and self.current:
-            state = ToolState.SKIPPED if open_call.state is ToolState.PENDING else ToolState.INTERRUPTED
-            self._gate.finish(open_call, state, error=NO_RESULT[state])
+            self._gate.give_up(open_call)
 
     def _call(self, call_id: CallId) -> ToolCall:
         self._run.fence.check(Effect.TOOL)
@@ -154,7 +210,9 @@ class InlinePort:
     # Reading
 
     async def history(self) -> list[Entry]:
-        return transcript(await whole_log(self._store, self._run.session.id))
+        session = self._run.session
+        log = await whole_log(self._store, session.id, after=session.since)
+        return [entry for entry in transcript(log) if not entry.hidden]
 
 
 async def _quietly(leash: Leash) -> None:

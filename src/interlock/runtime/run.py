@@ -7,7 +7,7 @@
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, overload
 
 import msgspec
 
@@ -15,17 +15,29 @@ from interlock.core.errors import BadInput, NotYet, Stale
 from interlock.core.events import Entry, Json
 from interlock.core.names import CallId, Effect, Principal, RunId, SessionId, ToolState
 from interlock.core.outcome import Outcome
-from interlock.runtime.tool import ToolResult, ToolSpec, describe_error, need_utf8, plain, spec_of
+from interlock.runtime.delegation import Child
+from interlock.runtime.holds import Hold
+from interlock.runtime.settings import QUESTION_BYTES
+from interlock.runtime.tool import ToolResult, ToolSpec, describe_error, plain, spec_of
+from interlock.runtime.values import name_of, need_utf8, seconds_of, text_of
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the messages that were collected into a turn."""
+
+    text: str
+    by: Principal
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user said. `previous` tells how the session's last turn ended."""
+    """What the user said. `previous` tells how the session's last turn ended, `parts` what was collected."""
 
     text: str
     by: Principal
     session: SessionId
     run_id: RunId
     previous: Outcome | None = None
+    parts: tuple[Part, ...] = ()
 
 
 Agent = Callable[["Run", Message], Coroutine[Any, Any, str | None]]
@@ -44,7 +56,12 @@ class Port(Protocol):
     def typing(self, on: bool) -> None: ...
     def progress(self, text: str, done: float | None, total: float | None) -> None: ...
     def phase(self, name: str | None) -> str | None: ...
-    def record(self, wanted: Sequence[tuple[str, Json]]) -> list[CallId]: ...
+    def steered(self) -> list[Message]: ...
+    async def ask(self, text: str, choices: tuple[str, ...] | None, seconds: float | None) -> bool | str: ...
+    async def delegate(self, agent: str, text: str, deadline: float | None, detached: bool) -> Child: ...
+    async def hold(self, name: str) -> Hold: ...
+    def release(self, name: str) -> None: ...
+    def record(self, wanted: Sequence[tuple[str, Json, bool]]) -> list[CallId]: ...
     async def permit(self, call: CallId) -> None: ...
     def finish(self, call: CallId, state: ToolState, result: Json | None, error: str | None) -> None: ...
     def give_up(self, call: CallId) -> None: ...
@@ -74,11 +91,11 @@ class Run:
         return self._port.current
 
     async def check(self) -> list[Message]:
-        """Raise Stale if the user moved on; return messages steered to this run (none, until steering is built)."""
+        """Raise Stale if the user moved on; return the messages steered to this run, which are now part of it."""
         await self._port.checkpoint()
         if not self._port.current:
             raise Stale(f"run {self.id} has ended; let Stale pass")
-        return []
+        return self._port.steered()
 
     async def say(self, text: str) -> None:
         """Stream a piece of the reply."""
@@ -129,7 +146,7 @@ class Run:
         """Call a tool through the gate and return its result; what it raises is raised here."""
         spec, values = spec_of(function), plain(arguments, f"the arguments of {_name(function)}")
         await self._port.checkpoint()
-        [call] = self._port.record([(spec.name, values)])
+        [call] = self._port.record([(spec.name, values, spec.asks)])
         return await self._perform(call, spec, function, arguments)
 
     async def batch(
@@ -137,7 +154,9 @@ class Run:
     ) -> list[ToolResult]:
         """Call several tools, recorded together first; results come in order, an error does not stop the others."""
         wanted = [(spec_of(function), function, arguments) for function, arguments in calls]
-        values = [(spec.name, plain(arguments, f"the arguments of {spec.name}")) for spec, _, arguments in wanted]
+        values = [
+            (spec.name, plain(arguments, f"the arguments of {spec.name}"), spec.asks) for spec, _, arguments in wanted
+        ]
         await self._port.checkpoint()
         ids = self._port.record(values)
         results: list[ToolResult | None] = [None] * len(ids)
@@ -186,28 +205,62 @@ class Run:
         self._port.finish(call, ToolState.FINISHED, result, None)
         return value
 
+    # People, children, holds
+
+    @overload
+    async def ask(self, question: str, *, timeout: float | None = None) -> bool: ...
+    @overload
+    async def ask(
+        self, question: str, *, choices: Sequence[str], timeout: float | None = None
+    ) -> str | Literal[False]: ...
+    async def ask(
+        self, question: str, *, choices: Sequence[str] | None = None, timeout: float | None = None
+    ) -> bool | str:
+        """Ask a person: True or False, or one of the choices; False if nobody answered in time (half an hour)."""
+        text = text_of(question, "the question", QUESTION_BYTES)
+        offered = None if choices is None else _choices(choices)
+        seconds = seconds_of(timeout, "timeout", None)
+        await self._port.checkpoint()
+        return await self._port.ask(text, offered, seconds)
+
+    async def delegate(
+        self, agent: str, message: str, *, timeout: float | None = None, detached: bool = False
+    ) -> Child:
+        """Hand work to another agent and wait for its ending; it falls with this run. `timeout` is its deadline.
+
+        How the child ended is in what is returned, never raised. A detached child is not waited for, and is ended with
+        the session instead.
+        """
+        text = text_of(message, "the message")
+        deadline = seconds_of(timeout, "timeout", None)
+        await self._port.checkpoint()
+        return await self._port.delegate(name_of(agent, "agent"), text, deadline, detached)
+
+    @asynccontextmanager
+    async def hold(self, name: str) -> AsyncIterator[Hold]:
+        """Hold a named thing (a worktree, say): no other run has it until the block, or all of this run, is over."""
+        wanted = name_of(name, "hold")
+        await self._port.checkpoint()
+        held = await self._port.hold(wanted)
+        try:
+            yield held
+        finally:
+            self._port.release(wanted)
+
     # The next release
 
     async def spawn(self, *argv: str, **options: Any) -> Any:
         """Run a process that dies with the run."""
-        raise await self._not_yet(Effect.SPAWN, "spawn")
-
-    async def ask(self, question: str, **options: Any) -> Any:
-        """Ask a person; void when the run falls."""
-        raise await self._not_yet(Effect.QUESTION, "ask")
-
-    async def delegate(self, agent: str, message: str, **options: Any) -> Any:
-        """Hand work to a child run of the same fate."""
-        raise await self._not_yet(Effect.CHILD, "delegate")
-
-    async def hold(self, name: str) -> Any:
-        """Hold a named thing until the run is gone."""
-        raise await self._not_yet(Effect.HOLD, "hold")
-
-    async def _not_yet(self, effect: Effect, verb: str) -> NotYet:
         await self._port.checkpoint()
-        self._port.check(effect)
-        return NotYet(f"run.{verb} is not built yet; see CHANGELOG.md for what is")
+        self._port.check(Effect.SPAWN)
+        raise NotYet("run.spawn is not built yet; see CHANGELOG.md for what is")
+
+
+def _choices(choices: Sequence[str]) -> tuple[str, ...]:
+    offered = tuple(choices)
+    if isinstance(choices, str) or not offered or len(set(offered)) != len(offered) or len(offered) > 100:
+        raise BadInput(f"choices= takes 1 to 100 different texts, not {choices!r:.40}")
+    return tuple(text_of(choice, "a choice", QUESTION_BYTES) for choice in offered)
 
 
 def _need_text(text: object, verb: str) -> None:

@@ -10,6 +10,16 @@ REPLY_BYTES = 4 * 1024 * 1024  # text one run may say
 MESSAGE_BYTES = 1024 * 1024  # text one message may hold
 TOOLS_LISTED = 100  # tool calls a receipt names
 REFUSALS = 100  # effects a fallen body may try before it is not resumed any more
+DEPTH = 8  # generations of children below a run
+CHILDREN = 100  # runs alive in one tree, or detached in one session
+QUESTIONS = 1_000  # a run may ask
+QUESTION_BYTES = 64 * 1024
+HOLDS = 100  # names one run may hold or wait for
+HOLD_WAITERS = 100_000  # runs that may wait for one name
+COLLECTED = 100  # messages that may become one turn
+COLLECT_TIMES = 10  # a collected turn waits at most so many times its quiet time
+WAKES = 100  # schedules of one session
+WAKE_SECONDS = 1.0  # the shortest interval
 WATCH_EVENTS = 1_024  # events held for one watcher before it reads from the store instead
 
 
@@ -22,6 +32,8 @@ class Settings:
     drain_seconds: float = 5.0
     retry_seconds: float = 0.5
     queue: int = 100
+    collect_seconds: float = 0.5  # of quiet before collected messages become a turn
+    ask_seconds: float = 1_800.0  # a question is open so long unless it says otherwise
     strategy: Strategy = Strategy.INTERRUPT
     deadline: float | None = None
     idle_limit: float | None = None

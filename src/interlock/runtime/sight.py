@@ -10,7 +10,7 @@ from interlock.core.decision import RunRow
 from interlock.core.names import Drain, Ending, Principal, ReceiptId, RunId, SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
-from interlock.runtime.registry import Falling, LiveRun
+from interlock.runtime.live import Falling, LiveRun
 from interlock.stores.base import Store
 
 
@@ -39,11 +39,13 @@ class Sight:
     async def outcome(self, run_id: RunId, by: Principal) -> Outcome | None:
         """Return how a stored run ended; `pending` if it has not."""
         row = await self.row(run_id, by)
+        while row is not None and row.outcome is None and row.alias is not None:  # another run took the message in
+            row = await self.row(row.alias, by)
         if row is None:
             return None
         if row.outcome is None:
-            return Outcome(run_id=run_id, ending=Ending.PENDING)
-        receipt = await self._store.receipt(run_id)
+            return Outcome(run_id=row.id, ending=Ending.PENDING)
+        receipt = await self._store.receipt(row.id)
         over = receipt is None or receipt.drain is not Drain.PENDING
         return msgspec.structs.replace(row.outcome, drained=over, durable=True)
 
@@ -54,9 +56,9 @@ class Sight:
         shown = [run for run in fall.runs if self.may_see(by, run)]
         return fall.receipt(aborted=aborted, already=already, runs=shown) if shown else None
 
-    async def rows(self, session: SessionId, by: Principal) -> list[RunRow]:
-        """Return a session's stored runs."""
-        return [row for row in await self._store.runs(session) if await self.may_see_row(by, row)]
+    async def rows(self, session: SessionId, by: Principal, *, tree: bool = False) -> list[RunRow]:
+        """Return a session's stored runs, with the children below them if asked."""
+        return [row for row in await self._store.runs(session, tree=tree) if await self.may_see_row(by, row)]
 
     async def kept_receipt(self, wanted: ReceiptId, by: Principal) -> Receipt | None:
         """Return a stored receipt by its id or a run's."""
@@ -75,6 +77,8 @@ class Sight:
             runs=tuple(run for run in receipt.runs if run.id in shown),
             tools=tuple(tool for tool in receipt.tools if tool.run_id in shown),
             refused={},
+            questions=0,
             queued=0,
+            holds=0,
             unconfirmed=(),
         )

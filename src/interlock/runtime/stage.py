@@ -7,6 +7,7 @@
 """
 
 import asyncio
+from collections.abc import Mapping
 
 from interlock.core.decision import Decision
 from interlock.core.errors import BadInput, Unavailable
@@ -14,20 +15,23 @@ from interlock.core.events import Started
 from interlock.core.lifecycle import Move, State
 from interlock.core.names import Effect, Ending, ErrorKind
 from interlock.core.outcome import Cause, cause_of
+from interlock.runtime.approvals import Approvals, Policy
 from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
 from interlock.runtime.deadlines import Deadlines
+from interlock.runtime.delegation import Delegation
 from interlock.runtime.ending import Endings
-from interlock.runtime.gate import Gate, committed
+from interlock.runtime.gate import Gate
 from interlock.runtime.inbox import Inbox, endings_told
 from interlock.runtime.inline import Dropped, Leash, Threads
+from interlock.runtime.live import LiveRun
 from interlock.runtime.outlet import Feed, Outlet
 from interlock.runtime.port import InlinePort
-from interlock.runtime.registry import LiveRun, Registry
-from interlock.runtime.run import Agent, Message, Run
+from interlock.runtime.registry import Registry
+from interlock.runtime.run import Agent, Message, Part, Run
 from interlock.runtime.settings import Settings
 from interlock.runtime.tool import describe_error
-from interlock.stores.base import Store
+from interlock.stores.base import Store, committed
 
 PROVIDER = "provider"
 
@@ -40,6 +44,9 @@ class Stage:
         registry: Registry,
         *,
         agent: Agent,
+        agents: Mapping[str, Agent],
+        policy: Policy,
+        approvals: Approvals,
         inbox: Inbox,
         endings: Endings,
         deadlines: Deadlines,
@@ -52,6 +59,9 @@ class Stage:
     ) -> None:
         self._registry = registry
         self._agent = agent
+        self._agents = agents
+        self._policy = policy
+        self._approvals = approvals
         self._inbox = inbox
         self._endings = endings
         self._deadlines = deadlines
@@ -61,6 +71,20 @@ class Stage:
         self._threads = threads
         self._clock = clock
         self._settings = settings
+        self._delegation = Delegation(
+            registry, stage=self, names=tuple(agents), endings=endings, feed=feed, clock=clock, settings=settings
+        )
+
+    def begin(self, run: LiveRun) -> LiveRun:
+        """Register a message and start the task that carries it; returns the run that answers it, in this step."""
+        run.touched = self._clock.now()
+        try:
+            answering = self._inbox.enter(run)
+        finally:
+            self._registry.forget_if_quiet(run.session)
+        if answering is run:
+            self._crew.start(self.carry(run), name=f"run {run.id}")
+        return answering
 
     async def carry(self, run: LiveRun) -> None:
         """Carry a message from its arrival to the end of its agent's code; whatever breaks on the way, it ends."""
@@ -109,15 +133,9 @@ class Stage:
         run.move(Move.START)
         run.started_at = self._clock.wall()
         outlet.emit(Effect.PHASE, Started())
-        message = Message(
-            text=run.text,
-            by=run.principal,
-            session=run.session.id,
-            run_id=run.id,
-            previous=run.session.previous,
-        )
+        agent = self._agent if run.agent is None else self._agents[run.agent]
         try:
-            body = self._agent(self._handle(run, outlet), message)
+            body = agent(self._handle(run, outlet), _message(run))
             if not asyncio.iscoroutine(body):
                 raise BadInput("the agent is not async; declare it with `async def agent(run, message)`")
             leash = Leash(body, name=f"agent of {run.id}")
@@ -136,8 +154,19 @@ class Stage:
 
     def _handle(self, run: LiveRun, outlet: Outlet) -> Run:
         assert run.generation is not None
-        gate = Gate(run, outlet, self._store, self._settings)
-        port = InlinePort(run, outlet=outlet, gate=gate, store=self._store, crew=self._crew, threads=self._threads)
+        gate = Gate(run, outlet, self._store, self._settings, self._approvals, self._policy)
+        port = InlinePort(
+            run,
+            outlet=outlet,
+            gate=gate,
+            approvals=self._approvals,
+            delegation=self._delegation,
+            inbox=self._inbox,
+            holds=self._registry.holds,
+            store=self._store,
+            crew=self._crew,
+            threads=self._threads,
+        )
         return Run(port, run_id=run.id, session=run.session.id, generation=run.generation)
 
     def _failed(self, run: LiveRun, error: BaseException) -> None:
@@ -151,6 +180,21 @@ class Stage:
         run.blamed = None
         kind = ErrorKind.PROVIDER if phase == PROVIDER else ErrorKind.AGENT
         self._endings.end(run, _failed(describe_error(error), kind))
+
+
+def _message(run: LiveRun) -> Message:
+    """What the agent is told; collected messages are one, in order, and with their authors where there are several."""
+    said = [run, *(run.collection.parts if run.collection is not None else ())]
+    parts = tuple(Part(text=part.text, by=part.principal) for part in said)
+    named = len({part.by for part in parts}) > 1
+    return Message(
+        text="\n\n".join(f"{part.by}: {part.text}" if named else part.text for part in parts),
+        by=run.principal,
+        session=run.session.id,
+        run_id=run.id,
+        previous=run.session.previous,
+        parts=parts,
+    )
 
 
 def _failed(error: str, kind: ErrorKind) -> Cause:

@@ -13,8 +13,8 @@ import anyio
 import msgspec
 
 from interlock.core.authority import Action, Authority
-from interlock.core.decision import Decision, Tombstone
-from interlock.core.errors import Unavailable
+from interlock.core.decision import Decision, SessionRow, StopMark, Tombstone
+from interlock.core.errors import Unavailable, Unknown
 from interlock.core.lifecycle import State
 from interlock.core.names import Ending, Principal, RunId, SessionId
 from interlock.core.outcome import Cause
@@ -24,10 +24,11 @@ from interlock.runtime.crew import Crew
 from interlock.runtime.ending import Endings
 from interlock.runtime.fall import Fall
 from interlock.runtime.inbox import Inbox
-from interlock.runtime.registry import Falling, LiveRun, Registry, Session
+from interlock.runtime.live import Falling, LiveRun, Order
+from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import Settings
 from interlock.runtime.sight import Sight
-from interlock.stores.base import Store
+from interlock.stores.base import Store, read
 
 T = TypeVar("T")
 
@@ -60,8 +61,10 @@ class Stopping:
 
     # A session
 
-    async def session(self, session_id: SessionId, by: Principal) -> Receipt:
-        """End everything of a session that the caller may end, what waits and what arrives included."""
+    async def session(self, session_id: SessionId, by: Principal, order: Order | None = None) -> Receipt:
+        """End everything of a session that the caller may end: what waits, what arrives, what is detached."""
+        if order is not None:
+            self._mark(StopMark(session=session_id, channel=order.channel, by=by, at=order.at))
         session = self._registry.sessions.get(session_id)
         if session is None or self._registry.closed:
             return await self._absent(session_id, by)
@@ -70,15 +73,55 @@ class Stopping:
             known = await self._soon(self._store.load(session_id, principal=by, key=None), self._until())
             if known is not None:
                 self._inbox.take_up(session, known)
-        everyone = dict.fromkeys([session.seat, *(session.waiting or ()), *(session.line or ())])
-        targets = [run for run in everyone if run is not None and not run.fallen and self._may(by, run)]
+        fall = self._end_all(session, [run for run in _everyone(session) if self._may(by, run)], by)
+        return await (self._empty(session, by) if fall is None else self._receipt_of(fall, by))
+
+    def _end_all(self, session: Session, targets: list[LiveRun], by: Principal, *, resets: bool = False) -> Fall | None:
+        """Let runs fall together, in one step."""
         if not targets:
-            return await self._empty(session, by)
+            return None
         fall = self._endings.open(session, by=by)
+        fall.resets = resets
         for target in targets:
             fall.take(target, Cause(ending=Ending.STOPPED, by=by))
         self._endings.close(fall)
-        return await self._receipt_of(fall, by)
+        return fall
+
+    def _mark(self, mark: StopMark) -> None:
+        """Remember a stop by its place in its channel: what was written before it may still come."""
+        self._registry.mark((mark,))
+        if not self._registry.closed:
+            self._endings.insist(Decision(marks=(mark,)))
+
+    async def reset(self, session_id: SessionId, by: Principal) -> Receipt:
+        """End everything of a session and let its transcript begin anew; the generation goes on rising."""
+        session = self._registry.sessions.get(session_id)
+        if session is None or not session.loaded:
+            known = await read(self._store.load(session_id, principal=by, key=None))
+            if known.session is not None and self._registry.sessions.get(session_id) is None:
+                return await self._reset_absent(known.session, by)
+            if (session := self._registry.sessions.get(session_id)) is not None:
+                self._inbox.take_up(session, known)
+        owner = None if session is None else session.confirmed_owner
+        if session is None or owner is None or not self._authority.may(Action.RESET, by, owner=owner):
+            raise Unknown(f"no session {session_id!r} that {by} may reset; a session begins with its first message")
+        fall = self._end_all(session, _everyone(session), by, resets=True)
+        if fall is None:
+            self._registry.generations.rise(session_id)
+            self._endings.begin_anew(session)
+            receipt = nothing(session=session_id, by=by, now=self._clock.wall())
+        else:
+            receipt = await self._receipt_of(fall, by)
+        durable = await self._keep(Decision(sessions=(self._registry.session_row(session),)), self._until())
+        return msgspec.structs.replace(receipt, durable=receipt.durable and durable)
+
+    async def _reset_absent(self, row: SessionRow, by: Principal) -> Receipt:
+        """Nobody has the session in memory: there is nothing to end, only the transcript to begin anew."""
+        if not self._authority.may(Action.RESET, by, owner=row.owner):
+            raise Unknown(f"no session {row.id!r} that {by} may reset; a session begins with its first message")
+        fresh = msgspec.structs.replace(row, generation=row.generation + 1, since=self._registry.position())
+        durable = await self._keep(Decision(sessions=(fresh,)), self._until())
+        return nothing(session=row.id, by=by, now=self._clock.wall(), durable=durable)
 
     async def _empty(self, session: Session, by: Principal) -> Receipt:
         """Nothing to end. What is just ending is named; on an empty seat the generation rises all the same."""
@@ -110,14 +153,16 @@ class Stopping:
     async def run(self, run_id: RunId, by: Principal) -> Receipt:
         """End one run, wherever it is; its session's queue goes on."""
         run = self._registry.runs.get(run_id)
-        if run is not None and self._may(by, run):
-            return await self._live(run, by)
+        if run is not None and self._may(by, run.itself):
+            return await self._live(run.itself, by)
         found = await self._soon(self._stored(run_id, by), self._until()) if run is None else None
         return found or nothing(session=None, by=by, now=self._clock.wall())
 
     async def _live(self, run: LiveRun, by: Principal) -> Receipt:
         if run.state not in (State.WITHDRAWN, State.ALIASED):
-            fall = self._endings.end(run, Cause(ending=Ending.STOPPED, by=by))
+            steering = [other for other in run.session.waiting or () if other.steers is run and self._may(by, other)]
+            live = not run.fallen and not self._registry.closed
+            fall = self._end_all(run.session, [run, *steering], by) if live else None
             if fall is not None:
                 return await self._receipt_of(fall, by)
         if run.fall is None:  # it never was, or this control is closed
@@ -139,8 +184,8 @@ class Stopping:
     async def key(self, key: str, by: Principal) -> Receipt:
         """End the message with a key of the caller's; if it was not seen yet it will be born stopped."""
         run = self._registry.keys.get((by, key))
-        if run is not None and self._may(by, run):
-            return await self._live(run, by)
+        if run is not None and self._may(by, run.itself):
+            return await self._live(run.itself, by)
         tombstone = Tombstone(principal=by, key=key)
         self._registry.bury(tombstone)
         until = self._until()
@@ -150,7 +195,7 @@ class Stopping:
         if known is not None and known.key is not None:
             came = self._registry.runs.get(known.key.run_id)
             if came is not None:  # it arrived while we asked, and was born stopped
-                return await self._live(came, by)
+                return await self._live(came.itself, by)
             found = await self._soon(self._stored(known.key.run_id, by), until)
         return found or nothing(session=None, by=by, now=self._clock.wall(), durable=durable)
 
@@ -195,6 +240,13 @@ class Stopping:
         with anyio.CancelScope(deadline=until), contextlib.suppress(Unavailable):
             return await asked
         return None
+
+
+def _everyone(session: Session) -> list[LiveRun]:
+    """Every run of a session that has not fallen: seated, waiting, arriving, detached."""
+    detached = (session.detached or {}).values()
+    everyone = dict.fromkeys([session.seat, *(session.waiting or ()), *(session.line or ()), *detached])
+    return [run for run in everyone if run is not None and not run.fallen]
 
 
 def _ending(run: LiveRun) -> Ending | None:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
-from interlock.core.errors import BadInput, NotYet
+from interlock.core.errors import BadInput
 from interlock.core.events import Json
 from interlock.core.names import ToolState
 
@@ -20,6 +20,7 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     thread: bool = False
     grace: float = 0.0
+    asks: bool = False  # wants to be allowed by a person first
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,16 +47,16 @@ def tool(
     grace: float = 0.0,
     approval: str | None = None,
 ) -> F | Callable[[F], F]:
-    """Say something about a tool: its name, that it runs in a thread, how long it may take to clean up."""
+    """Say something about a tool: its name, that it runs in a thread, its time to clean up, that it must be allowed."""
 
     def mark(marked: F) -> F:
-        if approval is not None:
-            raise NotYet("approval= comes with questions; until then guard the tool in the agent")
+        if approval not in (None, "ask", "never"):
+            raise BadInput(f"approval= is 'ask' or 'never', not {approval!r:.40}")
         if grace < 0:
             raise BadInput(f"grace must be 0 or more seconds, not {grace}")
         if thread and _is_async(marked):
             raise BadInput(f"tool {marked.__name__} is async: drop thread=True, it is cut without a thread")
-        spec = ToolSpec(name=name or marked.__name__, thread=thread, grace=grace)
+        spec = ToolSpec(name=name or marked.__name__, thread=thread, grace=grace, asks=approval == "ask")
         setattr(marked, _MARK, spec)
         return marked
 
@@ -92,14 +93,6 @@ def describe_error(error: BaseException) -> str:
         said = "(it cannot be described)"
     text = f"{type(error).__name__}: {said}".rstrip(": ")[:ERROR_CHARACTERS]
     return text.encode("utf-8", "replace").decode()
-
-
-def need_utf8(text: str, what: str) -> None:
-    """Refuse text that no wire or file can hold (half a surrogate pair)."""
-    try:
-        text.isascii() or text.encode()
-    except UnicodeEncodeError:
-        raise BadInput(f"{what} holds half a surrogate pair; decode the text properly first") from None
 
 
 def plain(value: object, what: str) -> Json:

@@ -12,6 +12,7 @@ from contextlib import aclosing
 
 from interlock.core.events import Ended, Event, Gap
 from interlock.core.names import PASSING, RunId, SessionId
+from interlock.runtime.clock import Clock
 from interlock.runtime.outlet import Feed
 from interlock.runtime.registry import Registry
 from interlock.runtime.settings import WATCH_EVENTS
@@ -58,11 +59,12 @@ class Buffer:
 class Watch:
     """One watcher's view of a session."""
 
-    def __init__(self, session: SessionId, *, registry: Registry, store: Store, feed: Feed) -> None:
+    def __init__(self, session: SessionId, *, registry: Registry, store: Store, feed: Feed, clock: Clock) -> None:
         self._session = session
         self._registry = registry
         self._store = store
         self._feed = feed
+        self._clock = clock
 
     async def events(self, after: int, only: RunId | None = None) -> AsyncGenerator[Event, None]:
         """Yield events behind a position; with `only`, those of one run, up to its terminal event."""
@@ -119,13 +121,19 @@ class Watch:
         return run is None or run.sealed
 
     def _gap(self, after: int, lost_to: int) -> Event:
-        return Event(position=lost_to, session=self._session, run_id=None, generation=None, data=Gap(after=after))
+        return Event(
+            position=lost_to,
+            at=self._clock.wall(),
+            session=self._session,
+            run_id=None,
+            generation=None,
+            data=Gap(after=after),
+        )
 
 
-async def whole_log(store: Store, session: SessionId) -> list[Event]:
-    """Return everything a session's log still holds, read page by page."""
+async def whole_log(store: Store, session: SessionId, *, after: int = 0) -> list[Event]:
+    """Return everything a session's log still holds behind a position, read page by page."""
     events: list[Event] = []
-    after = 0
     while True:
         page = await read(store.events(session, after=after, limit=PAGE_EVENTS))
         events.extend(page.events)

@@ -13,10 +13,20 @@ from typing import Any, Protocol, TypeVar
 import anyio
 import msgspec
 
-from interlock.core.decision import Decision, KeyRow, RunRow, SessionRow, ToolRow, Verdict
+from interlock.core.decision import (
+    Decision,
+    KeyRow,
+    QuestionRow,
+    RunRow,
+    SessionRow,
+    StopMark,
+    ToolRow,
+    Verdict,
+    WakeRow,
+)
 from interlock.core.errors import Unavailable
 from interlock.core.events import Event
-from interlock.core.names import Principal, ReceiptId, RunId, SessionId
+from interlock.core.names import Principal, QuestionId, ReceiptId, RunId, SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 
@@ -27,6 +37,10 @@ READ_SECONDS = 5.0
 
 class StoreFailed(Unavailable):
     """The store could not do it; nothing of it was kept."""
+
+
+class OldToken(StoreFailed):
+    """A write under a writer right that has passed to someone else; nothing of it was kept, and never will be."""
 
 
 class Ticket:
@@ -102,6 +116,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     key: KeyRow | None = None
     buried: bool = False  # the key has a tombstone
     previous: Outcome | None = None  # how the session's last turn ended
+    marks: tuple[StopMark, ...] = ()  # where in their own channels its stops stood
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,8 +161,16 @@ class Store(Protocol):
         """Return a run's row."""
         ...
 
-    async def runs(self, session: SessionId) -> tuple[RunRow, ...]:
-        """Return a session's runs in the order they were admitted."""
+    async def runs(self, session: SessionId, *, tree: bool = False) -> tuple[RunRow, ...]:
+        """Return a session's runs in the order they were admitted; with `tree` the children below them too."""
+        ...
+
+    async def question(self, question_id: QuestionId) -> QuestionRow | None:
+        """Return a question."""
+        ...
+
+    async def wakes(self) -> tuple[WakeRow, ...]:
+        """Return every schedule."""
         ...
 
     async def tools(self, run_id: RunId) -> tuple[ToolRow, ...]:
@@ -168,3 +191,15 @@ async def read(asked: Awaitable[T]) -> T:
     with anyio.move_on_after(READ_SECONDS):
         return await asked
     raise StoreFailed(f"the store did not answer within {READ_SECONDS} s; try again")
+
+
+async def committed(store: Store, ticket: Ticket, seconds: float) -> bool:
+    """Return whether a decision is in the store, waiting at most so long and then making it conclusive."""
+    if not await ticket.within(seconds):
+        with anyio.CancelScope(shield=True):
+            await store.withdraw(ticket)
+    try:
+        await ticket
+    except StoreFailed:
+        return False
+    return True

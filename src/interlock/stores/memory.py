@@ -11,18 +11,41 @@ from operator import attrgetter
 
 import msgspec
 
-from interlock.core.decision import Decision, KeyRow, RunRow, SessionRow, Tombstone, ToolRow, Verdict
+from interlock.core.decision import (
+    Decision,
+    KeyRow,
+    QuestionRow,
+    RunRow,
+    SessionRow,
+    StopMark,
+    Tombstone,
+    ToolRow,
+    Verdict,
+    WakeRow,
+)
 from interlock.core.events import Ended, Event
-from interlock.core.names import PASSING, CallId, Ending, Principal, ReceiptId, RunId, SessionId
+from interlock.core.names import (
+    PASSING,
+    CallId,
+    Ending,
+    Principal,
+    QuestionId,
+    QuestionState,
+    ReceiptId,
+    RunId,
+    SessionId,
+    WakeId,
+)
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
-from interlock.stores.base import Loaded, Page, StoreFailed, Ticket
+from interlock.stores.base import Loaded, OldToken, Page, StoreFailed, Ticket
 
 LOG_EVENTS = 10_000  # kept per session
 PASSING_EVENTS = 10_000  # deltas, typing and progress kept per run while it lives
-RUNS_KEPT = 1_000  # ended runs kept per session
+RUNS_KEPT = 1_000  # ended runs kept per session, and children per tree
 KEYS_KEPT = 100_000
 TOMBSTONES_KEPT = 1_000  # per principal, so that nobody can push out another's
+MARKS_KEPT = 32  # per session
 
 
 @dataclass(slots=True)
@@ -76,12 +99,17 @@ class MemoryStore:
         self._sessions: dict[SessionId, SessionRow] = {}
         self._runs: dict[RunId, RunRow] = {}
         self._runs_of: dict[SessionId, deque[RunId]] = {}
+        self._children_of: dict[SessionId, deque[RunId]] = {}
+        self._questions: dict[QuestionId, QuestionRow] = {}
+        self._questions_of: dict[RunId, list[QuestionId]] = {}
+        self._wakes: dict[WakeId, WakeRow] = {}
+        self._marks: dict[SessionId, OrderedDict[tuple[str, Principal], StopMark]] = {}
         self._keys: OrderedDict[tuple[Principal, str], KeyRow] = OrderedDict()
         self._tombstones: dict[Principal, OrderedDict[str, None]] = {}
         self._tools: dict[RunId, dict[CallId, ToolRow]] = {}
         self._receipts: dict[ReceiptId, Receipt] = {}
         self._receipt_of: dict[RunId, ReceiptId] = {}
-        self._last: dict[SessionId, tuple[int, Outcome]] = {}
+        self._last: dict[SessionId, tuple[int, Outcome | None]] = {}
         self._logs: dict[SessionId, _Log] = {}
 
     async def open(self) -> int:
@@ -134,12 +162,20 @@ class MemoryStore:
             if self.faults.fail:
                 ticket.refuse(StoreFailed("the store refused the write; send it again later"))
                 continue
+            if self._outdated(ticket.decision):
+                ticket.refuse(OldToken("the session's writer right has passed to another run; this one is over"))
+                continue
             verdict = self._carry_out(ticket.decision)
             if self.faults.lose:
                 self._lost[ticket] = verdict
             else:
                 ticket.accept(verdict)
         self._flushing = False
+
+    def _outdated(self, decision: Decision) -> bool:
+        writer = decision.writer
+        known = None if writer is None else self._sessions.get(writer.session)
+        return writer is not None and known is not None and known.generation > writer.generation
 
     def _carry_out(self, decision: Decision) -> Verdict:
         for session in decision.sessions:
@@ -159,6 +195,18 @@ class MemoryStore:
             self._bury(tombstone)
         for tool in decision.tools:
             self._tools.setdefault(tool.run_id, {})[tool.call_id] = tool
+        for message, absorber in decision.aliases:
+            row = self._runs.get(message)
+            if row is not None and row.outcome is None:
+                self._runs[message] = msgspec.structs.replace(row, alias=absorber)
+        for question in decision.questions:
+            self._keep_question(question)
+        for wake in decision.wakes:
+            self._wakes[wake.id] = wake
+        for wake_id in decision.unwakes:
+            self._wakes.pop(wake_id, None)
+        for mark in decision.marks:
+            self._mark(mark)
         for receipt in decision.receipts:
             self._keep_receipt(receipt)
         for session_id in decision.rises:
@@ -170,21 +218,42 @@ class MemoryStore:
         known = self._sessions.get(row.id)
         if known is None:
             self._sessions[row.id] = row
-        elif row.generation > known.generation:
-            self._sessions[row.id] = msgspec.structs.replace(known, generation=row.generation)
+            return
+        self._sessions[row.id] = msgspec.structs.replace(
+            known,
+            generation=max(known.generation, row.generation),
+            since=max(known.since, row.since),
+            strategy=row.strategy if row.generation >= known.generation else known.strategy,
+        )
+        if row.since > known.since:  # what ended before this is no previous turn
+            self._last[row.id] = (row.generation, None)
 
     def _insert_run(self, row: RunRow) -> None:
         if row.id in self._runs:
             return
         self._runs[row.id] = row
-        kept = self._runs_of.setdefault(row.session, deque())
-        kept.append(row.id)
-        if len(kept) > RUNS_KEPT and self._runs[kept[0]].outcome is not None:
-            self._forget_run(kept.popleft())
+        self._keep_bounded(self._runs_of.setdefault(row.session, deque()), row.id)
+        if row.home is not None:
+            self._keep_bounded(self._children_of.setdefault(row.home, deque()), row.id)
 
-    def _forget_run(self, run_id: RunId) -> None:
+    def _keep_bounded(self, kept: deque[RunId], run_id: RunId) -> None:
+        kept.append(run_id)
+        if len(kept) > RUNS_KEPT:
+            oldest = self._runs.get(kept[0])
+            if oldest is None or oldest.outcome is not None or oldest.alias is not None:
+                kept.popleft()
+                if oldest is not None:
+                    self._forget_run(oldest)
+
+    def _forget_run(self, row: RunRow) -> None:
+        run_id = row.id
         del self._runs[run_id]
         self._tools.pop(run_id, None)
+        for question in self._questions_of.pop(run_id, ()):
+            del self._questions[question]
+        if row.home is not None:  # a child's session is its own
+            for kept in (self._sessions, self._logs, self._last, self._runs_of):
+                kept.pop(row.session, None)
         receipt_id = self._receipt_of.pop(run_id, None)
         receipt = None if receipt_id is None else self._receipts.get(receipt_id)
         if receipt is not None and not any(run.id in self._receipt_of for run in receipt.runs):
@@ -206,6 +275,25 @@ class MemoryStore:
         if seat is not None and seat >= latest:  # what never had the seat was no turn; a late write is no later turn
             self._last[row.session] = (seat, row.outcome)
         return None
+
+    def _keep_question(self, row: QuestionRow) -> None:
+        known = self._questions.get(row.id)
+        if known is None:
+            self._questions_of.setdefault(row.run_id, []).append(row.id)
+        elif known.state in (QuestionState.VOID, QuestionState.EXPIRED):
+            return
+        elif known.state is QuestionState.ANSWERED and row.state is not QuestionState.VOID:
+            return  # the first answer stands; only the run's fall undoes one that was not acted on
+        self._questions[row.id] = row
+
+    def _mark(self, mark: StopMark) -> None:
+        kept = self._marks.setdefault(mark.session, OrderedDict())
+        place = (mark.channel, mark.by)
+        known = kept.get(place)
+        if known is None or known.at < mark.at:
+            kept[place] = mark
+        if len(kept) > MARKS_KEPT:
+            kept.popitem(last=False)
 
     def _keep_key(self, row: KeyRow) -> None:
         self._keys.setdefault((row.principal, row.key), row)
@@ -261,6 +349,7 @@ class MemoryStore:
             key=None if key is None else self._keys.get((principal, key)),
             buried=key is not None and key in self._tombstones.get(principal, ()),
             previous=self._last[session][1] if session in self._last else None,
+            marks=tuple(self._marks.get(session, {}).values()),
         )
 
     async def session(self, session: SessionId) -> SessionRow | None:
@@ -271,9 +360,18 @@ class MemoryStore:
         await self._readable()
         return self._runs.get(run_id)
 
-    async def runs(self, session: SessionId) -> tuple[RunRow, ...]:
+    async def runs(self, session: SessionId, *, tree: bool = False) -> tuple[RunRow, ...]:
         await self._readable()
-        return tuple(self._runs[run_id] for run_id in self._runs_of.get(session, ()))
+        ids = [*self._runs_of.get(session, ()), *(self._children_of.get(session, ()) if tree else ())]
+        return tuple(self._runs[run_id] for run_id in ids if run_id in self._runs)
+
+    async def question(self, question_id: QuestionId) -> QuestionRow | None:
+        await self._readable()
+        return self._questions.get(question_id)
+
+    async def wakes(self) -> tuple[WakeRow, ...]:
+        await self._readable()
+        return tuple(self._wakes.values())
 
     async def tools(self, run_id: RunId) -> tuple[ToolRow, ...]:
         await self._readable()

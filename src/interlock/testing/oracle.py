@@ -21,7 +21,7 @@ from interlock.core.names import PASSING, Drain, Ending, EventKind, RunId, Sessi
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.runtime.control import Control
-from interlock.runtime.registry import Sent
+from interlock.runtime.live import Sent
 from interlock.stores.memory import MemoryStore
 
 STOP_SLACK_SECONDS = 0.2

@@ -1,0 +1,232 @@
+"""Questions to people, and who may answer them.
+
+1. A question is open from the step that passes the fence until one of: an answer, its own time, its run's fall.
+2. The first answer stands once it is in the store; whoever comes later is told. A fall before that makes it void.
+3. What waits for the answer looks at the fence again: an Allow in the same tick as a fall permits nothing.
+"""
+
+import asyncio
+from collections.abc import Collection
+
+import msgspec
+
+from interlock.core.authority import Action, Authority
+from interlock.core.decision import Decision, QuestionRow
+from interlock.core.errors import BadInput, QuestionClosed, Refused, Unavailable, Unknown
+from interlock.core.events import Asked, Json
+from interlock.core.names import Effect, Principal, QuestionId, QuestionState, RunId, SessionId
+from interlock.runtime.clock import Clock
+from interlock.runtime.crew import Crew
+from interlock.runtime.live import LiveRun, Question
+from interlock.runtime.outlet import Feed, Outlet
+from interlock.runtime.registry import Registry
+from interlock.runtime.settings import QUESTIONS, Settings
+from interlock.stores.base import Store, Ticket, committed, read
+
+NEVER, ASK = "never", "ask"
+
+
+class Policy:
+    """Which tools must be allowed by a person first. What the operator says beats what a tool says of itself."""
+
+    __slots__ = ("_allowed", "_always")
+
+    def __init__(self, approval: str | Collection[str] = NEVER) -> None:
+        if isinstance(approval, str) and approval not in (NEVER, ASK):
+            raise BadInput(f"approval= is 'never', 'ask' or a list of tools that need none, not {approval!r}")
+        self._always = approval == ASK
+        self._allowed = None if isinstance(approval, str) else frozenset(approval)
+
+    def asks(self, tool: str, *, marked: bool) -> bool:
+        """Return whether a tool must be allowed; `marked` if it wants that itself."""
+        if self._allowed is not None:
+            return tool not in self._allowed
+        return self._always or marked
+
+
+class QuestionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A question as it stands."""
+
+    id: QuestionId
+    run_id: RunId
+    session: SessionId
+    text: str
+    state: QuestionState
+    choices: tuple[str, ...] | None = None
+    answer: bool | str | None = None
+    by: Principal | None = None
+
+
+class Approvals:
+    """Opens questions and takes answers."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        store: Store,
+        feed: Feed,
+        authority: Authority,
+        crew: Crew,
+        clock: Clock,
+        settings: Settings,
+    ) -> None:
+        self._registry = registry
+        self._store = store
+        self._feed = feed
+        self._authority = authority
+        self._crew = crew
+        self._clock = clock
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+
+    # Asking
+
+    def open(
+        self,
+        run: LiveRun,
+        text: str,
+        choices: tuple[str, ...] | None,
+        seconds: float | None,
+        *,
+        tool: str | None = None,
+        arguments: Json | None = None,
+    ) -> Question:
+        """Put a question of a current run, or raise Stale; one synchronous step."""
+        run.fence.check(Effect.QUESTION)
+        if run.questions is None:
+            run.questions = {}
+        if len(run.questions) >= QUESTIONS:
+            raise Refused(f"this run has asked {QUESTIONS} questions, the most it may; end it and begin another")
+        question_id = QuestionId(self._registry.new_id("q"))
+        question = Question(question_id, run, text, choices, tool=tool, arguments=arguments)
+        run.questions[question_id] = self._registry.questions[question_id] = question
+        run.asking += 1
+        question.timer = self._loop.call_later(seconds or self._settings.ask_seconds, self._expire, question)
+        self._store.decide(Decision(questions=(question.row(),)))  # not waited for: an answer to it comes behind it
+        self._tell(question)
+        return question
+
+    async def answered(self, question: Question) -> bool | str:
+        """Wait for a question to be closed and return the answer, False if there was none in time; or raise Stale."""
+        await question.done.wait()
+        question.run.fence.check(Effect.QUESTION)
+        return question.answer if question.answer is not None else False
+
+    def _expire(self, question: Question) -> None:
+        if question.state is not QuestionState.OPEN:
+            return
+        if question.answering is not None:  # it was answered in time; only the store has not said so yet
+            question.timer = self._loop.call_later(self._settings.commit_seconds, self._expire, question)
+            return
+        self.close(question, QuestionState.EXPIRED)
+
+    def close(self, question: Question, state: QuestionState) -> None:
+        """Close an open question of a current run without an answer."""
+        if question.state is QuestionState.OPEN:
+            self._close(question, state)
+            self._store.decide(Decision(questions=(question.row(),)))
+
+    def _close(self, question: Question, state: QuestionState) -> None:
+        question.close(state)
+        question.run.touched = self._clock.now()
+        self._tell(question)
+
+    def _tell(self, question: Question) -> None:
+        told = Asked(
+            question_id=question.id,
+            text=question.text,
+            state=question.state,
+            choices=question.choices,
+            tool=question.tool,
+            arguments=question.arguments,
+            answer=question.answer,
+            by=question.by,
+        )
+        Outlet(question.run, self._feed).emit(Effect.QUESTION, told)
+
+    # Answering
+
+    async def answer(self, question_id: QuestionId, answer: object, by: Principal) -> QuestionInfo:
+        """Answer an open question; the same answer again by the same person is no error, any other is."""
+        question = self._registry.questions.get(question_id)
+        if question is None:
+            return await self._answer_again(question_id, answer, by)
+        run = question.run
+        if not self._authority.may(Action.ANSWER, by, owner=run.session.confirmed_owner, principal=run.principal):
+            raise _unknown(question_id, by)
+        value = _value(answer, question.choices)
+        while (answering := question.answering) is not None:
+            await answering.wait()
+        if question.state is not QuestionState.OPEN:
+            return _same_or_closed(_info(question.row()), value, by)
+        answering = question.answering = asyncio.Event()
+        claimed = msgspec.structs.replace(question.row(), state=QuestionState.ANSWERED, answer=value, by=by)
+        ticket = self._store.decide(Decision(questions=(claimed,)))
+        self._crew.start(self._conclude(question, ticket, claimed), name=f"answer {question_id}")
+        await answering.wait()
+        if question.state is QuestionState.OPEN:
+            raise Unavailable("the answer could not be kept in time; the question is still open, answer it again")
+        return _same_or_closed(_info(question.row()), value, by)
+
+    async def _conclude(self, question: Question, ticket: Ticket, claimed: QuestionRow) -> None:
+        """Let an answer stand once it is in the store, unless the question went void first."""
+        try:
+            inside = await committed(self._store, ticket, self._settings.commit_seconds)
+            if inside and question.state is QuestionState.OPEN:
+                question.answer, question.by = claimed.answer, claimed.by
+                self._close(question, QuestionState.ANSWERED)
+        finally:
+            answering, question.answering = question.answering, None
+            if answering is not None:
+                answering.set()
+
+    async def _answer_again(self, question_id: QuestionId, answer: object, by: Principal) -> QuestionInfo:
+        """Say what became of a question whose run is gone."""
+        row = await read(self._store.question(question_id))
+        session = None if row is None else await read(self._store.session(row.session))
+        owner = None if session is None else session.owner
+        if row is None or not self._authority.may(Action.ANSWER, by, owner=owner, principal=row.principal):
+            raise _unknown(question_id, by)
+        if row.state is QuestionState.OPEN:  # its run is not here, so nobody waits for it
+            row = msgspec.structs.replace(row, state=QuestionState.VOID)
+        return _same_or_closed(_info(row), _value(answer, row.choices), by)
+
+
+def _unknown(question_id: QuestionId, by: Principal) -> Unknown:
+    return Unknown(f"no question {question_id!r} that {by} may answer; watch the session for its questions")
+
+
+def _value(answer: object, choices: tuple[str, ...] | None) -> bool | str:
+    if choices is None:
+        if not isinstance(answer, bool):
+            raise BadInput(f"this is a yes-or-no question: answer True or False, not {answer!r:.40}")
+        return answer
+    if not isinstance(answer, str) or answer not in choices:
+        raise BadInput(f"answer with one of {', '.join(map(repr, choices))}, not {answer!r:.40}")
+    return answer
+
+
+def _same_or_closed(info: QuestionInfo, value: bool | str, by: Principal) -> QuestionInfo:
+    if info.state is QuestionState.ANSWERED and (info.answer, info.by) == (value, by):
+        return info
+    if info.state is QuestionState.ANSWERED:
+        raise QuestionClosed(
+            f"question {info.id} was answered before, {info.answer!r} by {info.by}; that answer stands"
+        )
+    if info.state is QuestionState.EXPIRED:
+        raise QuestionClosed(f"question {info.id} has expired; the run went on without an answer")
+    raise QuestionClosed(f"question {info.id} is void: its run is over, and nothing was done")
+
+
+def _info(row: QuestionRow) -> QuestionInfo:
+    return QuestionInfo(
+        id=row.id,
+        run_id=row.run_id,
+        session=row.session,
+        text=row.text,
+        state=row.state,
+        choices=row.choices,
+        answer=row.answer,
+        by=row.by,
+    )

@@ -1,0 +1,378 @@
+"""A run while it is alive: what it is, what it has said, and what of it must go when it falls.
+
+Everything here is plain state; what may be done with it is decided elsewhere (`fall`, `gate`, `outlet`, `inbox`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from interlock.core.decision import KeyRow, QuestionRow, RunRow
+from interlock.core.errors import InterlockError
+from interlock.core.events import Json
+from interlock.core.fence import Fence
+from interlock.core.lifecycle import Move, State, advance
+from interlock.core.names import (
+    BodyState,
+    CallId,
+    Ending,
+    Principal,
+    QuestionId,
+    QuestionState,
+    RunId,
+    RunKind,
+    SessionId,
+    Strategy,
+    ToolState,
+)
+from interlock.core.outcome import Limit, Outcome
+from interlock.core.receipt import Receipt
+
+if TYPE_CHECKING:
+    from interlock.runtime.holds import Place
+    from interlock.runtime.registry import Session
+
+IDLE, QUEUE, APPROVAL = (
+    "idle",
+    "queue",
+    "approval",
+)  # what a limit on silence, on waiting, or one met while asking is told as
+
+
+class Body(Protocol):
+    """Code of a run that is being executed: the agent's own, or a tool's. None of these methods waits."""
+
+    name: str
+    grace: float  # seconds it asked for to clean up, beyond what everyone has
+    state: BodyState
+    done: asyncio.Event
+
+    def cut(self) -> None:
+        """Ask it to end: one cancel, so that it may clean up."""
+        ...
+
+    def drop(self) -> None:
+        """Never resume it."""
+        ...
+
+    def abandon(self) -> None:
+        """Give it up: it may still run, fenced, and the receipt names it."""
+        ...
+
+
+class Falling(Protocol):
+    """What a run knows of the fall that took it."""
+
+    runs: list[LiveRun]
+    ended: asyncio.Event
+    drained: asyncio.Event
+    durable: bool
+
+    def told(self, run: LiveRun) -> Outcome:
+        """Return a run's outcome with the facts beside it as they are now."""
+        ...
+
+    def receipt(
+        self, *, aborted: bool = False, already: Ending | None = None, runs: Sequence[LiveRun] | None = None
+    ) -> Receipt:
+        """Return the receipt as it stands now, of these runs only if they are given."""
+        ...
+
+
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """What the sender of a message is told. `generation` is None while the message waits for the seat."""
+
+    run_id: RunId
+    session: SessionId
+    generation: int | None = None
+    superseded: RunId | None = None
+    state: State = State.SEATED
+
+
+class ToolCall:
+    """A tool call of a live run."""
+
+    __slots__ = ("arguments", "asks", "id", "name", "question", "state")
+
+    def __init__(self, call_id: CallId, name: str, arguments: Json, *, asks: bool = False) -> None:
+        self.id = call_id
+        self.name = name
+        self.arguments = arguments
+        self.asks = asks  # the tool itself wants to be allowed first
+        self.question: Question | None = None
+        self.state = ToolState.PENDING
+
+
+class Reply:
+    """What a run has said: closed blocks, and the deltas of the one still open."""
+
+    __slots__ = ("_open", "blocks", "bytes")
+
+    def __init__(self) -> None:
+        self.blocks: list[str] = []
+        self._open: list[str] | None = None
+        self.bytes = 0
+
+    @property
+    def open(self) -> str:
+        """The text of the block that is not closed yet."""
+        return "" if self._open is None else "".join(self._open)
+
+    @property
+    def text(self) -> str:
+        """Everything said so far."""
+        unfinished = self.open
+        return "\n\n".join([*self.blocks, unfinished] if unfinished else self.blocks)
+
+    def add(self, delta: str) -> None:
+        """Add to the open block."""
+        if self._open is None:
+            self._open = []
+        self._open.append(delta)
+        self.bytes += len(delta)
+
+    def close(self, text: str) -> None:
+        """Put a whole block in the place of the open one."""
+        self.bytes += len(text) - sum(len(delta) for delta in self._open or ())
+        self._open = None
+        self.blocks.append(text)
+
+
+class Order(msgspec.Struct, frozen=True):
+    """A message's place in its own channel, by the channel's own number or time; comparable only within it."""
+
+    channel: str
+    at: float
+
+
+class Question:
+    """A question of a live run."""
+
+    __slots__ = (
+        "answer", "answering", "arguments", "by", "choices", "done", "id", "run", "state", "text", "timer", "tool",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        question_id: QuestionId,
+        run: LiveRun,
+        text: str,
+        choices: tuple[str, ...] | None,
+        *,
+        tool: str | None = None,
+        arguments: Json | None = None,
+    ) -> None:
+        self.id = question_id
+        self.run = run
+        self.text = text
+        self.choices = choices
+        self.tool = tool
+        self.arguments = arguments
+        self.state = QuestionState.OPEN
+        self.answer: bool | str | None = None
+        self.by: Principal | None = None
+        self.answering: asyncio.Event | None = None  # an answer is being committed; set when it is decided
+        self.timer: asyncio.TimerHandle | None = None
+        self.done = asyncio.Event()
+
+    def close(self, state: QuestionState) -> None:
+        """Leave the open state, for good."""
+        assert self.state is QuestionState.OPEN, f"question {self.id} was closed twice"
+        self.state = state
+        self.run.asking -= 1
+        if self.timer is not None:
+            self.timer.cancel()
+        self.done.set()
+
+    def row(self) -> QuestionRow:
+        """What the store keeps of it."""
+        return QuestionRow(
+            id=self.id,
+            run_id=self.run.id,
+            session=self.run.session.id,
+            principal=self.run.principal,
+            text=self.text,
+            choices=self.choices,
+            state=self.state,
+            answer=self.answer,
+            by=self.by,
+        )
+
+
+class Collection:
+    """Messages that wait to be one turn: the first one's run, and what was added to it."""
+
+    __slots__ = ("merging", "parts", "ripe", "timer", "until")
+
+    def __init__(self, until: float) -> None:
+        self.parts: list[LiveRun] = []
+        self.merging: LiveRun | None = None  # is being committed; the turn must not begin without it
+        self.ripe = False  # it has been quiet for long enough
+        self.timer: asyncio.TimerHandle | None = None
+        self.until = until
+
+    @property
+    def ready(self) -> bool:
+        """True if the turn may begin."""
+        return self.ripe and self.merging is None
+
+
+class LiveRun:
+    """A run that is not yet both durable and drained."""
+
+    __slots__ = (
+        "absorbed", "acked", "admitted_at", "agent", "alias", "asking", "blamed", "bodies", "called", "calls",
+        "calls_made", "children", "collection", "deadline", "descendants", "detached", "digest", "ended",
+        "fall", "fence", "finished", "generation", "holds", "home", "id", "key", "kind", "limits", "method",
+        "order", "outcome", "parent", "passed", "phase", "principal", "problem", "provider_started",
+        "questions", "refusal_budget", "reply", "said", "sealed", "sent", "session", "started_at", "state",
+        "steers", "strategy", "superseded", "text", "timers", "touched", "turn",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        run_id: RunId,
+        session: Session,
+        *,
+        principal: Principal,
+        text: str,
+        kind: RunKind,
+        method: str,
+        key: str | None,
+        digest: str,
+        strategy: Strategy | None,
+        deadline: float | None,
+        admitted_at: float,
+        order: Order | None = None,
+        agent: str | None = None,
+        parent: LiveRun | None = None,
+        detached: bool = False,
+    ) -> None:
+        self.id = run_id
+        self.session = session
+        self.principal = principal
+        self.text = text
+        self.kind = kind
+        self.method = method
+        self.key = key
+        self.digest = digest
+        self.strategy = strategy
+        self.deadline = deadline
+        self.admitted_at = admitted_at
+        self.order = order
+        self.agent = agent  # None: the one that control serves
+        self.parent = parent
+        self.detached = detached
+        self.home: Session = session if parent is None else parent.home  # at the top of its tree
+        self.children: dict[RunId, LiveRun] | None = None  # alive ones, detached or not
+        self.descendants = 0  # alive below this run, detached ones not counted
+        self.questions: dict[QuestionId, Question] | None = None
+        self.asking = 0  # open ones among them
+        self.holds: dict[str, Place] | None = None  # in whose lines it stands, or is first
+        self.steers: LiveRun | None = None  # the run that may take this message in
+        self.collection: Collection | None = None
+        self.alias: LiveRun | None = None  # the run that took it in
+        self.absorbed: list[LiveRun] | None = None  # messages this run took in
+        self.fence = Fence(run_id)
+        self.state = State.ARRIVING
+        self.generation: int | None = None
+        self.superseded: RunId | None = None
+        self.sent: Sent | None = None
+        self.problem: InterlockError | None = None  # why the message was not taken
+        self.said = False  # its `message` event is out
+        self.sealed = False  # its terminal event is out
+        self.passed = 0  # takeovers of others that went ahead of it in the queue
+        self.phase: str | None = None
+        self.blamed: tuple[str, BaseException] | None = None  # the phase an error came from
+        self.provider_started = False
+        self.limits: tuple[Limit, ...] = ()
+        self.timers: list[asyncio.TimerHandle] | None = None
+        self.touched = 0.0
+        self.started_at: float | None = None
+        self.reply = Reply()
+        self.calls: dict[CallId, ToolCall] | None = None  # open ones
+        self.finished: deque[ToolCall] | None = None
+        self.calls_made = 0
+        self.bodies: list[Body] | None = None
+        self.refusal_budget = 0
+        self.outcome: Outcome | None = None  # decided at t0, told at t1
+        self.fall: Falling | None = None
+        self.turn: asyncio.Event | None = None  # set when it heads its session's line
+        self.acked = asyncio.Event()  # the sender may be told
+        self.called = asyncio.Event()  # it has the seat, or has ended
+        self.ended = asyncio.Event()  # the outcome is public
+
+    @property
+    def fallen(self) -> bool:
+        """True once the ending is decided: the fence's one mark."""
+        return self.fence.cause is not None
+
+    def standing(self, limit: Limit) -> Limit:
+        """Return a limit as it stands now: the one on silence moves with every sign of life, and rests while asking."""
+        if limit.phase != IDLE:
+            return limit
+        return Limit(math.inf if self.asking else self.touched + limit.seconds, limit.seconds, IDLE)
+
+    @property
+    def doing(self) -> str | None:
+        """The phase a limit would be met in."""
+        return APPROVAL if self.asking else self.phase
+
+    @property
+    def itself(self) -> LiveRun:
+        """This run, or the one that took it in."""
+        run = self
+        while run.alias is not None:
+            run = run.alias
+        return run
+
+    @property
+    def body_state(self) -> BodyState:
+        """What became of the agent's own code, the first of the run's bodies."""
+        return self.bodies[0].state if self.bodies else BodyState.NONE
+
+    def move(self, move: Move) -> None:
+        """Move in the lifecycle table, or raise."""
+        self.state = advance(self.state, move)
+
+    def row(self) -> RunRow:
+        """What the store keeps of this run."""
+        return RunRow(
+            id=self.id,
+            session=self.session.id,
+            principal=self.principal,
+            kind=self.kind,
+            text=self.text,
+            admitted_at=self.admitted_at,
+            key=self.key,
+            deadline=self.deadline,
+            parent=None if self.parent is None else self.parent.id,
+            home=None if self.parent is None else self.home.id,
+            agent=self.agent,
+            detached=self.detached,
+            alias=None if self.alias is None else self.alias.id,
+            generation=self.generation,
+            started=self.started_at is not None,
+            outcome=self.outcome,
+            cut=self.reply.open if self.fallen else "",
+        )
+
+    def key_row(self) -> KeyRow | None:
+        """What the store keeps of this run's key."""
+        if self.key is None:
+            return None
+        return KeyRow(
+            principal=self.principal,
+            key=self.key,
+            method=self.method,
+            digest=self.digest,
+            run_id=self.itself.id,
+            generation=self.generation,
+            superseded=self.superseded,
+        )

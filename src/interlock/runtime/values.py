@@ -1,0 +1,75 @@
+"""What callers hand in, checked at the door: a wrong value is named and nothing is changed."""
+
+import math
+
+from interlock.core.errors import BadInput
+from interlock.core.names import Strategy
+from interlock.runtime.live import Order
+from interlock.runtime.settings import MESSAGE_BYTES
+
+
+def need_utf8(text: str, what: str) -> None:
+    """Refuse text that no wire or file can hold (half a surrogate pair)."""
+    try:
+        text.isascii() or text.encode()
+    except UnicodeEncodeError:
+        raise BadInput(f"{what} holds half a surrogate pair; decode the text properly first") from None
+
+
+def name_of(value: object, what: str) -> str:
+    """Return a name, or say what is wrong with it."""
+    if not isinstance(value, str) or not value.strip() or len(value) > 512:
+        raise BadInput(f"{what} must be a name of 1 to 512 characters, not {value!r:.80}")
+    need_utf8(value, what)
+    return value
+
+
+def text_of(value: object, what: str = "the message", limit: int = MESSAGE_BYTES) -> str:
+    """Return a text that is not empty and not too long."""
+    if not isinstance(value, str):
+        raise BadInput(f"{what} is text, not {type(value).__name__}; convert it first")
+    if not value.strip():
+        raise BadInput(f"{what} is empty; send some text")
+    need_utf8(value, what)
+    if len(value) > limit:
+        raise BadInput(f"{what} has {len(value)} characters, more than {limit}; send a shorter one")
+    return value
+
+
+def strategy_of(value: str | None) -> Strategy | None:
+    """Return a strategy by its name."""
+    if value is None:
+        return None
+    try:
+        return Strategy(value)
+    except ValueError:
+        raise BadInput(f"no strategy {value!r}; use one of {', '.join(Strategy)}") from None
+
+
+def seconds_of(value: object, what: str, default: float | None) -> float | None:
+    """Return a limit in seconds; 0 and None mean none."""
+    if value is None:
+        return default or None
+    seconds = number_of(value)
+    if math.isnan(seconds) or seconds < 0:
+        raise BadInput(f"{what} must be 0 or more seconds from now, not {value!r:.40}; leave it out for none")
+    return None if seconds in (0, math.inf) else seconds
+
+
+def order_of(value: object) -> Order | None:
+    """Return a message's place in its channel, given as (channel, number)."""
+    if value is None:
+        return None
+    match value:
+        case (str() as channel, int() | float() as at) if not math.isnan(number_of(at)):
+            return Order(name_of(channel, "the channel"), at)
+        case _:
+            raise BadInput(f"order= is (channel, the channel's own number or time), not {value!r:.60}")
+
+
+def number_of(value: object) -> float:
+    """Return a number, or what is not one."""
+    try:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        return math.nan

@@ -1,0 +1,213 @@
+"""Wakes: messages that a schedule sends.
+
+1. A wake comes in by the one way in, and only into a session where nothing runs or waits; else it is skipped, and not
+   made up. Any message takes it over.
+2. A stop ends the run, not the schedule. A timer whose schedule is gone or was replaced does nothing.
+3. Nothing is written when a wake fires: where it stands follows from the clock, also after a restart.
+"""
+
+import asyncio
+import logging
+from datetime import datetime, timedelta
+from typing import Protocol
+
+import msgspec
+from cronsim import CronSim, CronSimError
+
+from interlock.core.decision import Decision, WakeRow
+from interlock.core.errors import BadInput, InterlockError, Refused
+from interlock.core.names import Principal, RunId, RunKind, SessionId, WakeId
+from interlock.runtime.clock import Clock
+from interlock.runtime.ending import Endings
+from interlock.runtime.live import LiveRun
+from interlock.runtime.registry import Registry
+from interlock.runtime.settings import WAKE_SECONDS, WAKES, Settings
+from interlock.runtime.values import number_of
+
+log = logging.getLogger("interlock")
+
+LONGEST_TIMER_SECONDS = 86_400.0  # a timer looks at the clock again at least so often: wall time may be set
+
+
+class Wake(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule as its owner sees it. `skipped` counts the times its session was busy, since the server started."""
+
+    id: WakeId
+    session: SessionId
+    text: str
+    by: Principal
+    next_at: float | None = None
+    at: float | None = None
+    every: float | None = None
+    cron: str | None = None
+    skipped: int = 0
+
+
+class Starter(Protocol):
+    """Whoever starts the task that carries a message."""
+
+    def begin(self, run: LiveRun) -> LiveRun:
+        """Register a message and start its task, in this step."""
+        ...
+
+
+class _Armed:
+    __slots__ = ("last", "next_at", "row", "skipped", "timer")
+
+    def __init__(self, row: WakeRow) -> None:
+        self.row = row
+        self.timer: asyncio.TimerHandle | None = None
+        self.next_at: float | None = None
+        self.last: LiveRun | None = None
+        self.skipped = 0
+
+    def count(self) -> None:
+        """Count the last firing if it came to nothing."""
+        if self.last is not None and self.last.acked.is_set():
+            self.skipped += self.last.problem is not None
+            self.last = None
+
+
+class Wakes:
+    """Every schedule of this control."""
+
+    def __init__(
+        self, registry: Registry, *, stage: Starter, endings: Endings, clock: Clock, settings: Settings
+    ) -> None:
+        self._registry = registry
+        self._stage = stage
+        self._endings = endings
+        self._clock = clock
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._armed: dict[WakeId, _Armed] = {}
+
+    def room(self, session: SessionId) -> None:
+        """Raise if a session has as many schedules as it may have."""
+        if sum(armed.row.session == session for armed in self._armed.values()) >= WAKES:
+            raise Refused(f"session {session} has {WAKES} wakes, the most it may have; remove one first")
+
+    def add(self, row: WakeRow) -> Wake:
+        """Arm a schedule."""
+        armed = self._armed[row.id] = _Armed(row)
+        self._arm(armed, self._clock.wall())
+        return _shown(armed)
+
+    def get(self, wake_id: WakeId) -> WakeRow | None:
+        """Return a schedule."""
+        armed = self._armed.get(wake_id)
+        return None if armed is None else armed.row
+
+    def of(self, session: SessionId) -> list[Wake]:
+        """List a session's schedules."""
+        return [_shown(armed) for armed in self._armed.values() if armed.row.session == session]
+
+    def remove(self, wake_id: WakeId) -> None:
+        """Forget a schedule, here and in the store."""
+        armed = self._armed.pop(wake_id, None)
+        if armed is not None:
+            if armed.timer is not None:
+                armed.timer.cancel()
+            self._endings.insist(Decision(unwakes=(wake_id,)))
+
+    def close(self) -> None:
+        """Fire no more; what is in the store stays there."""
+        for armed in self._armed.values():
+            if armed.timer is not None:
+                armed.timer.cancel()
+        self._armed.clear()
+
+    def _arm(self, armed: _Armed, after: float) -> None:
+        armed.next_at = next_time(armed.row, after)
+        if armed.next_at is None:  # its one time has passed, here or while nobody served
+            self.remove(armed.row.id)
+            return
+        seconds = min(max(0.0, armed.next_at - self._clock.wall()), LONGEST_TIMER_SECONDS)
+        armed.timer = self._loop.call_later(seconds, self._fire, armed)
+
+    def _fire(self, armed: _Armed) -> None:
+        row, due = armed.row, armed.next_at
+        if self._armed.get(row.id) is not armed or due is None or self._registry.closing:
+            return  # stale
+        if self._clock.wall() < due - 0.001:  # the timer is bounded, or the clock was set back
+            self._arm_again(armed, due)
+            return
+        self._wake(armed)
+        self._arm(armed, max(due, self._clock.wall()))
+
+    def _arm_again(self, armed: _Armed, due: float) -> None:
+        seconds = min(due - self._clock.wall(), LONGEST_TIMER_SECONDS)
+        armed.timer = self._loop.call_later(seconds, self._fire, armed)
+
+    def _wake(self, armed: _Armed) -> None:
+        row = armed.row
+        run = LiveRun(
+            RunId(self._registry.new_id("r")),
+            self._registry.session(row.session),
+            principal=row.principal,
+            text=row.text,
+            kind=RunKind.WAKE,
+            method="wake",
+            key=None,
+            digest="",
+            strategy=None,
+            deadline=self._settings.deadline,
+            admitted_at=self._clock.wall(),
+        )
+        armed.count()
+        armed.last = run
+        try:
+            self._stage.begin(run)
+        except InterlockError as refusal:
+            log.warning("wake %s of session %s was skipped: %s", row.id, row.session, refusal)
+            run.problem = refusal
+            run.acked.set()
+
+
+def next_time(row: WakeRow, after: float) -> float | None:
+    """Return when a schedule is due next, behind an instant; None if never."""
+    if row.at is not None:
+        return row.at if row.at > after else None
+    if row.every is not None:
+        return row.since + row.every * ((after - row.since) // row.every + 1)
+    assert row.cron is not None
+    return next(CronSim(row.cron, datetime.fromtimestamp(after).astimezone())).timestamp()
+
+
+def schedule(
+    at: datetime | float | None, every: timedelta | float | None, cron: str | None, now: float
+) -> tuple[float | None, float | None, str | None]:
+    """Return (at, every, cron) as numbers and text, one of them, or say what is wrong."""
+    if [at, every, cron].count(None) != 2:
+        raise BadInput("a wake has one schedule: at=, every= or cron=")
+    if cron is not None:
+        try:
+            next(CronSim(str(cron), datetime.fromtimestamp(now).astimezone()))
+        except (CronSimError, StopIteration) as error:
+            raise BadInput(f"cron {cron!r:.80} is not a schedule ({error}); an example: '0 9 * * mon-fri'") from None
+        return None, None, str(cron)
+    if every is not None:
+        seconds = every.total_seconds() if isinstance(every, timedelta) else number_of(every)
+        if not WAKE_SECONDS <= seconds < 10 * 366 * 86_400:
+            raise BadInput(f"every= is {WAKE_SECONDS} or more seconds, not {every!r:.40}")
+        return None, seconds, None
+    instant = at.timestamp() if isinstance(at, datetime) else number_of(at)
+    if not now < instant < now + 100 * 366 * 86_400:
+        raise BadInput(f"at= is a time to come, not {at!r:.60}")
+    return instant, None, None
+
+
+def _shown(armed: _Armed) -> Wake:
+    row = armed.row
+    armed.count()
+    return Wake(
+        id=row.id,
+        session=row.session,
+        text=row.text,
+        by=row.principal,
+        next_at=armed.next_at,
+        at=row.at,
+        every=row.every,
+        cron=row.cron,
+        skipped=armed.skipped,
+    )
