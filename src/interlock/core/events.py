@@ -174,7 +174,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened in a session."""
 
     position: int
-    at: float  # as people read time; never compared
+    at: float = 0.0  # as people read time; never compared
     session: SessionId
     run_id: RunId | None
     generation: int | None
