@@ -10,13 +10,11 @@ from typing import Protocol
 import msgspec
 
 from interlock.core.errors import BadInput, Refused
-from interlock.core.events import Delegated
 from interlock.core.names import Effect, Ending, RunId, RunKind, SessionId
 from interlock.core.outcome import Cause, Outcome
 from interlock.runtime.clock import Clock
 from interlock.runtime.ending import Endings
 from interlock.runtime.live import LiveRun
-from interlock.runtime.outlet import Feed, Outlet
 from interlock.runtime.registry import Registry
 from interlock.runtime.settings import CHILDREN, DEPTH, Settings
 
@@ -49,7 +47,6 @@ class Delegation:
         stage: Starter,
         names: tuple[str, ...],
         endings: Endings,
-        feed: Feed,
         clock: Clock,
         settings: Settings,
     ) -> None:
@@ -57,7 +54,6 @@ class Delegation:
         self._stage = stage
         self._names = names
         self._endings = endings
-        self._feed = feed
         self._clock = clock
         self._settings = settings
 
@@ -105,10 +101,7 @@ class Delegation:
             parent=parent,
             detached=detached,
         )
-        self._stage.begin(child)
-        told = Delegated(child=run_id, session=session.id, agent=agent, detached=detached)
-        Outlet(parent, self._feed).emit(Effect.CHILD, told)
-        return child
+        return self._stage.begin(child)
 
     def _room(self, parent: LiveRun, detached: bool) -> None:
         depth, root, above = 1, parent, parent.parent

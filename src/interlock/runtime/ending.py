@@ -16,13 +16,13 @@ import anyio
 import msgspec
 
 from interlock.core.decision import Decision, Verdict
-from interlock.core.events import Correction, Delegated, Proof
+from interlock.core.events import Correction, Proof
 from interlock.core.names import Drain, Effect, Principal
 from interlock.core.outcome import Cause
 from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
 from interlock.runtime.fall import Fall
-from interlock.runtime.live import Body, Falling, LiveRun
+from interlock.runtime.live import Body, Falling, LiveRun, delegated
 from interlock.runtime.outlet import Feed, Outlet
 from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import Settings
@@ -150,8 +150,8 @@ class Endings:
             Outlet(run, self._feed).seal(fall.terminal(run), fall.closing[run.id])
             self._tell_parent(run)
             run.ended.set()
-        if fall.resets:
-            self.begin_anew(fall.session)
+        if fall.resets is not None:
+            self.begin_anew(fall.resets)
         if drained:
             self._mark_drained(fall, Drain.OBSERVED)
         self._show_receipt(fall)
@@ -163,14 +163,7 @@ class Endings:
         """A parent that is still there learns at once how its child ended, not when everything of it is gone."""
         parent = run.parent
         if parent is not None and not parent.fallen:
-            told = Delegated(
-                child=run.id,
-                session=run.session.id,
-                agent=run.agent or "",
-                detached=run.detached,
-                outcome=run.outcome,
-            )
-            Outlet(parent, self._feed).emit(Effect.CHILD, told)
+            Outlet(parent, self._feed).emit(Effect.CHILD, delegated(run))
 
     def begin_anew(self, session: Session) -> None:
         """Let a session's transcript begin behind everything that was told so far."""
@@ -246,12 +239,14 @@ class Endings:
 
 
 def _earlier(fall: Fall) -> list[Falling]:
-    """Falls of the same sessions that came before and are to be told before."""
+    """Falls that came before and are to be told before: of the same sessions, and of children."""
     earlier: list[Falling] = []
     for session in fall.sessions:
         falls: list[Falling] = session.falls or []
         if fall in falls:
             earlier += falls[: falls.index(fall)]
+    for run in fall.runs:
+        earlier += run.child_falls or ()
     return earlier
 
 

@@ -55,7 +55,7 @@ class Fall:
         self.closing: dict[RunId, tuple[str, ...]] = {}
         self.void: dict[RunId, tuple[QuestionId, ...]] = {}
         self.held = 0  # named holds that are kept until drained
-        self.resets = False  # its session's transcript begins anew behind it
+        self.resets: Session | None = None  # whose transcript begins anew behind it
         self.keys: list[KeyRow] = []  # of runs that end before their ack: a retry is told how it ended
         self.queued = 0
         self.durable = True
@@ -94,6 +94,7 @@ class Fall:
             self._registry.generations.rise(run.session.id)
         self._registry.dequeue(run)
         self._registry.unlink(run)
+        self._before_parent(run)
         self._disarm(run)
         self.void[run.id] = self._void_questions(run)
         self.held += self._registry.holds.fall(run)
@@ -110,6 +111,14 @@ class Fall:
             self._cut(run)
         run.called.set()
         self._take_along(run, settled)
+
+    def _before_parent(self, run: LiveRun) -> None:
+        """An ending of a child that its parent outlived is told before the parent's."""
+        parent = run.parent
+        if parent is None or parent.fallen:
+            return
+        waiting = [fall for fall in parent.child_falls or () if not fall.ended.is_set()]
+        parent.child_falls = waiting if self in waiting else [*waiting, self]
 
     def _take_along(self, run: LiveRun, settled: Cause) -> None:
         """Whatever is part of a run falls in the same step: its children, and a message that was just joining it."""

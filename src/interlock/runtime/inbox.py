@@ -25,7 +25,7 @@ from interlock.runtime.clock import Clock
 from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.ending import Endings
 from interlock.runtime.fall import Fall, seat_next
-from interlock.runtime.live import Collection, LiveRun, Sent
+from interlock.runtime.live import Collection, LiveRun, Sent, delegated
 from interlock.runtime.outlet import Feed, Outlet
 from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import ARRIVALS, COLLECT_TIMES, COLLECTED, Settings
@@ -363,8 +363,14 @@ class Inbox:
         await endings_told(run.session)  # whoever it took over is told as ended before it is shown
         if run.fallen or run.alias is not None:
             return False
-        Outlet(run, self._feed).introduce()
+        self._introduce(run)
         return True
+
+    def _introduce(self, run: LiveRun) -> None:
+        """Show a message that is in; a child's parent shows it first."""
+        if run.parent is not None and not run.parent.fallen:
+            Outlet(run.parent, self._feed).emit(Effect.CHILD, delegated(run))
+        Outlet(run, self._feed).introduce()
 
     @staticmethod
     def _joining(run: LiveRun) -> LiveRun | None:

@@ -15,7 +15,7 @@ import msgspec
 
 from interlock.core.decision import KeyRow, QuestionRow, RunRow
 from interlock.core.errors import InterlockError
-from interlock.core.events import Json
+from interlock.core.events import Delegated, Json
 from interlock.core.fence import Fence
 from interlock.core.lifecycle import Move, State, advance
 from interlock.core.names import (
@@ -70,6 +70,7 @@ class Falling(Protocol):
     """What a run knows of the fall that took it."""
 
     runs: list[LiveRun]
+    resets: Session | None
     ended: asyncio.Event
     drained: asyncio.Event
     durable: bool
@@ -228,7 +229,7 @@ class LiveRun:
 
     __slots__ = (
         "absorbed", "acked", "admitted_at", "agent", "alias", "asking", "blamed", "bodies", "called", "calls",
-        "calls_made", "children", "collection", "deadline", "descendants", "detached", "digest", "ended",
+        "calls_made", "child_falls", "children", "collection", "deadline", "descendants", "detached", "digest", "ended",
         "fall", "fence", "finished", "generation", "holds", "home", "id", "key", "kind", "limits", "method",
         "order", "outcome", "parent", "passed", "phase", "principal", "problem", "provider_started",
         "questions", "refusal_budget", "reply", "said", "sealed", "sent", "session", "started_at", "state",
@@ -271,6 +272,7 @@ class LiveRun:
         self.detached = detached
         self.home: Session = session if parent is None else parent.home  # at the top of its tree
         self.children: dict[RunId, LiveRun] | None = None  # alive ones, detached or not
+        self.child_falls: list[Falling] | None = None  # endings of children, to be told before this run's own
         self.descendants = 0  # alive below this run, detached ones not counted
         self.questions: dict[QuestionId, Question] | None = None
         self.asking = 0  # open ones among them
@@ -376,3 +378,14 @@ class LiveRun:
             generation=self.generation,
             superseded=self.superseded,
         )
+
+
+def delegated(run: LiveRun) -> Delegated:
+    """What a parent's watchers are told of a child as it stands."""
+    return Delegated(
+        child=run.id,
+        session=run.session.id,
+        agent=run.agent or "",
+        detached=run.detached,
+        outcome=run.outcome,
+    )

@@ -163,8 +163,8 @@ class Outlet:
         """Publish what closes the reply and the terminal event: the run's last, in one step."""
         assert self._run.fallen, "a run is sealed after it fell"
         assert not self._run.sealed, f"run {self._run.id} was told as ended twice"
-        self._run.sealed = True
         self.introduce()
+        self._run.sealed = True
         for text in closing:
             self._feed.publish(self._run.session.id, self._run, Block(text=text))
         self._feed.publish(self._run.session.id, self._run, terminal)

@@ -72,7 +72,7 @@ class Stage:
         self._clock = clock
         self._settings = settings
         self._delegation = Delegation(
-            registry, stage=self, names=tuple(agents), endings=endings, feed=feed, clock=clock, settings=settings
+            registry, stage=self, names=tuple(agents), endings=endings, clock=clock, settings=settings
         )
 
     def begin(self, run: LiveRun) -> LiveRun:

@@ -81,7 +81,7 @@ class Stopping:
         if not targets:
             return None
         fall = self._endings.open(session, by=by)
-        fall.resets = resets
+        fall.resets = session if resets else None
         for target in targets:
             fall.take(target, Cause(ending=Ending.STOPPED, by=by))
         self._endings.close(fall)
@@ -107,13 +107,23 @@ class Stopping:
             raise Unknown(f"no session {session_id!r} that {by} may reset; a session begins with its first message")
         fall = self._end_all(session, _everyone(session), by, resets=True)
         if fall is None:
-            self._registry.generations.rise(session_id)
-            self._endings.begin_anew(session)
             receipt = nothing(session=session_id, by=by, now=self._clock.wall())
+            if session.seat is None:
+                self._registry.generations.rise(session_id)
+            await self._begin_anew(session)
         else:
             receipt = await self._receipt_of(fall, by)
         durable = await self._keep(Decision(sessions=(self._registry.session_row(session),)), self._until())
         return msgspec.structs.replace(receipt, durable=receipt.durable and durable)
+
+    async def _begin_anew(self, session: Session) -> None:
+        """Nothing is left to end; what has fallen and is not told yet still belongs to the old transcript."""
+        untold = [fall for fall in session.falls or () if not fall.ended.is_set()]
+        if not untold:
+            self._endings.begin_anew(session)
+            return
+        untold[-1].resets = session
+        await untold[-1].ended.wait()
 
     async def _reset_absent(self, row: SessionRow, by: Principal) -> Receipt:
         """Nobody has the session in memory: there is nothing to end, only the transcript to begin anew."""

@@ -15,23 +15,35 @@ from typing import Any
 import msgspec
 
 from interlock.app import open_control
-from interlock.core.names import RunId
+from interlock.core.errors import InterlockError
+from interlock.core.names import RunId, SessionId
 from interlock.runtime.run import Agent, Message, Run
 from interlock.runtime.settings import Settings
 from interlock.stores.memory import MemoryStore
-from interlock.testing.hostile import BEHAVIOURS, Kit
+from interlock.testing.hostile import BEHAVIOURS, HELPER, Kit
 from interlock.testing.loop import Mode, SeededLoop, run_seeded
 from interlock.testing.oracle import Oracle, Violation
 from interlock.testing.threads import VirtualThreads
 
-SETTINGS = Settings(grace_seconds=0.4, drain_seconds=1.0, retry_seconds=0.3, queue=3)
+SETTINGS = Settings(
+    grace_seconds=0.4, drain_seconds=1.0, retry_seconds=0.3, collect_seconds=0.02, ask_seconds=0.3, queue=3
+)
 PAUSES_SECONDS = (0.0, 0.0, 0.0, 0.0, 1e-5, 1e-4, 0.003, 0.02, 0.05, 0.3, 0.6)
 QUICK_SECONDS = (0.0, 0.0, 2e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 DEADLINES_SECONDS = (None, None, None, 0.002, 0.05, 0.2)
 LATENCIES_SECONDS = (0.0, 0.0, 0.001, 0.05)
 PEOPLE = ("alice", "alice", "alice", "bob", "admin")
-STRATEGIES = (None, None, "queue", "queue", "reject")
+STRATEGIES = (None, None, None, "queue", "queue", "steer", "collect", "rollback", "reject")
 CHARGE_SECONDS = 2e-5
+FAMILIES: tuple[
+    tuple[str, ...], ...
+] = (  # behaviours that meet: one is picked from a family as often as one on its own
+    ("holder", "miser", "hasty", "holder"),
+    ("listener", "listener", "asker"),
+    ("asker", "guarded", "gambler"),
+    ("parent", "litter", "cuckoo", "orphan"),
+    ("polite", "never", "reply"),
+)
 OWN_TASKS = ("later", "talk")  # what hostile agents leave behind their own backs
 
 
@@ -55,6 +67,11 @@ class Scene:
         self._said = 0
         self._pauses = random.choice((PAUSES_SECONDS, QUICK_SECONDS, QUICK_SECONDS))
         self._vanishing: list[asyncio.Task[Any]] = []
+        self._orders = 10
+        self._acts = (
+            *(self._send,) * 6, *(self._stop,) * 4, *(self._wait,) * 2, *(self._vanish,) * 2, *(self._twice,) * 2,
+            self._burst, self._reset, self._wake,
+        )  # fmt: skip
 
     async def play(self) -> None:
         """Let everyone act, then put everything right and end what is left."""
@@ -69,6 +86,8 @@ class Scene:
             await task
         self._store.resume()
         await asyncio.gather(*self._vanishing, return_exceptions=True)
+        for wake in self._oracle.control._wakes.of(SessionId("s")):
+            await self._oracle.control.unwake(wake.id)
         for session in self._oracle.sessions:
             await self._oracle.stop(session=session)
 
@@ -77,10 +96,10 @@ class Scene:
         await self._send(name)
         for _ in range(random.choice((1, 1, 2, 2, 3))):
             await asyncio.sleep(random.choice(self._pauses))
-            act = random.choice(
-                (self._send, self._send, self._send, self._stop, self._stop, self._wait, self._vanish, self._twice)
-            )
-            await act(name)
+            if self._oracle.questions and random.random() < 0.5:
+                await self._answer(name)
+                continue
+            await random.choice(self._acts)(name)
 
     async def _trouble(self) -> None:
         """Switch faults of the store on and off."""
@@ -104,18 +123,52 @@ class Scene:
         self._said += 1
         return f"{self._random.choice(self._behaviours)} {self._said}"
 
-    async def _send(self, name: str, key: str | None = None) -> None:
+    async def _send(self, name: str, key: str | None = None, strategy: str | None = None) -> None:
         random = self._random
+        options: dict[str, Any] = {}
+        if random.random() < 0.2:
+            self._orders += 1  # the channel numbers it now; it may be some time on its way
+            options["order"] = ("channel", self._orders - random.choice((0, 0, 2)))
         sent = await self._oracle.send(
             random.choice(("s", "s", "s", "s", "s", "t")),
             self._text(),
             by=name,
             key=key,
-            strategy=random.choice(STRATEGIES),
+            strategy=strategy or random.choice(STRATEGIES),
             deadline=random.choice(DEADLINES_SECONDS),
+            **options,
         )
         if sent is not None:
             self._known.append(sent.run_id)
+
+    async def _burst(self, name: str) -> None:
+        """Say several things that belong together, or add to what is being said."""
+        strategy = self._random.choice(("collect", "collect", "steer"))
+        for _ in range(self._random.choice((2, 3))):
+            await self._send(name, strategy=strategy)
+            if self._random.random() < 0.5:
+                await asyncio.sleep(self._random.choice((0.0, 0.001, 0.01)))
+
+    async def _answer(self, name: str) -> None:
+        """Answer a question that is open, as far as anyone was told, perhaps twice or by a stranger."""
+        random = self._random
+        question = random.choice(list(self._oracle.questions))
+        by = random.choice((name, name, "local", "mallory"))
+        answer = self._oracle.answer(question, random.random() < 0.7, by=by)
+        if random.random() < 0.4:
+            await asyncio.gather(answer, self._stop(name))
+        else:
+            await answer
+
+    async def _reset(self, name: str) -> None:
+        await self._oracle.reset(self._random.choice(("s", "s", "t")), by=name)
+
+    async def _wake(self, name: str) -> None:
+        """Have the session woken soon."""
+        control = self._oracle.control
+        at = control._clock.wall() + self._random.choice((1e-4, 0.003, 0.02, 0.1))
+        with contextlib.suppress(InterlockError):
+            await control.wake("s", self._oracle.wake(self._text()), at=at, by=name)
 
     def _target(self) -> dict[str, str]:
         random = self._random
@@ -127,7 +180,11 @@ class Scene:
 
     async def _stop(self, name: str) -> None:
         by = self._random.choice((name, name, name, "mallory"))
-        receipt = await self._oracle.stop(by=by, **self._target())
+        target: dict[str, Any] = self._target()
+        if "session" in target and self._random.random() < 0.3:
+            self._orders += 1
+            target["order"] = ("channel", self._orders)
+        receipt = await self._oracle.stop(by=by, **target)
         if by == "mallory" and any(run.outcome.by == "mallory" for run in receipt.runs):
             raise Violation("P7: mallory stopped something")
         if receipt.runs and self._random.random() < 0.3:
@@ -206,8 +263,11 @@ async def _main(random: Random, judged: list[Oracle], agent: Agent | None, messa
     store = MemoryStore(latency_seconds=random.choice(LATENCIES_SECONDS))
     kit = Kit()
     hostile = tuple(random.sample(list(BEHAVIOURS), random.choice((1, 2, 2, 3))))
+    if random.random() < 0.5:
+        hostile = random.choice(FAMILIES)
     async with open_control(
         kit.agent if agent is None else _judged(kit, agent),
+        agents={HELPER: kit.agent},
         store=store,
         settings=SETTINGS,
         admins=("admin",),
@@ -224,7 +284,8 @@ def _judged(kit: Kit, agent: Agent) -> Agent:
 
     async def judged(run: Run, message: Message) -> str | None:
         assert kit.oracle is not None
-        kit.oracle.begun(run.id, message.text)
+        for part in message.parts:
+            kit.oracle.begun(run.id, part.text)
         text = await agent(run, message)
         kit.oracle.returned(run.id)
         return text

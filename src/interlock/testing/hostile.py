@@ -8,11 +8,14 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
-from interlock.core.errors import Stale
+from interlock.core.errors import InterlockError, Refused, Stale
 from interlock.runtime.control import Control
 from interlock.runtime.run import Message, Run
 from interlock.runtime.tool import tool
 from interlock.testing.oracle import Oracle
+
+HELPER = "helper"  # the name under which a kit's agent is delegated to
+HEIRS = ("polite", "never", "swallow_all", "sleeper", "obstinate", "reply", "parent", "asker", "holder", "deaf")
 
 Behaviour = Callable[["Kit", Run, Message], Awaitable[str | None]]
 
@@ -27,9 +30,11 @@ class Kit:
 
     async def agent(self, run: Run, message: Message) -> str | None:
         """Behave as the message's first word says."""
+        said = [part.text for part in message.parts]
         if self.oracle is not None:
-            self.oracle.begun(run.id, message.text)
-        behave = BEHAVIOURS[message.text.split(" ", 1)[0]]
+            for part in said:
+                self.oracle.begun(run.id, part)
+        behave = BEHAVIOURS[said[0].split(" ", 1)[0]]
         text = await behave(self, run, message)
         if self.oracle is not None:
             self.oracle.returned(run.id)
@@ -86,6 +91,18 @@ class Kit:
             raise OSError("no such disk")
 
         return failing
+
+    def guarded(self, run: Run) -> Callable[..., Coroutine[Any, Any, str]]:
+        """A tool that a person must allow."""
+
+        @tool(approval="ask")
+        async def guarded() -> str:
+            self.act(run, "guarded", begins=True)
+            await asyncio.sleep(0)
+            self.act(run, "guarded")
+            return "allowed"
+
+        return guarded
 
     def threaded(self, run: Run) -> Callable[..., str]:
         """A synchronous tool in a thread, which nobody can end."""
@@ -203,6 +220,10 @@ async def haunt(kit: Kit, run: Run, message: Message) -> str | None:
                 await run.call(kit.quick(run))
         with contextlib.suppress(Stale):
             await run.typing()
+        with contextlib.suppress(Stale, Refused):
+            await run.delegate(HELPER, f"reply {seconds} below {message.text}")
+        with contextlib.suppress(Stale):
+            await run.ask("still there?", timeout=0.01)
 
     for seconds in (0.0, 0.01, 1.0):
         kit.ghosts.append(asyncio.ensure_future(later(seconds)))
@@ -337,10 +358,135 @@ async def nested(kit: Kit, run: Run, message: Message) -> str | None:
     return "nested"
 
 
+async def asker(kit: Kit, run: Run, message: Message) -> str | None:
+    """Ask a person, then act."""
+    allowed = await run.ask("go on?", timeout=0.2)
+    if kit.oracle is not None:
+        kit.oracle.came_back(run.id, "ask")
+    if allowed:
+        await run.call(kit.quick(run))
+    return f"was told {allowed}"
+
+
+async def guarded(kit: Kit, run: Run, message: Message) -> str | None:
+    """Call a tool that must be allowed, and go on if it is not."""
+    with contextlib.suppress(Refused):
+        await run.call(kit.guarded(run))
+    return "guarded"
+
+
+async def gambler(kit: Kit, run: Run, message: Message) -> str | None:
+    """Ask and swallow whatever comes, then act all the same."""
+    for _ in range(3):
+        with contextlib.suppress(BaseException):
+            await run.ask("double or nothing?", timeout=0.05)
+            if kit.oracle is not None:
+                kit.oracle.came_back(run.id, "ask")
+        with contextlib.suppress(BaseException):
+            await run.call(kit.guarded(run))
+    return "gambled"
+
+
+async def parent(kit: Kit, run: Run, message: Message) -> str | None:
+    """Delegate, with a deadline or without one, and say what came of it."""
+    await _delegate(kit, run, message, timeout=(None, 0.05)[len(message.text) % 2])
+    await run.say("heard")
+    return "parent"
+
+
+async def litter(kit: Kit, run: Run, message: Message) -> str | None:
+    """Delegate twice at once, in tasks of its own."""
+
+    async def talk(number: int) -> None:
+        await _delegate(kit, run, message, number=number)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(talk(1))
+        group.create_task(talk(2))
+    return "litter"
+
+
+async def cuckoo(kit: Kit, run: Run, message: Message) -> str | None:
+    """Leave a child behind that is not bound to it."""
+    await _delegate(kit, run, message, detached=True)
+    await asyncio.sleep(0.01)
+    return "gone"
+
+
+async def orphan(kit: Kit, run: Run, message: Message) -> str | None:
+    """Never hear of a cancel, and go on delegating."""
+
+    async def work() -> None:
+        for number in range(4):
+            with contextlib.suppress(InterlockError):
+                await _delegate(kit, run, message, number=number, timeout=0.02)
+
+    await _Deaf(work())
+    return "orphan"
+
+
+async def _delegate(kit: Kit, run: Run, message: Message, *, number: int = 0, **options: Any) -> None:
+    heir = HEIRS[(len(message.text) + number) % len(HEIRS)]
+    if message.text.count("below") >= 2:
+        heir = "reply"
+    child = await run.delegate(HELPER, f"{heir} {number} below {message.text}", **options)
+    if kit.oracle is not None and not options.get("detached"):
+        kit.oracle.heard_of(run.id, child.run_id)
+
+
+async def holder(kit: Kit, run: Run, message: Message) -> str | None:
+    """Hold something for a while."""
+    async with run.hold("tree") as hold:
+        if kit.oracle is not None:
+            kit.oracle.holds(run.id, "tree", hold.token)
+        try:
+            await asyncio.sleep(0.005)
+            await run.say("mine")
+            await asyncio.sleep(0.02)
+        finally:
+            if kit.oracle is not None:
+                kit.oracle.lets_go(run.id, "tree")
+    return "held"
+
+
+async def miser(kit: Kit, run: Run, message: Message) -> str | None:
+    """Hold something, swallow every cancel, and use it."""
+    async with run.hold("tree") as hold:
+        if kit.oracle is not None:
+            kit.oracle.holds(run.id, "tree", hold.token)
+        try:
+            await run.call(kit.stubborn(run))
+        finally:
+            if kit.oracle is not None:
+                kit.oracle.lets_go(run.id, "tree")
+    return "let go"
+
+
+async def hasty(kit: Kit, run: Run, message: Message) -> str | None:
+    """Want something, but not for long."""
+    try:
+        async with asyncio.timeout(0.003):
+            return await holder(kit, run, message)
+    except TimeoutError:
+        return "too long"
+
+
+async def listener(kit: Kit, run: Run, message: Message) -> str | None:
+    """Take in whatever is steered to it."""
+    for _ in range(8):
+        for taken in await run.check():
+            if kit.oracle is not None:
+                kit.oracle.took_in(run.id, taken.text)
+            await run.say(f"and {taken.text}")
+        await asyncio.sleep(0.002)
+    return "listened"
+
+
 BEHAVIOURS: dict[str, Behaviour] = {
     behave.__name__: behave
     for behave in (
         polite, reply, flood, chatter, deaf, dawdle, shrug, swallow_one, swallow_all, hammer, never, raises, dirty,
-        haunt, tools, batch, parallel, obstinate, thread, impatient, suicide, sleeper, nested,
+        haunt, tools, batch, parallel, obstinate, thread, impatient, suicide, sleeper, nested, asker, guarded, gambler,
+        parent, litter, cuckoo, orphan, holder, miser, hasty, listener,
     )
 }  # fmt: skip

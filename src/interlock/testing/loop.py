@@ -57,6 +57,8 @@ _NO_THREADS = "threads do not exist on a virtual clock; use the thread port's tw
 _NO_NETWORK = "sockets and pipes do not exist on a virtual clock; use an in-memory stream instead"
 _NO_PROCESSES = "processes and signals do not exist on a virtual clock; use the process port's twin instead"
 
+EPOCH_SECONDS = 1_800_000_000.0  # where a virtual loop's wall clock begins
+
 
 class Mode(StrEnum):
     """How the next ready handle is chosen."""
@@ -325,6 +327,10 @@ class SeededLoop(asyncio.AbstractEventLoop):
 
     def time(self) -> float:
         return self._now
+
+    def wall(self) -> float:
+        """Return the time as people would read it on this loop."""
+        return EPOCH_SECONDS + self._now
 
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None

@@ -8,6 +8,8 @@ the bodies of tools, the store) and at what callers were told, and compares:
  P5  what was acknowledged runs at most once and ends; what was refused never runs; a body begins only when on record
  P6  stop answers in time, whatever the store does
  P7  nobody ends what is not theirs
+and of questions, children and holds: what returns to a run, or begins for it, does so before its end; a child ends with
+its parent; a hold has one holder; a message that was taken in is seen once.
 """
 
 import asyncio
@@ -16,8 +18,18 @@ from typing import Any
 
 from interlock.core.authority import Authority
 from interlock.core.errors import InterlockError, Unavailable
-from interlock.core.events import Block, Correction, Delta, Ended, Event, Proof, Said, Started, Tool
-from interlock.core.names import PASSING, Drain, Ending, EventKind, RunId, SessionId, ToolState
+from interlock.core.events import Asked, Block, Correction, Delegated, Delta, Ended, Event, Proof, Said, Started, Tool
+from interlock.core.names import (
+    PASSING,
+    Drain,
+    Ending,
+    EventKind,
+    QuestionId,
+    QuestionState,
+    RunId,
+    SessionId,
+    ToolState,
+)
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.runtime.control import Control
@@ -25,6 +37,7 @@ from interlock.runtime.live import Sent
 from interlock.stores.memory import MemoryStore
 
 STOP_SLACK_SECONDS = 0.2
+CLEANUP_SECONDS = 0.25  # a parent hears of its child long before a body's grace is over
 
 
 class Violation(AssertionError):
@@ -62,7 +75,7 @@ class Oracle:
         self._numbers: dict[str, int] = {}  # ids by order of appearance, so that traces compare across runs
         self._owners: dict[str, str] = {}
         self._principals: dict[RunId, str] = {}
-        self._texts: dict[RunId, str] = {}
+        self._texts: dict[RunId, list[str]] = {}
         self._over: set[RunId] = set()  # an end was acknowledged to someone
         self._terminal: dict[RunId, Outcome] = {}
         self._told: dict[RunId, Outcome] = {}
@@ -80,6 +93,22 @@ class Oracle:
         self._stillborn: set[RunId] = set()
         self._calls: dict[str, ToolState] = {}
         self._sinks: dict[str, _Sink] = {}
+        self._home: dict[RunId, str] = {}  # the session at the top of a run's tree
+        self._parents: dict[RunId, RunId] = {}  # of children that share their parent's fate
+        self._children: dict[RunId, list[RunId]] = {}
+        self._delegated: dict[RunId, None] = {}
+        self._ended_at: dict[RunId, float] = {}
+        self._joined: set[RunId] = set()
+        self._wakes: set[str] = set()  # texts that a schedule sends
+        self._superseded: dict[RunId, RunId] = {}
+        self._said: dict[RunId, tuple[str, str]] = {}
+        self._renewed: set[str] = set()  # sessions whose transcript began anew
+        self._allowed: set[RunId] = set()
+        self._holders: dict[str, tuple[RunId, int]] = {}
+        self._gone: set[RunId] = set()  # drained, or given up
+        self._marked: dict[str, float] = {}  # a session's last acknowledged stop, by its place in the channel
+        self._late: set[RunId] = set()
+        self.questions: dict[QuestionId, RunId] = {}  # open ones, as far as anyone was told
 
     @property
     def sessions(self) -> tuple[str, ...]:
@@ -109,17 +138,34 @@ class Oracle:
             self._fail(f"P2: {event.kind} of {run_id} after its terminal event")
         if run_id in self._over and not isinstance(data, Ended | Said):
             self._fail(f"P1: {event.kind} of {run_id} arrived after its end was acknowledged")
+        if self._parents.get(run_id) in self._terminal and not isinstance(data, Ended | Said):
+            self._fail(f"P1: {event.kind} of {run_id} arrived after its parent's end was told")
         self._showed(run_id, data)
+        self._look_at_holds()
         match data:
             case Said():
                 self._owners.setdefault(event.session, data.by)  # whoever is first admitted created it
+                self._home.setdefault(run_id, event.session)
+                if data.of is None:
+                    self._said[run_id] = (event.session, data.text)
+                else:
+                    self._joined.add(data.of)
             case Started():
                 self._began(event, run_id)
             case Ended():
                 self._terminal[run_id] = data.outcome
+                self._ended_at[run_id] = self._loop.time()
+                for question in data.void:
+                    self.questions.pop(question, None)
+                if data.outcome.superseded_by is not None:
+                    self._superseded[run_id] = data.outcome.superseded_by
                 self._ended(data.outcome, "its terminal event")
             case Tool():
                 self._tool(run_id, data)
+            case Asked():
+                self._asked(run_id, data)
+            case Delegated() if data.child not in self._delegated:
+                self._born(run_id, data)
             case _:
                 pass
 
@@ -155,7 +201,81 @@ class Oracle:
             self._fail(f"P5: call {tool.call_id} of {run_id} went from {before} to {tool.state}")
         self._calls[tool.call_id] = tool.state
 
+    def _asked(self, run_id: RunId, data: Asked) -> None:
+        if data.state is QuestionState.OPEN:
+            self.questions[data.question_id] = run_id
+            return
+        if self.questions.pop(data.question_id, None) is None:
+            self._fail(f"P4: question {data.question_id} was closed twice")
+        if data.tool is not None and data.answer is True:
+            self._allowed.add(run_id)
+
+    def _born(self, parent: RunId, data: Delegated) -> None:
+        child = data.child
+        self._delegated[child] = None
+        self._home[child] = self._home[parent]
+        self._principals[child] = self._principals.get(parent, "")
+        if not data.detached:
+            self._parents[child] = parent
+            self._children.setdefault(parent, []).append(child)
+        self.follow(data.session)
+
+    def _mark_over(self, run_id: RunId) -> None:
+        """An end was acknowledged; what shares the run's fate is over with it."""
+        if run_id not in self._over:
+            self._over.add(run_id)
+            for child in self._children.get(run_id, ()):
+                self._mark_over(child)
+
+    def _look_at_holds(self) -> None:
+        """No grant is lost, and none goes to a run that is over."""
+        for name, line in self.control._registry.holds._lines.items():
+            holder = line.holder
+            if holder is None and line.waiting:
+                self._fail(f"P5: {name} is free and somebody waits for it")
+            if holder is not None and holder.run.fallen and not holder.taken:
+                self._fail(f"P1: {name} was granted to {holder.run.id}, which is over")
+
     # What the agent and its tools do in the world
+
+    def came_back(self, run_id: RunId, what: str) -> None:
+        """A verb that waited has returned to its agent."""
+        self._note("came back", run_id, what)
+        if run_id in self._over:
+            self._fail(f"P1: {what} returned to {run_id} after its end was acknowledged")
+
+    def heard_of(self, run_id: RunId, child: RunId) -> None:
+        """A child's ending has come back to its parent."""
+        self.came_back(run_id, "delegate")
+        told = self._ended_at.get(child)
+        if told is None:
+            self._fail(f"P4: {run_id} heard of an ending of {child} that was not told")
+        elif self._loop.time() > told + CLEANUP_SECONDS:
+            self._fail(f"P6: {run_id} waited for the cleanup of {child}")
+
+    def took_in(self, run_id: RunId, text: str) -> None:
+        """A run was handed a message that was steered to it."""
+        self.came_back(run_id, "check")
+        self._begun[text] = self._begun.get(text, 0) + 1
+        if self._begun[text] > 1:
+            self._fail(f"P5: message {text!r} was handed over twice")
+
+    def holds(self, run_id: RunId, name: str, token: int) -> None:
+        """A run has a hold."""
+        self.came_back(run_id, "hold")
+        before, last = self._holders.get(name, (None, 0))
+        if before is not None and before not in self._gone:
+            self._fail(f"P1: {name} was given to {run_id} while {before} had it")
+        if token <= last:
+            self._fail(f"P1: the token of {name} did not rise")
+        self._holders[name] = (run_id, token)
+
+    def lets_go(self, run_id: RunId, name: str) -> None:
+        """A run lets a hold go, if it still may."""
+        holder, token = self._holders[name]
+        if holder == run_id and run_id not in self._over:
+            self._holders[name] = (RunId(""), token)
+            self._gone.add(RunId(""))
 
     def begun(self, run_id: RunId, text: str) -> None:
         """The agent took its first step."""
@@ -167,6 +287,8 @@ class Oracle:
             self._fail(f"P5: message {text!r} was refused and runs")
         if run_id in self._over:
             self._fail(f"P1: {run_id} began after its end was acknowledged")
+        if self._parents.get(run_id) in self._over:
+            self._fail(f"P1: {run_id} began after its parent's end was acknowledged")
         row = self._store._runs.get(run_id)
         if row is None or not row.started:
             self._fail(f"P5: {run_id} began before its started mark was in the store")
@@ -176,6 +298,8 @@ class Oracle:
         self._note("acted", run_id, what)
         if run_id in self._drained:
             self._fail(f"P1: {what} of {run_id} acted after the receipt said drained")
+        if begins and what == "guarded" and run_id not in self._allowed:
+            self._fail(f"P1: {what} of {run_id} began and nobody had allowed it")
         if begins and run_id in self._over:
             self._fail(f"P1: {what} of {run_id} began after its end was acknowledged")
         if begins and not any(row.name == what for row in self._store._tools.get(run_id, {}).values()):
@@ -192,6 +316,7 @@ class Oracle:
     async def send(self, session: str, text: str, *, by: str = "local", **options: Any) -> Sent | None:
         """Send, and keep the books; None if it was refused."""
         self.follow(session)
+        late = options.get("order", ("", 1e9))[1] < self._marked.get(session, 0.0)
         stillborn = (by, options.get("key")) in self._buried
         try:
             sent = await self.control.send(session, text, by=by, **options)
@@ -205,20 +330,77 @@ class Oracle:
         self._note("sent", sent.run_id, sent.state)
         self._accepted.setdefault(sent.run_id, session)
         self._principals.setdefault(sent.run_id, by)
+        self._home.setdefault(sent.run_id, session)
         if stillborn:
             self._stillborn.add(sent.run_id)
+        if late:
+            self._late.add(sent.run_id)
         self._keys.add((by, options.get("key")))
-        self._texts.setdefault(sent.run_id, text)
+        texts = self._texts.setdefault(sent.run_id, [])
+        if text not in texts:
+            texts.append(text)
         self._deadlines.setdefault(sent.run_id, options.get("deadline"))
         if sent.superseded is not None:
-            self._over.add(sent.superseded)
+            self._mark_over(sent.superseded)
         return sent
+
+    async def answer(self, question: QuestionId, answer: bool, *, by: str) -> None:
+        """Answer a question; an answer that is taken must not come after the end of its run."""
+        run_id = self.questions.get(question)
+        try:
+            await self.control.answer(question, answer, by=by)
+        except InterlockError as refusal:
+            self._note("answer refused", run_id, type(refusal).__name__)
+            return
+        self._note("answered", run_id, answer)
+        if run_id is not None and run_id in self._over and question in self.questions:
+            self._fail(f"P1: question {question} of {run_id} was answered after its end was acknowledged")
+        if run_id is not None and by not in ("local", "admin", *self._people(run_id)):
+            self._fail(f"P7: {by} answered a question of {run_id}")
+
+    async def reset(self, session: str, *, by: str = "local") -> None:
+        """Reset a session: whatever was in it, at every depth, is over."""
+        before = self._living(session)
+        self._renewed.add(session)
+        try:
+            receipt = await self.control.reset(session, by=by)
+        except InterlockError as refusal:
+            self._note("reset refused", None, type(refusal).__name__)
+            return
+        self._note("reset", None, len(receipt.runs))
+        self._receipt(receipt)
+        self._ended_with(session, before)
+
+    def wake(self, text: str) -> str:
+        """Remember what a schedule will send."""
+        self._wakes.add(text)
+        return text
+
+    def _people(self, run_id: RunId) -> tuple[str, ...]:
+        """Whose a run is: its principal, and the owner of its session."""
+        return self._principals.get(run_id, ""), self._owners.get(self._home.get(run_id, ""), "")
+
+    def _living(self, session: str) -> list[RunId]:
+        """What is known to be alive in a session's tree."""
+        taken_in = self._joined
+        return [run for run, home in self._home.items() if home == session and run not in {*self._terminal, *taken_in}]
+
+    def _ended_with(self, session: str, before: list[RunId]) -> None:
+        for run_id in before:
+            if run_id not in self._terminal and run_id not in self._joined:
+                self._fail(f"P1: {run_id} outlived the end of session {session}")
 
     async def stop(self, **what: Any) -> Receipt:
         """Stop, and hold the receipt against everything that arrives from now on."""
         asked, by = self._loop.time(), what.get("by", "local")
         unseen = "key" in what and self._healthy() and (by, what["key"]) not in self._keys
+        before = self._living(what["session"]) if "session" in what and by in ("local", "admin") else []
         receipt = await self.control.stop(**what)
+        if receipt.aborted:
+            self._ended_with(what.get("session", ""), before)
+        if "order" in what and by in ("local", "admin"):
+            session = what["session"]
+            self._marked[session] = max(self._marked.get(session, 0), what["order"][1])
         if unseen and not receipt.runs and receipt.already is None and self._healthy():
             self._buried.add((by, what["key"]))
         took = self._loop.time() - asked
@@ -229,7 +411,7 @@ class Oracle:
         if receipt.aborted and not any(run.outcome.ending is Ending.STOPPED for run in receipt.runs):
             self._fail("P1: the receipt says aborted, and nothing was stopped")
         for run in receipt.runs:
-            self._over.add(run.id)
+            self._mark_over(run.id)
             self._may(by, run.outcome)
         self._receipt(receipt)
         return receipt
@@ -247,7 +429,7 @@ class Oracle:
         if outcome.ending is Ending.UNKNOWN:
             self._fail(f"P5: {run_id} was accepted and is unknown")
         if outcome.ended:
-            self._over.add(run_id)
+            self._mark_over(outcome.run_id)
             self._ended(outcome, "wait")
         return outcome
 
@@ -292,12 +474,14 @@ class Oracle:
             self._ended(run.outcome, "a receipt")
             if receipt.drain is Drain.OBSERVED:
                 self._drained.add(run.id)
+            if receipt.drain is not Drain.PENDING:
+                self._gone.add(run.id)
 
     def _may(self, by: str, outcome: Outcome) -> None:
         if outcome.ending is not Ending.STOPPED or outcome.by != by:
             return
         principal = self._principals.get(outcome.run_id, by)
-        owner = next((self._owners[s] for r, s in self._accepted.items() if r == outcome.run_id), by)
+        owner = self._owners.get(self._home.get(outcome.run_id, ""), by)
         if by not in ("local", "admin", principal, owner):
             self._fail(f"P7: {by} stopped {outcome.run_id} of {principal}")
 
@@ -305,10 +489,15 @@ class Oracle:
 
     async def finish(self) -> None:
         """After everything: every accepted message has ended, and was told so once, everywhere the same."""
-        for run_id in self._accepted:
+        for run_id in [*self._accepted, *self._delegated]:
             outcome = await self.wait(run_id, drained=True)  # one that waits for ever is told as Stuck by the loop
             if not outcome.ended:
                 self._fail(f"P5: {run_id} was accepted and never ended")
+            if outcome.run_id != run_id:
+                self._taken_in(run_id)
+                continue
+            if run_id in self._late and outcome.ending is not Ending.STOPPED:
+                self._fail(f"P1: {run_id} was written before a stop, came after it, and ended {outcome.ending}")
             if run_id not in self._terminal:
                 self._fail(f"P2: {run_id} ended and had no terminal event")
             if run_id in self._stillborn and outcome.ending is not Ending.STOPPED:
@@ -316,13 +505,25 @@ class Oracle:
             row = self._store._runs.get(run_id)
             if row is not None and row.outcome is not None:
                 self._ended(row.outcome, "the store")
-            if outcome.ending is Ending.COMPLETED and self._begun.get(self._texts[run_id]) != 1:
-                self._fail(f"P5: {run_id} completed without having been run once")
+            if outcome.ending is Ending.COMPLETED:
+                for text in self._texts.get(run_id, ()):
+                    if self._begun.get(text) != 1:
+                        self._fail(f"P5: {run_id} completed, and {text!r} was seen {self._begun.get(text, 0)} times")
             again = await self.control.receipt(run_id)
             self._receipt(again)
         for session in self._sinks:
             await self._transcript(session)
+        for old, new in self._superseded.items():
+            if self._said.get(new, ("", ""))[1] in self._wakes:
+                self._fail(f"P1: a wake took over {old}")
+        self._look_at_holds()
         self.finished = True
+
+    def _taken_in(self, run_id: RunId) -> None:
+        """A message that became part of another run was seen there, once."""
+        for text in self._texts[run_id]:
+            if self._begun.get(text) != 1:
+                self._fail(f"P5: {text!r} was taken in by another run and seen {self._begun.get(text, 0)} times")
 
     async def _transcript(self, session: str) -> None:
         """A model must be able to read it: every call has one result, after it; no run is cut twice."""
@@ -330,7 +531,13 @@ class Oracle:
             return
         calls: dict[object, int] = {}
         cuts: set[RunId] = set()
-        for entry in await self.control.history(session):
+        history = await self.control.history(session)
+        if session not in self._renewed:
+            told = {(entry.run_id, entry.text) for entry in history}
+            for run_id, (where, text) in self._said.items():
+                if where == session and run_id not in self._joined and (run_id, text) not in told:
+                    self._fail(f"P5: {text!r} is missing in the transcript of {session}")
+        for entry in history:
             if entry.role == "call":
                 calls[entry.call_id] = 0
             elif entry.role == "result":
