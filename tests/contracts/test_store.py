@@ -8,12 +8,36 @@ import anyio
 import msgspec
 import pytest
 
-from interlock.core.decision import Decision, KeyRow, RunRow, SessionRow, Tombstone, ToolRow
+from interlock.core.decision import (
+    Decision,
+    KeyRow,
+    QuestionRow,
+    RunRow,
+    SessionRow,
+    StopMark,
+    Tombstone,
+    ToolRow,
+    WakeRow,
+    Writer,
+)
 from interlock.core.events import Block, Data, Delta, Ended, Event, Json, Progress, Said, Started, Typing
-from interlock.core.names import CallId, Ending, Principal, ReceiptId, RunId, RunKind, SessionId, ToolState
+from interlock.core.names import (
+    CallId,
+    Ending,
+    Principal,
+    QuestionId,
+    QuestionState,
+    ReceiptId,
+    RunId,
+    RunKind,
+    SessionId,
+    Strategy,
+    ToolState,
+    WakeId,
+)
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import FallenRun, Receipt
-from interlock.stores.base import Store, StoreFailed
+from interlock.stores.base import OldToken, Store, StoreFailed
 
 ALICE, BOB = Principal("alice"), Principal("bob")
 S = SessionId("s")
@@ -68,6 +92,29 @@ def event(position: int, data: Data, run: str | None = "r", name: SessionId = S)
     return Event(position=position, session=name, run_id=None if run is None else RunId(run), generation=1, data=data)
 
 
+def tool_row(call: str = "r.1", state: ToolState = ToolState.RUNNING) -> ToolRow:
+    return ToolRow(call_id=CallId(call), run_id=RunId("r"), name="t", arguments=Json("{}"), state=state)
+
+
+def question(state: QuestionState = QuestionState.OPEN, *, name: str = "q", run: str = "r", **more: Any) -> QuestionRow:
+    return QuestionRow(
+        id=QuestionId(name), run_id=RunId(run), session=S, principal=ALICE, text="Deploy?", state=state, **more
+    )
+
+
+def wake(name: str, *, every: float = 60.0) -> WakeRow:
+    return WakeRow(id=WakeId(name), session=S, principal=ALICE, text="look", since=1.0, every=every)
+
+
+def mark(at: float, *, channel: str = "chat", by: Principal = ALICE, name: SessionId = S) -> StopMark:
+    return StopMark(session=name, channel=channel, by=by, at=at)
+
+
+def child(run: str, *, ended: Outcome | None = None, home: SessionId = S) -> RunRow:
+    plain = row(run, ended, name=SessionId(f"run:{run}"))
+    return msgspec.structs.replace(plain, kind=RunKind.CHILD, parent=RunId("r"), home=home, agent="other")
+
+
 async def loaded(store: Store, wanted: str | None = None, *, by: Principal = ALICE) -> Any:
     return await store.load(S, principal=by, key=wanted)
 
@@ -103,6 +150,11 @@ def test_a_store_begins_empty(kit: Any) -> None:
         assert (page.events, page.lost_to) == ((), 0)
         known = await loaded(store, "k")
         assert (known.session, known.key, known.buried, known.previous) == (None, None, False, None)
+        assert known.marks == ()
+        assert await store.runs(S, tree=True) == ()
+        assert await store.question(QuestionId("q")) is None
+        assert await store.wakes() == ()
+        assert await store.tools(RunId("r")) == ()
 
     play(main)
 
@@ -139,6 +191,10 @@ def test_one_decision_is_one_transaction(kit: Any) -> None:
                 keys=(key("k", "new"),),
                 tombstones=(Tombstone(principal=ALICE, key="t"),),
                 receipts=(receipt("f", "old"),),
+                tools=(tool_row(),),
+                questions=(question(),),
+                wakes=(wake("w"),),
+                marks=(mark(1.0),),
             )
         )
         seen = []
@@ -151,6 +207,10 @@ def test_one_decision_is_one_transaction(kit: Any) -> None:
                 await store.run(RunId("new")) is not None,
                 await store.run(RunId("old")) is not None,
                 await store.receipt(RunId("old")) is not None,
+                await store.tools(RunId("r")) != (),
+                await store.question(QuestionId("q")) is not None,
+                await store.wakes() != (),
+                known.marks != (),
             ]
             seen.append(set(parts))
             await asyncio.sleep(0)
@@ -204,11 +264,19 @@ def test_a_decision_may_be_handed_over_again(kit: Any) -> None:
             keys=(key("k", "a"),),
             tombstones=(Tombstone(principal=ALICE, key="t"),),
             receipts=(receipt("f", "b"),),
+            aliases=((RunId("a"), RunId("b")),),
+            tools=(tool_row(),),
+            questions=(question(QuestionState.ANSWERED, answer=True, by=ALICE),),
+            wakes=(wake("w"),),
+            marks=(mark(1.0),),
         )
         for _ in range(2):
             assert (await store.decide(decision)).found == ()
         assert [each.id for each in await store.runs(S)] == ["a", "b"]
         assert await store.session(S) == session(2)
+        assert await store.tools(RunId("r")) == (tool_row(),)
+        assert await store.wakes() == (wake("w"),)
+        assert (await loaded(store)).marks == (mark(1.0),)
 
     play(main)
 
@@ -714,15 +782,411 @@ def test_appending_never_waits(kit: Any) -> None:
     play(main)
 
 
+# Tools
+
+
 def test_tool_starts_are_taken(kit: Any) -> None:
-    """A decision that holds only a tool's start is carried out and answered."""
+    """A decision that holds only a tool's start is carried out and answered; what became of the call replaces it."""
 
     async def main() -> None:
         store = kit.make()
         await store.open()
-        start = ToolRow(
-            call_id=CallId("r.1"), run_id=RunId("r"), name="t", arguments=Json("{}"), state=ToolState.RUNNING
+        assert (await store.decide(Decision(tools=(tool_row("r.1"), tool_row("r.2"))))).found == ()
+        await store.decide(Decision(tools=(tool_row("r.1", ToolState.FINISHED),)))
+        assert await store.tools(RunId("r")) == (tool_row("r.1", ToolState.FINISHED), tool_row("r.2"))
+        assert await store.tools(RunId("other")) == ()
+
+    play(main)
+
+
+# The writer right
+
+
+@pytest.mark.parametrize("generation", [0, 4, 5, 6])
+def test_the_writer_right_is_a_token(kit: Any, generation: int) -> None:
+    """A write under an older generation than the session's is refused; the session's own and a later one are taken."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        await store.decide(Decision(sessions=(session(5),)))
+        ticket = store.decide(Decision(writer=Writer(S, generation), tools=(tool_row(),)))
+        if generation < 5:
+            with pytest.raises(OldToken, match="writer right has passed"):
+                await ticket
+        else:
+            assert (await ticket).found == ()
+        assert await store.tools(RunId("r")) == (() if generation < 5 else (tool_row(),))
+        assert await store.session(S) == session(5)
+
+    play(main)
+
+
+def test_nothing_under_an_old_token_is_kept(kit: Any) -> None:
+    """A decision with an old token is refused whole: no part of it is in the store, then or later."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        await store.decide(Decision(sessions=(session(5),), admissions=(row("m"),), wakes=(wake("kept"),)))
+        ticket = store.decide(
+            Decision(
+                writer=Writer(S, 4),
+                sessions=(session(9), session(1, name=SessionId("other"))),
+                admissions=(row("a"),),
+                endings=(ended("b", Ending.STOPPED),),
+                keys=(key("k", "a"),),
+                tombstones=(Tombstone(principal=ALICE, key="t"),),
+                starts=(RunId("m"),),
+                tools=(tool_row(),),
+                receipts=(receipt("f", "m"),),
+                aliases=((RunId("m"), RunId("b")),),
+                questions=(question(),),
+                wakes=(wake("new"),),
+                unwakes=(WakeId("kept"),),
+                marks=(mark(1.0),),
+                rises=(S,),
+            )
         )
-        assert (await store.decide(Decision(tools=(start,)))).found == ()
+        for _ in range(2):
+            with pytest.raises(OldToken):
+                await ticket
+        assert await store.withdraw(ticket) is False
+        assert await store.session(S) == session(5)
+        assert await store.session(SessionId("other")) is None
+        assert await store.runs(S) == (row("m"),)
+        assert await store.tools(RunId("r")) == ()
+        assert await store.receipt(ReceiptId("f")) is None
+        assert await store.question(QuestionId("q")) is None
+        assert await store.wakes() == (wake("kept"),)
+        known = await loaded(store, "k")
+        assert (known.key, known.previous, known.marks) == (None, None, ())
+        assert not (await loaded(store, "t")).buried
+
+    play(main)
+
+
+def test_a_token_is_checked_where_it_is_written(kit: Any) -> None:
+    """The order in the store decides: a write that was handed over before its session rose is taken, one after not."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        await store.decide(Decision(sessions=(session(5),)))
+        before = store.decide(Decision(writer=Writer(S, 5), tools=(tool_row("r.1"),)))
+        store.decide(Decision(sessions=(session(6),)))
+        after = store.decide(Decision(writer=Writer(S, 5), tools=(tool_row("r.2"),)))
+        await before
+        with pytest.raises(OldToken):
+            await after
+        assert await store.tools(RunId("r")) == (tool_row("r.1"),)
+
+    play(main)
+
+
+def test_a_token_of_a_session_nobody_knows(kit: Any) -> None:
+    """Where no generation is kept none can be older; another session's says nothing."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        await store.decide(Decision(sessions=(session(9, name=SessionId("other")),)))
+        assert (await store.decide(Decision(writer=Writer(S, 1), tools=(tool_row(),)))).found == ()
+
+    play(main)
+
+
+# Messages that another run took in
+
+
+def test_an_alias_names_the_run_that_took_a_message_in(kit: Any) -> None:
+    """A message that another run took in says which, and the rest of its row is as it was admitted."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        await store.decide(Decision(admissions=(row("a"), row("b", text="part"))))
+        await store.decide(Decision(aliases=((RunId("b"), RunId("a")), (RunId("nobody"), RunId("a")))))
+        assert await store.run(RunId("b")) == msgspec.structs.replace(row("b", text="part"), alias=RunId("a"))
+        assert await store.run(RunId("a")) == row("a")
+        assert await store.run(RunId("nobody")) is None
+
+    play(main)
+
+
+def test_a_message_that_has_ended_is_not_taken_in(kit: Any) -> None:
+    """An alias that comes after the ending changes nothing: the ending stands."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        await store.decide(Decision(admissions=(row("a"), row("b"))))
+        await store.decide(Decision(endings=(ended("b", Ending.STOPPED),)))
+        await store.decide(Decision(aliases=((RunId("b"), RunId("a")),)))
+        kept = await store.run(RunId("b"))
+        assert kept is not None and (kept.alias, kept.outcome) == (None, outcome("b", Ending.STOPPED))
+
+    play(main)
+
+
+# Questions
+
+S_ = QuestionState
+FIRST = {
+    S_.OPEN: question(),
+    S_.ANSWERED: question(S_.ANSWERED, answer=True, by=ALICE),
+    S_.EXPIRED: question(S_.EXPIRED),
+    S_.VOID: question(S_.VOID),
+}
+LATER = {
+    S_.OPEN: question(),
+    S_.ANSWERED: question(S_.ANSWERED, answer=False, by=BOB),
+    S_.EXPIRED: question(S_.EXPIRED),
+    S_.VOID: question(S_.VOID),
+}
+MOVES = {
+    (S_.OPEN, S_.ANSWERED),
+    (S_.OPEN, S_.EXPIRED),
+    (S_.OPEN, S_.VOID),
+    (S_.ANSWERED, S_.VOID),  # the run fell before the answer was acted on
+}
+
+
+@pytest.mark.parametrize("later", LATER)
+@pytest.mark.parametrize("first", FIRST)
+def test_what_becomes_of_a_question(kit: Any, first: QuestionState, later: QuestionState) -> None:
+    """The first answer stands, void and expired are for good; only a fall undoes an answer (race 56)."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        await store.decide(Decision(questions=(FIRST[first],)))
+        assert (await store.decide(Decision(questions=(LATER[later],)))).found == ()
+        kept = LATER[later] if (first, later) in MOVES else FIRST[first]
+        assert await store.question(QuestionId("q")) == kept
+
+    play(main)
+
+
+def test_a_question_may_come_closed(kit: Any) -> None:
+    """What became of a question is kept although its opening never arrived, and is not opened again by it."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        for name, state in (("a", S_.ANSWERED), ("b", S_.VOID), ("c", S_.EXPIRED)):
+            await store.decide(Decision(questions=(question(state, name=name),)))
+            await store.decide(Decision(questions=(question(name=name),)))
+            assert await store.question(QuestionId(name)) == question(state, name=name)
+
+    play(main)
+
+
+def test_several_questions_are_judged_one_by_one(kit: Any) -> None:
+    """Of several questions in one decision each is closed or left as its own state allows."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        await store.decide(Decision(questions=(question(name="a"), question(S_.EXPIRED, name="b"))))
+        await store.decide(Decision(questions=(question(S_.VOID, name="a"), question(S_.VOID, name="b"))))
+        found = [await store.question(QuestionId(name)) for name in "ab"]
+        assert [each.state for each in found if each is not None] == [S_.VOID, S_.EXPIRED]
+
+    play(main)
+
+
+def test_a_question_is_kept_as_it_was_put(kit: Any) -> None:
+    """Text, choices, the answer and who gave it are read as they were written."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        put = question(S_.ANSWERED, choices=("staging", "the moon"), answer="the moon", by=BOB)
+        await store.decide(Decision(questions=(put,)))
+        assert await store.question(QuestionId("q")) == put
+
+    play(main)
+
+
+def test_questions_are_forgotten_with_their_run(kit: Any) -> None:
+    """A run that is forgotten takes its questions along, and nobody else's."""
+
+    async def main() -> None:
+        store = kit.small(RUNS_KEPT=2)
+        await store.open()
+        for run in "abc":
+            asked = question(S_.VOID, name=f"q{run}", run=run)
+            await store.decide(Decision(endings=(ended(run, Ending.STOPPED),), questions=(asked,)))
+        assert await store.question(QuestionId("qa")) is None
+        assert await store.question(QuestionId("qb")) == question(S_.VOID, name="qb", run="b")
+
+    play(main)
+
+
+# Wakes
+
+
+def test_wakes_are_kept_until_they_are_removed(kit: Any) -> None:
+    """Every schedule is listed in its order; one that is written again is replaced, one that is removed is gone."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        await store.decide(Decision(wakes=(wake("a"), wake("b"), wake("c"))))
+        await store.decide(Decision(wakes=(wake("b", every=5.0),)))
+        assert sorted(await store.wakes(), key=lambda each: each.id) == [wake("a"), wake("b", every=5.0), wake("c")]
+        for _ in range(2):
+            await store.decide(Decision(unwakes=(WakeId("a"), WakeId("nothing"))))
+            assert sorted(each.id for each in await store.wakes()) == ["b", "c"]
+        await store.close()
+        await store.open()
+        assert sorted(each.id for each in await store.wakes()) == ["b", "c"]
+
+    play(main)
+
+
+# Stops by their place in a channel
+
+
+def test_a_mark_only_moves_on(kit: Any) -> None:
+    """Of the stops of one person in one channel the last by that channel's order counts, however late others come."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        for at in (4.0, 2.0, 7.0, 7.0, 6.0):
+            await store.decide(Decision(marks=(mark(at),)))
+        assert (await loaded(store)).marks == (mark(7.0),)
+
+    play(main)
+
+
+def test_marks_are_apart(kit: Any) -> None:
+    """Another channel, another person and another session have marks of their own; whoever loads sees them all."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        mine = (mark(9.0), mark(3.0, channel="mail"), mark(1.0, by=BOB))
+        await store.decide(Decision(marks=(*mine, mark(5.0, name=SessionId("other")))))
+        for by in (ALICE, BOB):
+            assert sorted((await loaded(store, by=by)).marks, key=repr) == sorted(mine, key=repr)
+
+    play(main)
+
+
+def test_marks_are_bounded(kit: Any) -> None:
+    """The oldest marks of a session are forgotten by count."""
+
+    async def main() -> None:
+        store = kit.small(MARKS_KEPT=3)
+        await store.open()
+        for n in range(5):
+            await store.decide(Decision(marks=(mark(1.0, channel=f"c{n}"),)))
+        assert sorted(each.channel for each in (await loaded(store)).marks) == ["c2", "c3", "c4"]
+
+    play(main)
+
+
+# What else is known of a session
+
+
+def test_a_session_s_strategy_is_the_latest(kit: Any) -> None:
+    """A strategy gives way to one of the same or a later generation; an older write that comes late changes nothing."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+
+        async def write(generation: int, strategy: Strategy | None) -> Strategy | None:
+            row = msgspec.structs.replace(session(generation), strategy=strategy)
+            await store.decide(Decision(sessions=(row,)))
+            kept = await store.session(S)
+            assert kept is not None
+            return kept.strategy
+
+        assert await write(2, Strategy.QUEUE) is Strategy.QUEUE
+        assert await write(2, Strategy.STEER) is Strategy.STEER
+        assert await write(1, Strategy.REJECT) is Strategy.STEER
+        assert await write(3, Strategy.COLLECT) is Strategy.COLLECT
+        assert await write(4, None) is None
+
+    play(main)
+
+
+def test_a_transcript_begins_anew(kit: Any) -> None:
+    """`since` only rises, whatever the generation; what ended before it is no previous turn any more."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        await store.decide(Decision(sessions=(session(1),), endings=(ended("a", Ending.COMPLETED),)))
+        await store.decide(Decision(sessions=(msgspec.structs.replace(session(2), since=40),)))
+        known = await loaded(store)
+        assert (known.session.since, known.session.generation, known.previous) == (40, 2, None)
+        late = msgspec.structs.replace(session(3), since=7)
+        await store.decide(Decision(sessions=(late,)))
+        assert (await loaded(store)).session == msgspec.structs.replace(session(3), since=40)
+        again = row("b", outcome("b", Ending.STOPPED), generation=4)
+        await store.decide(Decision(endings=(again,)))
+        assert (await loaded(store)).previous == outcome("b", Ending.STOPPED)
+
+    play(main)
+
+
+def test_a_late_ending_of_an_old_transcript_is_no_previous_turn(kit: Any) -> None:
+    """An ending of a turn before the transcript began anew, written after it, is kept and not told as previous."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        await store.decide(Decision(sessions=(session(1),), admissions=(row("a"),)))
+        await store.decide(Decision(sessions=(msgspec.structs.replace(session(3), since=40),)))
+        await store.decide(Decision(endings=(ended("a", Ending.STOPPED),)))
+        kept = await store.run(RunId("a"))
+        assert kept is not None and kept.outcome == outcome("a", Ending.STOPPED)
+        assert (await loaded(store)).previous is None
+
+    play(main)
+
+
+# Children
+
+
+def test_a_tree_holds_the_children(kit: Any) -> None:
+    """A child is in a session of its own; `tree` lists it with the session at the top, and no other does."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        await store.decide(Decision(admissions=(row("r"), child("c"), child("d"))))
+        await store.decide(Decision(admissions=(child("e", home=SessionId("other")),)))
+        assert await store.runs(S) == (row("r"),)
+        assert await store.runs(S, tree=True) == (row("r"), child("c"), child("d"))
+        assert await store.runs(SessionId("run:c")) == (child("c"),)
+        assert await store.runs(SessionId("other"), tree=True) == (child("e", home=SessionId("other")),)
+
+    play(main)
+
+
+def test_children_are_forgotten_by_count(kit: Any) -> None:
+    """The oldest ended children of a tree are forgotten, with the session that was theirs; one that lives stays."""
+
+    async def main() -> None:
+        store = kit.small(RUNS_KEPT=2)
+        await store.open()
+        for name in "abc":
+            done = child(name, ended=outcome(name, Ending.COMPLETED))
+            await store.decide(Decision(sessions=(session(1, name=SessionId(f"run:{name}")),), endings=(done,)))
+        assert [each.id for each in await store.runs(S, tree=True)] == ["b", "c"]
+        assert await store.run(RunId("a")) is None
+        assert await store.session(SessionId("run:a")) is None
+        assert await store.session(SessionId("run:b")) is not None
+        await store.decide(Decision(admissions=(child("lives"),)))
+        for name in "defg":
+            done = child(name, ended=outcome(name, Ending.COMPLETED))
+            await store.decide(Decision(endings=(done,)))
+        assert await store.run(RunId("lives")) == child("lives")
 
     play(main)

@@ -161,6 +161,8 @@ def test_same_story() -> None:
         "limit_ms": 1,
         "error": "why",
         "error_kind": ErrorKind.STORE,
+        "hidden": True,
+        "tools": ("search",),
         "started_at": 1.0,
         "ended_at": 2.0,
     }

@@ -1,65 +1,171 @@
 """What a new message does to a busy session, in every combination."""
 
 import itertools
+from collections.abc import Iterator
 
 import pytest
 
 from interlock.core.names import Strategy
-from interlock.core.takeover import BUILT, Admission, decide
+from interlock.core.takeover import Admission, Scene, decide
 
-FLAGS = list(itertools.product((False, True), repeat=3))
-WAITING = ((0, 3), (2, 3), (3, 3), (4, 3), (0, 0))
+A = Admission
+FLAGS = ("seated", "wake_seated", "may_stop", "overdue", "collecting")
+ROOM = ((0, 3), (2, 3), (3, 3), (4, 3), (0, 0))
+"""Messages that wait, and how many may: none, some, full, more than full, and a queue without a place."""
 
 
-def expected(strategy: str, busy: bool, may_stop: bool, waiting: int, capacity: int, overdue: bool) -> str:
+def scenes(**fixed: bool) -> Iterator[Scene]:
+    """Every scene there can be, with some facts given: a wake in the seat is a run in the seat."""
+    for values in itertools.product((False, True), repeat=len(FLAGS)):
+        facts = dict(zip(FLAGS, values, strict=True))
+        if (facts["wake_seated"] and not facts["seated"]) or not fixed.items() <= facts.items():
+            continue
+        for waiting, capacity in ROOM:
+            yield Scene(**facts, waiting=waiting, capacity=capacity)
+
+
+# The whole table: who finds what. A column is the scene, a row what the message wants.
+#                            nothing    | a wake      | mine        | another's | only a queue
+TABLE: dict[str, tuple[Admission, ...]] = {
+    "interrupt": (A.SEAT, A.TAKE_OVER, A.TAKE_OVER, A.QUEUE, A.QUEUE),
+    "rollback": (A.SEAT, A.TAKE_OVER, A.TAKE_OVER, A.QUEUE, A.QUEUE),
+    "steer": (A.SEAT, A.TAKE_OVER, A.STEER, A.QUEUE, A.QUEUE),
+    "collect": (A.COLLECT, A.TAKE_OVER, A.COLLECT, A.COLLECT, A.COLLECT),
+    "queue": (A.SEAT, A.TAKE_OVER, A.QUEUE, A.QUEUE, A.QUEUE),
+    "reject": (A.SEAT, A.TAKE_OVER, A.REJECT, A.REJECT, A.REJECT),
+}
+NOTHING = Scene(capacity=3)
+A_WAKE = Scene(seated=True, wake_seated=True, capacity=3)
+MINE = Scene(seated=True, may_stop=True, capacity=3)
+ANOTHERS = Scene(seated=True, capacity=3)
+A_QUEUE = Scene(waiting=2, capacity=3)
+
+
+def expected(strategy: str, scene: Scene) -> str:
     """The rules in the words of the design, one after the other."""
-    if not busy:
-        return "seat"
+    if not scene.seated and scene.waiting == 0:
+        return "collect" if strategy == "collect" else "seat"
+    takes_over = strategy in ("interrupt", "rollback") and scene.may_stop
+    if scene.wake_seated or takes_over:
+        return "take_over_behind" if scene.overdue else "take_over"
     if strategy == "reject":
         return "reject"
-    if strategy == "interrupt" and may_stop:
-        return "take_over_behind" if overdue else "take_over"
-    return "queue" if waiting < capacity else "full"
+    if strategy == "collect" and scene.collecting:
+        return "merge"  # it takes no place of its own
+    if scene.waiting >= scene.capacity:
+        return "full"
+    if strategy == "steer" and scene.seated and scene.may_stop:
+        return "steer"
+    return "collect" if strategy == "collect" else "queue"
 
 
-@pytest.mark.parametrize("strategy", BUILT)
+def test_the_table() -> None:
+    """Each strategy in each plain scene has the one admission that the design names."""
+    assert set(TABLE) == set(Strategy)
+    for strategy, row in TABLE.items():
+        found = tuple(decide(Strategy(strategy), scene) for scene in (NOTHING, A_WAKE, MINE, ANOTHERS, A_QUEUE))
+        assert found == row, strategy
+
+
+@pytest.mark.parametrize("strategy", Strategy)
 def test_every_combination(strategy: Strategy) -> None:
-    """Each combination of strategy, seat, right, queue and fairness has the one admission the design names."""
-    for (busy, may_stop, overdue), (waiting, capacity) in itertools.product(FLAGS, WAITING):
-        how = decide(strategy, busy=busy, may_stop=may_stop, waiting=waiting, capacity=capacity, overdue=overdue)
-        assert how == expected(strategy, busy, may_stop, waiting, capacity, overdue)
+    """Each combination of strategy, seat, right, queue, fairness and collection has one admission."""
+    seen = list(scenes())
+    assert len(seen) == len(set(map(repr, seen))) == 24 * len(ROOM)
+    for scene in seen:
+        assert decide(strategy, scene) == expected(strategy, scene), scene
 
 
 @pytest.mark.parametrize("strategy", Strategy)
 def test_an_empty_seat_is_taken(strategy: Strategy) -> None:
-    """With an empty seat no strategy refuses, queues or ends anything."""
-    for may_stop, overdue in itertools.product((False, True), repeat=2):
-        how = decide(strategy, busy=False, may_stop=may_stop, waiting=0, capacity=0, overdue=overdue)
-        assert how is Admission.SEAT
+    """With nothing there no strategy refuses, queues or ends anything; collect waits for more, without a place."""
+    for scene in scenes(seated=False):
+        if scene.waiting == 0:
+            how = decide(strategy, scene)
+            assert how is (Admission.COLLECT if strategy is Strategy.COLLECT else Admission.SEAT)
 
 
 @pytest.mark.parametrize("strategy", Strategy)
 def test_nobody_is_taken_over_without_the_right(strategy: Strategy) -> None:
-    """Without the right to stop the run in the seat no strategy ends it."""
-    for overdue, (waiting, capacity) in itertools.product((False, True), WAITING):
-        how = decide(strategy, busy=True, may_stop=False, waiting=waiting, capacity=capacity, overdue=overdue)
-        assert how not in (Admission.TAKE_OVER, Admission.TAKE_OVER_BEHIND, Admission.SEAT)
+    """Without the right to stop the run in the seat no strategy ends it, enters it or gets ahead of it."""
+    for scene in scenes(seated=True, wake_seated=False, may_stop=False):
+        how = decide(strategy, scene)
+        assert how in (Admission.QUEUE, Admission.COLLECT, Admission.MERGE, Admission.FULL, Admission.REJECT)
 
 
-def test_only_interrupt_takes_over() -> None:
-    """Queue and reject never end a run, whatever the rights."""
-    for strategy in (Strategy.QUEUE, Strategy.REJECT):
-        for overdue, (waiting, capacity) in itertools.product((False, True), WAITING):
-            how = decide(strategy, busy=True, may_stop=True, waiting=waiting, capacity=capacity, overdue=overdue)
-            assert how not in (Admission.TAKE_OVER, Admission.TAKE_OVER_BEHIND)
+@pytest.mark.parametrize("strategy", sorted(set(Strategy) - {Strategy.INTERRUPT, Strategy.ROLLBACK}))
+def test_only_two_take_over(strategy: Strategy) -> None:
+    """Steer, queue, collect and reject never end a run that a person began, whatever the rights."""
+    for scene in scenes(seated=True, wake_seated=False):
+        assert decide(strategy, scene) not in (Admission.TAKE_OVER, Admission.TAKE_OVER_BEHIND)
 
 
-def test_a_full_queue_does_not_keep_a_takeover_out() -> None:
+def test_rollback_comes_in_as_interrupt_does() -> None:
+    """Rollback differs in what becomes of the old turn, not in who may take over."""
+    for scene in scenes():
+        assert decide(Strategy.ROLLBACK, scene) is decide(Strategy.INTERRUPT, scene)
+
+
+@pytest.mark.parametrize("strategy", [Strategy.INTERRUPT, Strategy.ROLLBACK])
+def test_a_full_queue_does_not_keep_a_takeover_out(strategy: Strategy) -> None:
     """A message with the right to take over is never refused for want of room."""
-    how = decide(Strategy.INTERRUPT, busy=True, may_stop=True, waiting=100, capacity=100, overdue=False)
-    assert how is Admission.TAKE_OVER
+    for scene in scenes(seated=True, may_stop=True):
+        how = decide(strategy, scene)
+        assert how is (Admission.TAKE_OVER_BEHIND if scene.overdue else Admission.TAKE_OVER)
 
 
-def test_the_strategies_of_this_release() -> None:
-    """Three strategies are built; the others are named and refused elsewhere."""
-    assert set(BUILT) == {"interrupt", "queue", "reject"}
+@pytest.mark.parametrize("strategy", Strategy)
+def test_whoever_needs_a_place_is_refused_when_there_is_none(strategy: Strategy) -> None:
+    """A queue that is full takes no message, by any strategy; one that is merged needs no place."""
+    for scene in scenes(wake_seated=False):
+        if scene.waiting >= scene.capacity and scene.waiting > 0:
+            how = decide(strategy, scene)
+            assert how not in (Admission.QUEUE, Admission.STEER, Admission.COLLECT, Admission.SEAT)
+
+
+def test_a_merge_needs_one_to_merge_with() -> None:
+    """Only collect merges, only where one waits that this may be added to, and never into a session that is idle."""
+    for strategy, scene in itertools.product(Strategy, scenes()):
+        if decide(strategy, scene) is Admission.MERGE:
+            assert strategy is Strategy.COLLECT and scene.collecting
+            assert scene.seated or scene.waiting > 0
+
+
+def test_only_a_run_is_steered() -> None:
+    """A message steers the run in the seat, never one that waits, and only by the right to stop it."""
+    for strategy, scene in itertools.product(Strategy, scenes()):
+        if decide(strategy, scene) is Admission.STEER:
+            assert strategy is Strategy.STEER and scene.seated and scene.may_stop and not scene.wake_seated
+
+
+# Wakes
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_a_wake_yields(strategy: Strategy) -> None:
+    """A wake is skipped while anything runs or waits, whatever the strategy and the rights, and else has the seat."""
+    for scene in scenes():
+        idle = not scene.seated and scene.waiting == 0
+        assert decide(strategy, scene, wake=True) is (Admission.SEAT if idle else Admission.SKIP)
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_any_message_takes_a_wake_over(strategy: Strategy) -> None:
+    """A wake in the seat gives way to every message, by any strategy, without a right and with a full queue."""
+    for scene in scenes(wake_seated=True):
+        how = decide(strategy, scene)
+        assert how is (Admission.TAKE_OVER_BEHIND if scene.overdue else Admission.TAKE_OVER)
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_only_a_wake_is_skipped(strategy: Strategy) -> None:
+    """A person's message is never skipped: it comes in, or it is refused aloud."""
+    for scene in scenes():
+        assert decide(strategy, scene) is not Admission.SKIP
+
+
+def test_every_admission_is_reached() -> None:
+    """Each way to come in is the answer to some scene."""
+    messages = {decide(strategy, scene) for strategy, scene in itertools.product(Strategy, scenes())}
+    wakes = {decide(strategy, scene, wake=True) for strategy, scene in itertools.product(Strategy, scenes())}
+    assert messages | wakes == set(Admission)

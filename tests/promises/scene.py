@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Any
 
-from interlock import Control, Event, NotYet, Run
+from interlock import Control, Event, Message, NotYet, Run
 from interlock.core.names import Effect, EventKind, SessionId
 from interlock.testing import SeededLoop, run_seeded
 
@@ -73,6 +73,21 @@ async def enter_phase(run: Run) -> None:
         await asyncio.sleep(0)
 
 
+async def take_hold(run: Run) -> None:
+    """Hold something and let it go."""
+    async with run.hold("worktree"):
+        await asyncio.sleep(0)
+
+
+async def helps(run: Run, message: Message) -> str:
+    """A child that is soon done."""
+    return "done"
+
+
+AGENTS = {"other": helps}
+"""Whom the verbs below delegate to."""
+
+
 async def harmless() -> str:
     """A tool."""
     await asyncio.sleep(0)
@@ -87,9 +102,9 @@ VERBS: dict[Effect, Verb] = {
     Effect.PHASE: enter_phase,
     Effect.TOOL: lambda run: run.call(harmless),
     Effect.SPAWN: lambda run: run.spawn("true"),
-    Effect.QUESTION: lambda run: run.ask("really?"),
+    Effect.QUESTION: lambda run: run.ask("really?", timeout=0.0005),
     Effect.CHILD: lambda run: run.delegate("other", "do it"),
-    Effect.HOLD: lambda run: run.hold("worktree"),
+    Effect.HOLD: take_hold,
 }
 """One verb for each effect an agent can ask for; control makes results and the final text of what is returned."""
 

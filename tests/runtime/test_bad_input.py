@@ -1,13 +1,14 @@
 """Bad input: a clear error that names the remedy, and nothing changes."""
 
 import functools
+import math
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
-from interlock import BadInput, Control, Ending, MemoryStore, NotYet, Unknown, open_control
+from interlock import BadInput, Control, Ending, MemoryStore, Unknown, open_control
 
 from .scene import echoes, idles, seeded, started
 
@@ -16,7 +17,7 @@ LONG = "x" * (1024 * 1024 + 1)
 CALLS: dict[str, tuple[Callable[[Control], Any], type[Exception], str]] = {
     "no text": (lambda c: c.send("s", ""), BadInput, "the message is empty; send some text"),
     "blank text": (lambda c: c.send("s", " \n\t"), BadInput, "the message is empty; send some text"),
-    "bytes": (lambda c: c.send("s", b"hello"), BadInput, "a message is text, not bytes"),
+    "bytes": (lambda c: c.send("s", b"hello"), BadInput, "the message is text, not bytes"),
     "long text": (lambda c: c.send("s", LONG), BadInput, "send a shorter one"),
     "half a pair": (lambda c: c.send("s", "half \ud800"), BadInput, "."),
     "no session": (lambda c: c.send("", "hello"), BadInput, "session must be a name of 1 to 512 characters"),
@@ -31,11 +32,18 @@ CALLS: dict[str, tuple[Callable[[Control], Any], type[Exception], str]] = {
     "strategy": (
         lambda c: c.send("s", "hello", strategy="barge"),
         BadInput,
-        "no strategy 'barge'; use one of interrupt, queue, reject",
+        "no strategy 'barge'; use one of interrupt, queue, reject, steer, collect, rollback",
     ),
-    "strategy steer": (lambda c: c.send("s", "hello", strategy="steer"), NotYet, "use one of interrupt, queue, reject"),
-    "strategy collect": (lambda c: c.send("s", "hello", strategy="collect"), NotYet, "not built yet"),
-    "strategy rollback": (lambda c: c.send("s", "hello", strategy="rollback"), NotYet, "not built yet"),
+    "a child's session": (lambda c: c.send("run:r-1-1", "hello"), BadInput, "belongs to that run alone"),
+    "order no pair": (
+        lambda c: c.send("s", "hello", order=7),
+        BadInput,
+        "order= is .channel, the channel's own number",
+    ),
+    "order no number": (lambda c: c.send("s", "hello", order=("chat", "9")), BadInput, "order= is .channel"),
+    "order nan": (lambda c: c.send("s", "hello", order=("chat", math.nan)), BadInput, "order= is .channel"),
+    "order true": (lambda c: c.send("s", "hello", order=("chat", True)), BadInput, "order= is .channel"),
+    "order no channel": (lambda c: c.send("s", "hello", order=("", 9)), BadInput, "the channel must be a name"),
     "deadline": (lambda c: c.send("s", "hello", deadline=-1), BadInput, "0 or more seconds from now"),
     "stop nothing": (lambda c: c.stop(), BadInput, "stop one thing: session=, run= or key="),
     "stop two": (lambda c: c.stop(session="s", run="r"), BadInput, "stop one thing"),
@@ -44,6 +52,8 @@ CALLS: dict[str, tuple[Callable[[Control], Any], type[Exception], str]] = {
     "stop empty run": (lambda c: c.stop(run=""), BadInput, "run must be a name"),
     "stop empty key": (lambda c: c.stop(key=""), BadInput, "key must be a name"),
     "stop no caller": (lambda c: c.stop(session="s", by=""), BadInput, "by must be a name"),
+    "stop a run in order": (lambda c: c.stop(run="r", order=("chat", 1)), BadInput, "the stop of a session"),
+    "stop out of order": (lambda c: c.stop(session="s", order=("chat",)), BadInput, "order= is .channel"),
     "wait nothing": (lambda c: c.wait(""), BadInput, "run must be a name"),
     "wait None": (lambda c: c.wait(None), BadInput, "run must be a name"),
     "wait negative": (lambda c: c.wait("r", timeout=-1), BadInput, "timeout must be 0 or more seconds"),
@@ -58,10 +68,42 @@ CALLS: dict[str, tuple[Callable[[Control], Any], type[Exception], str]] = {
     "watch two": (lambda c: first(c.watch("s", run="r")), BadInput, "watch one thing"),
     "watch nowhere": (lambda c: first(c.watch("nowhere")), Unknown, "no session 'nowhere'"),
     "watch no run": (lambda c: first(c.watch(run="r-9-9")), Unknown, "no run 'r-9-9'.*`runs` lists them"),
-    "answer": (lambda c: c.answer("q", True), NotYet, "comes with questions"),
-    "timeline": (lambda c: c.timeline("r"), NotYet, "watch"),
-    "wake": (lambda c: c.wake("s", "hello"), NotYet, "call send from a timer"),
-    "reset": (lambda c: c.reset("s"), NotYet, "stop the session and use a new name"),
+    "answer nothing": (lambda c: c.answer("", True), BadInput, "question must be a name"),
+    "answer None": (lambda c: c.answer(None, True), BadInput, "question must be a name"),
+    "answer what is not": (lambda c: c.answer("q-9-9", True), Unknown, "no question 'q-9-9'.*watch the session"),
+    "answer no caller": (lambda c: c.answer("q-9-9", True, by=""), BadInput, "by must be a name"),
+    "timeline nothing": (lambda c: c.timeline(""), BadInput, "run must be a name"),
+    "timeline": (lambda c: c.timeline("r-9-9"), Unknown, "no run 'r-9-9'.*`runs` lists them"),
+    "timeline no caller": (lambda c: c.timeline("r-9-9", by=""), BadInput, "by must be a name"),
+    "wake without a time": (lambda c: c.wake("s", "hello"), BadInput, "one schedule: at=, every= or cron="),
+    "wake with two": (lambda c: c.wake("s", "x", every=60, cron="* * * * *"), BadInput, "one schedule"),
+    "wake in the past": (lambda c: c.wake("s", "x", at=1.0), BadInput, "at= is a time to come, not 1.0"),
+    "wake at nan": (lambda c: c.wake("s", "x", at=math.nan), BadInput, "at= is a time to come"),
+    "wake at last": (lambda c: c.wake("s", "x", at=math.inf), BadInput, "at= is a time to come"),
+    "wake at text": (lambda c: c.wake("s", "x", at="noon"), BadInput, "at= is a time to come"),
+    "wake always": (lambda c: c.wake("s", "x", every=0), BadInput, "every= is 1.0 or more seconds, not 0"),
+    "wake backwards": (lambda c: c.wake("s", "x", every=-60), BadInput, "every= is 1.0 or more seconds"),
+    "wake every nan": (lambda c: c.wake("s", "x", every=math.nan), BadInput, "every= is 1.0 or more seconds"),
+    "wake never": (lambda c: c.wake("s", "x", every=math.inf), BadInput, "every= is"),
+    "wake every true": (lambda c: c.wake("s", "x", every=True), BadInput, "every= is"),
+    "wake every text": (lambda c: c.wake("s", "x", every="day"), BadInput, "every= is"),
+    "wake cron": (lambda c: c.wake("s", "x", cron="at noon"), BadInput, "is not a schedule.*an example"),
+    "wake empty cron": (lambda c: c.wake("s", "x", cron=""), BadInput, "is not a schedule"),
+    "wake cron number": (lambda c: c.wake("s", "x", cron=5), BadInput, "is not a schedule"),
+    "wake cron never": (lambda c: c.wake("s", "x", cron="0 0 30 2 *"), BadInput, "is not a schedule"),
+    "wake cron bad text": (lambda c: c.wake("s", "x", cron="\ud800"), BadInput, "is not a schedule"),
+    "wake nothing": (lambda c: c.wake("s", " ", every=60), BadInput, "the message is empty"),
+    "wake nobody": (lambda c: c.wake("nowhere", "x", every=60), Unknown, "no session 'nowhere'"),
+    "wake no session": (lambda c: c.wake("", "x", every=60), BadInput, "session must be a name"),
+    "wake no caller": (lambda c: c.wake("s", "x", every=60, by=""), BadInput, "by must be a name"),
+    "unwake nothing": (lambda c: c.unwake(""), BadInput, "wake must be a name"),
+    "unwake what is not": (lambda c: c.unwake("w-9-9"), Unknown, "no wake 'w-9-9'.*`wakes` lists them"),
+    "wakes nowhere": (lambda c: c.wakes("nowhere"), Unknown, "no session 'nowhere'"),
+    "reset nothing": (lambda c: c.reset(""), BadInput, "session must be a name"),
+    "reset nowhere": (lambda c: c.reset("nowhere"), Unknown, "no session 'nowhere'.*begins with its first message"),
+    "reset a stranger's": (lambda c: c.reset("s", by="mallory"), Unknown, "no session 's' that mallory may reset"),
+    "reset no caller": (lambda c: c.reset("s", by=""), BadInput, "by must be a name"),
+    "set strategy nowhere": (lambda c: c.set_strategy("nowhere", "queue"), Unknown, "no session 'nowhere'"),
 }
 
 
@@ -95,6 +137,11 @@ def test_a_bad_call_changes_nothing(call: str, busy: bool) -> None:
                     dict(store._runs),
                     dict(store._sessions),
                     store._tombstones,
+                    dict(store._questions),
+                    dict(store._wakes),
+                    dict(store._marks),
+                    dict(control._wakes._armed),
+                    dict(known.questions),
                     len(control._crew._tasks),
                     {name: list(log.lasting) for name, log in store._logs.items()},
                 )
@@ -131,10 +178,16 @@ OPENINGS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "generator": ({"agent": generates}, BadInput, "an agent is one async callable"),
     "text": ({"agent": "assistant"}, BadInput, "an agent is one async callable"),
     "sync partial": ({"agent": functools.partial(plain)}, BadInput, "an agent is one async callable"),
-    "agents": ({"agent": echoes, "agents": {"other": echoes}}, NotYet, "until then serve one agent"),
+    "sync child": ({"agent": echoes, "agents": {"other": plain}}, BadInput, "an agent is one async callable"),
+    "nameless child": ({"agent": echoes, "agents": {"": echoes}}, BadInput, "an agent's name must be a name"),
+    "approval": ({"agent": echoes, "approval": "always"}, BadInput, "approval= is 'never', 'ask' or a list of tools"),
+    "no approval": ({"agent": echoes, "approval": None}, BadInput, "approval= is 'never', 'ask' or a list of tools"),
     "store": ({"agent": echoes, "store": "redis://"}, BadInput, "no store 'redis://'; use memory://"),
-    "strategy": ({"agent": echoes, "strategy": "barge"}, BadInput, "use one of interrupt, queue, reject"),
-    "later strategy": ({"agent": echoes, "strategy": "steer"}, NotYet, "use one of interrupt, queue, reject"),
+    "strategy": (
+        {"agent": echoes, "strategy": "barge"},
+        BadInput,
+        "use one of interrupt, queue, reject, steer, collect, rollback",
+    ),
     "deadline": ({"agent": echoes, "deadline": -1}, BadInput, "deadline must be 0 or more"),
     "idle": ({"agent": echoes, "idle_limit": "long"}, BadInput, "idle_limit must be 0 or more"),
     "queue": ({"agent": echoes, "queue_limit": float("nan")}, BadInput, "queue_limit must be 0 or more"),
@@ -157,6 +210,23 @@ def test_a_control_that_cannot_open(opening: str) -> None:
         assert await store.open() == 1
 
     seeded(main, range(1))
+
+
+def test_a_strategy_that_is_none_does_not_count() -> None:
+    """A session keeps its strategy when another is named wrongly, or by someone without the right."""
+
+    async def main() -> None:
+        async with open_control(idles) as control:
+            sent = await control.send("s", "running")
+            await control.set_strategy("s", "queue")
+            with pytest.raises(BadInput, match="no strategy 'barge'"):
+                await control.set_strategy("s", "barge")
+            with pytest.raises(Unknown, match="no session 's' that mallory"):
+                await control.set_strategy("s", "reject", by="mallory")
+            assert (await control.send("s", "waits")).generation is None
+            assert (await control.wait(sent.run_id, timeout=1)).ending is Ending.PENDING
+
+    seeded(main, range(2))
 
 
 def test_an_async_partial_is_an_agent() -> None:

@@ -6,7 +6,7 @@ import threading
 import anyio
 import pytest
 
-from interlock import BadInput, Ending, Entry, MemoryStore, Message, NotYet, Run, Stale, Unavailable, open_control, tool
+from interlock import BadInput, Ending, Entry, MemoryStore, Message, Run, Stale, Unavailable, open_control, tool
 from interlock.core.names import EventKind
 from interlock.runtime.inline import THREADS
 
@@ -485,7 +485,7 @@ def test_what_is_said_about_a_tool() -> None:
         tool(thread=True)(search)
     with raises(BadInput, "grace must be 0 or more"):
         tool(grace=-1)(search)
-    with raises(NotYet, "guard the tool in the agent"):
+    with raises(BadInput, "approval= is 'ask' or 'never', not 'always'"):
         tool(approval="always")(search)
     assert tool(search) is search
 

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
-from interlock import BadInput, Ending, Message, NotYet, Run, Stale, open_control
+from interlock import BadInput, Ending, Message, NotYet, Refused, Run, Stale, open_control
 from interlock.core.names import Effect, EventKind
-from interlock.runtime.settings import REFUSALS
+from interlock.runtime.settings import QUESTION_BYTES, REFUSALS
 
 from .scene import QUICK, deaf, kinds, log_of, raises, seeded, started, swallowed, told
 
@@ -25,6 +25,12 @@ async def enter_phase(run: Run) -> None:
         raise AssertionError("a phase was entered after the end")
 
 
+async def take_hold(run: Run) -> None:
+    """Hold something and let it go."""
+    async with run.hold("worktree"):
+        raise AssertionError("something was held after the end")
+
+
 VERBS: dict[str, tuple[Effect | None, Callable[[Run], Awaitable[object]]]] = {
     "say": (Effect.DELTA, lambda run: run.say("late")),
     "post": (Effect.BLOCK, lambda run: run.post("late")),
@@ -38,7 +44,7 @@ VERBS: dict[str, tuple[Effect | None, Callable[[Run], Awaitable[object]]]] = {
     "spawn": (Effect.SPAWN, lambda run: run.spawn("true")),
     "ask": (Effect.QUESTION, lambda run: run.ask("really?")),
     "delegate": (Effect.CHILD, lambda run: run.delegate("other", "do it")),
-    "hold": (Effect.HOLD, lambda run: run.hold("worktree")),
+    "hold": (Effect.HOLD, take_hold),
     "check": (None, lambda run: run.check()),
 }
 
@@ -359,15 +365,76 @@ def test_verbs_of_a_later_release() -> None:
     """A verb that is not built yet says so to a current run, and the run goes on."""
 
     async def agent(run: Run, message: Message) -> str:
-        for verb in ("spawn", "ask", "delegate", "hold"):
-            with raises(NotYet, f"run.{verb} is not built yet"):
-                await VERBS[verb][1](run)
+        with raises(NotYet, "run.spawn is not built yet"):
+            await run.spawn("true")
         return "went on"
 
     async def main() -> None:
         async with open_control(agent) as control:
             sent = await control.send("s", "hello")
             assert (await control.wait(sent.run_id)).text == "went on"
+
+    seeded(main, range(2))
+
+
+async def enter(run: Run, name: object) -> None:
+    """Hold what must not be held."""
+    async with run.hold(name):  # type: ignore[arg-type]
+        raise AssertionError(f"{name!r} was held")
+
+
+async def twice(run: Run) -> None:
+    """Hold one thing twice."""
+    async with run.hold("worktree"), run.hold("worktree"):
+        raise AssertionError("it was held twice")
+
+
+WRONG: dict[str, tuple[Callable[[Run], Awaitable[object]], type[Exception], str]] = {
+    "ask nothing": (lambda run: run.ask(""), BadInput, "the question is empty"),
+    "ask a number": (lambda run: run.ask(7), BadInput, "the question is text, not int; convert it first"),
+    "ask half a pair": (lambda run: run.ask("half \ud800"), BadInput, "decode the text properly first"),
+    "ask too long": (lambda run: run.ask("x" * (QUESTION_BYTES + 1)), BadInput, "send a shorter one"),
+    "choices as text": (lambda run: run.ask("x", choices="ab"), BadInput, "1 to 100 different texts"),
+    "no choices": (lambda run: run.ask("x", choices=[]), BadInput, "1 to 100 different texts"),
+    "twice one choice": (lambda run: run.ask("x", choices=["a", "a"]), BadInput, "1 to 100 different texts"),
+    "many choices": (lambda run: run.ask("x", choices=[*map(str, range(101))]), BadInput, "1 to 100 different texts"),
+    "an empty choice": (lambda run: run.ask("x", choices=["a", ""]), BadInput, "a choice is empty"),
+    "numbers to choose": (lambda run: run.ask("x", choices=[1, 2]), BadInput, "a choice is text, not int"),
+    "lists to choose": (lambda run: run.ask("x", choices=[["a"], ["b"]]), BadInput, "choice"),
+    "a number as choices": (lambda run: run.ask("x", choices=5), BadInput, "1 to 100 different texts"),
+    "ask backwards": (lambda run: run.ask("x", timeout=-1), BadInput, "timeout must be 0 or more seconds"),
+    "ask soon": (lambda run: run.ask("x", timeout="soon"), BadInput, "timeout must be 0 or more seconds"),
+    "delegate to nobody": (lambda run: run.delegate("nobody", "x"), BadInput, "no agent 'nobody'.*has other"),
+    "delegate nameless": (lambda run: run.delegate("", "x"), BadInput, "agent must be a name"),
+    "delegate to a number": (lambda run: run.delegate(5, "x"), BadInput, "agent must be a name"),
+    "delegate nothing": (lambda run: run.delegate("other", " "), BadInput, "the message is empty"),
+    "delegate bytes": (lambda run: run.delegate("other", b"x"), BadInput, "the message is text, not bytes"),
+    "delegate backwards": (lambda run: run.delegate("other", "x", timeout=-1), BadInput, "0 or more seconds"),
+    "hold nothing": (lambda run: enter(run, ""), BadInput, "hold must be a name"),
+    "hold a number": (lambda run: enter(run, 5), BadInput, "hold must be a name"),
+    "hold twice": (twice, Refused, "take it once, around everything"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_value_in_a_run(wrong: str) -> None:
+    """Asking, delegating and holding refuse a wrong value with the remedy; nothing is begun and the run goes on."""
+    attempt, error, words = WRONG[wrong]
+
+    async def agent(run: Run, message: Message) -> str:
+        with raises(error, words):
+            await attempt(run)
+        return "went on"
+
+    async def main() -> None:
+        async with open_control(agent, agents={"other": agent}) as control:
+            sent = await control.send("s", "hello")
+            outcome = await control.wait(sent.run_id, timeout=60)
+            assert outcome.text == "went on", outcome.error
+            assert kinds(await log_of(control, "s"), sent.run_id) == ["message", "started", "block", "ended"]
+            assert [info.id for info in await control.runs("s", tree=True)] == [sent.run_id]
+            receipt = await control.receipt(sent.run_id)
+            assert (receipt.questions, receipt.holds, receipt.refused) == (0, 0, {})
 
     seeded(main, range(2))
 

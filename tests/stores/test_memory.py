@@ -9,7 +9,7 @@ import pytest
 from interlock import MemoryStore
 from interlock.core.decision import Decision, SessionRow
 from interlock.core.events import Block, Delta, Event
-from interlock.core.names import Principal, RunId, SessionId
+from interlock.core.names import Principal, QuestionId, RunId, SessionId
 from interlock.stores import memory
 from interlock.stores.base import StoreFailed
 from interlock.testing.loop import run_seeded
@@ -36,7 +36,10 @@ def test_latency_delays_every_answer() -> None:
     play(main)
 
 
-@pytest.mark.parametrize("read", ["session", "run", "runs", "receipt", "events", "load"])
+READS = ["session", "run", "runs", "tree", "question", "wakes", "tools", "receipt", "events", "load"]
+
+
+@pytest.mark.parametrize("read", READS)
 def test_every_read_obeys_the_switches(read: str) -> None:
     """No read answers while the store stalls, and each fails while it fails."""
 
@@ -47,6 +50,10 @@ def test_every_read_obeys_the_switches(read: str) -> None:
             "session": lambda: store.session(S),
             "run": lambda: store.run(RunId("r")),
             "runs": lambda: store.runs(S),
+            "tree": lambda: store.runs(S, tree=True),
+            "question": lambda: store.question(QuestionId("q")),
+            "wakes": store.wakes,
+            "tools": lambda: store.tools(RunId("r")),
             "receipt": lambda: store.receipt(RunId("r")),
             "events": lambda: store.events(S, after=0, limit=1),
             "load": lambda: store.load(S, principal=Principal("alice"), key="k"),

@@ -10,7 +10,7 @@ import hashlib
 import logging
 from collections.abc import Coroutine
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -35,15 +35,10 @@ LATENCIES_SECONDS = (0.0, 0.0, 0.001, 0.05)
 PEOPLE = ("alice", "alice", "alice", "bob", "admin")
 STRATEGIES = (None, None, None, "queue", "queue", "steer", "collect", "rollback", "reject")
 CHARGE_SECONDS = 2e-5
-FAMILIES: tuple[
-    tuple[str, ...], ...
-] = (  # behaviours that meet: one is picked from a family as often as one on its own
-    ("holder", "miser", "hasty", "holder"),
-    ("listener", "listener", "asker"),
-    ("asker", "guarded", "gambler"),
-    ("parent", "litter", "cuckoo", "orphan"),
-    ("polite", "never", "reply"),
-)
+ACTS = (
+    *("send",) * 6, *("stop",) * 4, *("wait",) * 2, *("vanish",) * 2, *("twice",) * 2,
+    "burst", "reset", "wake", "overtake", "late",
+)  # fmt: skip
 OWN_TASKS = ("later", "talk")  # what hostile agents leave behind their own backs
 
 
@@ -55,23 +50,41 @@ class Played(msgspec.Struct, frozen=True):
     steps: int
 
 
+class Theme(NamedTuple):
+    """A kind of scenario: behaviours that meet, and what people do to them."""
+
+    behaviours: tuple[str, ...]
+    acts: tuple[str, ...] = ACTS
+    strategies: tuple[str | None, ...] = STRATEGIES
+    places: str = "ssssst"
+
+
+THEMES = (
+    Theme(
+        ("holder", "miser", "hasty", "mole", "mole"), ("send", "send", "stop", "reset", "wait"), (None, "queue"), "st"
+    ),
+    Theme(("listener", "listener", "asker"), ("send", "burst", "burst", "stop", "vanish"), ("steer", None, "queue")),
+    Theme(("reply", "polite", "tools"), ("burst", "burst", "send", "stop", "wait"), ("collect", "collect", "queue")),
+    Theme(("asker", "guarded", "gambler"), ("send", "stop", "wait", "reset")),
+    Theme(("parent", "litter", "cuckoo", "orphan", "orphan")),
+    Theme(("dawdle", "sleeper"), ("send", "wait", "wait", "stop")),
+    Theme(("never", "polite", "swallow_all"), ("vanish", "vanish", "stop", "twice", "overtake", "late")),
+)
+
+
 class Scene:
     """One scenario: who does what, chosen by the seed."""
 
-    def __init__(self, random: Random, oracle: Oracle, store: MemoryStore, behaviours: tuple[str, ...]) -> None:
+    def __init__(self, random: Random, oracle: Oracle, store: MemoryStore, theme: Theme) -> None:
         self._random = random
         self._oracle = oracle
         self._store = store
-        self._behaviours = behaviours
+        self._theme = theme
         self._known: list[RunId] = []
         self._said = 0
         self._pauses = random.choice((PAUSES_SECONDS, QUICK_SECONDS, QUICK_SECONDS))
         self._vanishing: list[asyncio.Task[Any]] = []
         self._orders = 10
-        self._acts = (
-            *(self._send,) * 6, *(self._stop,) * 4, *(self._wait,) * 2, *(self._vanish,) * 2, *(self._twice,) * 2,
-            self._burst, self._reset, self._wake,
-        )  # fmt: skip
 
     async def play(self) -> None:
         """Let everyone act, then put everything right and end what is left."""
@@ -99,7 +112,10 @@ class Scene:
             if self._oracle.questions and random.random() < 0.5:
                 await self._answer(name)
                 continue
-            await random.choice(self._acts)(name)
+            await self._act(random.choice(self._theme.acts), name)
+
+    async def _act(self, what: str, name: str) -> None:
+        await getattr(self, f"_{what}")(name)
 
     async def _trouble(self) -> None:
         """Switch faults of the store on and off."""
@@ -121,20 +137,22 @@ class Scene:
 
     def _text(self) -> str:
         self._said += 1
-        return f"{self._random.choice(self._behaviours)} {self._said}"
+        return f"{self._random.choice(self._theme.behaviours)} {self._said}"
 
-    async def _send(self, name: str, key: str | None = None, strategy: str | None = None) -> None:
+    async def _send(
+        self, name: str, key: str | None = None, strategy: str | None = None, order: int | None = None
+    ) -> None:
         random = self._random
         options: dict[str, Any] = {}
-        if random.random() < 0.2:
+        if order is not None or random.random() < 0.2:
             self._orders += 1  # the channel numbers it now; it may be some time on its way
-            options["order"] = ("channel", self._orders - random.choice((0, 0, 2)))
+            options["order"] = ("channel", order or self._orders - random.choice((0, 0, 2)))
         sent = await self._oracle.send(
-            random.choice(("s", "s", "s", "s", "s", "t")),
+            random.choice(self._theme.places),
             self._text(),
             by=name,
             key=key,
-            strategy=strategy or random.choice(STRATEGIES),
+            strategy=strategy or random.choice(self._theme.strategies),
             deadline=random.choice(DEADLINES_SECONDS),
             **options,
         )
@@ -159,6 +177,18 @@ class Scene:
             await asyncio.gather(answer, self._stop(name))
         else:
             await answer
+
+    async def _overtake(self, name: str) -> None:
+        """Stop a message before it is sent."""
+        key = f"early {self._said}"
+        await self._oracle.stop(key=key, by=name)
+        await self._send(name, key=key)
+
+    async def _late(self, name: str) -> None:
+        """Write something, stop, and have it delivered after that."""
+        self._orders += 2
+        await self._oracle.stop(session="s", by=name, order=("channel", self._orders))
+        await self._send(name, order=self._orders - 1)
 
     async def _reset(self, name: str) -> None:
         await self._oracle.reset(self._random.choice(("s", "s", "t")), by=name)
@@ -199,7 +229,7 @@ class Scene:
     async def _twice(self, name: str) -> None:
         """Send under a key, perhaps at the same time as somebody else does, and again: one run, one answer."""
         random, oracle = self._random, self._oracle
-        key, text, session = random.choice(("k1", "k2")), f"{random.choice(self._behaviours)} k", "s"
+        key, text, session = random.choice(("k1", "k2")), f"{random.choice(self._theme.behaviours)} k", "s"
         first = asyncio.ensure_future(self._keyed(session, text, name, key))
         if random.random() < 0.5:
             await asyncio.sleep(random.choice(PAUSES_SECONDS))
@@ -218,7 +248,7 @@ class Scene:
     async def _vanish(self, name: str) -> None:
         """Ask for something and go away before the answer."""
         random = self._random
-        wanted: Coroutine[Any, Any, Any] = random.choice((self._send, self._stop, self._wait))(name)
+        wanted: Coroutine[Any, Any, Any] = random.choice((self._send, self._stop, self._stop, self._wait))(name)
         task = asyncio.ensure_future(wanted)
         await asyncio.sleep(random.choice((0.0, 0.0, 1e-5, 0.001)))
         task.cancel()
@@ -262,9 +292,11 @@ def play(
 async def _main(random: Random, judged: list[Oracle], agent: Agent | None, messages: tuple[str, ...]) -> None:
     store = MemoryStore(latency_seconds=random.choice(LATENCIES_SECONDS))
     kit = Kit()
-    hostile = tuple(random.sample(list(BEHAVIOURS), random.choice((1, 2, 2, 3))))
-    if random.random() < 0.5:
-        hostile = random.choice(FAMILIES)
+    theme = Theme(tuple(random.sample(list(BEHAVIOURS), random.choice((1, 2, 2, 3)))))
+    if agent is not None:
+        theme = Theme(messages)
+    elif random.random() < 0.6:
+        theme = random.choice(THEMES)
     async with open_control(
         kit.agent if agent is None else _judged(kit, agent),
         agents={HELPER: kit.agent},
@@ -275,7 +307,7 @@ async def _main(random: Random, judged: list[Oracle], agent: Agent | None, messa
     ) as control:
         kit.control, kit.oracle = control, Oracle(control, store)
         judged.append(kit.oracle)
-        await Scene(random, kit.oracle, store, hostile if agent is None else messages).play()
+        await Scene(random, kit.oracle, store, theme).play()
         await kit.oracle.finish()
 
 

@@ -5,11 +5,13 @@ Use them against your own surface or policy, or as a quarry for your own: an age
 
 import asyncio
 import contextlib
+import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
 from interlock.core.errors import InterlockError, Refused, Stale
 from interlock.runtime.control import Control
+from interlock.runtime.delegation import Child
 from interlock.runtime.run import Message, Run
 from interlock.runtime.tool import tool
 from interlock.testing.oracle import Oracle
@@ -44,6 +46,12 @@ class Kit:
         """Do something that cannot be taken back."""
         if self.oracle is not None:
             self.oracle.acted(run.id, what, begins=begins)
+
+    async def delegate(self, run: Run, text: str, **options: Any) -> Child:
+        """Have a child behave as a text says."""
+        if self.oracle is not None and not options.get("detached"):
+            self.oracle.delegates(run.id, text)
+        return await run.delegate(HELPER, text, **options)
 
     # Tools, as closures over a run so that the oracle learns whose they are
 
@@ -221,7 +229,7 @@ async def haunt(kit: Kit, run: Run, message: Message) -> str | None:
         with contextlib.suppress(Stale):
             await run.typing()
         with contextlib.suppress(Stale, Refused):
-            await run.delegate(HELPER, f"reply {seconds} below {message.text}")
+            await kit.delegate(run, f"reply {seconds} below {message.text}")
         with contextlib.suppress(Stale):
             await run.ask("still there?", timeout=0.01)
 
@@ -389,7 +397,7 @@ async def gambler(kit: Kit, run: Run, message: Message) -> str | None:
 
 async def parent(kit: Kit, run: Run, message: Message) -> str | None:
     """Delegate, with a deadline or without one, and say what came of it."""
-    await _delegate(kit, run, message, timeout=(None, 0.05)[len(message.text) % 2])
+    await _delegate(kit, run, message, timeout=(None, 0.02, 0.05)[len(message.text) % 3])
     await run.say("heard")
     return "parent"
 
@@ -426,10 +434,10 @@ async def orphan(kit: Kit, run: Run, message: Message) -> str | None:
 
 
 async def _delegate(kit: Kit, run: Run, message: Message, *, number: int = 0, **options: Any) -> None:
-    heir = HEIRS[(len(message.text) + number) % len(HEIRS)]
+    heir = HEIRS[(zlib.crc32(message.text.encode()) + number) % len(HEIRS)]
     if message.text.count("below") >= 2:
         heir = "reply"
-    child = await run.delegate(HELPER, f"{heir} {number} below {message.text}", **options)
+    child = await kit.delegate(run, f"{heir} {number} below {message.text}", **options)
     if kit.oracle is not None and not options.get("detached"):
         kit.oracle.heard_of(run.id, child.run_id)
 
@@ -447,6 +455,12 @@ async def holder(kit: Kit, run: Run, message: Message) -> str | None:
             if kit.oracle is not None:
                 kit.oracle.lets_go(run.id, "tree")
     return "held"
+
+
+async def mole(kit: Kit, run: Run, message: Message) -> str | None:
+    """Wait for something and never hear of a cancel."""
+    await _Deaf(holder(kit, run, message))
+    return "dug"
 
 
 async def miser(kit: Kit, run: Run, message: Message) -> str | None:
@@ -487,6 +501,6 @@ BEHAVIOURS: dict[str, Behaviour] = {
     for behave in (
         polite, reply, flood, chatter, deaf, dawdle, shrug, swallow_one, swallow_all, hammer, never, raises, dirty,
         haunt, tools, batch, parallel, obstinate, thread, impatient, suicide, sleeper, nested, asker, guarded, gambler,
-        parent, litter, cuckoo, orphan, holder, miser, hasty, listener,
+        parent, litter, cuckoo, orphan, holder, mole, miser, hasty, listener,
     )
 }  # fmt: skip

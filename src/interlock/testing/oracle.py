@@ -97,6 +97,7 @@ class Oracle:
         self._parents: dict[RunId, RunId] = {}  # of children that share their parent's fate
         self._children: dict[RunId, list[RunId]] = {}
         self._delegated: dict[RunId, None] = {}
+        self._heirs: dict[str, RunId] = {}  # who wanted a child, by what it was to be told
         self._ended_at: dict[RunId, float] = {}
         self._joined: set[RunId] = set()
         self._wakes: set[str] = set()  # texts that a schedule sends
@@ -233,6 +234,8 @@ class Oracle:
             holder = line.holder
             if holder is None and line.waiting:
                 self._fail(f"P5: {name} is free and somebody waits for it")
+            if any(place.run.fallen for place in line.waiting):
+                self._fail(f"P1: a run that is over waits for {name}")
             if holder is not None and holder.run.fallen and not holder.taken:
                 self._fail(f"P1: {name} was granted to {holder.run.id}, which is over")
 
@@ -241,8 +244,12 @@ class Oracle:
     def came_back(self, run_id: RunId, what: str) -> None:
         """A verb that waited has returned to its agent."""
         self._note("came back", run_id, what)
-        if run_id in self._over:
-            self._fail(f"P1: {what} returned to {run_id} after its end was acknowledged")
+        if run_id in self._over or run_id in self._terminal:
+            self._fail(f"P1: {what} returned to {run_id} after its end was told")
+
+    def delegates(self, run_id: RunId, text: str) -> None:
+        """A run is about to delegate."""
+        self._heirs[text] = run_id
 
     def heard_of(self, run_id: RunId, child: RunId) -> None:
         """A child's ending has come back to its parent."""
@@ -287,7 +294,7 @@ class Oracle:
             self._fail(f"P5: message {text!r} was refused and runs")
         if run_id in self._over:
             self._fail(f"P1: {run_id} began after its end was acknowledged")
-        if self._parents.get(run_id) in self._over:
+        if self._heirs.get(text) in self._over:
             self._fail(f"P1: {run_id} began after its parent's end was acknowledged")
         row = self._store._runs.get(run_id)
         if row is None or not row.started:
@@ -398,8 +405,8 @@ class Oracle:
         receipt = await self.control.stop(**what)
         if receipt.aborted:
             self._ended_with(what.get("session", ""), before)
-        if "order" in what and by in ("local", "admin"):
-            session = what["session"]
+        session = what.get("session", "")
+        if "order" in what and by in ("local", "admin", self._owners.get(session)):
             self._marked[session] = max(self._marked.get(session, 0), what["order"][1])
         if unseen and not receipt.runs and receipt.already is None and self._healthy():
             self._buried.add((by, what["key"]))

@@ -1,0 +1,295 @@
+"""A message written before a stop that arrives after it: compared by its own channel's order, and stopped."""
+
+import asyncio
+import math
+from typing import Any
+
+import anyio
+import pytest
+
+from interlock import BadInput, Control, Ending, MemoryStore, Message, Run, open_control
+
+from .scene import at_once, kinds, log_of, seeded, started
+
+NO_PLACE = r"order= is \(channel|the channel must be"
+
+
+class Began:
+    """An agent that writes down what began."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    async def __call__(self, run: Run, message: Message) -> str:
+        self.texts.append(message.text)
+        if message.text == "long":
+            await anyio.sleep_forever()
+        return message.text
+
+
+async def ending(control: Control, text: str, order: tuple[str, float] | None, **options: Any) -> Ending:
+    """Send a message and return how it ended."""
+    sent = await control.send(options.pop("session", "s"), text, order=order, **options)
+    return (await control.wait(sent.run_id)).ending
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_message_written_before_the_stop_is_stopped(busy: bool) -> None:
+    """It ends `stopped` by whoever stopped, and is never dispatched; what was written later runs."""
+
+    async def main() -> None:
+        agent = Began()
+        async with open_control(agent) as control:
+            first = await control.send("s", "long", by="alice", order=("chat", 1))
+            await started(control, first.run_id)
+            if not busy:
+                await control.stop(run=first.run_id)
+            receipt = await control.stop(session="s", by="alice", order=("chat", 5))
+            assert receipt.aborted is busy
+            late = await control.send("s", "late", by="alice", order=("chat", 4))
+            assert (late.state, late.generation, late.superseded) == ("ended", None, None)
+            outcome = await control.wait(late.run_id)
+            assert (outcome.ending, outcome.by, outcome.started_at) == (Ending.STOPPED, "alice", None)
+            assert kinds(await log_of(control, "s"), late.run_id) == ["message", "ended"]
+            for number in (5, 5.0, 6, 4.5 + 0.5):
+                assert await ending(control, str(number), ("chat", number), by="alice") is Ending.COMPLETED
+            assert agent.texts == ["long", "5", "5.0", "6", "5.0"]
+
+    seeded(main)
+
+
+def test_a_late_message_takes_nobody_over() -> None:
+    """What was written before the stop ends nothing of what was written after it."""
+
+    async def main() -> None:
+        agent = Began()
+        async with open_control(agent) as control:
+            await control.stop(session="s", order=("chat", 5))
+            new = await control.send("s", "long", order=("chat", 6))
+            await started(control, new.run_id)
+            assert await ending(control, "late", ("chat", 4)) is Ending.STOPPED
+            assert (await control.wait(new.run_id, timeout=1)).ending is Ending.PENDING
+            assert agent.texts == ["long"]
+
+    seeded(main)
+
+
+@pytest.mark.parametrize(
+    ("session", "order"),
+    [("s", ("other", 1)), ("s", None), ("other", ("chat", 1)), ("s", ("Chat", 1))],
+    ids=["other channel", "no order", "other session", "another name"],
+)
+def test_nothing_else_is_compared(session: str, order: tuple[str, float] | None) -> None:
+    """Other channels, messages without a place and other sessions are not touched."""
+
+    async def main() -> None:
+        async with open_control(Began()) as control:
+            assert await ending(control, "first", ("chat", 1)) is Ending.COMPLETED
+            await control.stop(session="s", order=("chat", 5))
+            assert await ending(control, "second", order, session=session) is Ending.COMPLETED
+            assert await ending(control, "third", ("chat", 2)) is Ending.STOPPED
+
+    seeded(main, range(2))
+
+
+def test_a_stop_without_a_place_marks_nothing() -> None:
+    """A stop ends what is there; only its place in a channel reaches what is still to come."""
+
+    async def main() -> None:
+        async with open_control(Began()) as control:
+            assert await ending(control, "first", ("chat", 1)) is Ending.COMPLETED
+            await control.stop(session="s")
+            assert await ending(control, "second", ("chat", 0)) is Ending.COMPLETED
+
+    seeded(main, range(2))
+
+
+def test_strangers_mark_only_what_they_may_stop() -> None:
+    """A stranger's stop reaches the stranger's own late messages; the owner's reaches everyone's."""
+
+    async def main() -> None:
+        agent = Began()
+        async with open_control(agent, admins=["root"], readers=["rita"]) as control:
+            assert await ending(control, "first", None, by="alice") is Ending.COMPLETED
+            for by in ("bob", "rita"):
+                await control.stop(session="s", by=by, order=("chat", 5))
+            assert await ending(control, "alice's", ("chat", 1), by="alice") is Ending.COMPLETED
+            assert await ending(control, "carol's", ("chat", 1), by="carol") is Ending.COMPLETED
+            assert await ending(control, "bob's", ("chat", 1), by="bob") is Ending.STOPPED
+            await control.stop(session="s", by="alice", order=("chat", 3))
+            assert await ending(control, "carol's again", ("chat", 2), by="carol") is Ending.STOPPED
+            assert await ending(control, "carol's last", ("chat", 4), by="carol") is Ending.COMPLETED
+            await control.stop(session="s", by="root", order=("chat", 9))
+            assert await ending(control, "late", ("chat", 8), by="alice") is Ending.STOPPED
+
+    seeded(main)
+
+
+def test_strangers_cannot_push_an_owners_stop_out() -> None:
+    """However many places others mark, the owner's stop holds."""
+
+    async def main() -> None:
+        async with open_control(Began()) as control:
+            assert await ending(control, "first", None, by="alice") is Ending.COMPLETED
+            await control.stop(session="s", by="alice", order=("chat", 5))
+            for n in range(40):
+                await control.stop(session="s", by="bob", order=(f"bob's {n}", 1))
+            assert await ending(control, "late", ("chat", 4), by="alice") is Ending.STOPPED
+
+    seeded(main, range(2))
+
+
+def test_a_stop_before_the_session_exists() -> None:
+    """The first message of a session can come late too; it makes no session its sender's."""
+
+    async def main() -> None:
+        agent = Began()
+        async with open_control(agent) as control:
+            await control.stop(session="s", by="alice", order=("chat", 5))
+            assert await ending(control, "bob's", ("chat", 6), by="bob", session="other") is Ending.COMPLETED
+            assert await ending(control, "late", ("chat", 4), by="alice") is Ending.STOPPED
+            assert await ending(control, "bob's", ("chat", 4), by="bob") is Ending.COMPLETED
+            assert agent.texts == ["bob's", "bob's"]
+            assert len(await control.history("s", by="bob")) > 0  # bob's was the first that was admitted
+
+    seeded(main)
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_the_next_control_remembers(seen: bool) -> None:
+    """A stop's place is kept, also of a session that had never been seen."""
+
+    async def main() -> None:
+        store, agent = MemoryStore(), Began()
+        async with open_control(agent, store=store) as control:
+            if seen:
+                assert await ending(control, "first", ("chat", 1), by="alice") is Ending.COMPLETED
+            await control.stop(session="s", by="alice", order=("chat", 5))
+        async with open_control(agent, store=store) as control:
+            assert await ending(control, "late", ("chat", 4), by="alice") is Ending.STOPPED
+            assert await ending(control, "later", ("chat", 5), by="alice") is Ending.COMPLETED
+            assert "late" not in agent.texts
+
+    seeded(main)
+
+
+def test_a_place_is_kept_although_the_store_was_in_trouble() -> None:
+    """The stop does not wait for it; it is in the store as soon as that takes it."""
+
+    async def main() -> None:
+        for fault in ("fail", "stall", "lose"):
+            store, agent = MemoryStore(), Began()
+            async with open_control(agent, store=store) as control:
+                assert await ending(control, "first", ("chat", 1)) is Ending.COMPLETED
+                setattr(store.faults, fault, True)
+                await control.stop(session="s", order=("chat", 5))
+                store.faults.fail = store.faults.lose = False
+                store.resume()
+                assert await ending(control, "late", ("chat", 4)) is Ending.STOPPED
+                await anyio.sleep(5)
+            async with open_control(agent, store=store) as control:
+                assert await ending(control, "late", ("chat", 4)) is Ending.STOPPED
+            assert agent.texts == ["first"]
+
+    seeded(main, range(4))
+
+
+def test_only_ever_later() -> None:
+    """An older stop that comes later takes nothing back, here or in the store."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(Began(), store=store) as control:
+            assert await ending(control, "first", ("chat", 1)) is Ending.COMPLETED
+            for number in (5, 3, 4):
+                await control.stop(session="s", order=("chat", number))
+            assert await ending(control, "late", ("chat", 4)) is Ending.STOPPED
+        async with open_control(Began(), store=store) as control:
+            await control.stop(session="s", order=("chat", 2))
+            assert await ending(control, "late", ("chat", 4)) is Ending.STOPPED
+            assert await ending(control, "later", ("chat", 5)) is Ending.COMPLETED
+
+    seeded(main)
+
+
+def test_a_stop_and_its_late_message_at_once() -> None:
+    """Whichever of the two arrives first, the message written before the stop is stopped."""
+
+    async def main() -> None:
+        for turned in (False, True):
+            agent = Began()
+            async with open_control(agent) as control:
+                assert await ending(control, "first", ("chat", 1)) is Ending.COMPLETED
+                calls = [control.stop(session="s", order=("chat", 5)), ending(control, "late", ("chat", 4))]
+                answers = await at_once(*(reversed(calls) if turned else calls))
+                assert Ending.STOPPED in answers
+                await asyncio.sleep(5)
+                assert agent.texts == ["first"]
+
+    seeded(main)
+
+
+def test_a_late_messages_key() -> None:
+    """A retry with the same key is told the same, also by the next control."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(Began(), store=store) as control:
+            assert await ending(control, "first", ("chat", 1)) is Ending.COMPLETED
+            await control.stop(session="s", order=("chat", 5))
+            late = await control.send("s", "late", order=("chat", 4), key="k")
+            assert (await control.send("s", "late", order=("chat", 4), key="k")).run_id == late.run_id
+        async with open_control(Began(), store=store) as control:
+            again = await control.send("s", "late", order=("chat", 4), key="k")
+            assert again.run_id == late.run_id
+            assert (await control.wait(again.run_id)).ending is Ending.STOPPED
+
+    seeded(main)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        5,
+        "chat",
+        ("chat",),
+        ("chat", 1, 2),
+        ("", 1),
+        ("chat", "5"),
+        ("chat", None),
+        ("chat", True),
+        ("chat", math.nan),
+        ("chat", math.inf),
+        ("chat", 10**400),
+        (5, "chat"),
+    ],
+    ids=repr,
+)
+def test_bad_places_are_named(order: Any) -> None:
+    """A place that is none is refused at the door, and nothing happens."""
+
+    async def main() -> None:
+        agent = Began()
+        async with open_control(agent) as control:
+            first = await control.send("s", "long")
+            await started(control, first.run_id)
+            with pytest.raises(BadInput, match=NO_PLACE):
+                await control.send("s", "x", order=order)
+            with pytest.raises(BadInput, match=NO_PLACE):
+                await control.stop(session="s", order=order)
+            assert (await control.wait(first.run_id, timeout=1)).ending is Ending.PENDING
+            assert agent.texts == ["long"]
+
+    seeded(main, range(1))
+
+
+def test_a_place_belongs_to_the_stop_of_a_session() -> None:
+    """Only a session has messages still to come."""
+
+    async def main() -> None:
+        async with open_control(Began()) as control:
+            for what in ({"run": "r-1-1"}, {"key": "k"}):
+                with pytest.raises(BadInput, match="belongs to the stop of a session"):
+                    await control.stop(order=("chat", 1), **what)
+
+    seeded(main, range(1))

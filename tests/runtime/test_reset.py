@@ -1,0 +1,430 @@
+"""Reset: everything of a session ends, a fresh transcript begins, and nothing said right behind it is lost."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import aclosing
+
+import anyio
+import pytest
+
+from interlock import (
+    Control,
+    Ending,
+    Event,
+    MemoryStore,
+    Message,
+    Outcome,
+    Run,
+    Sent,
+    Settings,
+    Unavailable,
+    Unknown,
+    open_control,
+)
+from interlock.core.names import EventKind
+
+from .scene import at_once, echoes, idles, log_of, seeded, started, told
+
+COMMIT_SECONDS = 0.5
+SLACK = 0.1
+
+
+@pytest.fixture(autouse=True)
+def nothing_breaks(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """No task of control may end with an error of its own."""
+    yield
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+class Memory:
+    """An agent that answers, and writes down what it was told of the conversation before."""
+
+    def __init__(self) -> None:
+        self.history: dict[str, list[str]] = {}
+        self.previous: dict[str, Outcome | None] = {}
+
+    async def __call__(self, run: Run, message: Message) -> str:
+        self.previous[message.text] = message.previous
+        self.history[message.text] = [entry.text for entry in await run.history()]
+        if message.text == "long":
+            await run.say("so far")
+            await anyio.sleep_forever()
+        return "done"
+
+    def fresh(self, text: str) -> bool:
+        """Whether a message was given a fresh transcript."""
+        return self.previous[text] is None and self.history[text] == [text]
+
+
+async def said(control: Control, text: str, session: str = "s") -> Sent:
+    """Send a message and wait for its answer."""
+    sent = await control.send(session, text)
+    await control.wait(sent.run_id, drained=True)
+    return sent
+
+
+async def forgotten(control: Control) -> None:
+    """Wait until nothing is in memory any more."""
+    while control._registry.sessions:
+        await anyio.sleep(1)
+
+
+async def replay(control: Control, session: str, last: EventKind, count: int) -> list[Event]:
+    """Watch a session from the beginning until so many events of a kind."""
+    seen: list[Event] = []
+    async with aclosing(control.watch(session)) as events:
+        async for event in events:
+            seen.append(event)
+            if sum(each.kind is last for each in seen) == count:
+                return seen
+    raise AssertionError("the watch ended")
+
+
+def now() -> float:
+    """The loop's clock."""
+    return asyncio.get_running_loop().time()
+
+
+@pytest.mark.parametrize("where", ["running", "idle", "absent"])
+def test_a_fresh_transcript_begins(where: str) -> None:
+    """History and the next turn know nothing of before; a watcher is still told the whole log."""
+
+    async def main() -> None:
+        agent = Memory()
+        async with open_control(agent) as control:
+            await said(control, "before")
+            if where == "running":
+                long = await control.send("s", "long")
+                await told(control, long.run_id, EventKind.DELTA)
+            if where == "absent":
+                await forgotten(control)
+            before = await log_of(control, "s")
+            receipt = await control.reset("s")
+            assert receipt.durable and receipt.session == "s"
+            assert receipt.aborted is (where == "running")
+            assert await control.history("s") == []
+            sent = await said(control, "after")
+            assert agent.fresh("after")
+            assert [entry.text for entry in await control.history("s")] == ["after", "done"]
+            second = await said(control, "and after")
+            assert agent.history["and after"] == ["after", "done", "and after"]
+            previous = agent.previous["and after"]
+            assert previous is not None and previous.run_id == sent.run_id
+            watched = await replay(control, "s", EventKind.ENDED, 4 if where == "running" else 3)
+            assert [event.data.text for event in watched if event.kind is EventKind.MESSAGE] == [
+                "before",
+                *(["long"] if where == "running" else []),
+                "after",
+                "and after",
+            ]
+            lasting = [event for event in before if event.kind is not EventKind.DELTA]
+            assert [event for event in watched if event in lasting] == lasting
+            assert watched[-1].run_id == second.run_id
+
+    seeded(main)
+
+
+@pytest.mark.parametrize("where", ["running", "idle", "absent"])
+def test_the_generation_goes_on_rising(where: str) -> None:
+    """A reset makes no number again, and raises it like any end or stop."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(Memory(), store=store) as control:
+            await said(control, "before")
+            if where == "running":
+                long = await control.send("s", "long")
+                await told(control, long.run_id, EventKind.DELTA)
+            if where == "absent":
+                await forgotten(control)
+            before = await store.session("s")
+            await control.reset("s")
+            after = await store.session("s")
+            assert before is not None and after is not None and after.generation > before.generation
+            sent = await control.send("s", "after")
+            assert sent.generation is not None and sent.generation > after.generation
+            positions = [event.position for event in await log_of(control, "s")]
+            assert positions == sorted(set(positions))
+
+    seeded(main)
+
+
+def test_everything_of_the_session_ends() -> None:
+    """Seat, queue, steered, collected, children and detached children fall together, and nobody else's session."""
+
+    async def agent(run: Run, message: Message) -> None:
+        await run.delegate("idles", "detached", detached=True)
+        await run.delegate("idles", "child")
+
+    async def main() -> None:
+        settings = Settings(collect_seconds=60)
+        async with open_control(agent, agents={"idles": idles}, settings=settings) as control:
+            other = await control.send("other", "mine")
+            seat = await control.send("s", "seat")
+            await started(control, seat.run_id)
+            while len([info for info in await control.runs("s", tree=True) if info.state == "started"]) < 3:
+                await anyio.sleep(0.1)
+            waiting = [await control.send("s", "x", strategy=each) for each in ("queue", "steer", "collect")]
+            merged = await control.send("s", "y", strategy="collect")
+            assert merged.run_id == waiting[2].run_id
+            children = [info.id for info in await control.runs("s", tree=True) if info.parent == seat.run_id]
+            assert len(children) == 2
+            receipt = await control.reset("s")
+            mine = [seat.run_id, *(each.run_id for each in waiting), *children]
+            assert sorted(run.id for run in receipt.runs) == sorted(mine)
+            outcomes = {run: (await control.wait(run, drained=True)).ending for run in mine}
+            attached = [run.id for run in receipt.runs if run.outcome.ending is Ending.PARENT_ENDED]
+            assert len(attached) == 1 and attached[0] in children
+            assert all(ending is Ending.STOPPED for run, ending in outcomes.items() if run not in attached)
+            assert (await control.wait(other.run_id, timeout=1)).ending is Ending.PENDING
+            while "s" in control._registry.sessions:
+                await anyio.sleep(1)
+            assert [info.session for info in await control.runs() if info.session == "s"] == []
+
+    seeded(main)
+
+
+def test_arrivals_end_too() -> None:
+    """A message that is not decided on yet when the reset comes is stopped, and its sender told."""
+
+    async def main() -> None:
+        store, agent = MemoryStore(), Memory()
+        async with open_control(agent, store=store) as control:
+            await said(control, "before")
+            store.latency_seconds = 0.05
+            first, second, receipt = await at_once(
+                control.send("s", "first"), control.send("s", "second", strategy="queue"), control.reset("s")
+            )
+            assert {first.run_id, second.run_id} == {run.id for run in receipt.runs}
+            for each in (first, second):
+                assert (await control.wait(each.run_id)).ending is Ending.STOPPED
+            await anyio.sleep(5)
+            assert list(agent.previous) == ["before"]
+
+    seeded(main)
+
+
+def test_nobody_resets_what_is_not_theirs() -> None:
+    """The owner and admins may; to others, and where there is none, there is no such session."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(idles, store=store, admins=["root"], readers=["rita"]) as control:
+            for by in ("alice", "root", "local"):
+                await control.send("s", "mine", by="alice")
+                assert (await control.reset("s", by=by)).by == by
+            sent = await control.send("s", "mine", by="alice")
+            await control.send("s", "bob's", by="bob")
+            await started(control, sent.run_id)
+            for by in ("bob", "rita", "stranger"):
+                with pytest.raises(Unknown):
+                    await control.reset("s", by=by)
+            with pytest.raises(Unknown):
+                await control.reset("nowhere")
+            assert "nowhere" not in control._registry.sessions
+            assert (await control.wait(sent.run_id, timeout=1)).ending is Ending.PENDING
+            await control.stop(session="s")
+            await forgotten(control)
+            row = await store.session("s")
+            for by in ("bob", "rita", "stranger"):
+                with pytest.raises(Unknown):
+                    await control.reset("s", by=by)
+            assert await store.session("s") == row
+
+    seeded(main, range(4))
+
+
+def test_the_owner_ends_what_others_sent() -> None:
+    """A reset is of the whole session, whoever's messages are in it; it stays its owner's."""
+
+    async def main() -> None:
+        async with open_control(idles) as control:
+            mine = await control.send("s", "mine", by="alice")
+            bobs = await control.send("s", "bob's", by="bob")
+            await control.reset("s", by="alice")
+            for each in (mine, bobs):
+                outcome = await control.wait(each.run_id)
+                assert (outcome.ending, outcome.by) == (Ending.STOPPED, "alice")
+            await control.send("s", "bob's again", by="bob")
+            with pytest.raises(Unknown):
+                await control.reset("s", by="bob")
+            assert len(await control.runs("s", by="alice")) == 3
+
+    seeded(main, range(4))
+
+
+@pytest.mark.parametrize("where", ["running", "idle", "absent"])
+@pytest.mark.parametrize("latency", [0.0, 0.02])
+def test_a_message_right_behind_a_reset(where: str, latency: float) -> None:
+    """It belongs to the fresh transcript and is not lost, however close it follows."""
+
+    async def main() -> None:
+        store, agent = MemoryStore(), Memory()
+        async with open_control(agent, store=store) as control:
+            await said(control, "before")
+            if where == "running":
+                long = await control.send("s", "long")
+                await told(control, long.run_id, EventKind.DELTA)
+            if where == "absent":
+                await forgotten(control)
+            store.latency_seconds = latency
+            _, sent = await at_once(control.reset("s"), control.send("s", "after"))
+            outcome = await control.wait(sent.run_id)
+            assert (outcome.ending, outcome.text) == (Ending.COMPLETED, "done")
+            assert agent.fresh("after")
+            assert [entry.text for entry in await control.history("s")] == ["after", "done"]
+            await forgotten(control)
+            assert [entry.text for entry in await control.history("s")] == ["after", "done"]
+
+    seeded(main, range(12))
+
+
+@pytest.mark.parametrize("late", range(0, 12, 2))
+def test_a_message_around_a_reset_is_stopped_or_fresh(late: int) -> None:
+    """At any instant: a message is ended by the reset, or answered with a fresh transcript; never half of each."""
+
+    async def main() -> None:
+        agent = Memory()
+        async with open_control(agent, store=MemoryStore(latency_seconds=0.001)) as control:
+            await said(control, "before")
+            long = await control.send("s", "long")
+            await told(control, long.run_id, EventKind.DELTA)
+            resetting = asyncio.create_task(control.reset("s"))
+            await asyncio.sleep(0.0003 * late)
+            sent = await control.send("s", "after")
+            await resetting
+            outcome = await control.wait(sent.run_id)
+            if outcome.ending is Ending.STOPPED:
+                assert "after" not in agent.previous
+            else:
+                assert outcome.ending is Ending.COMPLETED
+                texts = [entry.text for entry in await control.history("s")]
+                if agent.fresh("after"):
+                    assert texts == ["after", "done"]
+                else:  # it was there before the reset, and went with the old transcript
+                    assert texts == [] and outcome.run_id in [run.run_id for run in await _ended(control)]
+
+    seeded(main, range(8))
+
+
+async def _ended(control: Control) -> list[Outcome]:
+    return [info.outcome for info in await control.runs("s") if info.outcome is not None]
+
+
+def test_a_reset_twice_at_once() -> None:
+    """Two resets in one instant end a run once; both are answered."""
+
+    async def main() -> None:
+        agent = Memory()
+        async with open_control(agent) as control:
+            long = await control.send("s", "long")
+            await told(control, long.run_id, EventKind.DELTA)
+            first, second = await at_once(control.reset("s"), control.reset("s"))
+            assert first.aborted and not second.aborted
+            await said(control, "after")
+            assert agent.fresh("after")
+
+    seeded(main)
+
+
+def test_a_schedule_stays() -> None:
+    """A reset ends what a wake began, not the wake."""
+
+    async def main() -> None:
+        agent = Memory()
+        async with open_control(agent) as control:
+            await said(control, "before")
+            wake = await control.wake("s", "heartbeat", every=10)
+            await control.reset("s")
+            assert [each.id for each in await control.wakes("s")] == [wake.id]
+            while "heartbeat" not in agent.previous:
+                await anyio.sleep(1)
+            assert agent.fresh("heartbeat")
+
+    seeded(main, range(3))
+
+
+def test_the_next_control_sees_the_fresh_transcript() -> None:
+    """What a reset put behind the session stays behind it after a restart."""
+
+    async def main() -> None:
+        store, agent = MemoryStore(), Memory()
+        async with open_control(agent, store=store) as control:
+            await said(control, "before")
+            await control.send("s", "long")
+            await control.reset("s")
+        async with open_control(agent, store=store) as control:
+            assert await control.history("s") == []
+            await said(control, "after")
+            assert agent.fresh("after")
+
+    seeded(main)
+
+
+@pytest.mark.parametrize("fault", ["fail", "stall"])
+@pytest.mark.parametrize("where", ["running", "idle"])
+def test_a_store_in_trouble_is_told_and_tried_again(where: str, fault: str) -> None:
+    """The reset counts at once, is told as not durable in bounded time, and is kept as soon as it can be."""
+
+    async def main() -> None:
+        store, agent = MemoryStore(), Memory()
+        async with open_control(agent, store=store) as control:
+            await said(control, "before")
+            long = await control.send("s", "long")
+            await told(control, long.run_id, EventKind.DELTA)
+            if where == "idle":
+                await control.stop(run=long.run_id)
+                assert "s" in control._registry.sessions
+            setattr(store.faults, fault, True)
+            began = now()
+            receipt = await control.reset("s")
+            assert now() - began <= 2 * COMMIT_SECONDS + 2 * SLACK
+            assert receipt.aborted is (where == "running") and not receipt.durable
+            store.faults.fail = False
+            store.resume()
+            await said(control, "after")
+            assert agent.fresh("after")
+            await anyio.sleep(5)
+        async with open_control(agent, store=store) as control:
+            assert [entry.text for entry in await control.history("s")] == ["after", "done"]
+
+    seeded(main)
+
+
+def test_a_reset_whose_answer_was_lost_counts() -> None:
+    """A store that loses its answers keeps the reset all the same."""
+
+    async def main() -> None:
+        store, agent = MemoryStore(), Memory()
+        async with open_control(agent, store=store) as control:
+            long = await control.send("s", "long")
+            await told(control, long.run_id, EventKind.DELTA)
+            store.faults.lose = True
+            receipt = await control.reset("s")
+            assert receipt.aborted
+            store.faults.lose = False
+            await said(control, "after")
+            assert agent.fresh("after")
+        async with open_control(agent, store=store) as control:
+            assert [entry.text for entry in await control.history("s")] == ["after", "done"]
+
+    seeded(main)
+
+
+def test_a_reset_of_what_cannot_be_read() -> None:
+    """Where nothing is in memory and the store cannot be read, nobody can say whose it is: the caller may try again."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(echoes, store=store) as control:
+            await said(control, "before")
+            await forgotten(control)
+            store.faults.fail = True
+            with pytest.raises(Unavailable):
+                await control.reset("s")
+            store.faults.fail = False
+            assert len(await control.history("s")) == 2
+            await control.reset("s")
+            assert await control.history("s") == []
+
+    seeded(main, range(3))
