@@ -7,6 +7,7 @@ import anyio
 import pytest
 
 from interlock import BadInput, Ending, Entry, MemoryStore, Message, Run, Stale, Unavailable, open_control, tool
+from interlock.core.decision import Decision
 from interlock.core.names import EventKind
 from interlock.runtime.inline import THREADS
 
@@ -647,6 +648,37 @@ def test_a_tool_the_store_cannot_record_does_not_run() -> None:
             history = await control.history("s")
             valid_for_a_model(history)
             assert states(history) == [("acts", "failed"), ("acts", "failed"), ("acts", "finished")]
+        assert ran == ["acted"]
+
+    seeded(main)
+
+
+def test_a_tool_under_an_old_writer_right_does_not_run() -> None:
+    """Where another node has raised the session the start is refused by its token, and the body does not begin."""
+    ran: list[str] = []
+
+    async def acts() -> None:
+        ran.append("acted")
+
+    async def main() -> None:
+        ran.clear()
+        store = MemoryStore()
+
+        async def agent(run: Run, message: Message) -> str:
+            await run.call(acts)
+            await store.decide(Decision(rises=(run.session,)))
+            with raises(Unavailable, "acts was not started"):
+                await run.call(acts)
+            return "ok"
+
+        async with open_control(agent, store=store) as control:
+            sent = await control.send("s", "hello")
+            outcome = await control.wait(sent.run_id)
+            assert outcome.text == "ok", outcome.error
+            history = await control.history("s")
+            valid_for_a_model(history)
+            assert states(history) == [("acts", "finished"), ("acts", "failed")]
+            assert [row.state for row in await store.tools(sent.run_id)] == ["finished"]
         assert ran == ["acted"]
 
     seeded(main)

@@ -66,7 +66,7 @@ THEMES = (
     Theme(("listener", "listener", "asker"), ("send", "burst", "burst", "stop", "vanish"), ("steer", None, "queue")),
     Theme(("reply", "polite", "tools"), ("burst", "burst", "send", "stop", "wait"), ("collect", "collect", "queue")),
     Theme(("asker", "guarded", "gambler"), ("send", "stop", "wait", "reset")),
-    Theme(("parent", "litter", "cuckoo", "orphan", "orphan")),
+    Theme(("parent", "litter", "cuckoo", "orphan", "absentee")),
     Theme(("dawdle", "sleeper"), ("send", "wait", "wait", "stop")),
     Theme(("never", "polite", "swallow_all"), ("vanish", "vanish", "stop", "twice", "overtake", "late")),
 )

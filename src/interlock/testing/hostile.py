@@ -421,6 +421,18 @@ async def cuckoo(kit: Kit, run: Run, message: Message) -> str | None:
     return "gone"
 
 
+async def absentee(kit: Kit, run: Run, message: Message) -> str | None:
+    """Delegate in a task that nobody cuts, and be somewhere else when the child ends."""
+
+    async def talk() -> None:
+        with contextlib.suppress(Stale, InterlockError):
+            await _delegate(kit, run, message)
+
+    kit.ghosts.append(asyncio.ensure_future(talk()))
+    await asyncio.sleep(0.03)
+    return "elsewhere"
+
+
 async def orphan(kit: Kit, run: Run, message: Message) -> str | None:
     """Never hear of a cancel, and go on delegating."""
 
@@ -488,9 +500,11 @@ async def hasty(kit: Kit, run: Run, message: Message) -> str | None:
 async def listener(kit: Kit, run: Run, message: Message) -> str | None:
     """Take in whatever is steered to it."""
     for _ in range(8):
-        for taken in await run.check():
+        steered = await run.check()
+        for taken in steered:
             if kit.oracle is not None:
                 kit.oracle.took_in(run.id, taken.text)
+        for taken in steered:
             await run.say(f"and {taken.text}")
         await asyncio.sleep(0.002)
     return "listened"
@@ -501,6 +515,6 @@ BEHAVIOURS: dict[str, Behaviour] = {
     for behave in (
         polite, reply, flood, chatter, deaf, dawdle, shrug, swallow_one, swallow_all, hammer, never, raises, dirty,
         haunt, tools, batch, parallel, obstinate, thread, impatient, suicide, sleeper, nested, asker, guarded, gambler,
-        parent, litter, cuckoo, orphan, holder, mole, miser, hasty, listener,
+        parent, litter, cuckoo, absentee, orphan, holder, mole, miser, hasty, listener,
     )
 }  # fmt: skip

@@ -148,6 +148,7 @@ class Oracle:
                 self._owners.setdefault(event.session, data.by)  # whoever is first admitted created it
                 self._home.setdefault(run_id, event.session)
                 if data.of is None:
+                    self._principals.setdefault(run_id, data.by)
                     self._said[run_id] = (event.session, data.text)
                 else:
                     self._joined.add(data.of)
