@@ -96,8 +96,10 @@ def generation_given_twice(facts: tuple[Fact, ...], at: int) -> tuple[Fact, ...]
 
 
 def in_two_turns(facts: tuple[Fact, ...], at: int) -> tuple[Fact, ...] | None:
-    """Let the one who waits have the seat only in a later turn than the fall that freed it."""
-    if not (at and facts[at].kind == "SEAT" and facts[at - 1].kind == "FALL" and facts[at - 1].step == facts[at].step):
+    """Let whoever takes over have the seat only in a later turn than the fall that freed it."""
+    if not (at and facts[at].kind == "SEAT" and facts[at - 1].kind == "FALL"):
+        return None
+    if facts[at - 1].values[3] != facts[at].values[0]:
         return None
     return facts[:at] + tuple(fact._replace(step=fact.step + 1) for fact in facts[at:])
 

@@ -313,7 +313,7 @@ class Control:
         once, seconds, line = schedule(at, every, cron, now)
         row = WakeRow(
             id=WakeId(self._registry.new_id("w")),
-            session=await self._mine(session, by),
+            session=await self._mine(_session_name(session), by),
             principal=principal,
             text=said,
             since=now,
@@ -510,7 +510,7 @@ class Control:
                 timer.cancel()
             run.ended.set()
             run.called.set()
-        elif run.state is State.ARRIVING:
+        elif run.state is State.ARRIVING and run.joining is None:  # (one that is joining is decided on already)
             self._inbox.turn_away(run, Unavailable("this control is closing; send it to the next one"))
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from interlock.core.errors import BadInput, Refused
-from interlock.core.names import Effect, Ending, RunId, RunKind, SessionId
+from interlock.core.names import Effect, Ending, RunId, RunKind, SessionId, Strategy
 from interlock.core.outcome import Cause, Outcome
 from interlock.runtime.clock import Clock
 from interlock.runtime.ending import Endings
@@ -60,12 +60,16 @@ class Delegation:
     async def delegate(self, parent: LiveRun, agent: str, text: str, deadline: float | None, detached: bool) -> Child:
         """Begin a child and, unless it is detached, wait for its ending."""
         child = self._begin(parent, agent, text, deadline, detached)
+        parent.resting += 1
         try:
             await (child.acked if detached else child.ended).wait()
         except BaseException:
             if not detached:  # the agent waits for it no longer, by a timeout of its own, say
                 self._endings.end(child, Cause(ending=Ending.STOPPED, by=parent.principal))
             raise
+        finally:
+            parent.resting -= 1
+            parent.touched = self._clock.now()
         parent.fence.check(Effect.CHILD)  # the result of a child is an effect on its parent
         if child.problem is not None:
             raise child.problem.with_traceback(None)
@@ -84,7 +88,7 @@ class Delegation:
         run_id = RunId(self._registry.new_id("r"))
         session = self._registry.session(SessionId(f"{RUN_SESSION}{run_id}"))
         session.loaded = True  # nobody else can have made it
-        session.owner = parent.session.owner
+        session.owner, session.stored = parent.session.owner, parent.session.stored  # theirs, whatever the store says
         child = LiveRun(
             run_id,
             session,
@@ -94,7 +98,7 @@ class Delegation:
             method="delegate",
             key=None,
             digest="",
-            strategy=None,
+            strategy=Strategy.INTERRUPT,
             deadline=deadline or (self._settings.deadline if detached else None),  # else the parent's is its bound
             admitted_at=self._clock.wall(),
             agent=agent,

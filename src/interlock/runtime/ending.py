@@ -147,8 +147,9 @@ class Endings:
         for run in fall.runs:
             assert run.outcome is not None
             run.outcome = msgspec.structs.replace(run.outcome, durable=durable)
+            begun = run.said
             Outlet(run, self._feed).seal(fall.terminal(run), fall.closing[run.id])
-            self._tell_parent(run)
+            self._tell_parent(run, begun=begun)
             run.ended.set()
         if fall.resets is not None:
             self.begin_anew(fall.resets)
@@ -159,11 +160,14 @@ class Endings:
         if durable:
             fall.kept.set()
 
-    def _tell_parent(self, run: LiveRun) -> None:
+    def _tell_parent(self, run: LiveRun, *, begun: bool) -> None:
         """A parent that is still there learns at once how its child ended, not when everything of it is gone."""
         parent = run.parent
         if parent is not None and not parent.fallen:
-            Outlet(parent, self._feed).emit(Effect.CHILD, delegated(run))
+            outlet = Outlet(parent, self._feed)
+            if not begun:
+                outlet.emit(Effect.CHILD, msgspec.structs.replace(delegated(run), outcome=None))
+            outlet.emit(Effect.CHILD, delegated(run))
 
     def begin_anew(self, session: Session) -> None:
         """Let a session's transcript begin behind everything that was told so far."""
@@ -251,7 +255,14 @@ def _earlier(fall: Fall) -> list[Falling]:
 
 
 def _bodies(fall: Fall) -> list[Body]:
-    return [body for run in fall.runs for body in run.bodies or ()]
+    """Whatever of a fall may still run; a child that ended earlier and is not gone yet belongs to its parent."""
+    bodies: list[Body] = []
+    rest = list(fall.runs)
+    while rest:
+        run = rest.pop(0)
+        bodies += run.bodies or ()
+        rest += [child for earlier in run.child_falls or () for child in earlier.runs]
+    return bodies
 
 
 async def _all_set(events: Sequence[asyncio.Event], until: float) -> None:
@@ -267,7 +278,7 @@ def _merge(fall: Decision, admission: Decision) -> Decision:
     """One step, one Decision: the endings and the admission that caused them."""
     return msgspec.structs.replace(
         fall,
-        sessions=admission.sessions,
+        sessions=tuple({row.id: row for row in (*fall.sessions, *admission.sessions)}.values()),
         admissions=admission.admissions,
         keys=fall.keys + admission.keys,
     )

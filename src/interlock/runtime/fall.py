@@ -117,8 +117,8 @@ class Fall:
         parent = run.parent
         if parent is None or parent.fallen:
             return
-        waiting = [fall for fall in parent.child_falls or () if not fall.ended.is_set()]
-        parent.child_falls = waiting if self in waiting else [*waiting, self]
+        draining = [fall for fall in parent.child_falls or () if not fall.drained.is_set()]
+        parent.child_falls = draining if self in draining else [*draining, self]
 
     def _take_along(self, run: LiveRun, settled: Cause) -> None:
         """Whatever is part of a run falls in the same step: its children, and a message that was just joining it."""

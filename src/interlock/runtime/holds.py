@@ -101,7 +101,7 @@ class Holds:
         line.waiting.pop(place, None)
         if line.holder is place:
             line.holder = None
-            line.unconfirmed = place.run.id if unconfirmed else None
+            line.unconfirmed = place.run.id if unconfirmed else None if place.taken else place.unconfirmed
         place.woken.set()
         self._grant(place.name, line)
 

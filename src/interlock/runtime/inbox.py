@@ -294,7 +294,7 @@ class Inbox:
         """Add a message to one that waits; it is part of that once it is committed."""
         collection = into.collection
         assert collection is not None
-        collection.merging, collection.ripe = run, False
+        collection.merging, collection.ripe, run.joining = run, False, into
         row = msgspec.structs.replace(run.row(), alias=into.id)
         key = run.key_row()
         keys = () if key is None else (msgspec.structs.replace(key, run_id=into.id),)
@@ -304,7 +304,7 @@ class Inbox:
         """A message that was being added is in, or never will be; either way the turn may begin again."""
         collection = into.collection
         assert collection is not None
-        collection.merging = None
+        collection.merging = run.joining = None
         if inside and not run.fallen:
             self._registry.absorb(run, into)
             collection.parts.append(run)
@@ -316,7 +316,7 @@ class Inbox:
 
     def _wait_for_quiet(self, run: LiveRun) -> None:
         collection = run.collection
-        if collection is None or run.state is not State.QUEUED:
+        if collection is None or run.state is not State.QUEUED or self._registry.closing:
             return
         if collection.timer is not None:
             collection.timer.cancel()
@@ -348,7 +348,7 @@ class Inbox:
 
     async def _ack(self, run: LiveRun, ticket: Ticket) -> bool:
         """Tell the sender once the message is in; if it never will be, take it back."""
-        into = self._joining(run)
+        into = run.joining
         run.sent = self._sent(run)
         inside = await committed(self._store, ticket, self._settings.commit_seconds)
         if into is not None:
@@ -371,13 +371,6 @@ class Inbox:
         if run.parent is not None and not run.parent.fallen:
             Outlet(run.parent, self._feed).emit(Effect.CHILD, delegated(run))
         Outlet(run, self._feed).introduce()
-
-    @staticmethod
-    def _joining(run: LiveRun) -> LiveRun | None:
-        for other in run.session.waiting or ():
-            if other.collection is not None and other.collection.merging is run:
-                return other
-        return None
 
     def _sent(self, run: LiveRun) -> Sent:
         return Sent(

@@ -230,9 +230,9 @@ class LiveRun:
     __slots__ = (
         "absorbed", "acked", "admitted_at", "agent", "alias", "asking", "blamed", "bodies", "called", "calls",
         "calls_made", "child_falls", "children", "collection", "deadline", "descendants", "detached", "digest", "ended",
-        "fall", "fence", "finished", "generation", "holds", "home", "id", "key", "kind", "limits", "method",
+        "fall", "fence", "finished", "generation", "holds", "home", "id", "joining", "key", "kind", "limits", "method",
         "order", "outcome", "parent", "passed", "phase", "principal", "problem", "provider_started",
-        "questions", "refusal_budget", "reply", "said", "sealed", "sent", "session", "started_at", "state",
+        "questions", "refusal_budget", "reply", "resting", "said", "sealed", "sent", "session", "started_at", "state",
         "steers", "strategy", "superseded", "text", "timers", "touched", "turn",
     )  # fmt: skip
 
@@ -272,13 +272,15 @@ class LiveRun:
         self.detached = detached
         self.home: Session = session if parent is None else parent.home  # at the top of its tree
         self.children: dict[RunId, LiveRun] | None = None  # alive ones, detached or not
-        self.child_falls: list[Falling] | None = None  # endings of children, to be told before this run's own
+        self.child_falls: list[Falling] | None = None  # of children: told before its own, drained with it
         self.descendants = 0  # alive below this run, detached ones not counted
         self.questions: dict[QuestionId, Question] | None = None
         self.asking = 0  # open ones among them
+        self.resting = 0  # waits of its own for a child or a hold: silence that is not its own
         self.holds: dict[str, Place] | None = None  # in whose lines it stands, or is first
         self.steers: LiveRun | None = None  # the run that may take this message in
         self.collection: Collection | None = None
+        self.joining: LiveRun | None = None  # one that it is being added to
         self.alias: LiveRun | None = None  # the run that took it in
         self.absorbed: list[LiveRun] | None = None  # messages this run took in
         self.fence = Fence(run_id)
@@ -316,10 +318,11 @@ class LiveRun:
         return self.fence.cause is not None
 
     def standing(self, limit: Limit) -> Limit:
-        """Return a limit as it stands now: the one on silence moves with every sign of life, and rests while asking."""
+        """Return a limit as it stands now: the one on silence moves with every sign of life, and rests at times."""
         if limit.phase != IDLE:
             return limit
-        return Limit(math.inf if self.asking else self.touched + limit.seconds, limit.seconds, IDLE)
+        rests = self.asking or self.resting
+        return Limit(math.inf if rests else self.touched + limit.seconds, limit.seconds, IDLE)
 
     @property
     def doing(self) -> str | None:

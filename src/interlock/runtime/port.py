@@ -11,10 +11,10 @@ from interlock.runtime.approvals import Approvals
 from interlock.runtime.crew import Crew
 from interlock.runtime.delegation import Child, Delegation
 from interlock.runtime.gate import Gate
-from interlock.runtime.holds import Hold, Holds
+from interlock.runtime.holds import Hold, Holds, Place
 from interlock.runtime.inbox import Inbox
 from interlock.runtime.inline import Dropped, Leash, ThreadBody, Threads
-from interlock.runtime.live import Body, LiveRun, ToolCall
+from interlock.runtime.live import Body, Falling, LiveRun, ToolCall
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.run import Message
 from interlock.runtime.tool import ToolSpec
@@ -122,17 +122,37 @@ class InlinePort:
         place = self._holds.enter(self._run, name)
         try:
             if place.granted is None:
-                await place.woken.wait()
+                await self._rest(place.woken)
             self._run.fence.check(Effect.HOLD)  # and in the same step:
             return self._holds.take(place)
         except BaseException:
             self._holds.leave(place)  # also one that was granted in this very tick
             raise
 
+    async def _rest(self, event: asyncio.Event) -> None:
+        """Wait for others; that is no silence of this run's own."""
+        self._run.resting += 1
+        try:
+            await event.wait()
+        finally:
+            self._run.resting -= 1
+            self._run.touched = self._loop.time()
+
     def release(self, name: str) -> None:
         """Let a hold go. After the fall it is kept until nothing of the run is left."""
         place = (self._run.holds or {}).get(name)
-        if place is not None and self.current:
+        if place is None or not self.current:
+            return
+        draining = [fall for fall in self._run.child_falls or () if not fall.drained.is_set()]
+        if draining:  # a child that was cut may still work under the hold
+            self._crew.start(self._release_behind(place, draining), name=f"release {name}")
+        else:
+            self._holds.leave(place)
+
+    async def _release_behind(self, place: Place, draining: Sequence[Falling]) -> None:
+        for fall in draining:
+            await fall.drained.wait()
+        if self.current:
             self._holds.leave(place)
 
     # Tools

@@ -45,7 +45,7 @@
 #define SEAT 4		/* fact: run, session, generation */
 #define START 5		/* fact: run */
 #define EFFECT 6	/* fact: run */
-#define FALL 7		/* fact: run, generation then, who has the seat then */
+#define FALL 7		/* fact: run, generation then, who has the seat then, who took over */
 #define LEAVE 8		/* fact: run */
 #define RISE 9		/* fact: session, generation */
 #define DRAIN 10	/* fact: run */
@@ -159,6 +159,7 @@ bool closing;
 bool doomed[RUNS + 1];			/* who falls in this step */
 byte left;				/* how many of them have not fallen yet */
 byte r, c, s, h;			/* of this step; all are 0 between steps */
+byte over;				/* who takes over in this step */
 hidden byte i, j;			/* of one d_step */
 #ifdef REPLAY
 int at, begun;				/* the next fact; the one this step began with */
@@ -301,6 +302,9 @@ inline doom_children()
 	}
 }
 
+/* A child falls with its parent, whoever took that over; for a message that was joining, its own limit may count. */
+#define blamed(n) (session[n] != s || (parent[n] != 0 && GIVEN(4, over) == 0) -> 0 : over)
+
 inline fall(n)
 {
 	d_step {
@@ -327,7 +331,7 @@ inline fall(n)
 		:: else
 		fi
 	}
-	TELL(FALL, n, generation[session[n]], seat[session[n]], 0);
+	TELL(FALL, n, generation[session[n]], seat[session[n]], blamed(n));
 	d_step {
 		for (j : 0 .. HOLDS - 1) {
 			if
@@ -490,7 +494,9 @@ active proctype control()
 			:: !broken(TWO_SEATED) -> doom(c)
 			:: else
 			fi;
+			over = r;
 			some_fall(waits); doom_children(); settle();
+			over = 0;
 			if
 			:: give_seat(r)
 			:: len(queue[s]) > 0 -> seat_next(s); enqueue(r)	/* a message of someone else is overdue */

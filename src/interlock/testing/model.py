@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, Self
 from rich.console import Console
 
 from interlock.core.lifecycle import Move, State
+from interlock.core.outcome import Cause
 from interlock.runtime.approvals import Approvals
 from interlock.runtime.fall import Fall
 from interlock.runtime.holds import Holds, Place
@@ -45,7 +46,7 @@ SOURCE = Path(__file__).with_suffix(".pml")
 INSTALL = "apt-get install -y --no-install-recommends spin gcc libc6-dev"
 SEARCH_SECONDS = 600
 SEEDS = 200
-DEPTH = 5_000_000  # steps of the longest path; each is some 40 bytes
+DEPTH = 1_000_000  # of the search; what it needs is taken from memory at its start
 
 _NUMBERED = re.compile(r"^#define (\w+) (\d+)\s*/\* (fact|mutant): (.*) \*/$", re.MULTILINE)
 _LISTED = [(name, int(number), kind, text) for name, number, kind, text in _NUMBERED.findall(SOURCE.read_text("utf-8"))]
@@ -67,8 +68,8 @@ class Bounds(NamedTuple):
         return (f"-DRUNS={self.runs}", f"-DROOTS={self.sessions}", f"-DALL={str(self.all).lower()}")
 
     def __str__(self) -> str:
-        what = "every rule" if self.all else "no holds, questions or collecting"
-        return f"{self.runs} runs at a time, {self.sessions} session(s) and their children's, {what}"
+        what = "every rule" if self.all else "without holds, questions and collecting"
+        return f"{self.runs} runs at a time in {self.sessions} + {self.runs} sessions, {what}"
 
 
 WHOLE, WIDE, SMALL = Bounds(3, 2, True), Bounds(4, 1, False), Bounds(3, 1, True)
@@ -153,13 +154,13 @@ def missing() -> str | None:
 
 
 @functools.cache
-def _compiled(*switches: str) -> Path:
-    """Return the search program for some bounds, made once in this process."""
+def _compiled(*switches: str, level: int = 0) -> Path:
+    """Return the search program for some bounds, made once in this process; a higher level pays for long searches."""
     if (absent := missing()) is not None:
         raise ToolsMissing(absent)
     place = Path(tempfile.mkdtemp(prefix="interlock-model-"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
-    compiler = ["gcc", "-O1", "-w", "-DSAFETY", "-DNOREDUCE", "-DVECTORSZ=16384", "-DMEMLIM=8192"]
+    compiler = ["gcc", f"-O{level}", "-w", "-DSAFETY", "-DNOREDUCE", "-DVECTORSZ=16384", "-DMEMLIM=8192"]
     for command in (["spin", *switches, "-a", str(SOURCE)], [*compiler, "-o", "pan", "pan.c"]):
         done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, timeout=SEARCH_SECONDS)
         if done.returncode != 0:
@@ -169,7 +170,7 @@ def _compiled(*switches: str) -> Path:
 
 def _run(program: Path, *options: str, **environment: str) -> str:
     with tempfile.TemporaryDirectory(prefix="interlock-search-") as place:  # it leaves a trail where it runs
-        command = [str(program), f"-m{DEPTH}", "-n", *options]
+        command = [str(program), f"-m{DEPTH}", "-n", *options]  # -n: do not list what was not reached
         known = {**os.environ, **environment}
         done = subprocess.run(
             command, cwd=place, env=known, capture_output=True, text=True, check=False, timeout=SEARCH_SECONDS
@@ -179,9 +180,9 @@ def _run(program: Path, *options: str, **environment: str) -> str:
 
 def check(bounds: Bounds = WHOLE, mutant: str | None = None) -> Searched:
     """Search everything within the bounds, with one rule broken if a mutant is named."""
-    program = _compiled(*bounds.switches)
+    program = _compiled(*bounds.switches, level=int(bounds in (WHOLE, WIDE)))
     began = time.perf_counter()
-    said = _run(program, "-w24", **({} if mutant is None else {"PLANTED": str(_PLANTED[mutant])}))
+    said = _run(program, "-w22", **({} if mutant is None else {"PLANTED": str(_PLANTED[mutant])}))
     seconds = time.perf_counter() - began
     states, errors = re.search(r"(\d+) states, stored", said), re.search(r"errors: (\d+)", said)
     if states is None or errors is None:
@@ -191,9 +192,9 @@ def check(bounds: Bounds = WHOLE, mutant: str | None = None) -> Searched:
     return Searched(int(states[1]), complete, None if broken is None else broken[1], seconds)
 
 
-def refute(mutant: str) -> Searched:
-    """Search with one rule broken; the model is worth something only if a check fails."""
-    return check(SMALL if mutant not in ("DETACHED_ESCAPES",) else WHOLE, mutant)
+def refute(mutant: str, bounds: Bounds = WHOLE) -> Searched:
+    """Search with one rule broken until a check fails; if none does, the checks are not worth much."""
+    return check(bounds, mutant)
 
 
 # The code
@@ -322,22 +323,22 @@ class Recorder:
             case _:  # told as SEAT and FALL
                 pass
 
-    def _take(self, original: Callable[..., None], fall: Fall, run: LiveRun, *values: Any, **options: Any) -> None:
+    def _take(
+        self, original: Callable[..., None], fall: Fall, run: LiveRun, cause: Cause, *, closing: str | None = None
+    ) -> None:
         if run.fallen or run not in self._runs:
-            original(fall, run, *values, **options)
+            original(fall, run, cause, closing=closing)
             return
         registry = fall._registry
         self._look(registry)
         self._tell("FALL", self._runs[run])
         place = len(self.facts) - 1
-        self._falling.append(run)
-        try:
-            original(fall, run, *values, **options)
-        finally:
-            self._falling.pop()
+        with self._as_part(run):
+            original(fall, run, cause, closing=closing)
         generation, seat = registry.generations.get(run.session.id), run.session.seat
         self._generations[run.session.id] = generation
-        told = (self._runs[run], generation, 0 if seat is None else self._runs[seat])
+        by = next((number for other, number in self._runs.items() if other.id == cause.superseded_by), 0)
+        told = (self._runs[run], generation, 0 if seat is None else self._runs[seat], by)
         self.facts[place] = self.facts[place]._replace(values=told)  # at its place, but as it was when it was over
 
     async def _whole(self, original: Callable[..., Coroutine[Any, Any, Any]], *values: Any, **options: Any) -> Any:
@@ -508,9 +509,10 @@ def _replays(first: int, seeds: int, console: Console) -> int:
     for trace in broken:
         console.print(f"BROKEN seed {trace.seed}: {trace.broken}")
     count = sum(verdict.accepted for verdict in verdicts)
+    facts = sum(len(trace.facts) for trace in traces)
     console.print(
-        f"traces of seeds {first} to {first + seeds - 1}: {sum(len(trace.facts) for trace in traces)} facts, {count} of "
-        f"{seeds} accepted ({recorded - began:.1f} s to record, {time.perf_counter() - recorded:.1f} s to replay)"
+        f"traces of seeds {first} to {first + seeds - 1}: {facts} facts, {count} of {seeds} accepted "
+        f"({recorded - began:.1f} s to record, {time.perf_counter() - recorded:.1f} s to replay)"
     )
     return seeds - count + len(broken)
 
