@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from time import monotonic
 
-from bench import crowd, fence, flood, memory, raced, schedules, takeover
+from bench import crowd, family, fence, flood, memory, raced, schedules, takeover
 from bench.result import Result, table
 from bench.scale import Scale
 
@@ -16,6 +16,7 @@ MEASURES: dict[str, Callable[[Scale], list[Result]]] = {
     "takeover": takeover.measure,
     "flood": flood.measure,
     "crowd": crowd.measure,
+    "family": family.measure,
     "memory": memory.measure,
     "schedules": schedules.measure,
     "raced": raced.measure,

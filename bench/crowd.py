@@ -1,6 +1,7 @@
-"""Does a stop get slower with 10,000 other runs in the process?
+"""Does a stop get slower with 10,000 other runs in the process: idle ones, asking ones, ones that wait for a hold?
 
-Two controls in one loop, one of them with the crowd; a run is started in each in turn and its stop is timed.
+Two controls in one loop, one of them with the crowd; a run is started in each in turn and its stop is timed. It does
+what the crowd does: the run that is stopped asks, or stands in the same line, too.
 """
 
 import asyncio
@@ -24,54 +25,73 @@ async def parked(run: Run, message: Message) -> None:
     await asyncio.Event().wait()
 
 
-async def timed_stop(control: Control, taken: Samples, pause_seconds: float = 0.0) -> None:
+async def busy(run: Run, message: Message) -> None:
+    """Say one word, then do what the message says for ever: nothing, ask, have the hold, or wait for it."""
+    await run.say("here")
+    if message.text == "ask":
+        await run.ask("may I?")
+    elif message.text == "hold":
+        async with run.hold("line"):
+            await asyncio.Event().wait()
+    await asyncio.Event().wait()
+
+
+async def timed_stop(control: Control, taken: Samples, pause_seconds: float = 0.0, what: str = "go") -> None:
     """Start a run, wait for its first word, and time its stop up to the acknowledgement."""
     since = switches()
     await asyncio.sleep(pause_seconds)
     ear = Ear(control, "timed")
-    await control.send("timed", "go")
+    await control.send("timed", what)
     await ear.first()
     ear.leave()
     with taken.clock(since):
         await control.stop(session="timed")
 
 
-async def crowded(control: Control, size: int) -> None:
-    """Park runs in sessions of their own."""
+async def crowded(control: Control, size: int, what: str = "go") -> None:
+    """Have runs in sessions of their own do something for ever."""
     for begin in range(0, size, 500):
-        await asyncio.gather(*(control.send(f"idle {n}", "go") for n in range(begin, min(begin + 500, size))))
+        await asyncio.gather(*(control.send(f"idle {n}", what) for n in range(begin, min(begin + 500, size))))
     await asyncio.sleep(0.2)
+
+
+KINDS = {
+    "go": f"stop with {CROWD:,} other idle runs / with none",
+    "ask": f"stop with {CROWD:,} pending questions / with none",
+    "hold": f"stop with {CROWD:,} waiters for one hold / with none",
+}
 
 
 def measure(scale: Scale) -> list[Result]:
     """Return p50 and p99, crowded over alone."""
-    return asyncio.run(_measure(scale))
+    return [result for what in KINDS for result in asyncio.run(_measure(scale, what))]
 
 
-async def _measure(scale: Scale) -> list[Result]:
+async def _measure(scale: Scale, what: str) -> list[Result]:
     rounds = scale.rounds(40, 10)
     before, alone, among = Samples(), Samples(), Samples()
-    async with open_control(parked) as quiet, open_control(parked) as full:
-        await _round(rounds // 4, (quiet, before))
-        await crowded(full, CROWD)
-        await _round(1, (quiet, Samples()), (full, Samples()))
-        await _round(rounds, (quiet, alone), (full, among))
+    async with open_control(busy) as quiet, open_control(busy) as full:
+        for control in (quiet, full):
+            await control.send("first", what)  # whoever comes later has somebody to wait for
+        await _round(rounds // 4, (quiet, before), what=what)
+        await crowded(full, CROWD, what)
+        await _round(1, (quiet, Samples()), (full, Samples()), what=what)
+        await _round(rounds, (quiet, alone), (full, among), what=what)
     grown = among.percentile(50) / before.percentile(50)
     small = (
         f"with {CROWD:,}: {among.spread()}",
         f"with none:   {alone.spread()} (another control, same loop, in turn)",
         f"before the crowd was there: {before.spread()}; p50 has grown {grown:.2f} x since",
     )
-    name = f"stop with {CROWD:,} other idle runs / with none"
-    return [_result(f"{name}, p50", among, alone, 50), _result(f"{name}, p99", among, alone, 99, small)]
+    return [_result(f"{KINDS[what]}, p50", among, alone, 50), _result(f"{KINDS[what]}, p99", among, alone, 99, small)]
 
 
-async def _round(rounds: int, *sides: tuple[Control, Samples]) -> None:
+async def _round(rounds: int, *sides: tuple[Control, Samples], what: str) -> None:
     with still():
         for _ in range(rounds):
             for n in range(PER_ROUND * len(sides)):
                 control, taken = sides[n % len(sides)]
-                await timed_stop(control, taken)
+                await timed_stop(control, taken, what=what)
             gc.collect()
 
 

@@ -117,7 +117,9 @@ def test_strangers_mark_only_what_they_may_stop() -> None:
             assert await ending(control, "carol's", ("chat", 1), by="carol") is Ending.COMPLETED
             assert await ending(control, "bob's", ("chat", 1), by="bob") is Ending.STOPPED
             await control.stop(session="s", by="alice", order=("chat", 3))
-            assert await ending(control, "carol's again", ("chat", 2), by="carol") is Ending.STOPPED
+            late = await control.send("s", "carol's again", by="carol", order=("chat", 2))
+            outcome = await control.wait(late.run_id)
+            assert (outcome.ending, outcome.by) == (Ending.STOPPED, "alice")
             assert await ending(control, "carol's last", ("chat", 4), by="carol") is Ending.COMPLETED
             await control.stop(session="s", by="root", order=("chat", 9))
             assert await ending(control, "late", ("chat", 8), by="alice") is Ending.STOPPED
@@ -210,6 +212,22 @@ def test_only_ever_later() -> None:
             assert await ending(control, "later", ("chat", 5)) is Ending.COMPLETED
 
     seeded(main)
+
+
+def test_only_ever_later_in_memory() -> None:
+    """The same where the session is in memory all the time."""
+
+    async def main() -> None:
+        async with open_control(Began()) as control:
+            long = await control.send("s", "long", by="alice")
+            await started(control, long.run_id)
+            for number in (5, 3, 4):
+                await control.stop(session="s", by="bob", order=("chat", number))
+            late = await control.send("s", "late", by="bob", order=("chat", 4))
+            assert (await control.wait(late.run_id)).ending is Ending.STOPPED
+            assert (await control.wait(long.run_id, timeout=1)).ending is Ending.PENDING
+
+    seeded(main, range(3))
 
 
 def test_a_stop_and_its_late_message_at_once() -> None:

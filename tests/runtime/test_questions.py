@@ -625,10 +625,14 @@ def test_a_question_after_the_fall_is_refused(end: str) -> None:
         async with open_control(agent, store=store, approval="ask") as control:
             sent = await control.send("s", "hello")
             await started(control, sent.run_id)
+            live = control._registry.runs[sent.run_id]
             await TICK_ENDS[end](control, sent.run_id)
             await control.wait(sent.run_id, drained=True)
-            receipt = await control.receipt(sent.run_id)
-            assert receipt.refused == {Effect.QUESTION: 2, Effect.TOOL: 1, Effect.FINAL: 1}
+            with raises(Stale, "question refused"):  # by its own check, whoever calls
+                control._approvals.open(live, "Deploy?", None, None)
+            receipt = live.fall.receipt() if live.fall is not None else None
+            assert receipt is not None
+            assert receipt.refused == {Effect.QUESTION: 3, Effect.TOOL: 1, Effect.FINAL: 1}
             assert receipt.questions == 0
             assert await asked_states(control) == []
             assert (store._questions, control._registry.questions) == ({}, {})

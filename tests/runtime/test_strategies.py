@@ -841,6 +841,11 @@ def test_authors_without_mutual_rights_are_not_merged() -> None:
             assert len({alice[0].run_id, bob[0].run_id, carol.run_id}) == 3
             await control.wait(carol.run_id)
             assert agent.texts == ["a\n\nb", "x\n\ny", "c"]
+            bobs = await control.send("s", "z", by="bob")
+            owners = await control.send("s", "d", by="alice")  # who may stop bob's, as bob may not stop this
+            assert owners.run_id != bobs.run_id
+            await control.wait(owners.run_id)
+            assert agent.texts[3:] == ["z", "d"]
 
     seeded(main)
 
@@ -934,6 +939,28 @@ def test_a_stop_while_merging(fault: str | None) -> None:
                 assert agent.messages == []
 
     seeded(main, range(4))
+
+
+def test_a_stop_by_id_while_merging() -> None:
+    """It ends the message that is being added with the one it joins; one that comes later is a turn of its own."""
+    ends: set[Ending] = set()
+
+    async def main() -> None:
+        for late in range(8):
+            agent = Notes()
+            async with collecting(agent, store=MemoryStore(latency_seconds=0.001)) as control:
+                first = await control.send("s", "a")
+                sending = asyncio.create_task(control.send("s", "b"))
+                await asyncio.sleep(0.0003 * late)
+                receipt = await control.stop(run=first.run_id)
+                second = await sending
+                outcome = await control.wait(second.run_id)
+                assert receipt.aborted and (await control.wait(first.run_id)).ending is Ending.STOPPED
+                assert agent.texts == (["b"] if outcome.ending is Ending.COMPLETED else [])
+                ends.add(outcome.ending)
+
+    seeded(main)
+    assert ends == {Ending.STOPPED, Ending.COMPLETED}
 
 
 async def stop_and_mend(control: Control, store: Shaky, late: int) -> None:

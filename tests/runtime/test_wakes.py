@@ -322,25 +322,41 @@ def test_a_slow_wake_skips_its_own_next() -> None:
 
 
 def test_a_removed_schedule_is_silent() -> None:
-    """After `unwake` nothing fires, not even a timer that was on its way; a run it had begun goes on."""
+    """After `unwake` nothing fires, not even a timer that was on its way."""
 
     async def main() -> None:
-        store, agent = MemoryStore(), Sleeper("tick")
+        store, agent = MemoryStore(), Sleeper()
         async with open_control(agent, store=store) as control:
             await founded(control)
             wake = await control.wake("s", "tick", every=10)
-            woken = await began(agent, "tick")
+            await began(agent, "tick")
             armed = control._wakes._armed[wake.id]
             await control.unwake(wake.id)
+            await anyio.sleep(15)
             control._wakes._fire(armed)  # a handler that was ready when its schedule went
             await anyio.sleep(30)
             assert agent.texts.count("tick") == 1
-            assert (await control.wait(woken, timeout=1)).ending is Ending.PENDING
             assert await control.wakes("s") == [] and await store.wakes() == ()
             with pytest.raises(Unknown):
                 await control.unwake(wake.id)
 
     seeded(main, range(4))
+
+
+def test_a_removal_leaves_the_run() -> None:
+    """What a wake has begun goes on when its schedule is removed."""
+
+    async def main() -> None:
+        agent = Sleeper("tick")
+        async with open_control(agent) as control:
+            await founded(control)
+            wake = await control.wake("s", "tick", every=10)
+            woken = await began(agent, "tick")
+            await control.unwake(wake.id)
+            assert (await control.wait(woken, timeout=20)).ending is Ending.PENDING
+            assert (await control.stop(run=woken)).aborted
+
+    seeded(main, range(2))
 
 
 def test_a_closed_control_is_silent() -> None:
@@ -352,6 +368,7 @@ def test_a_closed_control_is_silent() -> None:
             await founded(control)
             wake = await control.wake("s", "tick", every=10)
             armed = control._wakes._armed[wake.id]
+        await anyio.sleep(15)
         control._wakes._fire(armed)
         await anyio.sleep(30)
         assert "tick" not in agent.texts

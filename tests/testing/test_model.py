@@ -37,10 +37,10 @@ def traces() -> list[Trace]:
 
 
 def test_nothing_is_broken_within_the_bounds() -> None:
-    """Every order of every step of three runs at a time was searched."""
+    """Every order of every step of two runs at a time was searched."""
     found = check(SMALL)
     assert found.complete and found.broken is None, found
-    assert found.states > 10_000
+    assert found.states > 1_000
 
 
 def test_every_mutant_is_refuted() -> None:

@@ -198,7 +198,10 @@ bool ok = true;
 #define nobody(n) (state[n] == NOBODY)
 #else
 #define nobody(n) (state[n] == NOBODY && (n == 1 || state[n - 1] != NOBODY))	/* places are alike */
-#if RUNS == 3
+#if RUNS == 2
+#define WHEN(k, may) (may(1) || may(2))
+#define CHOOSE(v, n, may) if :: may(1) -> v = 1 :: may(2) -> v = 2 fi
+#elif RUNS == 3
 #define WHEN(k, may) (may(1) || may(2) || may(3))
 #define CHOOSE(v, n, may) if :: may(1) -> v = 1 :: may(2) -> v = 2 :: may(3) -> v = 3 fi
 #else

@@ -72,7 +72,7 @@ class Bounds(NamedTuple):
         return f"{self.runs} runs at a time in {self.sessions} + {self.runs} sessions, {what}"
 
 
-WHOLE, WIDE, SMALL = Bounds(3, 2, True), Bounds(4, 1, False), Bounds(3, 1, True)
+WHOLE, WIDE, SMALL = Bounds(3, 2, True), Bounds(4, 1, False), Bounds(2, 2, True)  # at most 4 runs, 2 sessions
 
 
 class Size(NamedTuple):
