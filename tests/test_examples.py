@@ -13,7 +13,36 @@ ROOT = Path(__file__).parent.parent
 SECONDS = 30
 
 EXAMPLES = {
+    "approvals.py": [
+        "Allow refund? True",
+        "Tell the customer how? mail",
+        "-> refunded 40, told by mail",
+        "Allow refund? False",
+        "-> tool refund was not started: denied by local; go on without it",
+        "-> no answer yet",
+        "-> stopped, questions void: 1",
+        "Allow, too late: question q-1-",
+        " is void: its run is over, and nothing was done",
+    ],
+    "family.py": [
+        "  lead: at work",
+        "    worker: timed_out",
+        "    worker (detached): at work",
+        "    worker: at work",
+        "stopped the run: r-1-1 stopped, r-1-",
+        " parent_ended",
+        "  lead: stopped",
+        "    worker (detached): at work",
+        "    worker: parent_ended",
+        "stopped the session: r-1-",
+        " stopped",
+    ],
     "quickstart.py": ["ending:  stopped, by alice", "said:    'Certainly.", "refused: ['1 tool']", "drain:   observed"],
+    "steering.py": [
+        "steer:    done with Oslo and booked Oslo and by train",
+        "collect:  one answer to ['Bergen', 'no, Bodø', 'in May']; 1 run",
+        "rollback: forgotten, but book was begun; the model sees 1 entry",
+    ],
     "takeover.py": [
         "two took over one: True",
         "three is queued, generation None",
@@ -69,7 +98,7 @@ def test_an_example_is_short(name: str) -> None:
 def test_the_demo_plays_to_its_end() -> None:
     """Every act shows its receipt, and no run says anything after its end."""
     printed = play("-m", "interlock.demo", "--fast")
-    assert printed.count("receipt ─") == 4
+    assert printed.count("receipt ─") == 5
     for words in (
         "ending        stopped by alice",
         "book_flight interrupted (effect unknown) · mail_ticket skipped",
@@ -77,10 +106,14 @@ def test_the_demo_plays_to_its_end() -> None:
         "timed out after 150 ms in phase provider",
         "refused       101 delta",
         "its code      was not resumed any more",
-        "6 runs ended. Events of a run after its terminal event: 0.",
+        "parent_ended, its code cut",
+        "questions     1 void",
+        "is void: its run is over, and nothing was done",
+        "Pay 900 for the boat?  open",
+        "7 runs ended. Events of a run after its terminal event: 0.",
     ):
         assert words in printed, f"{words!r} is missing in:\n{printed}"
-    assert printed.count(" 0 events of r-") == 4
+    assert printed.count(" 0 events of r-") == 5
 
 
 def test_the_first_program_of_the_readme_runs() -> None:

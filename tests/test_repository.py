@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "interlock"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-CORE_LINES = 1_300
+CORE_LINES = 1_550
 SOURCE_LINES = 20_000
 CONTRIBUTING_LINES = 80
 

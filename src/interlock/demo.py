@@ -1,4 +1,5 @@
-"""A scripted session in the terminal: an agent is stopped, taken over, timed out, and stopped against its will.
+"""A scripted session in the terminal: an agent is stopped, taken over, timed out, stopped against its will, and
+stopped with a question open and a child at work.
 
 1. Nothing is faked: a real control runs real agents, and what is shown comes from `watch` and from receipts.
 2. The script waits for what it hears, never for a time by which something should have happened.
@@ -18,8 +19,8 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
-from interlock import Control, Event, Message, Outcome, Receipt, Run, Stale, open_control
-from interlock.core.events import Block, Delta, Ended, Phase, Said, Tool
+from interlock import Control, Event, Message, Moment, Outcome, QuestionClosed, Receipt, Run, Stale, open_control
+from interlock.core.events import Asked, Block, Delegated, Delta, Ended, Phase, Said, Tool
 from interlock.core.names import EventKind, RunId, ToolState
 from interlock.core.projection import client_words
 from interlock.runtime.settings import REFUSALS
@@ -34,6 +35,7 @@ LONG = "Tell me all about Norway."
 SHORT = "Just the capital, please."
 SLOW = "How many fjords are there?"
 DEAF = "Talk, and never stop."
+ASKING = "Plan the whole trip."
 
 pace: ContextVar[float] = ContextVar("pace", default=1.0)  # every pause is multiplied by it
 
@@ -110,6 +112,21 @@ async def deaf(run: Run, message: Message) -> str:
             continue
 
 
+async def planning(run: Run, message: Message) -> str:
+    """Let another agent draw a map, and ask a question meanwhile."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run.delegate, "cartographer", "the fjords")
+        paid = await run.ask("Pay 900 for the boat?")
+    return f"The boat is {'' if paid else 'not '}paid."
+
+
+async def cartographer(run: Run, message: Message) -> str:
+    """Draw for a long time: a child run, in a session of its own."""
+    await stream(run, f"Drawing {message.text} ")
+    await pause(60)
+    return "a map"
+
+
 async def stream(run: Run, text: str) -> None:
     """Say a text word by word."""
     for word in text.split(" "):
@@ -118,7 +135,8 @@ async def stream(run: Run, text: str) -> None:
             await pause(0.06)
 
 
-AGENTS = {STOPPED: booking, LONG: lecture, SHORT: answer, SLOW: count_fjords, DEAF: deaf}
+AGENTS = {STOPPED: booking, LONG: lecture, SHORT: answer, SLOW: count_fjords, DEAF: deaf, ASKING: planning}
+CHILDREN = {"cartographer": cartographer}
 
 
 async def assistant(run: Run, message: Message) -> str:
@@ -166,6 +184,10 @@ class Audience:
                 self._line(f"[yellow]tool[/]   {name}: {state}")
             case Phase(name=str(name)):
                 self._line(f"[dim]phase  {name}[/]")
+            case Asked(text=text, state=state):
+                self._line(f"[yellow]asks[/]   {text} ({state})")
+            case Delegated(child=child, agent=agent, outcome=outcome):
+                self._line(f"[yellow]child[/]  {child} {agent}: {outcome.ending if outcome else 'begun'}")
             case Block(text=text) if not self._open:
                 self._line(f"[green]agent[/]  {text}")
             case Ended(outcome=outcome):
@@ -195,7 +217,7 @@ class Audience:
 
 
 class Play:
-    """An ordinary turn, and four that end early."""
+    """An ordinary turn, and five that end early."""
 
     def __init__(self, control: Control, tasks: TaskGroup, console: Console) -> None:
         self._control = control
@@ -249,6 +271,26 @@ class Play:
         await pause(1.0)
         await self._stop(run_id, note=("its code", f"was not resumed any more after {REFUSALS} refusals"))
 
+    async def asking(self) -> None:
+        """A question is open and a child is at work. Both fall with the run; a late answer changes nothing."""
+        self._title("5. Question and child", "A question is open and a child is at work when alice says stop.")
+        run_id = await self._send(ASKING)
+        await self._audience.until(_of(run_id, EventKind.CHILD))
+        await self._audience.until(_of(run_id, EventKind.QUESTION))
+        await pause(1.0)
+        await self._stop(run_id)
+        await self._answer_late(run_id)
+        self._console.print(_timeline(await self._control.timeline(run_id, by=ALICE)))
+
+    async def _answer_late(self, run_id: RunId) -> None:
+        asked = [event.data for event in self._audience.heard if event.run_id == run_id]
+        for question in [data for data in asked if isinstance(data, Asked)]:
+            self._audience.user("yes, pay")
+            try:
+                await self._control.answer(question.question_id, True, by=ALICE)
+            except QuestionClosed as refusal:
+                self._console.print(f"[bold red]no[/]     {refusal}", highlight=False)
+
     def curtain(self) -> int:
         """Sum up; return how many events of an old run came after its end in the whole play."""
         late = sum(self._audience.after_end(run_id) for run_id in self._runs)
@@ -291,12 +333,16 @@ def _tool_runs(run_id: RunId, name: str) -> Callable[[Event], bool]:
     return runs
 
 
+def _of(run_id: RunId, *kinds: EventKind) -> Callable[[Event], bool]:
+    return lambda event: event.run_id == run_id and event.kind in kinds
+
+
 def _ended(run_id: RunId) -> Callable[[Event], bool]:
-    return lambda event: event.run_id == run_id and event.kind is EventKind.ENDED
+    return _of(run_id, EventKind.ENDED)
 
 
 def _says(run_id: RunId) -> Callable[[Event], bool]:
-    return lambda event: event.run_id == run_id and event.kind in (EventKind.DELTA, EventKind.BLOCK)
+    return _of(run_id, EventKind.DELTA, EventKind.BLOCK)
 
 
 # The receipt, for people
@@ -304,13 +350,14 @@ def _says(run_id: RunId) -> Callable[[Event], bool]:
 
 def receipt_rows(receipt: Receipt, outcome: Outcome) -> list[tuple[str, str]]:
     """Return what a receipt says, line by line."""
-    fell = " · ".join(f"{run.id}, its code {run.body}" for run in receipt.runs)
+    fell = "\n".join(f"{run.id} {run.outcome.ending}, its code {run.body}" for run in receipt.runs)
     return [
         ("fell", fell),
         ("ending", client_words(outcome)),
         ("fence to end", f"{receipt.fence_to_end_ms or 0:.2f} ms"),
         ("drained", _drained(receipt)),
         ("tools", " · ".join(_tool(tool.name, tool.state) for tool in receipt.tools) or "none"),
+        ("questions", f"{receipt.questions} void" if receipt.questions else "none"),
         ("refused", _refused(receipt)),
         ("kept text", repr(_shortened(outcome.text))),
         ("durable", "yes, in the memory store" if receipt.durable else "not yet"),
@@ -345,11 +392,20 @@ def _panel(rows: Sequence[tuple[str, str]]) -> Panel:
     return Panel(table, title="receipt", title_align="left", border_style="blue", expand=False)
 
 
+def _timeline(moments: Sequence[Moment]) -> Panel:
+    """Draw a run's life, a line for each moment, in milliseconds since its first."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", justify="right")
+    for moment in moments:
+        table.add_row(f"{(moment.at - moments[0].at) * 1000:.1f}", moment.what, moment.name, moment.state)
+    return Panel(table, title="timeline, in ms", title_align="left", border_style="blue", expand=False)
+
+
 async def perform(console: Console) -> int:
     """Play every act; return how many late events were heard."""
-    async with open_control(assistant) as control, anyio.create_task_group() as tasks:
+    async with open_control(assistant, agents=CHILDREN) as control, anyio.create_task_group() as tasks:
         play = Play(control, tasks, console)
-        for act in (play.ordinary, play.stopped, play.taken_over, play.timed_out, play.deaf):
+        for act in (play.ordinary, play.stopped, play.taken_over, play.timed_out, play.deaf, play.asking):
             await act()
         tasks.cancel_scope.cancel()
     return play.curtain()

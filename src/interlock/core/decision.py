@@ -117,7 +117,7 @@ class StopMark(msgspec.Struct, frozen=True, kw_only=True):
     session: SessionId
     channel: str
     by: Principal
-    at: float
+    at: int | float  # the channel's own number, which may be too long for a float
 
 
 class Writer(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ class FallenRun(msgspec.Struct, frozen=True, kw_only=True):
     id: RunId
     outcome: Outcome
     body: BodyState = BodyState.NONE
+    refused: dict[Effect, int] = {}  # what it tried after its fall
 
 
 class FallenTool(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from interlock.core.events import Asked, Delegated, Ended, Event, Phase, Said, Started, Tool
-from interlock.core.names import Drain, RunId
+from interlock.core.names import Drain, QuestionId, RunId
 from interlock.core.receipt import Receipt
 
 
@@ -22,15 +22,18 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 def timeline(run_id: RunId, events: Iterable[Event], receipt: Receipt | None = None) -> list[Moment]:
     """Return what happened in a run, in order."""
     moments: list[Moment] = []
+    asked: dict[QuestionId, str] = {}
     for event in events:
         if event.run_id == run_id:
-            moments.extend(_moments(event, receipt))
+            if isinstance(event.data, Asked):
+                asked[event.data.question_id] = event.data.text
+            moments.extend(_moments(event, receipt, asked))
     if receipt is not None and receipt.drained_at is not None and receipt.drain is not Drain.PENDING:
         moments.append(Moment(at=receipt.drained_at, what="drained", state=receipt.drain))
     return moments
 
 
-def _moments(event: Event, receipt: Receipt | None) -> list[Moment]:
+def _moments(event: Event, receipt: Receipt | None, asked: dict[QuestionId, str]) -> list[Moment]:
     at = event.at
     match event.data:
         case Said(of=joined):
@@ -46,16 +49,19 @@ def _moments(event: Event, receipt: Receipt | None) -> list[Moment]:
         case Delegated(agent=agent, outcome=outcome):
             return [Moment(at=at, what="child", name=agent, state="begun" if outcome is None else outcome.ending)]
         case Ended():
-            return _ending(at, event.data, receipt)
+            return _ending(at, event.data, receipt, asked)
         case _:
             return []
 
 
-def _ending(at: float, ended: Ended, receipt: Receipt | None) -> list[Moment]:
+def _ending(at: float, ended: Ended, receipt: Receipt | None, asked: dict[QuestionId, str]) -> list[Moment]:
     fell = ended.outcome.ended_at or at
     moments = [Moment(at=fell, what="fell", name=ended.outcome.by or "", state=ended.outcome.ending)]
     moments += [Moment(at=fell, what="tool", name=tool.name, state=tool.state) for tool in ended.tools]
-    moments += [Moment(at=fell, what="question", name=question, state="void") for question in ended.void]
-    if receipt is not None:
-        moments += [Moment(at=at, what="refused", name=kind, count=n) for kind, n in receipt.refused.items()]
+    moments += [
+        Moment(at=fell, what="question", name=asked.get(question, question), state="void") for question in ended.void
+    ]
+    for run in () if receipt is None else receipt.runs:
+        if run.id == ended.outcome.run_id:
+            moments += [Moment(at=at, what="refused", name=kind, count=n) for kind, n in run.refused.items()]
     return [*moments, Moment(at=at, what="ended", state=ended.outcome.ending)]

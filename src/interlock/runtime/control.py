@@ -287,15 +287,17 @@ class Control:
         """Say what messages to a session do while it is busy; None: what the server does. A message may differ."""
         self._here()
         session_id, principal, chosen = await self._mine(session, by), name_of(by, "by"), strategy_of(strategy)
-        live = self._registry.sessions.get(session_id)
-        row = None if live is not None else await read(self._store.session(session_id))
-        live = self._registry.sessions.get(session_id)  # it may have come to life while we read
-        if live is not None and live.stored:
-            live.strategy = chosen
-            row = self._registry.session_row(live)
-        if row is None:
-            raise Unknown(f"no session {session!r} that {principal} may change")
-        await self._keep(Decision(sessions=(msgspec.structs.replace(row, strategy=chosen),)))
+        with self._registry.pinned(session_id) as live:
+            if not live.loaded:
+                self._inbox.take_up(live, await read(self._store.load(session_id, principal=LOCAL, key=None)))
+            if not live.stored:
+                raise Unknown(f"no session {session!r} that {principal} may change")
+            before, live.strategy = live.strategy, chosen
+            try:
+                await self._keep(Decision(sessions=(self._registry.session_row(live),)))
+            except StoreFailed:
+                live.strategy = before
+                raise
 
     async def wake(
         self,
@@ -321,9 +323,9 @@ class Control:
             every=seconds,
             cron=line,
         )
-        self._wakes.room(row.session)
-        await self._keep(Decision(wakes=(row,)))
-        return self._wakes.add(row)
+        with self._wakes.room(row.session):
+            await self._keep(Decision(wakes=(row,)))
+            return self._wakes.add(row)
 
     async def unwake(self, wake: str, *, by: str = LOCAL) -> None:
         """Remove a schedule; a run it has begun goes on."""
@@ -417,10 +419,10 @@ class Control:
         self._here()
         wanted, principal = RunId(name_of(run, "run")), Principal(name_of(by, "by"))
         live = self._registry.runs.get(wanted)
-        run_id = wanted if live is None else live.itself.id
-        session_id = await self._seen(run_id, principal)
-        if session_id is None:
+        found = await self._seen(wanted if live is None else live.itself.id, principal)
+        if found is None:
             return []
+        session_id, run_id = found
         fall = None if live is None else live.itself.fall
         kept = None if live is not None else await read(self._sight.kept_receipt(ReceiptId(run_id), principal))
         receipt = kept if fall is None else self._sight.receipt(fall, principal)
@@ -445,22 +447,22 @@ class Control:
         elif (found := await self._seen(only, principal)) is None:
             return
         else:
-            session_id = found
+            session_id, only = found
         view = Watch(session_id, registry=self._registry, store=self._store, feed=self.feed, clock=self._clock)
         async with aclosing(view.events(after, only)) as events:
             async for event in events:
                 yield event
 
-    async def _seen(self, run_id: RunId, by: Principal) -> SessionId | None:
-        """Return the session of a run the caller may see; None if the run turns out never to have been."""
+    async def _seen(self, run_id: RunId, by: Principal) -> tuple[SessionId, RunId] | None:
+        """Return the session of a run the caller may see, and the run itself; None if it never was."""
         live = self._registry.runs.get(run_id)
         if live is not None and self._sight.may_see(by, live):
             await live.acked.wait()  # nothing of it is told before, and it may yet be withdrawn
-            return None if live.state in (State.WITHDRAWN, State.ALIASED) else live.session.id
+            return None if live.state is State.WITHDRAWN else (live.session.id, live.itself.id)
         row = await read(self._sight.row(run_id, by)) if live is None else None
         if row is None:
             raise Unknown(f"no run {run_id!r} that {by} may see; `runs` lists them")
-        return row.session
+        return row.session, row.id
 
     async def _owned(self, session_id: SessionId, by: Principal, action: Action = Action.SEE_SESSION) -> int:
         """Raise unless there is such a session and the caller may act on it; return where its transcript begins."""

@@ -156,7 +156,7 @@ class Fall:
 
     def _outcome(self, run: LiveRun, cause: Cause) -> Outcome:
         previous = run.session.previous
-        undone = previous.tools if previous is not None and previous.hidden else ()
+        undone = previous.tools if previous is not None else ()  # also of one that never began to be told
         return Outcome(
             run_id=run.id,
             ending=cause.ending,
@@ -222,6 +222,7 @@ class Fall:
             tools=tuple(row for run in self.runs for row in _tool_rows(run)),
             questions=tuple(row for run in self.runs for row in _void_rows(run, self.void[run.id])),
             receipts=(self.receipt(),),
+            aliases=tuple((part.id, run.id) for run in self.runs for part in run.absorbed or ()),
         )
 
     def _row(self, run: LiveRun) -> RunRow:
@@ -257,7 +258,10 @@ class Fall:
             session=self.session.id,
             cause=self.cause.ending,
             by=self.by,
-            runs=tuple(FallenRun(id=run.id, outcome=self.told(run), body=run.body_state) for run in shown),
+            runs=tuple(
+                FallenRun(id=run.id, outcome=self.told(run), body=run.body_state, refused=dict(run.fence.refused or {}))
+                for run in shown
+            ),
             fenced_at=self.fenced_at,
             ended_at=self.ended_at,
             drained_at=self.drained_at,

@@ -286,7 +286,7 @@ class Inbox:
     def _joins(self, run: LiveRun, other: LiveRun) -> bool:
         """Messages become one turn only where each author may stop the other's: the turn is theirs together."""
         collection = other.collection
-        if collection is None or collection.merging is not None or len(collection.parts) >= COLLECTED:
+        if collection is None or collection.merging is not None or 1 + len(collection.parts) >= COLLECTED:
             return False
         return self._may_stop(run, other) and self._may_stop(other, run)
 

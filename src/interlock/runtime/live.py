@@ -149,7 +149,7 @@ class Order(msgspec.Struct, frozen=True):
     """A message's place in its own channel, by the channel's own number or time; comparable only within it."""
 
     channel: str
-    at: float
+    at: int | float
 
 
 class Question:

@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from interlock.core.decision import SessionRow, StopMark, Tombstone
 from interlock.core.fence import Generations
@@ -22,7 +23,7 @@ from interlock.runtime.numbers import Numbers
 
 TOMBSTONES = 1_000  # per principal; the store keeps as many
 MARKED_SESSIONS = 10_000  # whose stops are remembered by their place in a channel
-MARKS = 32  # per session
+MARKS = 32  # per session and principal
 
 
 class Session:
@@ -80,6 +81,17 @@ class Registry:
         if session is None:
             session = self.sessions[session_id] = Session(session_id)
         return session
+
+    @contextmanager
+    def pinned(self, session_id: SessionId) -> Iterator[Session]:
+        """Keep a session in memory: what is decided of it here counts before the store has it."""
+        session = self.session(session_id)
+        session.live += 1
+        try:
+            yield session
+        finally:
+            session.live -= 1
+            self.forget_if_quiet(session)
 
     def session_row(self, session: Session) -> SessionRow:
         """What the store keeps of a session now."""
@@ -215,8 +227,9 @@ class Registry:
             self._marks.move_to_end(mark.session)
             place = (mark.channel, mark.by)
             kept[place] = max(kept.get(place, mark.at), mark.at)
-            if len(kept) > MARKS:
-                kept.popitem(last=False)
+            own = [place for place in kept if place[1] == mark.by]  # so that nobody can push out another's
+            if len(own) > MARKS:
+                del kept[own[0]]
             if len(self._marks) > MARKED_SESSIONS:
                 self._marks.popitem(last=False)
 

@@ -32,15 +32,15 @@ class Sight:
         return self._authority.may(Action.SEE_RUN, by, owner=owner, principal=row.principal)
 
     async def row(self, run_id: RunId, by: Principal) -> RunRow | None:
-        """Return a stored run."""
+        """Return a stored run, or the one that took it in."""
         row = await self._store.run(run_id)
+        while row is not None and row.outcome is None and row.alias is not None:
+            row = await self._store.run(row.alias)
         return row if row is not None and await self.may_see_row(by, row) else None
 
     async def outcome(self, run_id: RunId, by: Principal) -> Outcome | None:
         """Return how a stored run ended; `pending` if it has not."""
         row = await self.row(run_id, by)
-        while row is not None and row.outcome is None and row.alias is not None:  # another run took the message in
-            row = await self.row(row.alias, by)
         if row is None:
             return None
         if row.outcome is None:
@@ -63,6 +63,8 @@ class Sight:
     async def kept_receipt(self, wanted: ReceiptId, by: Principal) -> Receipt | None:
         """Return a stored receipt by its id or a run's."""
         kept = await self._store.receipt(wanted)
+        if kept is None and (row := await self.row(RunId(wanted), by)) is not None:
+            kept = await self._store.receipt(row.id)  # of the run that took it in
         return None if kept is None else await self.stored_receipt(kept, by)
 
     async def stored_receipt(self, receipt: Receipt, by: Principal) -> Receipt | None:

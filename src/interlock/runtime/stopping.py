@@ -13,7 +13,7 @@ import anyio
 import msgspec
 
 from interlock.core.authority import Action, Authority
-from interlock.core.decision import Decision, SessionRow, StopMark, Tombstone
+from interlock.core.decision import Decision, StopMark, Tombstone
 from interlock.core.errors import Unavailable, Unknown
 from interlock.core.lifecycle import State
 from interlock.core.names import Ending, Principal, RunId, SessionId
@@ -95,25 +95,23 @@ class Stopping:
 
     async def reset(self, session_id: SessionId, by: Principal) -> Receipt:
         """End everything of a session and let its transcript begin anew; the generation goes on rising."""
-        session = self._registry.sessions.get(session_id)
-        if session is None or not session.loaded:
-            known = await read(self._store.load(session_id, principal=by, key=None))
-            if known.session is not None and self._registry.sessions.get(session_id) is None:
-                return await self._reset_absent(known.session, by)
-            if (session := self._registry.sessions.get(session_id)) is not None:
+        with self._registry.pinned(session_id) as session:  # a message right behind it must find it so
+            if not session.loaded:
+                known = await read(self._store.load(session_id, principal=by, key=None))
                 self._inbox.take_up(session, known)
-        owner = None if session is None else session.confirmed_owner
-        if session is None or owner is None or not self._authority.may(Action.RESET, by, owner=owner):
-            raise Unknown(f"no session {session_id!r} that {by} may reset; a session begins with its first message")
-        fall = self._end_all(session, _everyone(session), by, resets=True)
-        if fall is None:
-            receipt = nothing(session=session_id, by=by, now=self._clock.wall())
-            if session.seat is None:
-                self._registry.generations.rise(session_id)
-            await self._begin_anew(session)
-        else:
-            receipt = await self._receipt_of(fall, by)
-        durable = await self._keep(Decision(sessions=(self._registry.session_row(session),)), self._until())
+            owner = session.confirmed_owner
+            if owner is None or not self._authority.may(Action.RESET, by, owner=owner):
+                raise Unknown(f"no session {session_id!r} that {by} may reset; a session begins with its first message")
+            fall = self._end_all(session, _everyone(session), by, resets=True)
+            if fall is None:
+                if session.seat is None:
+                    self._registry.generations.rise(session_id)
+                await self._begin_anew(session)
+                receipt = nothing(session=session_id, by=by, now=self._clock.wall())
+            else:
+                receipt = await self._receipt_of(fall, by)
+            decision = Decision(sessions=(self._registry.session_row(session),))
+            durable = await self._keep(decision, self._until(), pin=session_id)
         return msgspec.structs.replace(receipt, durable=receipt.durable and durable)
 
     async def _begin_anew(self, session: Session) -> None:
@@ -124,14 +122,6 @@ class Stopping:
             return
         untold[-1].resets = session
         await untold[-1].ended.wait()
-
-    async def _reset_absent(self, row: SessionRow, by: Principal) -> Receipt:
-        """Nobody has the session in memory: there is nothing to end, only the transcript to begin anew."""
-        if not self._authority.may(Action.RESET, by, owner=row.owner):
-            raise Unknown(f"no session {row.id!r} that {by} may reset; a session begins with its first message")
-        fresh = msgspec.structs.replace(row, generation=row.generation + 1, since=self._registry.position())
-        durable = await self._keep(Decision(sessions=(fresh,)), self._until())
-        return nothing(session=row.id, by=by, now=self._clock.wall(), durable=durable)
 
     async def _empty(self, session: Session, by: Principal) -> Receipt:
         """Nothing to end. What is just ending is named; on an empty seat the generation rises all the same."""
@@ -183,7 +173,7 @@ class Stopping:
         outcome = await self._sight.outcome(run_id, by)
         if outcome is None or not outcome.ended:
             return None
-        kept = await self._store.receipt(run_id)
+        kept = await self._store.receipt(outcome.run_id)
         shown = None if kept is None else await self._sight.stored_receipt(kept, by)
         if shown is None:
             return nothing(session=None, by=by, now=self._clock.wall(), already=outcome.ending)
@@ -236,14 +226,21 @@ class Stopping:
     def _until(self) -> float:
         return self._clock.now() + self._settings.commit_seconds
 
-    async def _keep(self, decision: Decision, until: float) -> bool:
+    async def _keep(self, decision: Decision, until: float, *, pin: SessionId | None = None) -> bool:
         """Hand a decision over; if it is not in soon, go on trying without the caller. Return whether it is in."""
         if self._registry.closed:
             return False
         if await self._soon(self._store.decide(decision), until) is not None:
             return True
-        self._crew.start(self._endings.keep(lambda: decision), name="keep what a stop decided")
+        pinned = contextlib.ExitStack()
+        if pin is not None:
+            pinned.enter_context(self._registry.pinned(pin))  # in this step, or it may be forgotten first
+        self._crew.start(self._go_on(decision, pinned), name="keep what a stop decided")
         return False
+
+    async def _go_on(self, decision: Decision, pinned: contextlib.ExitStack) -> None:
+        with pinned:
+            await self._endings.keep(lambda: decision)
 
     async def _soon(self, asked: Awaitable[T], until: float) -> T | None:
         """Ask the store until an instant, None if it is in trouble."""

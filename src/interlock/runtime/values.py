@@ -61,7 +61,7 @@ def order_of(value: object) -> Order | None:
     if value is None:
         return None
     match value:
-        case (str() as channel, int() | float() as at) if not math.isnan(number_of(at)):
+        case (str() as channel, int() | float() as at) if math.isfinite(number_of(at)):
             return Order(name_of(channel, "the channel"), at)
         case _:
             raise BadInput(f"order= is (channel, the channel's own number or time), not {value!r:.60}")

@@ -8,6 +8,9 @@
 
 import asyncio
 import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -81,11 +84,21 @@ class Wakes:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._armed: dict[WakeId, _Armed] = {}
+        self._making: Counter[SessionId] = Counter()  # on their way into the store
 
-    def room(self, session: SessionId) -> None:
-        """Raise if a session has as many schedules as it may have."""
-        if sum(armed.row.session == session for armed in self._armed.values()) >= WAKES:
+    @contextmanager
+    def room(self, session: SessionId) -> Iterator[None]:
+        """Keep a place for one more schedule while it is being kept; raise if a session has as many as it may have."""
+        made = sum(armed.row.session == session for armed in self._armed.values()) + self._making[session]
+        if made >= WAKES:
             raise Refused(f"session {session} has {WAKES} wakes, the most it may have; remove one first")
+        self._making[session] += 1
+        try:
+            yield
+        finally:
+            self._making[session] -= 1
+            if not self._making[session]:
+                del self._making[session]
 
     def add(self, row: WakeRow) -> Wake:
         """Arm a schedule."""
@@ -169,9 +182,14 @@ def next_time(row: WakeRow, after: float) -> float | None:
     if row.at is not None:
         return row.at if row.at > after else None
     if row.every is not None:
-        return row.since + row.every * ((after - row.since) // row.every + 1)
+        times = (after - row.since) // row.every + 1
+        due = row.since + row.every * times
+        return due if due > after else row.since + row.every * (times + 1)  # it was rounded down
     assert row.cron is not None
-    return next(CronSim(row.cron, datetime.fromtimestamp(after).astimezone())).timestamp()
+    for local in CronSim(row.cron, datetime.fromtimestamp(after)):  # by local time, whatever the season
+        if (due := local.timestamp()) > after:
+            return due
+    return None
 
 
 def schedule(
@@ -191,7 +209,10 @@ def schedule(
         if not WAKE_SECONDS <= seconds < 10 * 366 * 86_400:
             raise BadInput(f"every= is {WAKE_SECONDS} or more seconds, not {every!r:.40}")
         return None, seconds, None
-    instant = at.timestamp() if isinstance(at, datetime) else number_of(at)
+    try:
+        instant = at.timestamp() if isinstance(at, datetime) else number_of(at)
+    except (ValueError, OverflowError, OSError):
+        instant = 0.0
     if not now < instant < now + 100 * 366 * 86_400:
         raise BadInput(f"at= is a time to come, not {at!r:.60}")
     return instant, None, None

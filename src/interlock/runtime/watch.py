@@ -75,7 +75,9 @@ class Watch:
                 async for event in events:
                     if only is None:
                         yield event
-                    elif event.run_id == only:
+                        continue
+                    only = self._itself(only)
+                    if event.run_id == only:
                         yield event
                         if isinstance(event.data, Ended):
                             return
@@ -117,8 +119,13 @@ class Watch:
 
     def _silent(self, run_id: RunId) -> bool:
         """A run that is not alive here, or was told as ended, has nothing more to say, also if that was forgotten."""
-        run = self._registry.runs.get(run_id)
+        run = self._registry.runs.get(self._itself(run_id))
         return run is None or run.sealed
+
+    def _itself(self, run_id: RunId) -> RunId:
+        """Return the run, or the one that took it in."""
+        run = self._registry.runs.get(run_id)
+        return run_id if run is None else run.itself.id
 
     def _gap(self, after: int, lost_to: int) -> Event:
         return Event(

@@ -45,7 +45,7 @@ PASSING_EVENTS = 10_000  # deltas, typing and progress kept per run while it liv
 RUNS_KEPT = 1_000  # ended runs kept per session, and children per tree
 KEYS_KEPT = 100_000
 TOMBSTONES_KEPT = 1_000  # per principal, so that nobody can push out another's
-MARKS_KEPT = 32  # per session
+MARKS_KEPT = 32  # per session and principal
 
 
 @dataclass(slots=True)
@@ -292,8 +292,9 @@ class MemoryStore:
         known = kept.get(place)
         if known is None or known.at < mark.at:
             kept[place] = mark
-        if len(kept) > MARKS_KEPT:
-            kept.popitem(last=False)
+        own = [other for other in kept if other[1] == mark.by]  # so that nobody can push out another's
+        if len(own) > MARKS_KEPT:
+            del kept[own[0]]
 
     def _keep_key(self, row: KeyRow) -> None:
         self._keys.setdefault((row.principal, row.key), row)
