@@ -10,7 +10,7 @@ BENCH_READY := $(VENV)/.ready-bench
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 .DELETE_ON_ERROR:
-.PHONY: help setup run test check prove bench races clean
+.PHONY: help setup tools run test check prove bench races clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
@@ -20,7 +20,7 @@ setup: $(READY) ## install the package and its development tools into .venv
 run: $(READY) ## play a scripted session in the terminal
 	@$(BIN)/python -m interlock.demo
 
-test: check ## everything CI runs: the checks, then the tests
+test: check tools ## everything CI runs: the checks, then the tests
 	$(BIN)/python -m pytest
 
 check: $(READY) ## lint, format, types, import contracts
@@ -29,7 +29,8 @@ check: $(READY) ## lint, format, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-prove: $(READY) ## explore SEEDS=100000 schedules, or replay one with SEED=n
+prove: $(READY) tools ## check the model, then explore SEEDS=100000 schedules, or replay one with SEED=n
+	@$(if $(SEED),true,$(BIN)/python -m interlock.testing.model)
 	@$(BIN)/python -m interlock.testing.prove $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 bench: $(BENCH_READY) ## print every figure the docs quote
@@ -41,6 +42,12 @@ races: $(READY) ## list the rows of tests/races.md that have no test yet
 clean: ## remove .venv, caches and build output
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests bench examples -name __pycache__ -prune -exec rm -rf {} +
+
+# The model is searched by spin, a Debian package; whoever is not root is told by the tests what to install.
+tools:
+	@{ command -v spin && echo '#include <stdio.h>' | gcc -E -xc -; } >/dev/null 2>&1 || [ "$$(id -u)" != 0 ] || { \
+		echo "installing spin and gcc"; apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
+		apt-get -qq install -y --no-install-recommends spin gcc libc6-dev >/dev/null; }
 
 # Debian splits venv off into a package of its own. Without it, virtualenv from PyPI does the same, kept in build/.
 $(BIN)/pip:

@@ -1,4 +1,4 @@
-"""From `run.delegate` to the child's first word, against a top-level send's: the same way in, and a new session in both.
+"""From `run.delegate` to the child's first word, against a top-level send's: the same way in, a new session in both.
 
 The clock runs from the call to the moment a coroutine that waits for the word has it, in both.
 """

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from interlock.core.errors import BadInput
 from interlock.core.names import Strategy
+from interlock.runtime.approvals import Policy
 from interlock.runtime.control import Control
 from interlock.runtime.inline import Threads
 from interlock.runtime.run import Agent
@@ -48,11 +49,12 @@ async def open_control(
         idle_limit=seconds_of(idle_limit if idle_limit is not None else base.idle_limit, "idle_limit", None),
         queue_limit=seconds_of(queue_limit if queue_limit is not None else base.queue_limit, "queue_limit", None),
     )
+    policy = Policy(approval)
     opened = _store(store)
     control = Control(
         agent=agent,
         agents=agents,
-        approval=approval,
+        policy=policy,
         store=opened,
         boot=await opened.open(),
         settings=chosen,

@@ -295,6 +295,7 @@ def told(answer: Any, ask: Callable[[Oracle], Any], seconds: float = 0.0) -> Non
         oracle = Oracle(Stub(answer, seconds), MemoryStore())  # type: ignore[arg-type]
         oracle.judging = None
         oracle._principals["r"], oracle._accepted["r"], oracle._owners["s"] = "alice", "s", "alice"
+        oracle._home["r"] = "s"
         await ask(oracle)
 
     run_seeded(main, 0)
@@ -366,7 +367,7 @@ def test_it_judges_the_end() -> None:
     for spoil, words in (
         (rewrite, "P4: (wait|the store) tells"),
         (untold, "P2: .* had no terminal event"),
-        (unrun, "P5: .* completed without having been run once"),
+        (unrun, "P5: .* completed, and .hello. was seen 0 times"),
         (stillborn, "P1: the key of .* was stopped before it was seen"),
         (open_call, "P1: call c has 0 results"),
     ):

@@ -32,7 +32,7 @@ class Policy:
     __slots__ = ("_allowed", "_always")
 
     def __init__(self, approval: str | Collection[str] = NEVER) -> None:
-        if isinstance(approval, str) and approval not in (NEVER, ASK):
+        if approval not in (NEVER, ASK) if isinstance(approval, str) else not isinstance(approval, Collection):
             raise BadInput(f"approval= is 'never', 'ask' or a list of tools that need none, not {approval!r}")
         self._always = approval == ASK
         self._allowed = None if isinstance(approval, str) else frozenset(approval)
@@ -101,7 +101,6 @@ class Approvals:
         question_id = QuestionId(self._registry.new_id("q"))
         question = Question(question_id, run, text, choices, tool=tool, arguments=arguments)
         run.questions[question_id] = self._registry.questions[question_id] = question
-        run.asking += 1
         question.timer = self._loop.call_later(seconds or self._settings.ask_seconds, self._expire, question)
         self._store.decide(Decision(questions=(question.row(),)))  # not waited for: an answer to it comes behind it
         self._tell(question)
@@ -109,8 +108,14 @@ class Approvals:
 
     async def answered(self, question: Question) -> bool | str:
         """Wait for a question to be closed and return the answer, False if there was none in time; or raise Stale."""
-        await question.done.wait()
-        question.run.fence.check(Effect.QUESTION)
+        run = question.run
+        run.asking += 1
+        try:
+            await question.done.wait()
+        finally:
+            run.asking -= 1
+            run.touched = self._clock.now()
+        run.fence.check(Effect.QUESTION)
         return question.answer if question.answer is not None else False
 
     def _expire(self, question: Question) -> None:
@@ -129,7 +134,6 @@ class Approvals:
 
     def _close(self, question: Question, state: QuestionState) -> None:
         question.close(state)
-        question.run.touched = self._clock.now()
         self._tell(question)
 
     def _tell(self, question: Question) -> None:
@@ -159,7 +163,7 @@ class Approvals:
         while (answering := question.answering) is not None:
             await answering.wait()
         if question.state is not QuestionState.OPEN:
-            return _same_or_closed(_info(question.row()), value, by)
+            return self._closed(question, value, by)
         answering = question.answering = asyncio.Event()
         claimed = msgspec.structs.replace(question.row(), state=QuestionState.ANSWERED, answer=value, by=by)
         ticket = self._store.decide(Decision(questions=(claimed,)))
@@ -167,6 +171,12 @@ class Approvals:
         await answering.wait()
         if question.state is QuestionState.OPEN:
             raise Unavailable("the answer could not be kept in time; the question is still open, answer it again")
+        return self._closed(question, value, by)
+
+    @staticmethod
+    def _closed(question: Question, value: bool | str, by: Principal) -> QuestionInfo:
+        if question.state is QuestionState.VOID and not question.run.fallen:
+            raise QuestionClosed(f"question {question.id} is void: its run wants no answer any more, nothing was done")
         return _same_or_closed(_info(question.row()), value, by)
 
     async def _conclude(self, question: Question, ticket: Ticket, claimed: QuestionRow) -> None:

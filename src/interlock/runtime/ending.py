@@ -17,6 +17,7 @@ import msgspec
 
 from interlock.core.decision import Decision, Verdict
 from interlock.core.events import Correction, Proof
+from interlock.core.lifecycle import Move, may
 from interlock.core.names import Drain, Effect, Principal
 from interlock.core.outcome import Cause
 from interlock.runtime.clock import Clock
@@ -67,8 +68,8 @@ class Endings:
         return ticket
 
     def end(self, run: LiveRun, cause: Cause, *, closing: str | None = None) -> Fall | None:
-        """Let one run fall; None if it had fallen, or if this control is closed and says nothing any more."""
-        if run.fallen or self._registry.closed:
+        """Let one run fall; None if there is nothing to end, or if this control is closed and says nothing any more."""
+        if run.fallen or self._registry.closed or not may(run.state, Move.END):
             return None
         fall = self.open(run.session, by=cause.by)
         fall.take(run, cause, closing=closing)

@@ -220,7 +220,7 @@ class Fall:
             endings=tuple(self._row(run) for run in self.runs),
             keys=tuple(self.keys),
             tools=tuple(row for run in self.runs for row in _tool_rows(run)),
-            questions=tuple(row for run in self.runs for row in _void_rows(run, self.void[run.id])),
+            questions=tuple(row for run in self.runs for row in _closed_rows(run)),
             receipts=(self.receipt(),),
             aliases=tuple((part.id, run.id) for run in self.runs for part in run.absorbed or ()),
         )
@@ -304,8 +304,10 @@ def _begun(run: LiveRun) -> list[str]:
     return [call.name for call in calls if call.state is not ToolState.SKIPPED]
 
 
-def _void_rows(run: LiveRun, void: Sequence[QuestionId]) -> list[QuestionRow]:
-    return [] if run.questions is None else [run.questions[question].row() for question in void]
+def _closed_rows(run: LiveRun) -> list[QuestionRow]:
+    """Questions without an answer, also those closed before: nobody waited for the store to take that."""
+    questions = (run.questions or {}).values()
+    return [question.row() for question in questions if question.state is not QuestionState.ANSWERED]
 
 
 def _tool_rows(run: LiveRun) -> list[ToolRow]:

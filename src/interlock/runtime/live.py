@@ -186,7 +186,6 @@ class Question:
         """Leave the open state, for good."""
         assert self.state is QuestionState.OPEN, f"question {self.id} was closed twice"
         self.state = state
-        self.run.asking -= 1
         if self.timer is not None:
             self.timer.cancel()
         self.done.set()
@@ -275,7 +274,7 @@ class LiveRun:
         self.child_falls: list[Falling] | None = None  # of children: told before its own, drained with it
         self.descendants = 0  # alive below this run, detached ones not counted
         self.questions: dict[QuestionId, Question] | None = None
-        self.asking = 0  # open ones among them
+        self.asking = 0  # those that it waits for now
         self.resting = 0  # waits of its own for a child or a hold: silence that is not its own
         self.holds: dict[str, Place] | None = None  # in whose lines it stands, or is first
         self.steers: LiveRun | None = None  # the run that may take this message in

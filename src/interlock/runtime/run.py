@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, overload
 
 import msgspec
 
-from interlock.core.errors import BadInput, NotYet, Stale
+from interlock.core.errors import BadInput, Denied, NotYet, Stale
 from interlock.core.events import Entry, Json
 from interlock.core.names import CallId, Effect, Principal, RunId, SessionId, ToolState
 from interlock.core.outcome import Outcome
@@ -167,7 +167,8 @@ class Run:
                 value = await self._perform(ids[index], spec, function, arguments)
                 results[index] = ToolResult(name=spec.name, state=ToolState.FINISHED, value=value)
             except Exception as error:
-                results[index] = ToolResult(name=spec.name, state=ToolState.FAILED, error=error)
+                state = ToolState.SKIPPED if isinstance(error, Denied) else ToolState.FAILED
+                results[index] = ToolResult(name=spec.name, state=state, error=error)
             except BaseException as error:
                 if not parallel:
                     raise  # it may be the agent's own timeout
@@ -257,10 +258,12 @@ class Run:
 
 
 def _choices(choices: Sequence[str]) -> tuple[str, ...]:
-    offered = tuple(choices)
-    if isinstance(choices, str) or not offered or len(set(offered)) != len(offered) or len(offered) > 100:
+    if isinstance(choices, str) or not isinstance(choices, Sequence) or not 1 <= len(choices) <= 100:
         raise BadInput(f"choices= takes 1 to 100 different texts, not {choices!r:.40}")
-    return tuple(text_of(choice, "a choice", QUESTION_BYTES) for choice in offered)
+    offered = tuple(text_of(choice, "a choice", QUESTION_BYTES) for choice in choices)
+    if len(set(offered)) != len(offered):
+        raise BadInput(f"choices= takes 1 to 100 different texts, not {choices!r:.40}")
+    return offered
 
 
 def _need_text(text: object, verb: str) -> None:
