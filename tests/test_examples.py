@@ -116,11 +116,23 @@ def test_the_demo_plays_to_its_end() -> None:
     assert printed.count(" 0 events of r-") == 5
 
 
-def test_the_first_program_of_the_readme_runs() -> None:
-    """The program a newcomer copies from the first screen prints what stands below it: stopped, and no mail."""
-    readme = (ROOT / "README.md").read_text("utf-8")
-    found = re.search(r"```python\n(.*?)```\n+```\n(.*?)```", readme, re.DOTALL)
-    assert found is not None, "README.md: a python block, then a block with what it prints"
-    program, told = found.groups()
+PAGES = [
+    (page, number, program, told)
+    for page in ("README.md", "docs/guide.md")
+    for number, (program, told) in enumerate(
+        re.findall(r"```python\n([^`]*?)```\n+```\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL), start=1
+    )
+]
+
+
+def test_the_pages_have_programs() -> None:
+    """The first screen of the README shows one, the guide one for nearly every section."""
+    pages = [page for page, *_ in PAGES]
+    assert (pages.count("README.md"), pages.count("docs/guide.md")) == (1, 7)
+
+
+@pytest.mark.parametrize(("page", "number", "program", "told"), PAGES, ids=[f"{page}-{n}" for page, n, *_ in PAGES])
+def test_a_program_that_a_newcomer_copies_runs(page: str, number: int, program: str, told: str) -> None:
+    """A program in the pages prints what stands below it."""
     how_far = re.compile(r"(?<='Certainly\. )[^']*")  # how much it said before the stop is up to the machine
     assert how_far.sub("", play("-c", program)) == how_far.sub("", told)

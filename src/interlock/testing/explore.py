@@ -57,6 +57,7 @@ class Theme(NamedTuple):
     acts: tuple[str, ...] = ACTS
     strategies: tuple[str | None, ...] = STRATEGIES
     places: str = "ssssst"
+    latencies: tuple[float, ...] = LATENCIES_SECONDS
 
 
 THEMES = (
@@ -64,7 +65,12 @@ THEMES = (
         ("holder", "miser", "hasty", "mole", "mole"), ("send", "send", "stop", "reset", "wait"), (None, "queue"), "st"
     ),
     Theme(("listener", "listener", "asker"), ("send", "burst", "burst", "stop", "vanish"), ("steer", None, "queue")),
-    Theme(("reply", "polite", "tools"), ("burst", "burst", "send", "stop", "wait"), ("collect", "collect", "queue")),
+    Theme(
+        ("reply", "polite", "tools"),
+        ("burst", "burst", "send", "stop", "wait"),
+        ("collect", "collect", "queue"),
+        latencies=(0.0, 0.01, 0.05),
+    ),
     Theme(("asker", "guarded", "gambler"), ("send", "stop", "wait", "reset")),
     Theme(("parent", "litter", "cuckoo", "orphan", "absentee")),
     Theme(("dawdle", "sleeper"), ("send", "wait", "wait", "stop")),
@@ -290,13 +296,13 @@ def play(
 
 
 async def _main(random: Random, judged: list[Oracle], agent: Agent | None, messages: tuple[str, ...]) -> None:
-    store = MemoryStore(latency_seconds=random.choice(LATENCIES_SECONDS))
     kit = Kit()
     theme = Theme(tuple(random.sample(list(BEHAVIOURS), random.choice((1, 2, 2, 3)))))
     if agent is not None:
         theme = Theme(messages)
     elif random.random() < 0.6:
         theme = random.choice(THEMES)
+    store = MemoryStore(latency_seconds=random.choice(theme.latencies))
     async with open_control(
         kit.agent if agent is None else _judged(kit, agent),
         agents={HELPER: kit.agent},
