@@ -497,6 +497,28 @@ def test_a_child_s_timeout_is_told_once(late: str) -> None:
     seeded(main)
 
 
+def test_a_child_s_ending_is_told_to_its_parent_once() -> None:
+    """Work handed on again is a child of its own: each completion is told once, and again by nobody (race 106)."""
+
+    async def agent(run: Run, message: Message) -> str:
+        first = await run.delegate("deaf", "work", timeout=1)
+        again = await run.delegate("echo", "work")
+        await anyio.sleep(20)  # long enough for everything of the first to be gone
+        return f"{first.outcome.ending.value}, {again.outcome.ending.value}"
+
+    async def main() -> None:
+        async with open_control(agent, agents=AGENTS) as control:
+            sent = await control.send("s", "hello")
+            assert (await control.wait(sent.run_id)).text == "timed_out, completed"
+            told_of = [event.data for event in await log_of(control, "s") if event.kind is EventKind.CHILD]
+            begun = [child.child for child in told_of if child.outcome is None]
+            ended = [(child.child, child.outcome.ending.value) for child in told_of if child.outcome is not None]
+            assert len(set(begun)) == 2
+            assert ended == [(begun[0], "timed_out"), (begun[1], "completed")]
+
+    seeded(main)
+
+
 def test_a_child_that_completed_in_time_is_told_so() -> None:
     """A completion settled before the deadline is told as completed though its commit ends later (race 48)."""
 

@@ -97,6 +97,7 @@ class Oracle:
         self._parents: dict[RunId, RunId] = {}  # of children that share their parent's fate
         self._children: dict[RunId, list[RunId]] = {}
         self._delegated: dict[RunId, None] = {}
+        self._announced: set[RunId] = set()
         self._heirs: dict[str, RunId] = {}  # who wanted a child, by what it was to be told
         self._ended_at: dict[RunId, float] = {}
         self._joined: set[RunId] = set()
@@ -166,8 +167,12 @@ class Oracle:
                 self._tool(run_id, data)
             case Asked():
                 self._asked(run_id, data)
-            case Delegated() if data.child not in self._delegated:
-                self._born(run_id, data)
+            case Delegated():
+                if data.child not in self._delegated:
+                    self._born(run_id, data)
+                if data.outcome is not None:
+                    self._announced_once(data.child)
+                    self._ended(data.outcome, "what its parent was told")
             case _:
                 pass
 
@@ -221,6 +226,11 @@ class Oracle:
             self._parents[child] = parent
             self._children.setdefault(parent, []).append(child)
         self.follow(data.session)
+
+    def _announced_once(self, child: RunId) -> None:
+        if child in self._announced:
+            self._fail(f"P4: the ending of {child} was told to its parent twice")
+        self._announced.add(child)
 
     def _mark_over(self, run_id: RunId) -> None:
         """An end was acknowledged; what shares the run's fate is over with it."""
