@@ -22,7 +22,7 @@ async def open_control(
     agent: Agent,
     *,
     agents: Mapping[str, Agent] | None = None,
-    approval: str | Collection[str] = "never",
+    approval: str | Collection[str] | None = None,
     store: str | Store = "memory://",
     deadline: float | None = None,
     strategy: str | None = None,

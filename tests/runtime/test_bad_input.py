@@ -181,7 +181,7 @@ OPENINGS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "sync child": ({"agent": echoes, "agents": {"other": plain}}, BadInput, "an agent is one async callable"),
     "nameless child": ({"agent": echoes, "agents": {"": echoes}}, BadInput, "an agent's name must be a name"),
     "approval": ({"agent": echoes, "approval": "always"}, BadInput, "approval= is 'never', 'ask' or a list of tools"),
-    "no approval": ({"agent": echoes, "approval": None}, BadInput, "approval= is 'never', 'ask' or a list of tools"),
+    "no approval": ({"agent": echoes, "approval": 5}, BadInput, "approval= is 'never', 'ask' or a list of tools"),
     "store": ({"agent": echoes, "store": "redis://"}, BadInput, "no store 'redis://'; use memory://"),
     "strategy": (
         {"agent": echoes, "strategy": "barge"},

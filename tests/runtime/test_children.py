@@ -370,6 +370,12 @@ def test_nothing_is_told_to_a_parent_after_its_end() -> None:
             await told_once(control, child)
             mine = kinds(await log_of(control, "s"), sent.run_id)
             assert mine == ["message", "started", "child", "ended"]
+            [end] = [event.data for event in await log_of(control, "s") if event.kind is EventKind.ENDED]
+            assert [(each.child, each.agent, each.ending) for each in end.children] == [(child, "idle", "parent_ended")]
+            moments = [(each.what, each.name, each.state) for each in await control.timeline(sent.run_id)]
+            assert moments[2:5] == [
+                ("child", "idle", "begun"), ("fell", "local", "stopped"), ("child", "idle", "parent_ended"),
+            ]  # fmt: skip
             await nothing_left(control)
             assert kinds(await log_of(control, "s"), sent.run_id) == mine
 

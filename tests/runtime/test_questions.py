@@ -863,8 +863,10 @@ def test_a_run_that_gave_up_waiting_keeps_its_question(answered: bool) -> None:
 
 
 POLICIES: dict[str, tuple[Any, str | None, bool]] = {  # what the server says, what the tool says, whether it is asked
-    "nobody says anything": ("never", None, False),
-    "the tool wants it": ("never", "ask", True),
+    "nobody says anything": (None, None, False),
+    "the tool wants it": (None, "ask", True),
+    "the tool wants none": (None, "never", False),
+    "the tool wants it and the operator does not": ("never", "ask", False),
     "the tool does not": ("never", "never", False),
     "the server asks": ("ask", None, True),
     "the server asks all the same": ("ask", "never", True),

@@ -193,7 +193,7 @@ def test_a_bug_in_the_runtime_is_refused(
     """A runtime that breaks a rule of the model tells a trace that the model does not accept."""
     with monkeypatch.context() as patch:
         plant(patch)
-        planted = [record(seed) for seed in range(60)]
+        planted = [record(seed) for seed in range(240)]
     assert any(not verdict.accepted for verdict in replay(planted))
 
 

@@ -121,6 +121,14 @@ class Delegated(_Data, frozen=True, tag="child"):
     outcome: Outcome | None = None
 
 
+class ChildEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """How a child ended that fell with its parent, or too late for the parent to be told."""
+
+    child: RunId
+    agent: str
+    ending: Ending
+
+
 class Ended(_Data, frozen=True, tag="ended"):
     """The run's terminal event. `cut` is the open text an early end left unfinished."""
 
@@ -129,6 +137,7 @@ class Ended(_Data, frozen=True, tag="ended"):
     cut: str = ""
     tools: tuple[Tool, ...] = ()  # a result for every call that had none
     void: tuple[QuestionId, ...] = ()  # questions that were still open
+    children: tuple[ChildEnd, ...] = ()  # detached ones that go on are not among them
 
 
 class Proof(_Data, frozen=True, tag="receipt"):

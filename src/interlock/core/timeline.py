@@ -16,6 +16,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     what: str  # admitted, joined, started, phase, tool, question, child, fell, refused, ended, drained
     name: str = ""
     state: str = ""
+    detail: str = ""  # of an answer: what it was, and whose
     count: int = 1
 
 
@@ -44,8 +45,9 @@ def _moments(event: Event, receipt: Receipt | None, asked: dict[QuestionId, str]
             return [Moment(at=at, what="phase", name=name or "", state="" if name else "left")]
         case Tool(name=name, state=state):
             return [Moment(at=at, what="tool", name=name, state=state)]
-        case Asked(text=text, state=state):
-            return [Moment(at=at, what="question", name=text, state=state)]
+        case Asked(text=text, state=state, by=by):
+            detail = "" if by is None else f"{event.data.answer} by {by}"
+            return [Moment(at=at, what="question", name=text, state=state, detail=detail)]
         case Delegated(agent=agent, outcome=outcome):
             return [Moment(at=at, what="child", name=agent, state="begun" if outcome is None else outcome.ending)]
         case Ended():
@@ -61,6 +63,7 @@ def _ending(at: float, ended: Ended, receipt: Receipt | None, asked: dict[Questi
     moments += [
         Moment(at=fell, what="question", name=asked.get(question, question), state="void") for question in ended.void
     ]
+    moments += [Moment(at=fell, what="child", name=child.agent, state=child.ending) for child in ended.children]
     for run in () if receipt is None else receipt.runs:
         if run.id == ended.outcome.run_id:
             moments += [Moment(at=at, what="refused", name=kind, count=n) for kind, n in run.refused.items()]

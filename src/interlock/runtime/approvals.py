@@ -27,21 +27,22 @@ NEVER, ASK = "never", "ask"
 
 
 class Policy:
-    """Which tools must be allowed by a person first. What the operator says beats what a tool says of itself."""
+    """Which tools must be allowed by a person first: those that say so, unless the operator says something else."""
 
     __slots__ = ("_allowed", "_always")
 
-    def __init__(self, approval: str | Collection[str] = NEVER) -> None:
-        if approval not in (NEVER, ASK) if isinstance(approval, str) else not isinstance(approval, Collection):
+    def __init__(self, approval: str | Collection[str] | None = None) -> None:
+        known = approval in (NEVER, ASK) if isinstance(approval, str) else isinstance(approval, Collection | None)
+        if not known:
             raise BadInput(f"approval= is 'never', 'ask' or a list of tools that need none, not {approval!r}")
-        self._always = approval == ASK
-        self._allowed = None if isinstance(approval, str) else frozenset(approval)
+        self._always = None if approval is None else approval == ASK
+        self._allowed = None if approval is None or isinstance(approval, str) else frozenset(approval)
 
     def asks(self, tool: str, *, marked: bool) -> bool:
         """Return whether a tool must be allowed; `marked` if it wants that itself."""
         if self._allowed is not None:
             return tool not in self._allowed
-        return self._always or marked
+        return marked if self._always is None else self._always
 
 
 class QuestionInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -148,9 +148,7 @@ class Endings:
         for run in fall.runs:
             assert run.outcome is not None
             run.outcome = msgspec.structs.replace(run.outcome, durable=durable)
-            begun = run.said
-            Outlet(run, self._feed).seal(fall.terminal(run), fall.closing[run.id])
-            self._tell_parent(run, begun=begun)
+            self._seal(fall, run)
             run.ended.set()
         if fall.resets is not None:
             self.begin_anew(fall.resets)
@@ -161,14 +159,16 @@ class Endings:
         if durable:
             fall.kept.set()
 
-    def _tell_parent(self, run: LiveRun, *, begun: bool) -> None:
-        """A parent that is still there learns at once how its child ended, not when everything of it is gone."""
-        parent = run.parent
-        if parent is not None and not parent.fallen:
-            outlet = Outlet(parent, self._feed)
-            if not begun:
-                outlet.emit(Effect.CHILD, msgspec.structs.replace(delegated(run), outcome=None))
-            outlet.emit(Effect.CHILD, delegated(run))
+    def _seal(self, fall: Fall, run: LiveRun) -> None:
+        """Tell a run's end. A parent that is still there learns it at once, not when all of the child is gone."""
+        parent = run.parent  # where it has fallen, its own terminal event names the child
+        above = None if parent is None or parent.fallen else Outlet(parent, self._feed)
+        if above is not None and not run.said:
+            above.emit(Effect.CHILD, msgspec.structs.replace(delegated(run), outcome=None))
+        Outlet(run, self._feed).seal(fall.terminal(run), fall.closing[run.id])
+        if above is not None:
+            above.emit(Effect.CHILD, delegated(run))
+            run.announced = True
 
     def begin_anew(self, session: Session) -> None:
         """Let a session's transcript begin behind everything that was told so far."""

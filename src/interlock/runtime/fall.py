@@ -9,12 +9,12 @@ A Fall is what fell together (a session's seat and queue, a parent and its child
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from interlock.core.decision import Decision, KeyRow, QuestionRow, RunRow, SessionRow, ToolRow
-from interlock.core.events import NO_RESULT, Ended, Tool
+from interlock.core.events import NO_RESULT, ChildEnd, Ended, Tool
 from interlock.core.lifecycle import Move, State
 from interlock.core.names import (
     BodyState,
@@ -236,7 +236,20 @@ class Fall:
     def terminal(self, run: LiveRun) -> Ended:
         """Return a run's terminal event."""
         assert run.outcome is not None
-        return Ended(outcome=run.outcome, cut=self.cut_text(run), tools=self.tools[run.id], void=self.void[run.id])
+        return Ended(
+            outcome=run.outcome,
+            cut=self.cut_text(run),
+            tools=self.tools[run.id],
+            void=self.void[run.id],
+            children=tuple(self._children_of(run)),
+        )
+
+    def _children_of(self, run: LiveRun) -> Iterator[ChildEnd]:
+        """Name the children whose end was not told in the run's own stream, because it fell first."""
+        for fall in (self, *(run.child_falls or ())):
+            for child in fall.runs:
+                if child.parent is run and not child.announced and child.outcome is not None:
+                    yield ChildEnd(child=child.id, agent=child.agent or "", ending=child.outcome.ending)
 
     def told(self, run: LiveRun) -> Outcome:
         """Return a run's outcome with the facts beside it as they are now."""

@@ -227,8 +227,8 @@ class LiveRun:
     """A run that is not yet both durable and drained."""
 
     __slots__ = (
-        "absorbed", "acked", "admitted_at", "agent", "alias", "asking", "blamed", "bodies", "called", "calls",
-        "calls_made", "child_falls", "children", "collection", "deadline", "descendants", "detached", "digest", "ended",
+        "absorbed", "acked", "admitted_at", "agent", "alias", "announced", "asking", "blamed", "bodies", "called",
+        "calls",        "calls_made", "child_falls", "children", "collection", "deadline", "descendants", "detached", "digest", "ended",
         "fall", "fence", "finished", "generation", "holds", "home", "id", "joining", "key", "kind", "limits", "method",
         "order", "outcome", "parent", "passed", "phase", "principal", "problem", "provider_started",
         "questions", "refusal_budget", "reply", "resting", "said", "sealed", "sent", "session", "started_at", "state",
@@ -271,6 +271,7 @@ class LiveRun:
         self.detached = detached
         self.home: Session = session if parent is None else parent.home  # at the top of its tree
         self.children: dict[RunId, LiveRun] | None = None  # alive ones, detached or not
+        self.announced = False  # of a child: its parent was told how it ended
         self.child_falls: list[Falling] | None = None  # of children: told before its own, drained with it
         self.descendants = 0  # alive below this run, detached ones not counted
         self.questions: dict[QuestionId, Question] | None = None

@@ -16,7 +16,7 @@ from interlock.runtime.inbox import Inbox
 from interlock.runtime.inline import Dropped, Leash, ThreadBody, Threads
 from interlock.runtime.live import Body, Falling, LiveRun, ToolCall
 from interlock.runtime.outlet import Outlet
-from interlock.runtime.run import Message
+from interlock.runtime.run import Message, Part
 from interlock.runtime.tool import ToolSpec
 from interlock.runtime.watch import whole_log
 from interlock.stores.base import Store
@@ -106,7 +106,13 @@ class InlinePort:
         run = self._run
         run.fence.check(Effect.PHASE)
         return [
-            Message(text=taken.text, by=taken.principal, session=run.session.id, run_id=taken.id)
+            Message(
+                text=taken.text,
+                by=taken.principal,
+                session=run.session.id,
+                run_id=taken.id,
+                parts=(Part(text=taken.text, by=taken.principal),),
+            )
             for taken in self._inbox.steered(run)
         ]
 

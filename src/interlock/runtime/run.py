@@ -30,7 +30,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user said. `previous` tells how the session's last turn ended, `parts` what was collected."""
+    """What the user said. `previous` tells how the session's last turn ended, `parts` each message in it."""
 
     text: str
     by: Principal

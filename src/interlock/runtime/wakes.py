@@ -33,7 +33,7 @@ LONGEST_TIMER_SECONDS = 86_400.0  # a timer looks at the clock again at least so
 
 
 class Wake(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule as its owner sees it. `skipped` counts the times its session was busy, since the server started."""
+    """A schedule as its owner sees it. `skipped` counts the times it came to nothing, since the server started."""
 
     id: WakeId
     session: SessionId
