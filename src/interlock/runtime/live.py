@@ -228,9 +228,9 @@ class LiveRun:
 
     __slots__ = (
         "absorbed", "acked", "admitted_at", "agent", "alias", "announced", "asking", "blamed", "bodies", "called",
-        "calls",        "calls_made", "child_falls", "children", "collection", "deadline", "descendants", "detached", "digest", "ended",
-        "fall", "fence", "finished", "generation", "holds", "home", "id", "joining", "key", "kind", "limits", "method",
-        "order", "outcome", "parent", "passed", "phase", "principal", "problem", "provider_started",
+        "calls", "calls_made", "child_falls", "children", "collection", "deadline", "descendants", "detached", "digest",
+        "ended", "fall", "fence", "finished", "generation", "holds", "home", "id", "joining", "key", "kind", "limits",
+        "method", "order", "outcome", "parent", "passed", "phase", "principal", "problem", "provider_started",
         "questions", "refusal_budget", "reply", "resting", "said", "sealed", "sent", "session", "started_at", "state",
         "steers", "strategy", "superseded", "text", "timers", "touched", "turn",
     )  # fmt: skip
