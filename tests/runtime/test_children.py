@@ -525,6 +525,30 @@ def test_a_child_s_ending_is_told_to_its_parent_once() -> None:
     seeded(main)
 
 
+def test_a_detached_child_that_had_ended_is_told_before_the_session_s_stop() -> None:
+    """A completion that was decided and not told yet is public when the stop of its session is acknowledged."""
+
+    async def agent(run: Run, message: Message) -> None:
+        await run.delegate("echo", "work", detached=True)
+        await idles(run, message)
+
+    async def main() -> None:
+        async with open_control(agent, agents=AGENTS, store=MemoryStore(latency_seconds=0.3)) as control:
+            sent = await control.send("s", "hello")
+            child = await child_of(control, sent.run_id)
+            while not (live := control._registry.runs[child]).fallen:
+                await anyio.sleep(0.01)
+            assert not live.ended.is_set()
+            await control.stop(session="s")
+            assert live.ended.is_set()
+            told_by_then = len(await log_of(control, f"run:{child}"))
+            await anyio.sleep(5)
+            rest = (await log_of(control, f"run:{child}"))[told_by_then:]
+            assert {event.run_id for event in rest} <= {None}  # receipts, of nobody's run
+
+    seeded(main)
+
+
 def test_a_child_that_completed_in_time_is_told_so() -> None:
     """A completion settled before the deadline is told as completed though its commit ends later (race 48)."""
 

@@ -191,8 +191,9 @@ class Fall:
 
     @property
     def sessions(self) -> list[Session]:
-        """The sessions that this fall touches: its own, and those of fallen children."""
-        return list(dict.fromkeys([self.session, *(run.session for run in self.runs)]))
+        """The sessions that this fall touches: its own, those of fallen children, and whose the detached ones were."""
+        homes = [run.home for run in self.runs if run.detached]
+        return list(dict.fromkeys([self.session, *(run.session for run in self.runs), *homes]))
 
     def seat_next(self) -> None:
         """Give each free seat to the first that waits for it; part of the same step."""
