@@ -1094,9 +1094,11 @@ def test_other_strategies_while_collecting() -> None:
                 await control.send("s", "x", strategy="reject")
             queued = await control.send("s", "q", strategy="queue")
             second = await control.send("s", "b")
-            assert first.run_id == second.run_id != queued.run_id
-            await control.wait(queued.run_id)
-            assert agent.texts == ["a\n\nb", "q"]
+            third = await control.send("s", "c")
+            assert second.run_id == third.run_id  # not the first: nothing is put before what its author said since
+            assert len({first.run_id, queued.run_id, second.run_id}) == 3
+            await control.wait(third.run_id)
+            assert agent.texts == ["a", "q", "b\n\nc"]
 
     seeded(main)
 

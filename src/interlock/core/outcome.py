@@ -81,7 +81,8 @@ def settle(cause: Cause, *, now: float, limits: Iterable[Limit] = (), phase: str
     passed = min((limit for limit in limits if now >= limit.at), key=lambda limit: limit.at, default=None)
     if passed is None:
         return cause
-    return Cause(ending=Ending.TIMED_OUT, phase=passed.phase or phase, limit_ms=round(passed.seconds * 1000))
+    limit_ms = round(passed.seconds * 1000)
+    return Cause(ending=Ending.TIMED_OUT, phase=passed.phase or phase, limit_ms=limit_ms, hidden=cause.hidden)
 
 
 def prefer(told: Ending, found: Ending) -> Ending:

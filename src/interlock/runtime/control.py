@@ -324,7 +324,11 @@ class Control:
             cron=line,
         )
         with self._wakes.room(row.session):
-            await self._keep(Decision(wakes=(row,)))
+            try:
+                await self._keep(Decision(wakes=(row,)))
+            except BaseException:  # a caller that vanished was told of no schedule, so there must be none
+                self._endings.insist(Decision(unwakes=(row.id,)))
+                raise
             return self._wakes.add(row)
 
     async def unwake(self, wake: str, *, by: str = LOCAL) -> None:
@@ -332,9 +336,12 @@ class Control:
         self._here()
         wake_id = WakeId(name_of(wake, "wake"))
         row = self._wakes.get(wake_id)
-        if row is None:
-            raise Unknown(f"no wake {wake!r} that {by} may remove; `wakes` lists them")
-        await self._mine(row.session, by)
+        try:
+            if row is None:
+                raise Unknown
+            await self._mine(row.session, by)
+        except Unknown:
+            raise Unknown(f"no wake {wake!r} that {by} may remove; `wakes` lists them") from None
         self._wakes.remove(wake_id)
 
     async def wakes(self, session: str, *, by: str = LOCAL) -> list[Wake]:
@@ -497,9 +504,9 @@ class Control:
             self._let_go(run)
         bounds = self.settings
         await self._crew.wait(2 * bounds.commit_seconds + bounds.grace_seconds + bounds.drain_seconds + SLACK_SECONDS)
+        self._registry.closed = True  # in the same step: nothing may fall that nobody is left to tell
         self._crew.cut()
         await self._crew.wait(SLACK_SECONDS)
-        self._registry.closed = True
         self.feed.close()
         with anyio.move_on_after(SLACK_SECONDS):
             await self._store.close()

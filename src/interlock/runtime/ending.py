@@ -150,8 +150,8 @@ class Endings:
             run.outcome = msgspec.structs.replace(run.outcome, durable=durable)
             self._seal(fall, run)
             run.ended.set()
-        if fall.resets is not None:
-            self.begin_anew(fall.resets)
+        for session in fall.resets:
+            self.begin_anew(session)
         if drained:
             self._mark_drained(fall, Drain.OBSERVED)
         self._show_receipt(fall)
@@ -173,11 +173,18 @@ class Endings:
     def begin_anew(self, session: Session) -> None:
         """Let a session's transcript begin behind everything that was told so far."""
         session.since = self._registry.position()
-        session.previous = None
+        self.insist(Decision(sessions=(self._registry.session_row(session),)), session)
 
     def _show_receipt(self, fall: Fall) -> None:
+        """Tell the whole receipt where it fell, and a child's session of its own run only: trees are large."""
+        of: dict[Session, list[LiveRun]] = {}
+        for run in fall.runs:
+            of.setdefault(run.session, []).append(run)
+            if run.detached:
+                of.setdefault(run.home, []).append(run)
         for session in fall.sessions:
-            self._feed.publish(session.id, None, Proof(receipt=fall.receipt()))
+            receipt = fall.receipt(runs=None if session is fall.session else of[session])
+            self._feed.publish(session.id, None, Proof(receipt=receipt))
 
     async def _drain(self, bodies: Sequence[Body]) -> list[Body]:
         """Wait for bodies: their grace, then never resumed; return those that were not seen to end."""
@@ -228,14 +235,25 @@ class Endings:
         self._show_receipt(fall)
         fall.kept.set()
 
-    def insist(self, decision: Decision) -> None:
-        """Hand a decision over in this step, and go on trying behind the caller's back until it is in."""
-        ticket = self._store.decide(decision)
-        self._crew.start(self._insist(ticket, decision), name="insist")
+    def insist(self, decision: Decision, session: Session | None = None) -> Ticket:
+        """Hand a decision over in this step, and go on trying behind the caller's back until it is in.
 
-    async def _insist(self, ticket: Ticket, decision: Decision) -> None:
-        if not await committed(self._store, ticket, self._settings.commit_seconds):
-            await self.keep(lambda: decision)
+        Until then the session is kept in memory, where the decision counts already.
+        """
+        ticket = self._store.decide(decision)
+        pin = contextlib.nullcontext(session) if session is None else self._registry.pinned(session.id)
+        pin.__enter__()  # in this step, or it may be forgotten first
+        self._crew.start(self._insist(ticket, decision, pin), name="insist")
+        return ticket
+
+    async def _insist(
+        self, ticket: Ticket, decision: Decision, pin: contextlib.AbstractContextManager[Session | None]
+    ) -> None:
+        try:
+            if not await committed(self._store, ticket, self._settings.commit_seconds):
+                await self.keep(lambda: decision)
+        finally:
+            pin.__exit__(None, None, None)
 
     async def keep(self, decision: Callable[[], Decision]) -> None:
         """Hand a decision to the store until it is in."""
@@ -258,9 +276,9 @@ def _earlier(fall: Fall) -> list[Falling]:
 def _bodies(fall: Fall) -> list[Body]:
     """Whatever of a fall may still run; a child that ended earlier and is not gone yet belongs to its parent."""
     bodies: list[Body] = []
-    rest = list(fall.runs)
+    rest = list(reversed(fall.runs))
     while rest:
-        run = rest.pop(0)
+        run = rest.pop()
         bodies += run.bodies or ()
         rest += [child for earlier in run.child_falls or () for child in earlier.runs]
     return bodies

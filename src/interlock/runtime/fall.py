@@ -9,13 +9,13 @@ A Fall is what fell together (a session's seat and queue, a parent and its child
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from interlock.core.decision import Decision, KeyRow, QuestionRow, RunRow, SessionRow, ToolRow
 from interlock.core.events import NO_RESULT, ChildEnd, Ended, Tool
-from interlock.core.lifecycle import Move, State
+from interlock.core.lifecycle import Move, State, may
 from interlock.core.names import (
     BodyState,
     Drain,
@@ -55,7 +55,7 @@ class Fall:
         self.closing: dict[RunId, tuple[str, ...]] = {}
         self.void: dict[RunId, tuple[QuestionId, ...]] = {}
         self.held = 0  # named holds that are kept until drained
-        self.resets: Session | None = None  # whose transcript begins anew behind it
+        self.resets: list[Session] = []  # whose transcripts begin anew behind it
         self.keys: list[KeyRow] = []  # of runs that end before their ack: a retry is told how it ended
         self.queued = 0
         self.durable = True
@@ -66,6 +66,7 @@ class Fall:
         self.ended = asyncio.Event()
         self.drained = asyncio.Event()
         self.kept = asyncio.Event()  # the endings are in the store
+        self._decided: set[SessionId] = set()
         self._registry = registry
         self._feed = feed
         self._clock = clock
@@ -78,13 +79,15 @@ class Fall:
 
     def take(self, run: LiveRun, cause: Cause, *, closing: str | None = None) -> None:
         """Let a run fall. A passed limit beats the cause given; a run that has fallen is left alone."""
-        if run.fallen:
+        if run.fallen or not may(run.state, Move.END):
             return
         was_started = run.state is State.STARTED
         limits = [run.standing(limit) for limit in run.limits]
         settled = settle(cause, now=self._clock.now(), limits=limits, phase=run.doing)
         run.fence.fall(settled)  # the mark: from here on no effect of this run is admitted
         self.cause = self.cause or settled
+        if run.state is not State.ARRIVING:
+            self._decided.add(run.session.id)
         self.queued += run.parent is None and run.state in (State.ARRIVING, State.QUEUED)
         run.move(Move.END)
         run.fall = self
@@ -117,6 +120,8 @@ class Fall:
         parent = run.parent
         if parent is None or parent.fallen:
             return
+        if run.begun and not run.detached:
+            parent.begun = {**(parent.begun or {}), **run.begun}
         draining = [fall for fall in parent.child_falls or () if not fall.drained.is_set()]
         parent.child_falls = draining if self in draining else [*draining, self]
 
@@ -168,7 +173,7 @@ class Fall:
             error=cause.error,
             error_kind=cause.error_kind,
             hidden=cause.hidden,
-            tools=(*undone, *_begun(run)) if cause.hidden else undone if run.started_at is None else (),
+            tools=_names(undone, _begun(run)) if cause.hidden else undone if run.started_at is None else (),
             started_at=run.started_at,
             ended_at=self.fenced_at,
         )
@@ -214,7 +219,9 @@ class Fall:
         """Return this fall as one transaction."""
         sessions: dict[SessionId, SessionRow] = {}
         for run in self.runs:
-            if run.session.owner is not None:
+            # A session that was not stored is its first sender's only once that message is in; nobody else founds it.
+            founded = run.session.stored or run.session.id in self._decided
+            if run.session.owner is not None and founded:
                 sessions[run.session.id] = self._registry.session_row(run.session)
         return Decision(
             sessions=tuple(sessions.values()),
@@ -312,10 +319,17 @@ def _listed(run: LiveRun) -> list[FallenTool]:
     return [FallenTool(name=call.name, state=call.state, run_id=run.id) for call in calls]
 
 
-def _begun(run: LiveRun) -> list[str]:
-    """The tools whose bodies began: their effects remain, whatever became of them."""
-    calls: list[ToolCall] = [*(run.finished or ()), *(run.calls or {}).values()]
-    return [call.name for call in calls if call.state is not ToolState.SKIPPED]
+def _begun(run: LiveRun) -> dict[str, None]:
+    """The tools whose bodies began, in a run and its children: their effects remain, whatever became of them."""
+    names = dict(run.begun or {})
+    for child in (run.children or {}).values():
+        if not child.detached:
+            names.update(_begun(child))
+    return names
+
+
+def _names(*groups: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for group in groups for name in group))[:TOOLS_LISTED]
 
 
 def _closed_rows(run: LiveRun) -> list[QuestionRow]:

@@ -60,6 +60,10 @@ class Gate:
             raise Unavailable(f"tool {call.name} was not started: the store did not record it in time; try again")
         run.fence.check(Effect.TOOL)  # and in the same step:
         call.state = ToolState.RUNNING
+        if run.begun is None:
+            run.begun = {}
+        if len(run.begun) < TOOLS_LISTED:
+            run.begun[call.name] = None
         self._tell(Effect.TOOL, call)
 
     async def _be_allowed(self, call: ToolCall) -> None:
@@ -99,7 +103,12 @@ class Gate:
         run = self._run
         assert run.generation is not None
         row = ToolRow(call_id=call.id, run_id=run.id, name=call.name, arguments=call.arguments, state=state)
-        return Decision(writer=Writer(run.session.id, run.generation), tools=(row,))
+        taken = [part for part in run.absorbed or () if part.alias_ticket is not None and not part.alias_ticket.inside]
+        return Decision(
+            writer=Writer(run.session.id, run.generation),
+            tools=(row,),
+            aliases=tuple((part.id, run.id) for part in taken),  # a crash must not find the call without its message
+        )
 
     def _tell(
         self,

@@ -30,13 +30,14 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
 class Place:
     """A run's place in the line for a hold."""
 
-    __slots__ = ("granted", "name", "run", "taken", "unconfirmed", "woken")
+    __slots__ = ("granted", "leaving", "name", "run", "taken", "unconfirmed", "woken")
 
     def __init__(self, run: LiveRun, name: str) -> None:
         self.run = run
         self.name = name
         self.granted: int | None = None  # the token
         self.taken = False
+        self.leaving = False  # as soon as a child that may work under it is gone
         self.unconfirmed: RunId | None = None
         self.woken = asyncio.Event()  # granted, or out of the line
 
@@ -61,6 +62,9 @@ class Holds:
         """Put a run in the line for a hold; if the hold is free it is granted in this step."""
         if run.holds is None:
             run.holds = {}
+        if name in run.holds and run.holds[name].leaving:
+            run.holds[name].leaving = False  # it was about to let go, and has not yet
+            return run.holds[name]
         if name in run.holds:
             raise Refused(f"this run holds {name!r} or waits for it already; take it once, around everything")
         if len(run.holds) >= HOLDS:

@@ -82,11 +82,11 @@ class Inbox:
         """Decide on a message when its turn comes; True if it goes on to wait for the seat."""
         assert run.turn is not None
         try:
-            known = await self._load(run)
-        except Unavailable as problem:
-            run.problem = run.problem or problem
-        await run.turn.wait()
-        try:
+            try:
+                known = await self._load(run)
+            except Unavailable as problem:
+                run.problem = run.problem or problem
+            await run.turn.wait()
             if run.problem is not None:
                 raise run.problem
             ticket = self._step(run, known)
@@ -201,7 +201,7 @@ class Inbox:
         session.owner = session.owner or run.principal  # whoever is first admitted created it
         waiting = session.waiting or []
         staying = [other for other in waiting if not self._may_stop(run, other)]
-        collector = next((other for other in waiting if self._joins(run, other)), None)
+        collector = self._collector(run, waiting)
         scene = Scene(
             seated=seated is not None,
             wake_seated=seated is not None and seated.kind is RunKind.WAKE,
@@ -277,11 +277,22 @@ class Inbox:
             outlet.close_block(Effect.BLOCK)  # what was said before stands before it
             outlet.introduce_part(message)
         if taken:
-            # Not waited for: whatever the run records from here on comes behind it, so a crash cannot hide that.
-            self._endings.insist(Decision(aliases=tuple((message.id, run.id) for message in taken)))
+            # Not waited for: whatever the run records from here on comes behind it, or carries it along.
+            ticket = self._endings.insist(Decision(aliases=tuple((message.id, run.id) for message in taken)))
+            for message in taken:
+                message.alias_ticket = ticket
         return taken
 
     # Collecting
+
+    def _collector(self, run: LiveRun, waiting: list[LiveRun]) -> LiveRun | None:
+        """Return what a message would be added to; never past another one of its author's."""
+        for other in reversed(waiting):
+            if self._joins(run, other):
+                return other
+            if other.principal == run.principal:
+                return None
+        return None
 
     def _joins(self, run: LiveRun, other: LiveRun) -> bool:
         """Messages become one turn only where each author may stop the other's: the turn is theirs together."""
@@ -308,6 +319,7 @@ class Inbox:
         if inside and not run.fallen:
             self._registry.absorb(run, into)
             collection.parts.append(run)
+            into.deadline = min((each for each in (into.deadline, run.deadline) if each), default=None)
             run.sent = Sent(run_id=into.id, session=into.session.id, state=State.QUEUED)
             run.acked.set()
             if into.said:

@@ -37,6 +37,7 @@ from interlock.core.receipt import Receipt
 if TYPE_CHECKING:
     from interlock.runtime.holds import Place
     from interlock.runtime.registry import Session
+    from interlock.stores.base import Ticket
 
 IDLE, QUEUE, APPROVAL = (
     "idle",
@@ -70,7 +71,7 @@ class Falling(Protocol):
     """What a run knows of the fall that took it."""
 
     runs: list[LiveRun]
-    resets: Session | None
+    resets: list[Session]
     ended: asyncio.Event
     drained: asyncio.Event
     durable: bool
@@ -227,12 +228,12 @@ class LiveRun:
     """A run that is not yet both durable and drained."""
 
     __slots__ = (
-        "absorbed", "acked", "admitted_at", "agent", "alias", "announced", "asking", "blamed", "bodies", "called",
-        "calls", "calls_made", "child_falls", "children", "collection", "deadline", "descendants", "detached", "digest",
-        "ended", "fall", "fence", "finished", "generation", "holds", "home", "id", "joining", "key", "kind", "limits",
-        "method", "order", "outcome", "parent", "passed", "phase", "principal", "problem", "provider_started",
-        "questions", "refusal_budget", "reply", "resting", "said", "sealed", "sent", "session", "started_at", "state",
-        "steers", "strategy", "superseded", "text", "timers", "touched", "turn",
+        "absorbed", "acked", "admitted_at", "agent", "alias", "alias_ticket", "announced", "asking", "begun", "blamed",
+        "bodies", "called", "calls", "calls_made", "child_falls", "children", "collection", "deadline", "descendants",
+        "detached", "digest", "ended", "fall", "fence", "finished", "generation", "holds", "home", "id", "joining",
+        "key", "kind", "limits", "method", "order", "outcome", "parent", "passed", "phase", "principal", "problem",
+        "provider_started", "questions", "refusal_budget", "reply", "resting", "said", "sealed", "sent", "session",
+        "started_at", "state", "steers", "strategy", "superseded", "text", "timers", "touched", "turn",
     )  # fmt: skip
 
     def __init__(
@@ -282,6 +283,7 @@ class LiveRun:
         self.collection: Collection | None = None
         self.joining: LiveRun | None = None  # one that it is being added to
         self.alias: LiveRun | None = None  # the run that took it in
+        self.alias_ticket: Ticket | None = None  # whether the store knows that
         self.absorbed: list[LiveRun] | None = None  # messages this run took in
         self.fence = Fence(run_id)
         self.state = State.ARRIVING
@@ -303,6 +305,7 @@ class LiveRun:
         self.calls: dict[CallId, ToolCall] | None = None  # open ones
         self.finished: deque[ToolCall] | None = None
         self.calls_made = 0
+        self.begun: dict[str, None] | None = None  # names of tools whose bodies began, those of ended children too
         self.bodies: list[Body] | None = None
         self.refusal_budget = 0
         self.outcome: Outcome | None = None  # decided at t0, told at t1

@@ -151,6 +151,7 @@ class InlinePort:
             return
         draining = [fall for fall in self._run.child_falls or () if not fall.drained.is_set()]
         if draining:  # a child that was cut may still work under the hold
+            place.leaving = True
             self._crew.start(self._release_behind(place, draining), name=f"release {name}")
         else:
             self._holds.leave(place)
@@ -158,7 +159,7 @@ class InlinePort:
     async def _release_behind(self, place: Place, draining: Sequence[Falling]) -> None:
         for fall in draining:
             await fall.drained.wait()
-        if self.current:
+        if self.current and place.leaving:
             self._holds.leave(place)
 
     # Tools

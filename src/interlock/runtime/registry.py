@@ -22,8 +22,7 @@ from interlock.runtime.live import Falling, LiveRun, Order, Question
 from interlock.runtime.numbers import Numbers
 
 TOMBSTONES = 1_000  # per principal; the store keeps as many
-MARKED_SESSIONS = 10_000  # whose stops are remembered by their place in a channel
-MARKS = 32  # per session and principal
+MARKS = 1_000  # stops by their place in a channel, per principal, so that nobody can push out another's
 
 
 class Session:
@@ -71,7 +70,8 @@ class Registry:
         self.questions: dict[QuestionId, Question] = {}
         self.holds = Holds(self.numbers)
         self._tombstones: dict[Principal, OrderedDict[str, None]] = {}
-        self._marks: OrderedDict[SessionId, OrderedDict[tuple[str, Principal], float]] = OrderedDict()
+        self._marks: dict[SessionId, dict[tuple[str, Principal], float]] = {}
+        self._marks_of: dict[Principal, OrderedDict[tuple[SessionId, str], None]] = {}
 
     # Sessions
 
@@ -221,21 +221,25 @@ class Registry:
     # Stops by their place in a channel
 
     def mark(self, marks: Iterable[StopMark]) -> None:
-        """Remember where in their own channels stops stood; only ever later."""
+        """Remember where in their own channels stops stood; only ever later, and so many for each principal."""
         for mark in marks:
-            kept = self._marks.setdefault(mark.session, OrderedDict())
-            self._marks.move_to_end(mark.session)
-            place = (mark.channel, mark.by)
-            kept[place] = max(kept.get(place, mark.at), mark.at)
-            own = [place for place in kept if place[1] == mark.by]  # so that nobody can push out another's
-            if len(own) > MARKS:
-                del kept[own[0]]
-            if len(self._marks) > MARKED_SESSIONS:
-                self._marks.popitem(last=False)
+            kept = self._marks.setdefault(mark.session, {})
+            kept[mark.channel, mark.by] = max(kept.get((mark.channel, mark.by), mark.at), mark.at)
+            made = self._marks_of.setdefault(mark.by, OrderedDict())
+            made[mark.session, mark.channel] = None
+            made.move_to_end((mark.session, mark.channel))
+            if len(made) > MARKS:
+                self._unmark(mark.by, *made.popitem(last=False)[0])
+
+    def _unmark(self, by: Principal, session: SessionId, channel: str) -> None:
+        kept = self._marks[session]
+        del kept[channel, by]
+        if not kept:
+            del self._marks[session]
 
     def stopped_after(self, session: SessionId, order: Order | None) -> list[Principal]:
         """Return who stopped a session after a message was written, by the message's own channel."""
         if order is None:
             return []
-        kept = self._marks.get(session, OrderedDict())
+        kept = self._marks.get(session, {})
         return [by for (channel, by), at in kept.items() if channel == order.channel and order.at < at]

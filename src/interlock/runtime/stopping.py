@@ -15,7 +15,7 @@ import msgspec
 from interlock.core.authority import Action, Authority
 from interlock.core.decision import Decision, StopMark, Tombstone
 from interlock.core.errors import Unavailable, Unknown
-from interlock.core.lifecycle import State
+from interlock.core.lifecycle import Move, State, may
 from interlock.core.names import Ending, Principal, RunId, SessionId
 from interlock.core.outcome import Cause
 from interlock.core.receipt import Receipt, nothing
@@ -63,27 +63,29 @@ class Stopping:
 
     async def session(self, session_id: SessionId, by: Principal, order: Order | None = None) -> Receipt:
         """End everything of a session that the caller may end: what waits, what arrives, what is detached."""
-        if order is not None:
+        if order is not None and self._authority.may(Action.SEND, by):  # (a reader changes nothing)
             self._mark(StopMark(session=session_id, channel=order.channel, by=by, at=order.at))
-        session = self._registry.sessions.get(session_id)
-        if session is None or self._registry.closed:
+        if session_id not in self._registry.sessions or self._registry.closed:
             return await self._absent(session_id, by)
-        if not session.loaded and not all(self._may(by, run) for run in session.line or ()):
-            # Whose session it is decides; until that is read nothing of these arrivals is decided on either.
-            known = await self._soon(self._store.load(session_id, principal=by, key=None), self._until())
-            if known is not None:
-                self._inbox.take_up(session, known)
-        fall = self._end_all(session, [run for run in _everyone(session) if self._may(by, run)], by)
-        return await (self._empty(session, by) if fall is None else self._receipt_of(fall, by))
+        with self._registry.pinned(session_id) as session:  # whatever is read or raised here must be forgotten again
+            if not session.loaded and not all(self._may(by, run) for run in session.line or ()):
+                # Whose session it is decides; until that is read nothing of these arrivals is decided on either.
+                known = await self._soon(self._store.load(session_id, principal=by, key=None), self._until())
+                if known is not None:
+                    self._inbox.take_up(session, known)
+            fall = self._end_all(session, [run for run in _everyone(session) if self._may(by, run)], by)
+            return await (self._empty(session, by) if fall is None else self._receipt_of(fall, by))
 
     def _end_all(self, session: Session, targets: list[LiveRun], by: Principal, *, resets: bool = False) -> Fall | None:
         """Let runs fall together, in one step."""
-        if not targets:
+        if not targets or self._registry.closed:
             return None
         fall = self._endings.open(session, by=by)
-        fall.resets = session if resets else None
         for target in targets:
             fall.take(target, Cause(ending=Ending.STOPPED, by=by))
+        if resets:  # from here on: what ends behind this is a previous turn again
+            session.previous = None
+            fall.resets.append(session)
         self._endings.close(fall)
         return fall
 
@@ -95,6 +97,8 @@ class Stopping:
 
     async def reset(self, session_id: SessionId, by: Principal) -> Receipt:
         """End everything of a session and let its transcript begin anew; the generation goes on rising."""
+        if self._registry.closed:
+            raise Unavailable("this control is closed; reset the session at the next one")
         with self._registry.pinned(session_id) as session:  # a message right behind it must find it so
             if not session.loaded:
                 known = await read(self._store.load(session_id, principal=by, key=None))
@@ -111,16 +115,19 @@ class Stopping:
             else:
                 receipt = await self._receipt_of(fall, by)
             decision = Decision(sessions=(self._registry.session_row(session),))
-            durable = await self._keep(decision, self._until(), pin=session_id)
+            durable = (
+                await self._soon(self._store.decide(decision), self._until()) is not None
+            )  # (`begin_anew` insists)
         return msgspec.structs.replace(receipt, durable=receipt.durable and durable)
 
     async def _begin_anew(self, session: Session) -> None:
         """Nothing is left to end; what has fallen and is not told yet still belongs to the old transcript."""
+        session.previous = None
         untold = [fall for fall in session.falls or () if not fall.ended.is_set()]
         if not untold:
             self._endings.begin_anew(session)
             return
-        untold[-1].resets = session
+        untold[-1].resets.append(session)
         await untold[-1].ended.wait()
 
     async def _empty(self, session: Session, by: Principal) -> Receipt:
@@ -143,6 +150,8 @@ class Stopping:
         known = await self._soon(self._store.load(session_id, principal=by, key=None), until)
         already, durable = None, known is not None
         row = None if known is None else known.session
+        if session_id in self._registry.sessions:  # it came to life while we asked, and counts for itself
+            row = None
         if known is not None and row is not None and self._authority.may(Action.STOP, by, owner=row.owner):
             already = None if known.previous is None else known.previous.ending
             durable = await self._keep(Decision(rises=(session_id,)), until)
@@ -226,21 +235,14 @@ class Stopping:
     def _until(self) -> float:
         return self._clock.now() + self._settings.commit_seconds
 
-    async def _keep(self, decision: Decision, until: float, *, pin: SessionId | None = None) -> bool:
+    async def _keep(self, decision: Decision, until: float) -> bool:
         """Hand a decision over; if it is not in soon, go on trying without the caller. Return whether it is in."""
         if self._registry.closed:
             return False
         if await self._soon(self._store.decide(decision), until) is not None:
             return True
-        pinned = contextlib.ExitStack()
-        if pin is not None:
-            pinned.enter_context(self._registry.pinned(pin))  # in this step, or it may be forgotten first
-        self._crew.start(self._go_on(decision, pinned), name="keep what a stop decided")
+        self._crew.start(self._endings.keep(lambda: decision), name="keep what a stop decided")
         return False
-
-    async def _go_on(self, decision: Decision, pinned: contextlib.ExitStack) -> None:
-        with pinned:
-            await self._endings.keep(lambda: decision)
 
     async def _soon(self, asked: Awaitable[T], until: float) -> T | None:
         """Ask the store until an instant, None if it is in trouble."""
@@ -253,7 +255,7 @@ def _everyone(session: Session) -> list[LiveRun]:
     """Every run of a session that has not fallen: seated, waiting, arriving, detached."""
     detached = (session.detached or {}).values()
     everyone = dict.fromkeys([session.seat, *(session.waiting or ()), *(session.line or ()), *detached])
-    return [run for run in everyone if run is not None and not run.fallen]
+    return [run for run in everyone if run is not None and not run.fallen and may(run.state, Move.END)]
 
 
 def _ending(run: LiveRun) -> Ending | None:

@@ -89,7 +89,7 @@ def describe_error(error: BaseException) -> str:
     """Return an error as text that can be told: whatever its `__str__` does, bounded, and fit for any wire."""
     try:
         said = str(error)
-    except Exception:
+    except BaseException:  # SystemExit from a `__str__` would stop the embedder's loop
         said = "(it cannot be described)"
     text = f"{type(error).__name__}: {said}".rstrip(": ")[:ERROR_CHARACTERS]
     return text.encode("utf-8", "replace").decode()

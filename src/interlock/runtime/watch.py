@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from interlock.core.events import Ended, Event, Gap
+from interlock.core.events import Ended, Event, Gap, Said
 from interlock.core.names import PASSING, RunId, SessionId
 from interlock.runtime.clock import Clock
 from interlock.runtime.outlet import Feed
@@ -76,6 +76,8 @@ class Watch:
                     if only is None:
                         yield event
                         continue
+                    if isinstance(event.data, Said) and event.data.of == only and event.run_id is not None:
+                        only = event.run_id  # that run took it in
                     only = self._itself(only)
                     if event.run_id == only:
                         yield event

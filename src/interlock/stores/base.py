@@ -60,6 +60,11 @@ class Ticket:
         """True once the store has said in or never."""
         return self._answered
 
+    @property
+    def inside(self) -> bool:
+        """True once the decision is in the store."""
+        return self._verdict is not None
+
     def accept(self, verdict: Verdict) -> None:
         """Answer: it is in."""
         if not self._answered:

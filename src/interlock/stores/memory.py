@@ -5,6 +5,7 @@ quietly: the block that closes them holds their text.)
 """
 
 import asyncio
+import itertools
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from operator import attrgetter
@@ -43,9 +44,10 @@ from interlock.stores.base import Loaded, OldToken, Page, StoreFailed, Ticket
 LOG_EVENTS = 10_000  # kept per session
 PASSING_EVENTS = 10_000  # deltas, typing and progress kept per run while it lives
 RUNS_KEPT = 1_000  # ended runs kept per session, and children per tree
+OLDEST_SEEN = 200  # of those, looked at for each new one
 KEYS_KEPT = 100_000
 TOMBSTONES_KEPT = 1_000  # per principal, so that nobody can push out another's
-MARKS_KEPT = 32  # per session and principal
+MARKS_KEPT = 1_000  # per principal
 
 
 @dataclass(slots=True)
@@ -98,12 +100,13 @@ class MemoryStore:
         self._resumed = asyncio.Event()
         self._sessions: dict[SessionId, SessionRow] = {}
         self._runs: dict[RunId, RunRow] = {}
-        self._runs_of: dict[SessionId, deque[RunId]] = {}
-        self._children_of: dict[SessionId, deque[RunId]] = {}
+        self._runs_of: dict[SessionId, dict[RunId, None]] = {}
+        self._children_of: dict[SessionId, dict[RunId, None]] = {}
         self._questions: dict[QuestionId, QuestionRow] = {}
         self._questions_of: dict[RunId, list[QuestionId]] = {}
         self._wakes: dict[WakeId, WakeRow] = {}
-        self._marks: dict[SessionId, OrderedDict[tuple[str, Principal], StopMark]] = {}
+        self._marks: dict[SessionId, dict[tuple[str, Principal], StopMark]] = {}
+        self._marks_of: dict[Principal, OrderedDict[tuple[SessionId, str], None]] = {}
         self._keys: OrderedDict[tuple[Principal, str], KeyRow] = OrderedDict()
         self._tombstones: dict[Principal, OrderedDict[str, None]] = {}
         self._tools: dict[RunId, dict[CallId, ToolRow]] = {}
@@ -232,18 +235,19 @@ class MemoryStore:
         if row.id in self._runs:
             return
         self._runs[row.id] = row
-        self._keep_bounded(self._runs_of.setdefault(row.session, deque()), row.id)
+        self._keep_bounded(self._runs_of.setdefault(row.session, {}), row.id)
         if row.home is not None:
-            self._keep_bounded(self._children_of.setdefault(row.home, deque()), row.id)
+            self._keep_bounded(self._children_of.setdefault(row.home, {}), row.id)
 
-    def _keep_bounded(self, kept: deque[RunId], run_id: RunId) -> None:
-        kept.append(run_id)
-        if len(kept) > RUNS_KEPT:
-            oldest = self._runs.get(kept[0])
-            if oldest is None or oldest.outcome is not None or oldest.alias is not None:
-                kept.popleft()
-                if oldest is not None:
-                    self._forget_run(oldest)
+    def _keep_bounded(self, kept: dict[RunId, None], run_id: RunId) -> None:
+        """Add a run and forget the oldest that are over; those alive are passed over, and make room when they end."""
+        kept[run_id] = None
+        for oldest in list(itertools.islice(kept, min(OLDEST_SEEN, max(0, len(kept) - RUNS_KEPT)))):
+            row = self._runs.get(oldest)
+            if row is None or row.outcome is not None or row.alias is not None:
+                del kept[oldest]
+                if row is not None:
+                    self._forget_run(row)
 
     def _forget_run(self, row: RunRow) -> None:
         run_id = row.id
@@ -287,17 +291,25 @@ class MemoryStore:
         self._questions[row.id] = row
 
     def _mark(self, mark: StopMark) -> None:
-        kept = self._marks.setdefault(mark.session, OrderedDict())
-        place = (mark.channel, mark.by)
-        known = kept.get(place)
+        kept = self._marks.setdefault(mark.session, {})
+        known = kept.get((mark.channel, mark.by))
         if known is None or known.at < mark.at:
-            kept[place] = mark
-        own = [other for other in kept if other[1] == mark.by]  # so that nobody can push out another's
-        if len(own) > MARKS_KEPT:
-            del kept[own[0]]
+            kept[mark.channel, mark.by] = mark
+        made = self._marks_of.setdefault(mark.by, OrderedDict())
+        made[mark.session, mark.channel] = None
+        made.move_to_end((mark.session, mark.channel))
+        if len(made) > MARKS_KEPT:
+            session, channel = made.popitem(last=False)[0]
+            del self._marks[session][channel, mark.by]
+            if not self._marks[session]:
+                del self._marks[session]
 
     def _keep_key(self, row: KeyRow) -> None:
-        self._keys.setdefault((row.principal, row.key), row)
+        known = self._keys.get((row.principal, row.key))
+        own = self._runs.get(row.run_id)
+        alone = own is not None and known is not None and own.alias == known.run_id and own.outcome is not None
+        if known is None or alone:  # it was to be part of that run, and ended by itself
+            self._keys[row.principal, row.key] = row
         if len(self._keys) > KEYS_KEPT:
             self._keys.popitem(last=False)
 
