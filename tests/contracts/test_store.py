@@ -501,6 +501,39 @@ def test_tombstones_are_bounded_per_principal(kit: Any) -> None:
     play(main)
 
 
+def test_the_key_of_a_message_that_ended_by_itself(kit: Any) -> None:
+    """A message that was to be part of another run and ended alone is what its key answers with, from then on."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        joining = msgspec.structs.replace(row("b", generation=None), alias=RunId("a"))
+        await store.decide(Decision(admissions=(row("a"), joining), keys=(key("j", "a"),)))
+        alone = msgspec.structs.replace(joining, alias=None, outcome=outcome("b", Ending.STOPPED))
+        for _ in range(2):
+            await store.decide(Decision(endings=(alone,), keys=(key("j", "b"),)))
+            assert (await loaded(store, "j")).key == key("j", "b")
+        for other in ("a", "c"):  # and nobody else's
+            await store.decide(Decision(keys=(key("j", other),)))
+        assert (await loaded(store, "j")).key == key("j", "b")
+
+    play(main)
+
+
+def test_the_key_of_a_message_that_is_part_of_a_run(kit: Any) -> None:
+    """While a message is part of another run its key answers with that run, whatever is said of it."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        part = msgspec.structs.replace(row("b", generation=None), alias=RunId("a"))
+        await store.decide(Decision(admissions=(row("a"), part), keys=(key("j", "a"),)))
+        await store.decide(Decision(keys=(key("j", "b"),)))
+        assert (await loaded(store, "j")).key == key("j", "a")
+
+    play(main)
+
+
 # Receipts
 
 
@@ -548,6 +581,47 @@ def test_a_run_that_has_not_ended_is_never_forgotten(kit: Any) -> None:
         for n in range(5):
             await store.decide(Decision(endings=(ended(f"r{n}", Ending.COMPLETED),)))
         assert await store.run(RunId("waits")) == row("waits")
+
+    play(main)
+
+
+@pytest.mark.parametrize("kin", ["session", "tree"])
+def test_runs_are_bounded_though_the_oldest_lives(kit: Any, kin: str) -> None:
+    """One run that lives keeps no other from being forgotten, and is forgotten in its turn when it has ended."""
+
+    def made(name: str, ended: Outcome | None = None) -> RunRow:
+        return row(name, ended) if kin == "session" else child(name, ended=ended)
+
+    async def main() -> None:
+        store = kit.small(RUNS_KEPT=3)
+        await store.open()
+        await store.decide(Decision(admissions=(made("lives"),)))
+        for n in range(10):
+            await store.decide(Decision(endings=(made(f"r{n}", outcome(f"r{n}", Ending.COMPLETED)),)))
+            assert len(await store.runs(S, tree=True)) <= 4  # it comes on top
+        assert await store.run(RunId("lives")) == made("lives")
+        await store.decide(Decision(endings=(made("lives", outcome("lives", Ending.STOPPED)),)))
+        for n in range(10, 13):
+            await store.decide(Decision(endings=(made(f"r{n}", outcome(f"r{n}", Ending.COMPLETED)),)))
+        assert [each.id for each in await store.runs(S, tree=True)] == ["r10", "r11", "r12"]
+        assert await store.run(RunId("lives")) is None
+
+    play(main)
+
+
+def test_runs_that_all_live_are_kept_and_make_room_later(kit: Any) -> None:
+    """However many live, none is forgotten; once they have ended, as many are kept as at any time."""
+
+    async def main() -> None:
+        store = kit.small(RUNS_KEPT=3)
+        await store.open()
+        for n in range(10):
+            await store.decide(Decision(admissions=(row(f"a{n}"),)))
+        assert len(await store.runs(S)) == 10
+        await store.decide(Decision(endings=tuple(ended(f"a{n}", Ending.STOPPED) for n in range(10))))
+        for n in range(3):
+            await store.decide(Decision(endings=(ended(f"b{n}", Ending.COMPLETED),)))
+        assert [each.id for each in await store.runs(S)] == ["b0", "b1", "b2"]
 
     play(main)
 
@@ -1085,6 +1159,26 @@ def test_marks_are_bounded(kit: Any) -> None:
         for n in range(5):
             await store.decide(Decision(marks=(mark(1.0, channel=f"c{n}"),)))
         assert sorted(each.channel for each in (await loaded(store)).marks) == ["c2", "c3", "c4"]
+
+    play(main)
+
+
+def test_marks_are_bounded_per_principal(kit: Any) -> None:
+    """Who stops many sessions pushes out only their own oldest marks, and what was stopped again is not the oldest."""
+
+    async def main() -> None:
+        store = kit.small(MARKS_KEPT=3)
+        await store.open()
+        await store.decide(Decision(marks=(mark(9.0), mark(8.0, channel="mail"), mark(1.0, by=BOB))))
+        for n in range(20):
+            await store.decide(Decision(marks=(mark(1.0, by=BOB, name=SessionId(f"x{n}")),)))
+        assert (await loaded(store)).marks == (mark(9.0), mark(8.0, channel="mail"))
+        kept = [(await store.load(SessionId(f"x{n}"), principal=BOB, key=None)).marks for n in range(20)]
+        assert [bool(marks) for marks in kept] == [False] * 17 + [True] * 3
+        for name in ("x17", "y"):
+            await store.decide(Decision(marks=(mark(2.0, by=BOB, name=SessionId(name)),)))
+        kept = [(await store.load(SessionId(name), principal=BOB, key=None)).marks for name in ("x17", "x18", "x19")]
+        assert [bool(marks) for marks in kept] == [True, False, True]
 
     play(main)
 
