@@ -1216,14 +1216,29 @@ def test_a_transcript_begins_anew(kit: Any) -> None:
         store = kit.make()
         await store.open()
         await store.decide(Decision(sessions=(session(1),), endings=(ended("a", Ending.COMPLETED),)))
-        await store.decide(Decision(sessions=(msgspec.structs.replace(session(2), since=40),)))
+        await store.decide(Decision(sessions=(msgspec.structs.replace(session(2), since=40, renewed=2),)))
         known = await loaded(store)
         assert (known.session.since, known.session.generation, known.previous) == (40, 2, None)
         late = msgspec.structs.replace(session(3), since=7)
         await store.decide(Decision(sessions=(late,)))
-        assert (await loaded(store)).session == msgspec.structs.replace(session(3), since=40)
+        assert (await loaded(store)).session == msgspec.structs.replace(session(3), since=40, renewed=2)
         again = row("b", outcome("b", Ending.STOPPED), generation=4)
         await store.decide(Decision(endings=(again,)))
+        assert (await loaded(store)).previous == outcome("b", Ending.STOPPED)
+
+    play(main)
+
+
+def test_a_turn_that_ended_after_the_reset_stays_the_previous_one(kit: Any) -> None:
+    """The row of a reset may come behind the ending of a turn that began after it."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        await store.decide(Decision(sessions=(session(1),), endings=(ended("a", Ending.COMPLETED),)))
+        new = row("b", outcome("b", Ending.STOPPED), generation=3)
+        await store.decide(Decision(sessions=(session(4),), endings=(new,)))
+        await store.decide(Decision(sessions=(msgspec.structs.replace(session(4), since=40, renewed=2),)))
         assert (await loaded(store)).previous == outcome("b", Ending.STOPPED)
 
     play(main)
@@ -1236,7 +1251,7 @@ def test_a_late_ending_of_an_old_transcript_is_no_previous_turn(kit: Any) -> Non
         store = kit.make()
         await store.open()
         await store.decide(Decision(sessions=(session(1),), admissions=(row("a"),)))
-        await store.decide(Decision(sessions=(msgspec.structs.replace(session(3), since=40),)))
+        await store.decide(Decision(sessions=(msgspec.structs.replace(session(3), since=40, renewed=3),)))
         await store.decide(Decision(endings=(ended("a", Ending.STOPPED),)))
         kept = await store.run(RunId("a"))
         assert kept is not None and kept.outcome == outcome("a", Ending.STOPPED)

@@ -30,6 +30,7 @@ from interlock.testing.loop import Mode
 
 from .scene import harmless, seeded
 
+# (`jump=0.0`, below: no timer comes early, where a test must meet a moment between two of them)
 BRIEF = Settings(commit_seconds=0.1, grace_seconds=0.1, drain_seconds=0.2, retry_seconds=0.1)
 
 
@@ -247,7 +248,7 @@ def test_a_reset_whose_caller_vanishes_stays_done() -> None:
             assert row is not None and row.since > 0
             assert await control.history("s", by="alice") == []
 
-    seeded(main)
+    seeded(main, jump=0.0)
 
 
 class LastRead(MemoryStore):
@@ -340,7 +341,7 @@ def test_a_child_s_session_and_its_home_are_reset_at_once() -> None:
                 assert row is not None and row.since > 0
                 assert await control.history(session, by="alice") == []
 
-    seeded(main)
+    seeded(main, jump=0.0)
 
 
 # Whose session it is
@@ -369,7 +370,7 @@ def test_a_refused_first_message_founds_nothing() -> None:
             row = await store.session("s")
             assert row is not None and row.owner == "carol"
 
-    seeded(main)
+    seeded(main, jump=0.0)
 
 
 class SlowRead(MemoryStore):
@@ -461,7 +462,7 @@ def test_a_wake_whose_caller_vanished_is_none() -> None:
             await asyncio.sleep(20)
         assert ran == ["one"]
 
-    seeded(main)
+    seeded(main, jump=0.0)
 
 
 def test_a_stranger_cannot_tell_a_wake_from_none() -> None:
@@ -512,7 +513,7 @@ def test_the_key_of_a_message_stopped_while_it_joins() -> None:
             assert (await control.stop(key="k2", by="alice")).already is Ending.STOPPED
             assert turns == [["one"]]
 
-    seeded(main)
+    seeded(main, jump=0.0)
 
 
 @pytest.mark.parametrize("deadlines", [(None, 0.5), (0.5, None), (60, 0.5), (0.5, 60)])
@@ -837,3 +838,56 @@ def test_a_store_that_breaks_oddly_blocks_no_line() -> None:
             assert (await control.wait(again.run_id)).ending is Ending.COMPLETED
 
     seeded(main)
+
+
+def test_a_message_that_founded_nothing_leaves_no_text() -> None:
+    """Whoever founds a session later cannot read what somebody else tried to say in it before."""
+
+    async def main() -> None:
+        async with open_control(answers, store=MemoryStore()) as control:
+            await control.stop(key="k", by="bob")
+            sent = await control.send("s", "bob's secret", by="bob", key="k")
+            await control.wait(sent.run_id, by="bob", drained=True)
+            await forgotten(control)
+            first = await control.send("s", "hi", by="carol")
+            await control.wait(first.run_id, by="carol")
+            assert [entry.text for entry in await control.history("s", by="carol")] == ["", "", "hi", "done"]
+            assert "secret" not in repr([event async for event in _so_far(control, "s", "carol")])
+
+    seeded(main)
+
+
+def test_a_turn_between_a_reset_and_its_telling_is_previous_also_later() -> None:
+    """What began after a reset and ended before it was told is the next turn's previous one, in the store too."""
+
+    async def main() -> None:
+        seen: list[str | None] = []
+
+        async def agent(run: Run, message: Message) -> str:
+            seen.append(None if message.previous is None else message.previous.ending.value)
+            return await answers(run, message)
+
+        store = MemoryStore(latency_seconds=0.05)
+        async with open_control(agent, store=store, settings=BRIEF) as control:
+            await control.wait((await control.send("s", "one")).run_id)
+            await control.send("s", "wait")
+            reset = asyncio.create_task(control.reset("s"))
+            await asyncio.sleep(0)
+            second = asyncio.create_task(control.send("s", "wait too"))
+            await asyncio.sleep(0.01)
+            await control.stop(session="s")
+            await asyncio.gather(reset, second)
+            await forgotten(control)
+            await control.wait((await control.send("s", "three")).run_id)
+            assert seen[-1] == "stopped"
+
+    seeded(main, jump=0.0)
+
+
+async def _so_far(control: Control, session: str, by: str) -> AsyncIterator[Event]:
+    """What a watcher is given of a session up to now."""
+    async with contextlib.aclosing(control.watch(session, by=by)) as events:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                async for event in events:
+                    yield event

@@ -31,6 +31,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     strategy: Strategy | None = None  # None: the server's
     since: int = 0  # the transcript begins behind this position; only rises
+    renewed: int = 0  # the generation at its last reset: a turn up to there is no previous one
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):

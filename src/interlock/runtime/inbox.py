@@ -170,6 +170,7 @@ class Inbox:
             session.owner = known.session.owner
             session.strategy = known.session.strategy
             session.since = known.session.since
+            session.renewed = known.session.renewed
             self._registry.generations.restore(session.id, known.session.generation)
         if session.previous is None:
             session.previous = known.previous

@@ -149,7 +149,9 @@ class Outlet:
         run = self._run
         if not run.said:
             run.said = True
-            self._feed.publish(run.session.id, run, Said(text=run.text, by=run.principal))
+            # A message that ended before its session was anybody's leaves no text: whoever founds it could read that.
+            text = run.text if run.session.stored or run.generation is not None else ""
+            self._feed.publish(run.session.id, run, Said(text=text, by=run.principal))
             for part in run.collection.parts if run.collection is not None else ():
                 self.introduce_part(part)
 

@@ -29,8 +29,8 @@ class Session:
     """A conversation: one seat, a line of arrivals, a queue. Its lists are made when first needed."""
 
     __slots__ = (
-        "detached", "falls", "id", "line", "live", "loaded", "owner", "previous", "seat", "since", "stored", "strategy",
-        "waiting",
+        "detached", "falls", "id", "line", "live", "loaded", "owner", "previous", "renewed", "seat", "since", "stored",
+        "strategy", "waiting",
     )  # fmt: skip
 
     def __init__(self, session_id: SessionId) -> None:
@@ -46,6 +46,7 @@ class Session:
         self.previous: Outcome | None = None
         self.strategy: Strategy | None = None
         self.since = 0  # its transcript begins behind this position
+        self.renewed = 0  # its generation when it was last reset
         self.live = 0  # runs of this session in the registry, and its detached ones elsewhere
 
     @property
@@ -102,6 +103,7 @@ class Registry:
             generation=self.generations.get(session.id),
             strategy=session.strategy,
             since=session.since,
+            renewed=session.renewed,
         )
 
     def seat(self, run: LiveRun) -> None:

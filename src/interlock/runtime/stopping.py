@@ -84,7 +84,7 @@ class Stopping:
         for target in targets:
             fall.take(target, Cause(ending=Ending.STOPPED, by=by))
         if resets:  # from here on: what ends behind this is a previous turn again
-            session.previous = None
+            self._forget_turns(session)
             fall.resets.append(session)
         self._endings.close(fall)
         return fall
@@ -120,9 +120,13 @@ class Stopping:
             )  # (`begin_anew` insists)
         return msgspec.structs.replace(receipt, durable=receipt.durable and durable)
 
+    def _forget_turns(self, session: Session) -> None:
+        session.previous = None
+        session.renewed = self._registry.generations.get(session.id)
+
     async def _begin_anew(self, session: Session) -> None:
         """Nothing is left to end; what has fallen and is not told yet still belongs to the old transcript."""
-        session.previous = None
+        self._forget_turns(session)
         untold = [fall for fall in session.falls or () if not fall.ended.is_set()]
         if not untold:
             self._endings.begin_anew(session)

@@ -226,10 +226,12 @@ class MemoryStore:
             known,
             generation=max(known.generation, row.generation),
             since=max(known.since, row.since),
+            renewed=max(known.renewed, row.renewed),
             strategy=row.strategy if row.generation >= known.generation else known.strategy,
         )
-        if row.since > known.since:  # what ended before this is no previous turn
-            self._last[row.id] = (row.generation, None)
+        latest, _ = self._last.get(row.id, (-1, None))
+        if row.renewed > known.renewed and row.renewed >= latest:
+            self._last[row.id] = (row.renewed, None)  # what ended before this is no previous turn
 
     def _insert_run(self, row: RunRow) -> None:
         if row.id in self._runs:
