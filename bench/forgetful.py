@@ -2,9 +2,9 @@
 
 import asyncio
 
-from interlock.core.decision import Decision, RunRow, SessionRow, ToolRow, Verdict
+from interlock.core.decision import Decision, QuestionRow, RunRow, SessionRow, ToolRow, Verdict, WakeRow
 from interlock.core.events import Event
-from interlock.core.names import Principal, ReceiptId, RunId, SessionId
+from interlock.core.names import Principal, QuestionId, ReceiptId, RunId, SessionId
 from interlock.core.receipt import Receipt
 from interlock.stores.base import Loaded, Page, Ticket
 
@@ -38,7 +38,7 @@ class ForgetfulStore:
     async def run(self, run_id: RunId) -> RunRow | None:
         return None
 
-    async def runs(self, session: SessionId) -> tuple[RunRow, ...]:
+    async def runs(self, session: SessionId, *, tree: bool = False) -> tuple[RunRow, ...]:
         return ()
 
     async def tools(self, run_id: RunId) -> tuple[ToolRow, ...]:
@@ -49,3 +49,9 @@ class ForgetfulStore:
 
     async def events(self, session: SessionId, *, after: int, limit: int) -> Page:
         return Page()
+
+    async def question(self, question_id: QuestionId) -> QuestionRow | None:
+        return None
+
+    async def wakes(self) -> tuple[WakeRow, ...]:
+        return ()
