@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Protocol
 
 import msgspec
 from cronsim import CronSim, CronSimError
@@ -21,6 +20,7 @@ from interlock.core.decision import Decision, WakeRow
 from interlock.core.errors import BadInput, InterlockError, Refused
 from interlock.core.names import Principal, RunId, RunKind, SessionId, WakeId
 from interlock.runtime.clock import Clock
+from interlock.runtime.delegation import Starter
 from interlock.runtime.ending import Endings
 from interlock.runtime.live import LiveRun
 from interlock.runtime.registry import Registry
@@ -44,14 +44,6 @@ class Wake(msgspec.Struct, frozen=True, kw_only=True):
     every: float | None = None
     cron: str | None = None
     skipped: int = 0
-
-
-class Starter(Protocol):
-    """Whoever starts the task that carries a message."""
-
-    def begin(self, run: LiveRun) -> LiveRun:
-        """Register a message and start its task, in this step."""
-        ...
 
 
 class _Armed:
