@@ -126,7 +126,7 @@ class Endings:
             with contextlib.suppress(StoreFailed):
                 verdict = await ticket
         ahead = [run.acked for run in fall.runs]
-        ahead += [earlier.ended for earlier in _earlier(fall)]  # else they are told with this one
+        ahead += [before.ended for before in earlier(fall)]  # else they are told with this one
         await _all_set(ahead, until)
         return verdict
 
@@ -140,9 +140,9 @@ class Endings:
 
     def _tell(self, fall: Fall, *, durable: bool, drained: bool) -> None:
         """t1, one step: one terminal event per run, then the receipt. A session's earlier endings are told before."""
-        for earlier in _earlier(fall):
-            if isinstance(earlier, Fall) and not earlier.ended.is_set():
-                self._tell(earlier, durable=False, drained=False)
+        for before in earlier(fall):
+            if isinstance(before, Fall) and not before.ended.is_set():
+                self._tell(before, durable=False, drained=False)
         fall.durable = durable
         fall.ended_at = fall.stamp()
         for run in fall.runs:
@@ -261,16 +261,16 @@ class Endings:
             await anyio.sleep(self._settings.retry_seconds)
 
 
-def _earlier(fall: Fall) -> list[Falling]:
+def earlier(fall: Falling) -> list[Falling]:
     """Falls that came before and are to be told before: of the same sessions, and of children."""
-    earlier: list[Falling] = []
+    before: list[Falling] = []
     for session in fall.sessions:
         falls: list[Falling] = session.falls or []
         if fall in falls:
-            earlier += falls[: falls.index(fall)]
+            before += falls[: falls.index(fall)]
     for run in fall.runs:
-        earlier += run.child_falls or ()
-    return earlier
+        before += run.child_falls or ()
+    return before
 
 
 def _bodies(fall: Fall) -> list[Body]:

@@ -23,7 +23,7 @@ from interlock.core.outcome import Cause
 from interlock.core.takeover import Admission, Scene, decide
 from interlock.runtime.clock import Clock
 from interlock.runtime.deadlines import Deadlines
-from interlock.runtime.ending import Endings
+from interlock.runtime.ending import Endings, earlier
 from interlock.runtime.fall import Fall, seat_next
 from interlock.runtime.live import Collection, LiveRun, Sent, delegated
 from interlock.runtime.outlet import Feed, Outlet
@@ -372,12 +372,20 @@ class Inbox:
             self._withdraw(run)
             return False
         run.session.stored |= inside
+        await self._nothing_left_to_tell(run)
         self._tell_sender(run)
         await endings_told(run.session)  # whoever it took over is told as ended before it is shown
         if run.fallen or run.alias is not None:
             return False
         self._introduce(run)
         return True
+
+    async def _nothing_left_to_tell(self, run: LiveRun) -> None:
+        """Wait for endings that children of a run it took over had before; behind the ack they would be news of it."""
+        old = None if run.superseded is None else self._registry.runs.get(run.superseded)
+        if old is not None and old.fall is not None:
+            for fall in earlier(old.fall):
+                await fall.ended.wait()
 
     def _introduce(self, run: LiveRun) -> None:
         """Show a message that is in; a child's parent shows it first."""

@@ -76,6 +76,11 @@ class Falling(Protocol):
     drained: asyncio.Event
     durable: bool
 
+    @property
+    def sessions(self) -> list[Session]:
+        """The sessions that the fall touches."""
+        ...
+
     def told(self, run: LiveRun) -> Outcome:
         """Return a run's outcome with the facts beside it as they are now."""
         ...

@@ -266,6 +266,8 @@ class Oracle:
         """A child's ending has come back to its parent."""
         self.came_back(run_id, "delegate")
         told = self._ended_at.get(child)
+        if child not in self._delegated:
+            return  # the parent is detached and was never announced, so nobody looks at this child's session
         if told is None:
             self._fail(f"P4: {run_id} heard of an ending of {child} that was not told")
         elif self._loop.time() > told + CLEANUP_SECONDS:
