@@ -115,9 +115,8 @@ class Stopping:
             else:
                 receipt = await self._receipt_of(fall, by)
             decision = Decision(sessions=(self._registry.session_row(session),))
-            durable = (
-                await self._soon(self._store.decide(decision), self._until()) is not None
-            )  # (`begin_anew` insists)
+            # Asked for once, to tell whether it is in: `begin_anew` insists on it.
+            durable = await self._soon(self._store.decide(decision), self._until()) is not None
         return msgspec.structs.replace(receipt, durable=receipt.durable and durable)
 
     def _forget_turns(self, session: Session) -> None:
