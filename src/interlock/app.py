@@ -34,6 +34,8 @@ async def open_control(
     threads: Threads | None = None,
 ) -> AsyncIterator[Control]:
     """Open a control that serves an agent; leaving the block ends what runs as `shutdown`."""
+    if agents is not None and not isinstance(agents, Mapping):
+        raise BadInput("agents= takes names and agents: {'tester': tester}")
     for each in (agent, *(agents or {}).values()):
         if not callable(each) or not _is_async(each):
             raise BadInput("an agent is one async callable: `async def agent(run, message)`")

@@ -179,6 +179,7 @@ OPENINGS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "text": ({"agent": "assistant"}, BadInput, "an agent is one async callable"),
     "sync partial": ({"agent": functools.partial(plain)}, BadInput, "an agent is one async callable"),
     "sync child": ({"agent": echoes, "agents": {"other": plain}}, BadInput, "an agent is one async callable"),
+    "a list of children": ({"agent": echoes, "agents": [echoes]}, BadInput, "agents= takes names and agents"),
     "nameless child": ({"agent": echoes, "agents": {"": echoes}}, BadInput, "an agent's name must be a name"),
     "approval": ({"agent": echoes, "approval": "always"}, BadInput, "approval= is 'never', 'ask' or a list of tools"),
     "no approval": ({"agent": echoes, "approval": 5}, BadInput, "approval= is 'never', 'ask' or a list of tools"),
