@@ -1,0 +1,442 @@
+"""The keeper: parent of every process of one containment, and the one who ends them.
+
+1. A subreaper. Whatever a kept process starts stays below it, however often it forks or changes its session.
+2. Contained before exec: it steps into the leaf, spawns, and steps out again. It never forks Python.
+3. Sealed before it kills: once the other side has hung up no request is served, not even one that was sent before.
+4. Gone means ECHILD, and an empty leaf. It signals its own children only, which no other process can have the pid of.
+5. It ends everything when control hangs up, when control dies (a pidfd, since a fork of control may hold the socket),
+   and when the helper dies (a pipe). It outlives nobody but what cannot be killed, and that not for long.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import time
+
+from interlock.processes import kernel, wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket
+    from typing import Any
+
+LINGER_SECONDS = 60.0  # a keeper nobody listens to goes on trying for so long
+STUCK_SECONDS = 0.5  # what is still there so long after a KILL is told
+FIRST_POLL_SECONDS, LAST_POLL_SECONDS = 0.002, 0.1
+STUCK_LISTED = 20
+GATEWAY_GONE, HELPER_GONE = "control is gone", "the helper is gone"
+
+
+class Keeper:
+    """One containment. `leaf` and `limits` are directories of cgroups that exist, or nothing."""
+
+    def __init__(
+        self,
+        sock: socket,
+        lifeline: int,
+        gateway: int,
+        *,
+        leaf: str | None,
+        home: str | None,
+        limits: list[tuple[str, str]],  # (directory of a version 1 leaf, our own beside it)
+        rlimits: list[tuple[int, int]],
+        grade: str,
+        grace: float,
+        once: bool,
+        user: tuple[int, int, list[int]] | None,
+    ) -> None:
+        self._sock = sock
+        self._lifeline = lifeline
+        self._gateway = gateway
+        self._leaf = leaf
+        self._home = home
+        self._limits = limits
+        self._grade = grade
+        self._grace = grace
+        self._once = once  # one request, then it goes as soon as nothing is left
+        self._user = user
+        self._main: dict[int, int] = {}  # pid → number of the request, of processes not reaped yet
+        self._groups: list[int] = []  # of process groups, where that is all there is
+        self._outbox: list[tuple[Any, ...]] = []
+        self._listening = True
+        self._served = False
+        self._sealed = False
+        self._killed_at: float | None = None
+        self._term_until: float | None = None
+        self._sealed_at = 0.0
+        self._told_stuck = 0.0
+        self._childless = True
+        self._ended = 0
+        if grade != "group":
+            kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        kernel.prctl(kernel.PR_SET_NAME, b"interlock-keep")
+        if user is not None:
+            kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+        if rlimits:
+            import resource
+
+            for which, most in rlimits:
+                hard = resource.getrlimit(which)[1]
+                bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
+                resource.setrlimit(which, (bound, bound))
+        wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake = wake
+        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+        self._poll = select.poll()
+        self._poll.register(sock.fileno(), select.POLLIN | select.POLLRDHUP)
+        for fd in (lifeline, gateway, wake):
+            if fd >= 0:
+                self._poll.register(fd, select.POLLIN)
+
+    # The loop
+
+    def run(self) -> None:
+        """Serve until sealed, then until nothing is left."""
+        self._tell("here", os.getpid())
+        while True:
+            self._turn()
+            self._reap()
+            if self._once and self._served and not self._sealed and self._childless:
+                self._seal()
+            if self._sealed:
+                self._end()
+                if self._empty():
+                    break
+                if not self._listening and time.monotonic() > self._sealed_at + LINGER_SECONDS:
+                    os._exit(1)
+        self._tell("drained", self._ended)
+        self._clean_up()
+
+    def _turn(self) -> None:
+        for fd, events in self._poll.poll(self._timeout()):
+            if fd == self._sock.fileno():
+                self._serve(events)
+            elif fd == self._wake:
+                os.read(self._wake, 4096)
+            elif fd == self._lifeline:
+                self._lose(fd, HELPER_GONE)
+            elif fd == self._gateway:
+                self._lose(fd, GATEWAY_GONE)
+
+    def _timeout(self) -> float | None:
+        """Return milliseconds until something must be looked at again; SIGCHLD comes sooner as a rule."""
+        if not self._sealed:
+            return None
+        if self._killed_at is None:
+            assert self._term_until is not None
+            return max(0.0, self._term_until - time.monotonic()) * 1000 + 1
+        return min(max(time.monotonic() - self._killed_at, FIRST_POLL_SECONDS), LAST_POLL_SECONDS) * 1000
+
+    def _lose(self, fd: int, why: str) -> None:
+        """Someone died: there is no one left to be polite for."""
+        self._poll.unregister(fd)
+        self._listening = self._listening and why is not GATEWAY_GONE
+        self._grace = 0.0
+        self._seal()
+        self._kill()
+
+    # Requests
+
+    def _serve(self, events: int) -> None:
+        if events & (select.POLLRDHUP | select.POLLHUP | select.POLLERR):
+            self._seal()
+            if events & (select.POLLHUP | select.POLLERR):
+                self._listening = False
+                self._poll.unregister(self._sock.fileno())
+        while True:
+            try:
+                received = wire.receive(self._sock)
+            except wire.Closed:
+                self._seal()
+                if self._listening:  # it still reads what we say
+                    self._poll.modify(self._sock.fileno(), select.POLLOUT if self._outbox else 0)
+                return
+            if received is None:
+                break
+            message, fds = received
+            try:
+                if message[0] == "spawn":
+                    self._answer_spawn(message, fds)
+                elif message[0] == "end":
+                    self._end_one(message[1])
+                elif message[0] == "move":
+                    self._move(message[1])
+            finally:
+                wire.close_all(fds)
+        self._flush()
+
+    def _answer_spawn(self, message: tuple[Any, ...], fds: list[int]) -> None:
+        _, number, argv, env, cwd, terminal = message
+        if self._sealed or self._hung_up():
+            self._tell("failed", number, errno.ECANCELED, "its run has ended")
+            return
+        self._served = True
+        try:
+            if -1 in fds:
+                raise OSError(errno.EMFILE, "no descriptors are left")
+            pid = self._spawn(argv, env, cwd, terminal, fds)
+        except OSError as error:
+            self._tell("failed", number, error.errno or errno.EIO, getattr(error, "what", ""))
+            return
+        except (ValueError, TypeError, MemoryError) as error:
+            self._tell("failed", number, errno.EINVAL, str(error)[:200])
+            return
+        self._childless = False
+        self._main[pid] = number
+        if self._grade == "group":
+            self._groups.append(pid)
+        self._tell("started", number, pid)
+
+    def _hung_up(self) -> bool:
+        """Ask once more, right before exec, whether the run is over."""
+        poll = select.poll()
+        poll.register(self._sock.fileno(), select.POLLRDHUP)
+        return bool(poll.poll(0))
+
+    def _spawn(self, argv: list[str], env: dict[str, str], cwd: str, terminal: str | None, fds: list[int]) -> int:
+        actions = _actions(terminal, fds)
+        try:
+            os.chdir(cwd)
+        except OSError as error:
+            error.what = f"its directory {cwd}"  # type: ignore[attr-defined]
+            raise
+        stepped = []
+        try:
+            for leaf, home in self._places():
+                kernel.write(leaf + "/cgroup.procs", "0")
+                stepped.append(home)
+            return self._as_user(argv, env, actions)
+        finally:
+            for home in stepped:
+                kernel.write(home + "/cgroup.procs", "0")
+            os.chdir("/")
+
+    def _places(self) -> list[tuple[str, str]]:
+        if self._leaf is None or self._home is None:
+            return self._limits
+        return [*self._limits, (self._leaf, self._home)]
+
+    def _as_user(self, argv: list[str], env: dict[str, str], actions: list[tuple[Any, ...]]) -> int:
+        """Spawn with the user's rights: our real ids are theirs for this moment, and the child resets to real ids."""
+        if self._user is None:
+            return _exec(argv, env, actions, resetids=False)
+        uid, gid, groups = self._user
+        before = os.getgroups()
+        os.setgroups(groups)
+        os.setresgid(gid, -1, -1)
+        os.setresuid(uid, -1, -1)
+        try:
+            return _exec(argv, env, actions, resetids=True)
+        finally:
+            os.setresuid(os.geteuid(), -1, -1)
+            os.setresgid(os.getegid(), -1, -1)
+            os.setgroups(before)
+
+    def _end_one(self, number: int) -> None:
+        """End one of several: it and its process group. What left that group is kept, and goes with the rest."""
+        for pid, its in self._main.items():
+            if its == number:  # not reaped, so neither the pid nor the group can be another's
+                _signal_group(pid, signal.SIGKILL)
+                _signal(pid, signal.SIGKILL)
+
+    def _move(self, leaf: str) -> None:
+        """Take what is kept into a leaf of another name; only a worker that has not been given work is moved."""
+        try:
+            for pid in list(self._main):
+                kernel.write(leaf + "/cgroup.procs", str(pid))
+        except OSError:
+            return  # it stays where it was, just as contained
+        if self._leaf is not None:
+            kernel.remove_cgroup(self._leaf)
+        self._leaf = leaf
+
+    # Ending
+
+    def _seal(self) -> None:
+        if self._sealed:
+            return
+        self._sealed = True
+        self._sealed_at = time.monotonic()
+        if self._grace > 0 and self._main:
+            self._term_until = self._sealed_at + self._grace
+            for pid in self._main:
+                _signal_group(pid, signal.SIGTERM)
+                _signal_group(pid, signal.SIGCONT)
+
+    def _end(self) -> None:
+        """KILL when it is time; and again whatever has come up to us since."""
+        now = time.monotonic()
+        if self._killed_at is None and (self._term_until is None or now >= self._term_until):
+            self._kill()
+        elif self._killed_at is not None:
+            self._kill_children()
+            if now - self._killed_at > STUCK_SECONDS and now - self._told_stuck > STUCK_SECONDS:
+                self._told_stuck = now
+                self._tell("stuck", [kernel.describe(pid) for pid in self._left()[:STUCK_LISTED]])
+
+    def _kill(self) -> None:
+        if self._killed_at is None:
+            self._killed_at = time.monotonic()
+        if self._leaf is not None:
+            kernel.kill_cgroup(self._leaf)
+        for group in self._groups:
+            _signal_group(group, signal.SIGKILL)
+        self._kill_children()
+        self._reap()
+
+    def _kill_children(self) -> None:
+        if self._leaf is not None and kernel.populated(self._leaf):
+            kernel.kill_cgroup(self._leaf)
+        for pid in kernel.children() if not self._childless else ():
+            _signal(pid, signal.SIGKILL)
+
+    def _left(self) -> list[int]:
+        left = {pid for pid in kernel.children() if (found := kernel.stat(pid)) is not None and found[0] not in "ZX"}
+        if self._leaf is not None:
+            try:
+                left.update(int(pid) for pid in kernel.read(self._leaf + "/cgroup.procs").split())
+            except (OSError, ValueError):
+                return sorted(left)
+        return sorted(left)
+
+    def _empty(self) -> bool:
+        """Seen empty: no child is left to wait for, nothing lives in the leaf, no group has a member."""
+        if not self._childless or (self._leaf is not None and kernel.populated(self._leaf)):
+            return False
+        self._groups = [group for group in self._groups if _signal_group(group, 0)]
+        return not self._groups
+
+    def _reap(self) -> None:
+        """Take every dead child; one that was spawned here is told."""
+        if self._grade == "group" and not self._sealed:
+            self._tell_dead()
+            return
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self._childless = True
+                break
+            if pid == 0:
+                self._childless = False
+                break
+            self._ended += self._sealed
+            number = self._main.pop(pid, None)
+            if number is not None:
+                self._tell("exit", number, os.waitstatus_to_exitcode(status))
+        self._flush()
+
+    def _tell_dead(self) -> None:
+        """Tell who has died and leave them unreaped: their pids, and so their groups, cannot become another's."""
+        for pid, number in list(self._main.items()):
+            dead = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if dead is not None:
+                del self._main[pid]
+                self._tell("exit", number, dead.si_status if dead.si_code == os.CLD_EXITED else -dead.si_status)
+        if self._once and not self._main:
+            self._childless = True
+
+    # Telling
+
+    def _tell(self, *message: Any) -> None:
+        """Say something to control, now or when it reads again; a keeper never waits for it."""
+        if self._listening:
+            self._outbox.append(message)
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._outbox and self._listening:
+            try:
+                wire.send(self._sock, self._outbox[0])
+            except BlockingIOError:
+                break
+            except OSError:
+                self._listening = False
+                self._outbox.clear()
+                return
+            del self._outbox[0]
+        wanted = select.POLLOUT if self._outbox else 0
+        if self._listening:
+            self._poll.modify(self._sock.fileno(), wanted | (0 if self._sealed else select.POLLIN | select.POLLRDHUP))
+
+    def _clean_up(self) -> None:
+        until = time.monotonic() + 1.0
+        while self._outbox and self._listening and time.monotonic() < until:
+            self._poll.poll(100)
+            self._flush()
+        if self._leaf is not None:
+            kernel.remove_cgroup(self._leaf)
+
+
+def _actions(terminal: str | None, fds: list[int]) -> list[tuple[Any, ...]]:
+    """Say what becomes of 0, 1 and 2 in the child; a terminal that is opened in a new session is its own."""
+    if terminal is not None:
+        opened = (os.POSIX_SPAWN_OPEN, 0, terminal, os.O_RDWR, 0)
+        return [opened, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
+    if len(fds) == 1:
+        nothing = (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)
+        return [nothing, (os.POSIX_SPAWN_DUP2, fds[0], 1), (os.POSIX_SPAWN_DUP2, fds[0], 2)]
+    if len(fds) == 2:
+        fds = [fds[0], fds[1], fds[1]]
+    return [(os.POSIX_SPAWN_DUP2, fd, at) for at, fd in enumerate(fds)]
+
+
+def _exec(argv: list[str], env: dict[str, str], actions: list[tuple[Any, ...]], *, resetids: bool) -> int:
+    """Start a program, found as a shell would find it, in a session of its own and with fresh signals."""
+    refused = OSError(errno.ENOENT, "not found")
+    for path in _candidates(argv[0], env):
+        try:
+            return os.posix_spawn(
+                path,
+                argv,
+                env,
+                file_actions=actions,
+                setsid=True,
+                setsigmask=[],
+                setsigdef=_RESET,
+                resetids=resetids,
+            )
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except PermissionError as error:
+            refused = error
+    raise refused
+
+
+_RESET = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+
+
+def _candidates(program: str, env: dict[str, str]) -> list[str]:
+    if "/" in program:
+        return [program]
+    directories = env.get("PATH", os.defpath).split(":")
+    paths = [f"{directory or '.'}/{program}" for directory in directories]
+    return [path for path in paths if _is_file(path)]
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return os.stat(path).st_mode & 0o170000 == 0o100000
+    except OSError:
+        return False
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except OSError:
+        return  # dead already, or not ours to end: then it is stuck, and told as such
+
+
+def _signal_group(group: int, number: int) -> bool:
+    """Signal a process group; return whether it has a member we know of."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

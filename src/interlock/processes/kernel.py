@@ -1,0 +1,178 @@
+"""What the kernel offers to hold processes: subreapers, pids that are still the same, cgroups.
+
+Imported by the bare helper: the standard library's smallest modules only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_SET_NAME = 36, 38, 15
+MARK = "interlock-"  # every directory we make in a cgroup tree begins so
+OWNER = "INTERLOCK_OWNER"  # in the environment of whatever is kept: a hint for the next start, no proof
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def prctl(option: int, value: int | bytes) -> bool:
+    """Set a property of this process; False where the system has none such."""
+    try:
+        return bool(_libc.prctl(option, value, 0, 0, 0) == 0)
+    except AttributeError:
+        return False
+
+
+def read(path: str) -> str:
+    """Return a small file's text."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 1 << 20).decode("utf-8", "surrogateescape")
+    finally:
+        os.close(fd)
+
+
+def write(path: str, text: str) -> None:
+    """Write a small file that exists: cgroup files want each value in one write."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+# Processes
+
+
+def children() -> list[int]:
+    """Return this process's children as they are now, dead ones too. One empty answer proves nothing: ECHILD does."""
+    me = os.getpid()
+    try:
+        return [int(pid) for pid in read(f"/proc/{me}/task/{me}/children").split()]
+    except OSError:  # a kernel without that file
+        return [pid for pid in pids() if (status := stat(pid)) is not None and status[1] == me]
+
+
+def pids() -> list[int]:
+    """Return every process that can be seen."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def stat(pid: int) -> tuple[str, int, int, str] | None:
+    """Return (state, parent, start time, command) of a process, None if there is none."""
+    try:
+        text = read(f"/proc/{pid}/stat")
+    except OSError:
+        return None
+    command, _, rest = text[text.index("(") + 1 :].rpartition(") ")
+    fields = rest.split()
+    return fields[0], int(fields[1]), int(fields[19]), command
+
+
+def describe(pid: int) -> str:
+    """Name a process for a person."""
+    status = stat(pid)
+    return f"process {pid}" if status is None else f"process {pid} ({status[3]}, state {status[0]})"
+
+
+def owner_of(pid: int) -> str:
+    """Return a name for a process that no other has: its pid namespace, pid and start time."""
+    status = stat(pid)
+    return f"{os.stat('/proc/self/ns/pid').st_ino}-{pid}-{0 if status is None else status[2]}"
+
+
+def owner_lives(owner: str) -> bool | None:
+    """Return whether the process of that name lives; None if it cannot be told from here."""
+    parts = owner.split("-")
+    if len(parts) != 3 or not all(part.isdigit() for part in parts):
+        return None
+    if int(parts[0]) != os.stat("/proc/self/ns/pid").st_ino:
+        return None
+    status = stat(int(parts[1]))
+    return status is not None and status[2] == int(parts[2]) and status[0] not in "ZX"
+
+
+# Cgroups
+
+
+def own_cgroup() -> str | None:
+    """Return the directory of our own cgroup v2, None if there is none."""
+    return _own("cgroup2", "")
+
+
+def own_cgroup_v1(controller: str) -> str | None:
+    """Return the directory of our own cgroup in a version 1 hierarchy, None if there is none."""
+    return _own("cgroup", controller)
+
+
+def _own(version: str, controller: str) -> str | None:
+    try:
+        mounts = read("/proc/self/mountinfo").splitlines()
+        lines = read("/proc/self/cgroup").splitlines()
+    except OSError:
+        return None
+    path = None
+    for line in lines:
+        _, controllers, where = line.split(":", 2)
+        if controller in controllers.split(","):  # version 2 has the empty list, and so the empty name
+            path = where
+    for line in mounts:
+        before, _, after = line.partition(" - ")
+        root, point = before.split()[3:5]
+        kind, _, options = after.split(" ", 2)
+        here = kind == version and (not controller or controller in options.split(" ")[-1].split(","))
+        if here and path is not None:
+            inner = path[len(root) :] if root != "/" and path.startswith(root) else path
+            return (point.replace("\\040", " ") + "/" + inner.strip("/")).rstrip("/")
+    return None
+
+
+def populated(leaf: str) -> bool:
+    """Return whether anything lives in a cgroup or below it; one that is gone holds nothing."""
+    try:
+        return "populated 1" in read(leaf + "/cgroup.events")
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        return error.errno != 19  # ENODEV: it was removed while we held it
+
+
+def kill_cgroup(leaf: str) -> None:
+    """KILL everything in a cgroup and below it, also what is being forked right now."""
+    try:
+        write(leaf + "/cgroup.kill", "1")
+    except OSError:
+        return  # removed, or emptied and removed by another
+
+
+def remove_cgroup(path: str, seconds: float = 0.05) -> None:
+    """Remove an empty cgroup; the kernel may call it busy for a moment longer."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            os.rmdir(path)
+            return
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno != 16 or time.monotonic() > until or populated(path):
+                return  # not empty: whoever is in there is not ours to remove
+        time.sleep(0.0005)
+
+
+def remove_tree(path: str) -> None:
+    """Remove a cgroup and all below it, as far as they are empty."""
+    try:
+        below = [entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return
+    for inner in below:
+        remove_tree(inner)
+    remove_cgroup(path)
+
+
+def file_name(text: str) -> str:
+    """Return a text as a directory's name."""
+    kept = "".join(letter if letter.isalnum() and letter.isascii() or letter in "._-" else "_" for letter in text)
+    return kept.strip(".")[:100] or "_"
