@@ -25,6 +25,7 @@ from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.core.stopwords import is_stop
 from interlock.core.timeline import Moment
+from interlock.processes.base import Confinement, Grade, SpawnFailed
 from interlock.runtime.approvals import QuestionInfo
 from interlock.runtime.control import Control, RunInfo
 from interlock.runtime.delegation import Child
@@ -32,23 +33,28 @@ from interlock.runtime.holds import Hold
 from interlock.runtime.live import Sent
 from interlock.runtime.run import Message, Part, Run
 from interlock.runtime.settings import Settings
+from interlock.runtime.spawning import Finished, ProcessInfo, Running
 from interlock.runtime.tool import ToolResult, tool
 from interlock.runtime.wakes import Wake
 from interlock.stores.memory import MemoryStore
 
 __all__ = [
     # open and drive
+    "Confinement",
     "Control",
+    "Grade",
     "MemoryStore",
     "Settings",
     "is_stop",
     "open_control",
     # inside the agent
     "Child",
+    "Finished",
     "Hold",
     "Message",
     "Part",
     "Run",
+    "Running",
     "Stale",
     "ToolResult",
     "tool",
@@ -61,6 +67,7 @@ __all__ = [
     "EventKind",
     "Moment",
     "Outcome",
+    "ProcessInfo",
     "QuestionInfo",
     "QuestionState",
     "Receipt",
@@ -80,6 +87,7 @@ __all__ = [
     "QueueFull",
     "Refused",
     "Rejected",
+    "SpawnFailed",
     "Unavailable",
     "Unknown",
 ]

@@ -2,11 +2,14 @@
 
 import dataclasses
 import inspect
+import os
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 
 from interlock.core.errors import BadInput
 from interlock.core.names import Strategy
+from interlock.processes.base import Confinement, Processes
+from interlock.processes.local import LocalProcesses
 from interlock.runtime.approvals import Policy
 from interlock.runtime.control import Control
 from interlock.runtime.inline import Threads
@@ -32,8 +35,15 @@ async def open_control(
     queue_limit: float | None = None,
     settings: Settings | None = None,
     threads: Threads | None = None,
+    confinement: Confinement | None = None,
+    processes: Processes | None = None,
 ) -> AsyncIterator[Control]:
     """Open a control that serves an agent; leaving the block ends what runs as `shutdown`."""
+    if os.environ.get("INTERLOCK_WORKER"):
+        raise BadInput(
+            "this is a worker, which imports your main module to find a tool; "
+            "open control under `if __name__ == '__main__':`"
+        )
     if agents is not None and not isinstance(agents, Mapping):
         raise BadInput("agents= takes names and agents: {'tester': tester}")
     for each in (agent, *(agents or {}).values()):
@@ -63,6 +73,7 @@ async def open_control(
         admins=admins,
         readers=readers,
         threads=threads,
+        processes=processes if processes is not None else LocalProcesses(confinement),
     )
     try:
         await control.recover()

@@ -15,6 +15,7 @@ from interlock.core.names import (
     Ending,
     EventKind,
     Principal,
+    ProcessState,
     QuestionId,
     QuestionState,
     RunId,
@@ -96,6 +97,20 @@ class Tool(_Data, frozen=True, tag="tool"):
     error: str | None = None
 
 
+class Spawned(_Data, frozen=True, tag="process"):
+    """A process was started, or has exited. What ends with its run is counted in the receipt instead."""
+
+    kind: ClassVar[EventKind] = EventKind.PROCESS
+    command: str
+    state: ProcessState
+    name: str | None = None
+    pid: int | None = None
+    status: int | None = None
+    background: bool = False
+    detached: bool = False
+    beside: tuple[str, ...] = ()  # processes of an earlier run that could not be ended before this one began
+
+
 class Asked(_Data, frozen=True, tag="question"):
     """A question moved on. One that goes void with its run is named in the terminal event instead."""
 
@@ -170,6 +185,7 @@ Data = (
     | Progress
     | Phase
     | Tool
+    | Spawned
     | Asked
     | Delegated
     | Ended

@@ -127,6 +127,14 @@ class QuestionState(StrEnum):
     VOID = "void"  # its run fell, or nobody wants the answer any more
 
 
+class ProcessState(StrEnum):
+    """Where a process stands, as watchers are told."""
+
+    RUNNING = "running"
+    EXITED = "exited"
+    FAILED = "failed"  # it could not be started
+
+
 class BodyState(StrEnum):
     """What became of the agent's own code."""
 

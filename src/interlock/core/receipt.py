@@ -48,6 +48,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     drain: Drain = Drain.PENDING
     durable: bool = True
     grade: str = "inline"
+    unseen: tuple[str, ...] = ()  # what this grade cannot reach
     refused: dict[Effect, int] = {}
     tools: tuple[FallenTool, ...] = ()
     processes: Processes = Processes()

@@ -9,7 +9,8 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 
@@ -18,6 +19,7 @@ from interlock.core.names import BodyState
 
 OUTPUT_BYTES = 1024 * 1024
 LINE_BYTES = 64 * 1024
+ROOT = str(Path(__file__).resolve().parent.parent)  # where the package is, for programs that load only parts of it
 ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TERM", "TZ", "TMPDIR")
 """What a process sees of our environment unless it is given more."""
 
@@ -119,6 +121,7 @@ class Containment(Protocol):
     """What holds processes: a body like any other to the fall, cut at t0 and observed at t2."""
 
     name: str
+    grade: Grade
     grace: float
     state: BodyState
     done: asyncio.Event
@@ -142,6 +145,28 @@ class Containment(Protocol):
         ...
 
 
+class Worker(Protocol):
+    """A process that runs synchronous tools of one run, one at a time."""
+
+    @property
+    def containment(self) -> Containment:
+        """What holds it, and whatever its tools start."""
+        ...
+
+    @property
+    def alive(self) -> bool:
+        """True while it can be asked."""
+        ...
+
+    def ask(self, work: bytes) -> "asyncio.Future[Any]":
+        """Hand work over in this step; the future brings the result, or raises what the tool raised."""
+        ...
+
+    def end(self) -> None:
+        """End it, with what its tool started."""
+        ...
+
+
 class Processes(Protocol):
     """Where processes come from."""
 
@@ -158,6 +183,10 @@ class Processes(Protocol):
         """Make a containment for a run (or session) of that name."""
         ...
 
+    def worker(self, of: str) -> Worker:
+        """Return a worker for a run of that name, in this step."""
+        ...
+
     async def close(self) -> None:
         """End everything, bounded."""
         ...
@@ -167,7 +196,5 @@ def allowed(environment: Mapping[str, str], names: tuple[str, ...]) -> dict[str,
     """Return what an allow-list lets through; a name may end in a star."""
     prefixes = tuple(name[:-1] for name in names if name.endswith("*"))
     return {
-        name: value
-        for name, value in environment.items()
-        if name in names or (prefixes and name.startswith(prefixes))
+        name: value for name, value in environment.items() if name in names or (prefixes and name.startswith(prefixes))
     }

@@ -174,5 +174,5 @@ def remove_tree(path: str) -> None:
 
 def file_name(text: str) -> str:
     """Return a text as a directory's name."""
-    kept = "".join(letter if letter.isalnum() and letter.isascii() or letter in "._-" else "_" for letter in text)
+    kept = "".join(letter if (letter.isalnum() and letter.isascii()) or letter in "._-" else "_" for letter in text)
     return kept.strip(".")[:100] or "_"

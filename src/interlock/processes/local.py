@@ -9,22 +9,27 @@
 import asyncio
 import contextlib
 import errno
+import fcntl
 import itertools
 import logging
 import os
 import pwd
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import threading
+import time
 from pathlib import Path
 
 from interlock.core.errors import BadInput
 from interlock.core.names import BodyState
 from interlock.processes import kernel, wire
-from interlock.processes.base import Confinement, Grade, Machine, SpawnFailed, SpawnOrder, allowed
+from interlock.processes.base import ROOT, Confinement, Grade, Machine, SpawnFailed, SpawnOrder, allowed
 from interlock.processes.output import Input, Output
+from interlock.processes.workers import Worker, Workers
 
 log = logging.getLogger("interlock")
 
@@ -32,7 +37,6 @@ READY_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
 RESCUE_SECONDS = 5.0
 INSIST_SECONDS = 1.0  # a keeper that has not answered a cut for so long is replaced by the helper
-ROOT = str(Path(__file__).resolve().parent.parent)
 BARE = (
     "import sys, types; package = types.ModuleType('interlock'); package.__path__ = [sys.argv[1]]; "
     "sys.modules['interlock'] = package; "
@@ -139,6 +143,8 @@ class LocalContainment:
 
     def __init__(self, processes: "LocalProcesses", number: int, of: str, sock: socket.socket, grace: float) -> None:
         self.name = f"processes of {of}"
+        assert processes.machine is not None
+        self.grade = processes.machine.grade
         self.grace = grace
         self.state = BodyState.RUNNING
         self.done = asyncio.Event()
@@ -181,7 +187,8 @@ class LocalContainment:
         finally:
             wire.close_all(theirs)
         self._requested[process.number] = process
-        process.attach(*(ours or [-1, -1, -1]), limit=confinement.output_bytes)
+        output, given, terminal = ours or [-1, -1, -1]
+        process.attach(output, given, terminal, limit=confinement.output_bytes)
         return process
 
     def move(self, of: str) -> None:
@@ -305,7 +312,7 @@ class Helper:
 
 
 class LocalProcesses:
-    """Every process of a control. `subreaper`: this process has no other children, and may end what it does not know."""
+    """Every process of a control. `subreaper`: this process has no other children, and may end any it does not know."""
 
     def __init__(self, confinement: Confinement | None = None, *, subreaper: bool = False) -> None:
         self.confinement = confinement or Confinement()
@@ -318,6 +325,7 @@ class LocalProcesses:
         self._numbers = itertools.count(1)
         self._rescues: set[asyncio.Task[None]] = set()
         self._owner = kernel.owner_of(os.getpid())
+        self._workers = Workers(self)
         self._closed = False
 
     # The helper
@@ -475,8 +483,13 @@ class LocalProcesses:
         env[kernel.OWNER] = self._owner
         return env
 
+    def worker(self, of: str) -> Worker:
+        """Return a worker for a run of that name, in this step; warm if there is one."""
+        return self._workers.take(of)
+
     async def close(self) -> None:
         """End everything and let the helper go, bounded."""
+        await self._workers.close()
         self._closed = True
         live = list(self._containments.values())
         for containment in live:
@@ -530,8 +543,6 @@ def _wait(process: "subprocess.Popen[bytes]") -> None:
 
 def _rescue(leaf: str | None, subreaper: bool, spared: set[int]) -> bool:
     """End what is in a leaf, or came to us as our child; return whether it was seen gone."""
-    import time
-
     until = time.monotonic() + RESCUE_SECONDS
     while time.monotonic() < until:
         if leaf is not None:
@@ -567,10 +578,6 @@ def _pipes(order: SpawnOrder) -> tuple[list[int], list[int]]:
 
 def _terminal(order: SpawnOrder, user: str | None) -> tuple[list[int], str]:
     """Return ([our side, our side for input, their side until it runs], its path)."""
-    import fcntl
-    import struct
-    import termios
-
     master, slave = os.openpty()
     try:
         path = os.ttyname(slave)

@@ -2,8 +2,8 @@
 
 1. Collected output keeps its beginning and its end; what was between is counted. Streamed output holds the writer back
    instead.
-2. The end of the output is the process's own exit, not the end of the pipe: something it started may hold that for ever.
-   What is in the pipe at that moment still counts; what comes later is read and thrown away, so that nobody blocks.
+2. The end of the output is the process's own exit, not the end of the pipe: something it started may hold that for
+   ever. What is in the pipe then still counts; what comes later is read and thrown away, so that nobody blocks.
 3. A fast writer gets a share of the loop, not the loop.
 """
 

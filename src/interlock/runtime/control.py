@@ -34,6 +34,7 @@ from interlock.core.names import (
 from interlock.core.outcome import Cause, Outcome
 from interlock.core.receipt import Receipt
 from interlock.core.timeline import Moment, timeline
+from interlock.processes.base import Processes
 from interlock.runtime.approvals import Approvals, Policy, QuestionInfo
 from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
@@ -48,6 +49,7 @@ from interlock.runtime.registry import Registry
 from interlock.runtime.run import Agent
 from interlock.runtime.settings import FALLS, Settings
 from interlock.runtime.sight import Sight
+from interlock.runtime.spawning import ProcessInfo, Running, Spawning
 from interlock.runtime.stage import Stage
 from interlock.runtime.stopping import Stopping
 from interlock.runtime.values import name_of, order_of, seconds_of, strategy_of, text_of
@@ -90,12 +92,14 @@ class Control:
         admins: Collection[str] = (),
         readers: Collection[str] = (),
         threads: Threads | None = None,
+        processes: Processes,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.settings = settings
         self._loop = loop
         self._closing: asyncio.Task[None] | None = None
         self._store = store
+        self._processes = processes
         self._authority = Authority(admins, readers)
         self._registry = Registry(boot)
         self._crew = Crew()
@@ -149,6 +153,9 @@ class Control:
             store=store,
             crew=self._crew,
             threads=threads or DaemonThreads(),
+            spawning=Spawning(
+                self._registry, processes=processes, crew=self._crew, clock=self._clock, settings=settings
+            ),
             clock=self._clock,
             settings=settings,
         )
@@ -414,6 +421,20 @@ class Control:
             await self._owned(wanted, principal)  # raises if there is no such session for the caller
         return as_tree([*ended, *live]) if tree else [*ended, *live]
 
+    async def processes(self, session: str | None = None, *, by: str = LOCAL) -> list[ProcessInfo]:
+        """List live processes of runs the caller may see, and detached ones the caller may stop."""
+        self._here()
+        principal = Principal(name_of(by, "by"))
+        wanted = None if session is None else SessionId(name_of(session, "session"))
+        found: dict[Running, None] = {}
+        for run in self._registry.runs.values():
+            if run.kept is not None and wanted in (None, run.home.id) and self._sight.may_see(principal, run):
+                found.update(run.kept.running)
+        for each in self._registry.sessions.values():
+            if wanted in (None, each.id):
+                found.update(dict.fromkeys(self._stopping.detached(each, principal)))
+        return [running.info() for running in found if running.running or running.order.detached]
+
     async def history(self, session: str, *, by: str = LOCAL) -> list[Entry]:
         """Return a session's conversation."""
         self._here()
@@ -508,6 +529,7 @@ class Control:
         self._crew.cut()
         await self._crew.wait(SLACK_SECONDS)
         self.feed.close()
+        await self._processes.close()
         with anyio.move_on_after(SLACK_SECONDS):
             await self._store.close()
 

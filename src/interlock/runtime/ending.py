@@ -86,7 +86,7 @@ class Endings:
                 self._tell(fall, durable=False, drained=False)
                 self._crew.start(self._persist(fall, ticket), name=f"persist {fall.id}")
             if not fall.drained.is_set():
-                self._drained(fall, [body for body in _bodies(fall) if not body.done.is_set()])
+                self._drained(fall, [body for body in _all_of(fall) if not body.done.is_set()])
             self._crew.start(self._aftermath(fall), name=f"keep {fall.id}")
             raise
         await self._aftermath(fall)
@@ -101,7 +101,7 @@ class Endings:
         verdict = await self._commit(fall, ticket)
         if verdict is not None:
             self._adopt(fall, verdict)
-        bodies = _bodies(fall)
+        bodies = _all_of(fall)
         if not fall.ended.is_set():
             self._tell(fall, durable=verdict is not None, drained=all(body.done.is_set() for body in bodies))
         if verdict is None or not fall.durable:  # (a later ending may have had to tell this one before it was in)
@@ -273,15 +273,9 @@ def earlier(fall: Falling) -> list[Falling]:
     return before
 
 
-def _bodies(fall: Fall) -> list[Body]:
-    """Whatever of a fall may still run; a child that ended earlier and is not gone yet belongs to its parent."""
-    bodies: list[Body] = []
-    rest = list(reversed(fall.runs))
-    while rest:
-        run = rest.pop()
-        bodies += run.bodies or ()
-        rest += [child for earlier in run.child_falls or () for child in earlier.runs]
-    return bodies
+def _all_of(fall: Fall) -> list[Body]:
+    """Whatever of a fall may still run: code and processes."""
+    return [*fall.bodies, *fall.containments]
 
 
 async def _all_set(events: Sequence[asyncio.Event], until: float) -> None:

@@ -7,9 +7,12 @@ unwritten deltas leave every buffer · the body is cut. Nothing here waits; t1 t
 A Fall is what fell together (a session's seat and queue, a parent and its children) and has one receipt.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,15 +33,20 @@ from interlock.core.names import (
     ToolState,
 )
 from interlock.core.outcome import Cause, Outcome, cause_of, settle
-from interlock.core.receipt import FallenRun, FallenTool, Receipt
+from interlock.core.receipt import FallenRun, FallenTool, Processes, Receipt
+from interlock.processes.base import UNSEEN, Containment, Grade
 from interlock.runtime.clock import Clock
-from interlock.runtime.live import LiveRun, ToolCall
+from interlock.runtime.live import Body, LiveRun, ToolCall
 from interlock.runtime.outlet import Feed
 from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import REFUSALS, TOOLS_LISTED
 
+if TYPE_CHECKING:
+    from interlock.runtime.spawning import Running
+
 log = logging.getLogger("interlock")
 
+WORST = tuple(reversed(Grade)).index
 WITH_PARENT = Cause(ending=Ending.PARENT_ENDED)
 
 
@@ -55,6 +63,7 @@ class Fall:
         self.closing: dict[RunId, tuple[str, ...]] = {}
         self.void: dict[RunId, tuple[QuestionId, ...]] = {}
         self.held = 0  # named holds that are kept until drained
+        self.swept: list[Running] = []  # detached processes that a stop of their session took along
         self.resets: list[Session] = []  # whose transcripts begin anew behind it
         self.keys: list[KeyRow] = []  # of runs that end before their ack: a retry is told how it ended
         self.queued = 0
@@ -133,6 +142,13 @@ class Fall:
         if run.collection is not None and run.collection.merging is not None:
             self.take(run.collection.merging, settled)
 
+    def sweep(self, running: Sequence[Running], cause: Cause) -> None:
+        """End detached processes; part of the same step."""
+        self.cause = self.cause or cause
+        for process in running:
+            process.end()
+            self.swept.append(process)
+
     @staticmethod
     def _void_questions(run: LiveRun) -> tuple[QuestionId, ...]:
         opened = [question for question in (run.questions or {}).values() if question.state is QuestionState.OPEN]
@@ -186,13 +202,26 @@ class Fall:
 
     @staticmethod
     def _cut(run: LiveRun) -> None:
-        """Throw the one cancel into whatever of the run still runs; what swallows it is fenced all the same."""
+        """End its processes, and throw the one cancel into what runs; what swallows it is fenced all the same."""
         run.refusal_budget = REFUSALS
-        for body in run.bodies or ():
+        if run.kept is not None:
+            run.kept.containments = [held for held in run.kept.containments if not held.done.is_set()]
+        for body in (*held_by(run), *(run.bodies or ())):
             try:
                 body.cut()
             except Exception:  # what a body waits for may refuse to be cancelled; the fence does not depend on it
                 log.exception("a body of %s could not be cut", run.id)
+
+    @property
+    def containments(self) -> list[Containment]:
+        """What holds processes that fell, also those of children that fell before."""
+        of_runs = [containment for run in _with_children(self.runs) for containment in held_by(run)]
+        return [*of_runs, *(process.containment for process in self.swept)]
+
+    @property
+    def bodies(self) -> list[Body]:
+        """Whatever of the fall may still run."""
+        return [body for run in _with_children(self.runs) for body in run.bodies or ()]
 
     @property
     def sessions(self) -> list[Session]:
@@ -270,6 +299,10 @@ class Fall:
         """Return the receipt as it stands now, of these runs only if they are given."""
         assert self.cause is not None
         shown = self.runs if runs is None else runs
+        whole = len(shown) == len(self.runs)
+        holding = [containment for run in shown for containment in held_by(run)]
+        holding += [process.containment for process in self.swept] if whole else []
+        running = [process for run in shown if run.kept is not None for process in run.kept.running]
         refused: dict[Effect, int] = {}
         for run in shown:
             for effect, count in (run.fence.refused or {}).items():
@@ -288,13 +321,22 @@ class Fall:
             drained_at=self.drained_at,
             drain=self.drain,
             durable=self.durable,
+            grade=min((containment.grade for containment in holding), key=WORST, default="inline"),
+            unseen=tuple(dict.fromkeys(missed for containment in holding for missed in UNSEEN[containment.grade])),
+            processes=Processes(
+                ended=sum(containment.ended for containment in holding),
+                stuck=sum(len(containment.stuck) for containment in holding),
+                detached=sum(process.order.detached and process not in self.swept for process in running),
+            ),
             refused=refused,
             tools=tuple(tool for run in shown for tool in _listed(run))[:TOOLS_LISTED],
             questions=sum(len(self.void[run.id]) for run in shown),
-            queued=self.queued if len(shown) == len(self.runs) else 0,
-            holds=self.held if len(shown) == len(self.runs) else 0,
+            queued=self.queued if whole else 0,
+            holds=self.held if whole else 0,
             unconfirmed=tuple(
-                body.name for run in shown for body in run.bodies or () if body.state is BodyState.ABANDONED
+                body.name
+                for body in (*holding, *(body for run in shown for body in run.bodies or ()))
+                if body.state is BodyState.ABANDONED
             ),
             aborted=aborted,
             already=already,
@@ -311,6 +353,20 @@ def seat_next(registry: Registry, session: Session) -> LiveRun | None:
     run = session.waiting.pop(0)
     registry.seat(run)
     return run
+
+
+def held_by(run: LiveRun) -> list[Containment]:
+    """What holds processes of a run."""
+    return [] if run.kept is None else run.kept.containments
+
+
+def _with_children(runs: Sequence[LiveRun]) -> Iterator[LiveRun]:
+    """Yield runs, and the children that ended before them: one that is not gone yet belongs to its parent."""
+    rest = list(reversed(runs))
+    while rest:
+        run = rest.pop()
+        yield run
+        rest += [child for earlier in run.child_falls or () for child in earlier.runs]
 
 
 def _listed(run: LiveRun) -> list[FallenTool]:

@@ -35,8 +35,10 @@ from interlock.core.outcome import Limit, Outcome
 from interlock.core.receipt import Receipt
 
 if TYPE_CHECKING:
+    from interlock.processes.base import Containment, Worker
     from interlock.runtime.holds import Place
     from interlock.runtime.registry import Session
+    from interlock.runtime.spawning import Running
     from interlock.stores.base import Ticket
 
 IDLE, QUEUE, APPROVAL = (
@@ -70,11 +72,17 @@ class Body(Protocol):
 class Falling(Protocol):
     """What a run knows of the fall that took it."""
 
+    by: Principal | None
     runs: list[LiveRun]
     resets: list[Session]
     ended: asyncio.Event
     drained: asyncio.Event
     durable: bool
+
+    @property
+    def containments(self) -> list[Containment]:
+        """What holds processes that fell."""
+        ...
 
     @property
     def sessions(self) -> list[Session]:
@@ -229,6 +237,20 @@ class Collection:
         return self.ripe and self.merging is None
 
 
+class Kept:
+    """The processes of a live run, and what holds them."""
+
+    __slots__ = ("behind", "containments", "named", "running", "shared", "workers")
+
+    def __init__(self) -> None:
+        self.containments: list[Containment] = []  # all that fall with the run
+        self.shared: Containment | None = None  # where a process goes that has none of its own
+        self.running: dict[Running, None] = {}
+        self.named: dict[str, Running] = {}
+        self.workers: list[Worker] = []  # idle ones
+        self.behind: list[Containment] | None = None  # of earlier runs, waited for before the first
+
+
 class LiveRun:
     """A run that is not yet both durable and drained."""
 
@@ -236,9 +258,9 @@ class LiveRun:
         "absorbed", "acked", "admitted_at", "agent", "alias", "alias_ticket", "announced", "asking", "begun", "blamed",
         "bodies", "called", "calls", "calls_made", "child_falls", "children", "collection", "deadline", "descendants",
         "detached", "digest", "ended", "fall", "fence", "finished", "generation", "holds", "home", "id", "joining",
-        "key", "kind", "limits", "method", "order", "outcome", "parent", "passed", "phase", "principal", "problem",
-        "provider_started", "questions", "refusal_budget", "reply", "resting", "said", "sealed", "sent", "session",
-        "started_at", "state", "steers", "strategy", "superseded", "text", "timers", "touched", "turn",
+        "kept", "key", "kind", "limits", "method", "order", "outcome", "parent", "passed", "phase", "principal",
+        "problem", "provider_started", "questions", "refusal_budget", "reply", "resting", "said", "sealed", "sent",
+        "session", "started_at", "state", "steers", "strategy", "superseded", "text", "timers", "touched", "turn",
     )  # fmt: skip
 
     def __init__(
@@ -312,6 +334,7 @@ class LiveRun:
         self.calls_made = 0
         self.begun: dict[str, None] | None = None  # names of tools whose bodies began, those of ended children too
         self.bodies: list[Body] | None = None
+        self.kept: Kept | None = None
         self.refusal_budget = 0
         self.outcome: Outcome | None = None  # decided at t0, told at t1
         self.fall: Falling | None = None

@@ -7,6 +7,8 @@ from typing import Any
 from interlock.core.errors import BadInput, Stale
 from interlock.core.events import Entry, Json, Phase, Progress, Typing, transcript
 from interlock.core.names import CallId, Effect, ToolState
+from interlock.processes.base import SpawnOrder
+from interlock.processes.workers import pack
 from interlock.runtime.approvals import Approvals
 from interlock.runtime.crew import Crew
 from interlock.runtime.delegation import Child, Delegation
@@ -17,6 +19,7 @@ from interlock.runtime.inline import Dropped, Leash, ThreadBody, Threads
 from interlock.runtime.live import Body, Falling, LiveRun, ToolCall
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.run import Message, Part
+from interlock.runtime.spawning import Running, Spawning
 from interlock.runtime.tool import ToolSpec
 from interlock.runtime.watch import whole_log
 from interlock.stores.base import Store
@@ -38,6 +41,7 @@ class InlinePort:
         store: Store,
         crew: Crew,
         threads: Threads,
+        spawning: Spawning,
     ) -> None:
         self._run = run
         self._outlet = outlet
@@ -49,6 +53,7 @@ class InlinePort:
         self._store = store
         self._crew = crew
         self._threads = threads
+        self._spawning = spawning
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -162,6 +167,11 @@ class InlinePort:
         if self.current and place.leaving:
             self._holds.leave(place)
 
+    # Processes
+
+    async def spawn(self, order: SpawnOrder) -> Running:
+        return await self._spawning.spawn(self._run, self._outlet, order)
+
     # Tools
 
     def record(self, wanted: Sequence[tuple[str, Json, bool]]) -> list[CallId]:
@@ -210,6 +220,13 @@ class InlinePort:
         if body.error is not None:
             raise body.error
         return body.value
+
+    def pack(self, function: Callable[..., Any], arguments: dict[str, Any], name: str) -> bytes:
+        return pack(function, arguments, name)
+
+    async def in_worker(self, call: CallId, work: bytes) -> Any:
+        self._call(call)
+        return await self._spawning.in_worker(self._run, work)
 
     async def side_by_side(self, bodies: Sequence[tuple[CallId, ToolSpec, Coroutine[Any, Any, None]]]) -> None:
         """Run bodies next to each other, each a root task on a leash of its own; wait for all."""

@@ -18,7 +18,7 @@ from interlock.core.lifecycle import Move
 from interlock.core.names import Principal, QuestionId, ReceiptId, RunId, SessionId, Strategy
 from interlock.core.outcome import Outcome
 from interlock.runtime.holds import Holds
-from interlock.runtime.live import Falling, LiveRun, Order, Question
+from interlock.runtime.live import Falling, Kept, LiveRun, Order, Question
 from interlock.runtime.numbers import Numbers
 
 TOMBSTONES = 1_000  # per principal; the store keeps as many
@@ -29,8 +29,8 @@ class Session:
     """A conversation: one seat, a line of arrivals, a queue. Its lists are made when first needed."""
 
     __slots__ = (
-        "detached", "falls", "id", "line", "live", "loaded", "owner", "previous", "renewed", "seat", "since", "stored",
-        "strategy", "waiting",
+        "detached", "falls", "id", "kept", "line", "live", "loaded", "owner", "previous", "renewed", "seat", "since",
+        "stored", "strategy", "waiting",
     )  # fmt: skip
 
     def __init__(self, session_id: SessionId) -> None:
@@ -43,6 +43,7 @@ class Session:
         self.waiting: list[LiveRun] | None = None  # admitted, without the seat
         self.falls: list[Falling] | None = None  # from t0 until nothing is left of them
         self.detached: dict[RunId, LiveRun] | None = None  # of its tree, alive, and not bound to their parents
+        self.kept: Kept | None = None  # detached processes
         self.previous: Outcome | None = None
         self.strategy: Strategy | None = None
         self.since = 0  # its transcript begins behind this position

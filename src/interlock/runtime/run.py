@@ -5,21 +5,26 @@
 3. What crosses to control are plain values (the Port), so that another process can speak the same verbs.
 """
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Literal, Protocol, overload
+from os import PathLike, fspath
+from typing import Any, Generic, Literal, Protocol, TypeVar, overload
 
 import msgspec
 
-from interlock.core.errors import BadInput, Denied, NotYet, Stale
+from interlock.core.errors import BadInput, Denied, Stale
 from interlock.core.events import Entry, Json
 from interlock.core.names import CallId, Effect, Principal, RunId, SessionId, ToolState
 from interlock.core.outcome import Outcome
+from interlock.processes.base import SpawnOrder
 from interlock.runtime.delegation import Child
 from interlock.runtime.holds import Hold
 from interlock.runtime.settings import QUESTION_BYTES
+from interlock.runtime.spawning import Finished, Running
 from interlock.runtime.tool import ToolResult, ToolSpec, describe_error, plain, spec_of
 from interlock.runtime.values import name_of, need_utf8, seconds_of, text_of
+
+T = TypeVar("T")
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +66,7 @@ class Port(Protocol):
     async def delegate(self, agent: str, text: str, deadline: float | None, detached: bool) -> Child: ...
     async def hold(self, name: str) -> Hold: ...
     def release(self, name: str) -> None: ...
+    async def spawn(self, order: SpawnOrder) -> Running: ...
     def record(self, wanted: Sequence[tuple[str, Json, bool]]) -> list[CallId]: ...
     async def permit(self, call: CallId) -> None: ...
     def finish(self, call: CallId, state: ToolState, result: Json | None, error: str | None) -> None: ...
@@ -68,6 +74,8 @@ class Port(Protocol):
     def blame(self, phase: str, error: BaseException) -> None: ...
     async def history(self) -> list[Entry]: ...
     async def in_place(self, call: CallId, spec: ToolSpec, body: Coroutine[Any, Any, Any]) -> Any: ...
+    def pack(self, function: Callable[..., Any], arguments: dict[str, Any], name: str) -> bytes | None: ...
+    async def in_worker(self, call: CallId, work: bytes) -> Any: ...
     async def in_thread(self, call: CallId, name: str, work: Callable[[], Any]) -> Any: ...
     async def side_by_side(self, bodies: Sequence[tuple[CallId, ToolSpec, Coroutine[Any, Any, None]]]) -> None: ...
 
@@ -145,9 +153,10 @@ class Run:
     async def call(self, function: Callable[..., Any], /, **arguments: Any) -> Any:
         """Call a tool through the gate and return its result; what it raises is raised here."""
         spec, values = spec_of(function), plain(arguments, f"the arguments of {_name(function)}")
+        work = self._port.pack(function, arguments, spec.name) if spec.worker else None
         await self._port.checkpoint()
         [call] = self._port.record([(spec.name, values, spec.asks)])
-        return await self._perform(call, spec, function, arguments)
+        return await self._perform(call, spec, function, arguments, work)
 
     async def batch(
         self, calls: Sequence[tuple[Callable[..., Any], dict[str, Any]]], *, parallel: bool = False
@@ -157,6 +166,10 @@ class Run:
         values = [
             (spec.name, plain(arguments, f"the arguments of {spec.name}"), spec.asks) for spec, _, arguments in wanted
         ]
+        works = [
+            self._port.pack(function, arguments, spec.name) if spec.worker else None
+            for spec, function, arguments in wanted
+        ]
         await self._port.checkpoint()
         ids = self._port.record(values)
         results: list[ToolResult | None] = [None] * len(ids)
@@ -164,7 +177,7 @@ class Run:
         async def one(index: int) -> None:
             spec, function, arguments = wanted[index]
             try:
-                value = await self._perform(ids[index], spec, function, arguments)
+                value = await self._perform(ids[index], spec, function, arguments, works[index])
                 results[index] = ToolResult(name=spec.name, state=ToolState.FINISHED, value=value)
             except Exception as error:
                 state = ToolState.SKIPPED if isinstance(error, Denied) else ToolState.FAILED
@@ -188,11 +201,13 @@ class Run:
         return [result for result in results if result is not None]
 
     async def _perform(
-        self, call: CallId, spec: ToolSpec, function: Callable[..., Any], arguments: dict[str, Any]
+        self, call: CallId, spec: ToolSpec, function: Callable[..., Any], arguments: dict[str, Any], work: bytes | None
     ) -> Any:
         try:
             await self._port.permit(call)
-            if spec.thread:
+            if work is not None:
+                value = await self._port.in_worker(call, work)
+            elif spec.thread:
                 value = await self._port.in_thread(call, spec.name, lambda: function(**arguments))
             else:
                 value = await self._port.in_place(call, spec, function(**arguments))
@@ -248,13 +263,127 @@ class Run:
         finally:
             self._port.release(wanted)
 
-    # The next release
+    # Processes
 
-    async def spawn(self, *argv: str, **options: Any) -> Any:
-        """Run a process that dies with the run."""
+    @overload
+    def spawn(
+        self,
+        *argv: str,
+        cwd: str | PathLike[str] | None = None,
+        env: Mapping[str, str | None] | None = None,
+        input: str | bytes | None = None,
+        timeout: float | None = None,
+        grace: float = 0.0,
+        pty: bool = False,
+        background: Literal[False] = False,
+        detached: Literal[False] = False,
+        name: str | None = None,
+    ) -> "Spawn[Finished]": ...
+    @overload
+    def spawn(
+        self,
+        *argv: str,
+        cwd: str | PathLike[str] | None = None,
+        env: Mapping[str, str | None] | None = None,
+        input: str | bytes | None = None,
+        timeout: float | None = None,
+        grace: float = 0.0,
+        pty: bool = False,
+        background: bool = False,
+        detached: bool = False,
+        name: str | None = None,
+    ) -> "Spawn[Running]": ...
+    def spawn(
+        self,
+        *argv: str,
+        cwd: str | PathLike[str] | None = None,
+        env: Mapping[str, str | None] | None = None,
+        input: str | bytes | None = None,
+        timeout: float | None = None,
+        grace: float = 0.0,
+        pty: bool = False,
+        background: bool = False,
+        detached: bool = False,
+        name: str | None = None,
+    ) -> "Spawn[Any]":
+        """Run a program, which dies with the run: `await` it, or read its lines in an `async with` block.
+
+        Its arguments are given one by one; a shell is a program like any other ("sh", "-c", line). It sees an
+        allow-list of the environment and what `env` adds. On a stop it is sent KILL at once, or TERM and `grace`
+        seconds. `background` returns as soon as it runs; `detached` too, and leaves it to the session. One of the same
+        `name` is ended first.
+        """
+        order = SpawnOrder(
+            argv=_argv(argv),
+            cwd=None if cwd is None else text_of(fspath(cwd), "cwd"),
+            env=_environment(env),
+            input=input.encode() if isinstance(input, str) else input,
+            timeout=seconds_of(timeout, "timeout", None),
+            grace=seconds_of(grace, "grace", None) or 0.0,
+            pty=pty,
+            background=background,
+            detached=detached,
+            name=None if name is None else name_of(name, "name"),
+        )
+        return Spawn(self._port, order)
+
+
+class Spawn(Generic[T]):
+    """A process to be started: `await` it for its end, or `async with` it for its lines."""
+
+    __slots__ = ("_order", "_port", "_running")
+
+    def __init__(self, port: Port, order: SpawnOrder) -> None:
+        self._port = port
+        self._order = order
+        self._running: Running | None = None
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> Any:
         await self._port.checkpoint()
-        self._port.check(Effect.SPAWN)
-        raise NotYet("run.spawn is not built yet; see CHANGELOG.md for what is")
+        running = await self._port.spawn(self._order)
+        if self._order.background or self._order.detached:
+            return running
+        try:
+            return await running.wait()
+        except BaseException:
+            running.end()  # nobody will read what comes of it
+            raise
+
+    async def __aenter__(self) -> Running:
+        if self._order.detached:
+            raise BadInput("a detached process outlives the block; await it instead")
+        await self._port.checkpoint()
+        self._running = await self._port.spawn(msgspec.structs.replace(self._order, streamed=True))
+        return self._running
+
+    async def __aexit__(self, *raised: object) -> None:
+        assert self._running is not None
+        self._running.end()
+        if self._port.current:
+            await self._running.stop()
+
+
+def _argv(argv: tuple[object, ...]) -> tuple[str, ...]:
+    if not argv or not all(isinstance(part, str) for part in argv):
+        raise BadInput('spawn takes a program and its arguments as texts: run.spawn("make", "test")')
+    if any("\0" in str(part) for part in argv):
+        raise BadInput("an argument of a program cannot hold a NUL character")
+    if not argv[0]:
+        raise BadInput("the name of the program is empty")
+    return tuple(str(part) for part in argv)
+
+
+def _environment(env: Mapping[str, str | None] | None) -> dict[str, str | None]:
+    given = dict(env or {})
+    for name, value in given.items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise BadInput(f"{name!r:.40} is no name of an environment variable")
+        if value is not None and (not isinstance(value, str) or "\0" in value):
+            raise BadInput(f"env[{name!r:.40}] takes text, or None to leave the variable out")
+    return given
 
 
 def _choices(choices: Sequence[str]) -> tuple[str, ...]:

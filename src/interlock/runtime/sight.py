@@ -53,6 +53,8 @@ class Sight:
         self, fall: Falling, by: Principal, *, aborted: bool = False, already: Ending | None = None
     ) -> Receipt | None:
         """Return a live receipt with the runs the caller may see: one fall may take runs of several people."""
+        if not fall.runs:  # it took nothing but detached processes, and is its caller's to see
+            return fall.receipt(aborted=aborted, already=already) if by == fall.by else None
         shown = [run for run in fall.runs if self.may_see(by, run)]
         return fall.receipt(aborted=aborted, already=already, runs=shown) if shown else None
 
@@ -69,6 +71,8 @@ class Sight:
 
     async def stored_receipt(self, receipt: Receipt, by: Principal) -> Receipt | None:
         """Return a stored receipt with the runs the caller may see."""
+        if not receipt.runs and not self._authority.may(Action.SEE_RUN, by, owner=None, principal=receipt.by):
+            return None
         shown = {run.id for run in receipt.runs if await self.row(run.id, by) is not None}
         if len(shown) == len(receipt.runs):
             return receipt

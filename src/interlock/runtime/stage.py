@@ -30,6 +30,7 @@ from interlock.runtime.port import InlinePort
 from interlock.runtime.registry import Registry
 from interlock.runtime.run import Agent, Message, Part, Run
 from interlock.runtime.settings import Settings
+from interlock.runtime.spawning import Spawning
 from interlock.runtime.tool import describe_error
 from interlock.stores.base import Store, committed
 
@@ -54,6 +55,7 @@ class Stage:
         store: Store,
         crew: Crew,
         threads: Threads,
+        spawning: Spawning,
         clock: Clock,
         settings: Settings,
     ) -> None:
@@ -69,6 +71,7 @@ class Stage:
         self._store = store
         self._crew = crew
         self._threads = threads
+        self._spawning = spawning
         self._clock = clock
         self._settings = settings
         self._delegation = Delegation(
@@ -166,6 +169,7 @@ class Stage:
             store=self._store,
             crew=self._crew,
             threads=self._threads,
+            spawning=self._spawning,
         )
         return Run(port, run_id=run.id, session=run.session.id, generation=run.generation)
 

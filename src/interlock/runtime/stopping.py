@@ -6,7 +6,7 @@
 """
 
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
 import anyio
@@ -28,6 +28,7 @@ from interlock.runtime.live import Falling, LiveRun, Order
 from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import Settings
 from interlock.runtime.sight import Sight
+from interlock.runtime.spawning import Running
 from interlock.stores.base import Store, read
 
 T = TypeVar("T")
@@ -73,16 +74,27 @@ class Stopping:
                 known = await self._soon(self._store.load(session_id, principal=by, key=None), self._until())
                 if known is not None:
                     self._inbox.take_up(session, known)
-            fall = self._end_all(session, [run for run in _everyone(session) if self._may(by, run)], by)
+            targets = [run for run in _everyone(session) if self._may(by, run)]
+            fall = self._end_all(session, targets, by, processes=self.detached(session, by))
             return await (self._empty(session, by) if fall is None else self._receipt_of(fall, by))
 
-    def _end_all(self, session: Session, targets: list[LiveRun], by: Principal, *, resets: bool = False) -> Fall | None:
-        """Let runs fall together, in one step."""
-        if not targets or self._registry.closed:
+    def _end_all(
+        self,
+        session: Session,
+        targets: list[LiveRun],
+        by: Principal,
+        *,
+        processes: Sequence[Running] = (),
+        resets: bool = False,
+    ) -> Fall | None:
+        """Let runs, and detached processes, fall together, in one step."""
+        if not (targets or processes) or self._registry.closed:
             return None
         fall = self._endings.open(session, by=by)
+        stopped = Cause(ending=Ending.STOPPED, by=by)
         for target in targets:
-            fall.take(target, Cause(ending=Ending.STOPPED, by=by))
+            fall.take(target, stopped)
+        fall.sweep(processes, stopped)
         if resets:  # from here on: what ends behind this is a previous turn again
             self._forget_turns(session)
             fall.resets.append(session)
@@ -106,7 +118,8 @@ class Stopping:
             owner = session.confirmed_owner
             if owner is None or not self._authority.may(Action.RESET, by, owner=owner):
                 raise Unknown(f"no session {session_id!r} that {by} may reset; a session begins with its first message")
-            fall = self._end_all(session, _everyone(session), by, resets=True)
+            processes = list(session.kept.running) if session.kept is not None else []
+            fall = self._end_all(session, _everyone(session), by, processes=processes, resets=True)
             if fall is None:
                 if session.seat is None:
                     self._registry.generations.rise(session_id)
@@ -217,7 +230,7 @@ class Stopping:
         """Return the receipt of what this call ended; `aborted` follows from what was decided, not what was asked."""
         await fall.ended.wait()
         endings = [_ending(run) for run in fall.runs]
-        stopped = Ending.STOPPED in endings
+        stopped = Ending.STOPPED in endings or bool(fall.swept)
         shown = self._sight.receipt(fall, by, aborted=stopped, already=None if stopped else endings[0])
         assert shown is not None, "whoever may stop a run may see it"
         return shown
@@ -231,6 +244,11 @@ class Stopping:
 
     def _may(self, by: Principal, run: LiveRun) -> bool:
         return self._authority.may(Action.STOP, by, owner=run.session.confirmed_owner, principal=run.principal)
+
+    def detached(self, session: Session, by: Principal) -> list[Running]:
+        """The detached processes of a session that the caller may end."""
+        owner, running = session.confirmed_owner, session.kept.running if session.kept is not None else ()
+        return [each for each in running if self._authority.may(Action.STOP, by, owner=owner, principal=each.principal)]
 
     def _may_stop_session(self, by: Principal, session: Session) -> bool:
         return self._authority.may(Action.STOP, by, owner=session.confirmed_owner)

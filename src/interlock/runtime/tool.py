@@ -21,6 +21,7 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     thread: bool = False
     grace: float = 0.0
     asks: bool = False  # wants to be allowed by a person first
+    worker: bool = False  # synchronous: it runs in a process of its own
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +57,8 @@ def tool(
             raise BadInput(f"grace must be 0 or more seconds, not {grace}")
         if thread and _is_async(marked):
             raise BadInput(f"tool {marked.__name__} is async: drop thread=True, it is cut without a thread")
-        spec = ToolSpec(name=name or marked.__name__, thread=thread, grace=grace, asks=approval == "ask")
+        worker = not thread and not _is_async(marked)
+        spec = ToolSpec(name=name or marked.__name__, thread=thread, grace=grace, asks=approval == "ask", worker=worker)
         setattr(marked, _MARK, spec)
         return marked
 
@@ -69,12 +71,8 @@ def spec_of(function: Callable[..., Any]) -> ToolSpec:
         raise BadInput(f"a tool is a function, not {type(function).__name__}; pass the function itself")
     spec = getattr(function, _MARK, None)
     if not isinstance(spec, ToolSpec):
-        spec = ToolSpec(name=getattr(function, "__name__", type(function).__name__))
-    if not spec.thread and not _is_async(function):
-        raise BadInput(
-            f"tool {spec.name} is synchronous: make it async, or declare @interlock.tool(thread=True) "
-            "(it then runs in a thread that is fenced but cannot be ended)"
-        )
+        name = getattr(function, "__name__", type(function).__name__)
+        spec = ToolSpec(name=name, worker=not _is_async(function))
     return spec
 
 

@@ -1,0 +1,90 @@
+"""The worker: a process that runs synchronous tools, one after another, for one run.
+
+Its other side trusts nothing it says: work comes in pickled, results go out as plain values (msgpack). What a tool
+prints goes to the error output, where it disturbs no protocol.
+"""
+
+import contextlib
+import os
+import pickle
+import sys
+import traceback
+from multiprocessing import spawn
+from select import select
+from typing import Any
+
+import msgspec
+
+from interlock.processes import wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from socket import socket
+
+ERROR_CHARACTERS = 2_000
+
+
+def serve(sock: "socket") -> None:
+    """Do what is asked for until nobody asks any more."""
+    while True:
+        select([sock], [], [])
+        try:
+            packet = wire.receive_bytes(sock)
+        except wire.Closed:
+            return
+        if packet is not None:
+            answer = _work(packet[0])
+            sock.setblocking(True)
+            wire.send_bytes(sock, answer)
+
+
+def _work(packet: bytes) -> bytes:
+    try:
+        preparation, work = pickle.loads(packet)
+        if preparation is not None:
+            _prepare(preparation)
+        if work is None:
+            return msgspec.msgpack.encode(("ready", None))
+        function, arguments = pickle.loads(work)
+        value = function(**arguments)
+        try:
+            return msgspec.msgpack.encode(("done", value))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            return _failed("BadInput", f"what the tool returned cannot be sent ({error}); return plain values")
+    except BaseException as error:
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            return _failed("RuntimeError", f"the tool raised {type(error).__name__}")
+        with contextlib.suppress(Exception):
+            traceback.print_exc()
+        return _failed(type(error).__name__, _text(error), builtin=type(error).__module__ == "builtins")
+
+
+def _failed(kind: str, text: str, *, builtin: bool = False) -> bytes:
+    clean = text.encode("utf-8", "replace").decode()[:ERROR_CHARACTERS]
+    return msgspec.msgpack.encode(("failed", (kind, clean, builtin)))
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:
+        return "(it cannot be described)"
+
+
+_prepared: list[Any] = []
+
+
+def _prepare(preparation: dict[str, Any]) -> None:
+    """Look as the parent does (path, directory, main module), once, as a process of multiprocessing would."""
+    if not _prepared:
+        _prepared.append(preparation)
+        spawn.prepare(preparation)
+
+
+def main(fd: int) -> None:
+    """Be a worker; the package itself is imported for real when a tool's module wants it."""
+    os.environ["INTERLOCK_WORKER"] = "1"
+    del sys.modules["interlock"]
+    from socket import socket as Socket  # noqa: N812, PLC0415 - the real one, now that there is time
+
+    serve(Socket(fileno=fd))

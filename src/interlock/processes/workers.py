@@ -1,0 +1,215 @@
+"""Warm workers: processes that wait, contained, for a synchronous tool.
+
+1. A worker has a keeper of its own, so it is ended exactly, with what its tool started, even inside a C call.
+2. It serves one run, and dies with it. A spare is kept warm for the next run that asks.
+3. Work goes in pickled; what comes out is plain values, and trusted as little as any input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import contextlib
+import multiprocessing.spawn
+import os
+import pickle
+import socket
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from interlock.core.errors import BadInput, InterlockError
+from interlock.processes import wire
+from interlock.processes.base import ROOT, SpawnFailed, SpawnOrder
+
+if TYPE_CHECKING:
+    from interlock.processes.local import LocalContainment, LocalProcesses
+
+BARE = (
+    "import sys, types; package = types.ModuleType('interlock'); package.__path__ = [sys.argv[1]]; "
+    "sys.modules['interlock'] = package; "
+    "from interlock.processes.worker import main; main(int(sys.argv[2]))"
+)
+
+
+LOOKS = ("sys_path", "sys_argv", "orig_dir", "dir", "init_main_from_name", "init_main_from_path")
+
+
+class ToolFailed(InterlockError):
+    """A tool raised, in its worker, an error of a kind that is not Python's own; the text begins with its name."""
+
+
+def pack(function: Callable[..., Any], arguments: dict[str, Any], name: str) -> bytes:
+    """Return a call as bytes, or say why it cannot leave this process."""
+    try:
+        work = pickle.dumps((function, arguments))
+        _need_import(function)
+    except Exception as error:  # pickling runs the objects' own code
+        raise BadInput(
+            f"tool {name} is synchronous and runs in a process of its own, but cannot be sent there ({error}); "
+            "define it at the top of a module and give it plain arguments, make it async, "
+            "or declare @interlock.tool(thread=True) (a thread is fenced but cannot be ended)"
+        ) from None
+    return work
+
+
+def _need_import(function: Callable[..., Any]) -> None:
+    """A function of the main module can be found again only if that is a file or a module."""
+    module = getattr(function, "__module__", None)
+    main = sys.modules.get("__main__")
+    if module == "__main__" and getattr(main, "__spec__", None) is None:
+        path = getattr(main, "__file__", None)
+        if path is None or not os.path.exists(path):  # noqa: PTH110
+            raise ValueError("it was typed in, not imported from a file")
+
+
+def _preparation() -> dict[str, Any]:
+    """Say how this process looks, as multiprocessing would to a process of its own; its secret is not for a worker."""
+    data = multiprocessing.spawn.get_preparation_data("interlock worker")
+    return {name: data[name] for name in LOOKS if name in data}
+
+
+class Worker:
+    """A worker process and our end of its socket."""
+
+    def __init__(self, containment: LocalContainment, sock: socket.socket) -> None:
+        self.containment = containment
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._prepared = False
+        self._answer: asyncio.Future[Any] | None = None
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    @property
+    def alive(self) -> bool:
+        """True while it can be asked."""
+        return self._sock.fileno() >= 0 and not self.containment.done.is_set()
+
+    def ask(self, work: bytes | None) -> asyncio.Future[Any]:
+        """Hand work over in this step; the future brings the result, or raises what the tool raised."""
+        preparation = None if self._prepared else _preparation()
+        self._prepared = True
+        self._answer = self._loop.create_future()
+        try:
+            wire.send_bytes(self._sock, pickle.dumps((preparation, work)))
+        except OSError as error:
+            self._fail(SpawnFailed(error.errno or 5, "the worker is gone; call the tool again"))
+        return self._answer
+
+    def _readable(self) -> None:
+        try:
+            packet = wire.receive_bytes(self._sock)
+        except wire.Closed:
+            self._fail(ToolFailed("its worker died while it ran (it exited, or was ended by the system)"))
+            self.close()
+            return
+        if packet is None or self._answer is None or self._answer.done():
+            return
+        wire.close_all(packet[1])
+        try:
+            word, said = msgspec.msgpack.decode(packet[0])
+            if word == "failed":
+                kind, text, builtin = said
+                self._fail(_error(str(kind), str(text), bool(builtin)))
+            else:
+                self._answer.set_result(said)
+        except (msgspec.DecodeError, TypeError, ValueError):
+            self._fail(ToolFailed("its worker answered something that is no answer"))
+
+    def _fail(self, error: Exception) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+            self._answer.exception()  # whoever waits is told; nobody need wait
+
+    def end(self) -> None:
+        """End it, with what its tool started."""
+        self.containment.cut()
+        self.close()
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._sock.fileno() >= 0:
+            self._loop.remove_reader(self._sock.fileno())
+            self._sock.close()
+
+
+class Workers:
+    """Makes workers, and keeps a spare one warm."""
+
+    def __init__(self, processes: LocalProcesses) -> None:
+        self._processes = processes
+        self._spare: Worker | None = None
+        self._warming: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def take(self, of: str) -> Worker:
+        """Return a worker for a run of that name, in this step; warm if there is one."""
+        worker, self._spare = self._spare, None
+        if worker is None or not worker.alive:
+            worker = self._make(of)
+        else:
+            worker.containment.move(of)
+        if self._warming is None or self._warming.done():
+            self._warming = asyncio.get_running_loop().create_task(self._warm(), name="warm a worker")
+        return worker
+
+    async def _warm(self) -> None:
+        with contextlib.suppress(Exception):  # whoever needs one is told then
+            await self._processes.ready()
+            if self._closed or self._spare is not None:
+                return
+            worker = self._make("worker")
+            try:
+                await asyncio.wait_for(asyncio.shield(worker.ask(None)), 30.0)
+            except BaseException:
+                worker.end()
+                raise
+            if self._closed:
+                worker.end()
+            else:
+                self._spare = worker
+
+    def _make(self, of: str) -> Worker:
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        mine.setblocking(False)
+        containment = None
+        try:
+            containment = self._processes.contain(of, once=True)
+            containment.spawn(self._order(), stdio=(theirs.fileno(), 2, 2))
+        except BaseException:
+            mine.close()
+            if containment is not None:
+                containment.cut()
+            raise
+        finally:
+            theirs.close()
+        return Worker(containment, mine)
+
+    def _order(self) -> SpawnOrder:
+        env: dict[str, str | None] = {}
+        if self._processes.confinement.agent_user is None:  # the embedder's own code, with its own environment
+            env = dict(os.environ)
+        return SpawnOrder(argv=(sys.executable, "-c", BARE, ROOT, "0"), env=env, background=True)
+
+    async def close(self) -> None:
+        """Let the spare go."""
+        self._closed = True
+        if self._warming is not None:
+            self._warming.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._warming
+        if self._spare is not None:
+            self._spare.end()
+
+
+def _error(kind: str, text: str, builtin: bool) -> Exception:
+    """Return Python's own errors as what they are; others by name."""
+    known = getattr(builtins, kind, None)
+    if builtin and isinstance(known, type) and issubclass(known, Exception):
+        with contextlib.suppress(Exception):
+            return known(text)
+    if kind == "BadInput":
+        return BadInput(text)
+    return ToolFailed(f"{kind}: {text}")
