@@ -523,6 +523,9 @@ class Control:
         self._wakes.close()
         for run in list(self._registry.runs.values()):
             self._let_go(run)
+        for session in self._registry.sessions.values():
+            for running in session.kept.running if session.kept is not None else ():
+                running.end()
         bounds = self.settings
         await self._crew.wait(2 * bounds.commit_seconds + bounds.grace_seconds + bounds.drain_seconds + SLACK_SECONDS)
         self._registry.closed = True  # in the same step: nothing may fall that nobody is left to tell

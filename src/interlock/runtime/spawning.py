@@ -274,16 +274,14 @@ class Spawning:
         kept = kept_of(run)
         kept.workers = [worker for worker in kept.workers if worker.alive]
         worker = kept.workers.pop() if kept.workers else self._worker(run)
+        answer = worker.ask(work)
         try:
-            value = await worker.ask(work)
-        except BaseException as error:
-            if not isinstance(error, Exception) or not worker.alive:
-                worker.end()  # nobody waits for it any more
-            else:
+            return await answer
+        finally:
+            if answer.done() and not answer.cancelled() and worker.alive:
                 kept.workers.append(worker)
-            raise
-        kept.workers.append(worker)
-        return value
+            else:
+                worker.end()  # nobody waits for it any more
 
     def _worker(self, run: LiveRun) -> Worker:
         worker = self._processes.worker(f"{run.id}.g{run.generation}")

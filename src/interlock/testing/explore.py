@@ -23,6 +23,7 @@ from interlock.stores.memory import MemoryStore
 from interlock.testing.hostile import BEHAVIOURS, HELPER, Kit
 from interlock.testing.loop import Mode, SeededLoop, run_seeded
 from interlock.testing.oracle import Oracle, Violation
+from interlock.testing.processes import Book, VirtualProcesses
 from interlock.testing.threads import VirtualThreads
 
 SETTINGS = Settings(
@@ -73,6 +74,10 @@ THEMES = (
     ),
     Theme(("asker", "guarded", "gambler"), ("send", "stop", "wait", "reset")),
     Theme(("parent", "litter", "cuckoo", "orphan", "absentee")),
+    Theme(
+        ("spawner", "daemon", "daemon", "leaver", "cruncher"), ("send", "stop", "stop", "wait"), (None, "queue"), "s"
+    ),
+    Theme(("daemon", "cruncher"), ("stop", "stop", "send"), (None,), "s", (0.0,)),
     Theme(("dawdle", "sleeper"), ("send", "wait", "wait", "stop")),
     Theme(("never", "polite", "swallow_all"), ("vanish", "vanish", "stop", "twice", "overtake", "late")),
 )
@@ -303,6 +308,7 @@ async def _main(random: Random, judged: list[Oracle], agent: Agent | None, messa
     elif random.random() < 0.6:
         theme = random.choice(THEMES)
     store = MemoryStore(latency_seconds=random.choice(theme.latencies))
+    processes = VirtualProcesses(random)
     async with open_control(
         kit.agent if agent is None else _judged(kit, agent),
         agents={HELPER: kit.agent},
@@ -310,11 +316,14 @@ async def _main(random: Random, judged: list[Oracle], agent: Agent | None, messa
         settings=SETTINGS,
         admins=("admin",),
         threads=VirtualThreads(random),
+        processes=processes,
     ) as control:
         kit.control, kit.oracle = control, Oracle(control, store)
+        processes.book = Book(kit.oracle)
         judged.append(kit.oracle)
         await Scene(random, kit.oracle, store, theme).play()
         await kit.oracle.finish()
+        await processes.book.close()
 
 
 def _judged(kit: Kit, agent: Agent) -> Agent:

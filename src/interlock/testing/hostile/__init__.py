@@ -510,11 +510,61 @@ async def listener(kit: Kit, run: Run, message: Message) -> str | None:
     return "listened"
 
 
+async def spawner(kit: Kit, run: Run, message: Message) -> str | None:
+    """Run a program, and one in a block, and one for too long."""
+    await run.spawn("work", run.id, "0.006")
+    async with run.spawn("work", run.id, "1"):
+        await asyncio.sleep(0.003)
+    done = await run.spawn("work", run.id, "1", timeout=0.01)
+    return f"spawned {done.timed_out}"
+
+
+async def daemon(kit: Kit, run: Run, message: Message) -> str | None:
+    """Never hear of a cancel, and go on starting programs in the background."""
+
+    async def work() -> None:
+        for number in range(8):
+            with contextlib.suppress(InterlockError):
+                await run.spawn("work", run.id, "9", background=True, name=f"d{number % 2}")
+
+    await _Deaf(work())
+    return "daemon"
+
+
+async def leaver(kit: Kit, run: Run, message: Message) -> str | None:
+    """Leave a program behind that is not bound to the run."""
+    await run.spawn("work", run.id, "3", detached=True, name="left")
+    await run.spawn("work", run.id, "0.1", background=True)
+    return "left"
+
+
+def crunch(run_id: str) -> str:
+    """A synchronous tool."""
+    return f"crunched for {run_id}"
+
+
+async def cruncher(kit: Kit, run: Run, message: Message) -> str | None:
+    """Call synchronous tools: one not for long, some in a task of its own that nobody cuts."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.002):
+            await run.call(crunch, run_id=run.id)
+
+    async def later() -> None:
+        with contextlib.suppress(Stale):
+            for _ in range(4):
+                await run.call(crunch, run_id=run.id)
+
+    kit.ghosts.append(asyncio.ensure_future(later()))
+    await asyncio.sleep(0.05)
+    return "crunched"
+
+
 BEHAVIOURS: dict[str, Behaviour] = {
     behave.__name__: behave
     for behave in (
         polite, reply, flood, chatter, deaf, dawdle, shrug, swallow_one, swallow_all, hammer, never, raises, dirty,
         haunt, tools, batch, parallel, obstinate, thread, impatient, suicide, sleeper, nested, asker, guarded, gambler,
         parent, litter, cuckoo, absentee, orphan, holder, mole, miser, hasty, listener,
+        spawner, daemon, leaver, cruncher,
     )
 }  # fmt: skip
