@@ -2,6 +2,7 @@
 PYTHON ?= python3
 SEEDS ?= 100000
 SEED ?=
+PROCESSES ?= 10000
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -29,9 +30,10 @@ check: $(READY) ## lint, format, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-prove: $(READY) tools ## check the model, then explore SEEDS=100000 schedules, or replay one with SEED=n
+prove: $(READY) tools ## check the model, explore SEEDS=100000 schedules (SEED=n replays one), cut PROCESSES=10000
 	@$(if $(SEED),true,$(BIN)/python -m interlock.testing.model)
 	@$(BIN)/python -m interlock.testing.prove $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+	@$(if $(SEED),true,$(BIN)/python -m interlock.testing.prove --processes $(PROCESSES))
 
 bench: $(BENCH_READY) ## print every figure the docs quote
 	@$(BIN)/python -m bench

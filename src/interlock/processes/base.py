@@ -73,6 +73,7 @@ class SpawnOrder(msgspec.Struct, frozen=True, kw_only=True):
     detached: bool = False
     name: str | None = None
     streamed: bool = False  # its lines are read as they come
+    inherit: bool = False  # control's own descriptors 0, 1 and 2: for `interlock run`, never for an agent to ask
 
     @property
     def alone(self) -> bool:

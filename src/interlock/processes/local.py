@@ -168,6 +168,8 @@ class LocalContainment:
         """Ask for a process, with pipes of ours or with descriptors that are given. Nothing is waited for."""
         if self._hung_up or self.done.is_set():
             raise SpawnFailed(errno.ECANCELED, _trouble(order.argv[0], errno.ECANCELED, "its run has ended"))
+        if order.inherit:
+            stdio = (0, 1, 2)
         process = LocalProcess(next(self._numbers), self, order)
         confinement = self._processes.confinement
         ours: list[int] = []  # output, input, terminal

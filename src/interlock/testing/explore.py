@@ -74,13 +74,19 @@ THEMES = (
     ),
     Theme(("asker", "guarded", "gambler"), ("send", "stop", "wait", "reset")),
     Theme(("parent", "litter", "cuckoo", "orphan", "absentee")),
-    Theme(
-        ("spawner", "daemon", "daemon", "leaver", "cruncher"), ("send", "stop", "stop", "wait"), (None, "queue"), "s"
-    ),
-    Theme(("daemon", "cruncher"), ("stop", "stop", "send"), (None,), "s", (0.0,)),
     Theme(("dawdle", "sleeper"), ("send", "wait", "wait", "stop")),
     Theme(("never", "polite", "swallow_all"), ("vanish", "vanish", "stop", "twice", "overtake", "late")),
 )
+
+PROCESSES = Theme(
+    ("spawner", "daemon", "daemon", "leaver", "cruncher", "cruncher"),
+    ("send", "send", "stop", "stop"),
+    (None,),
+    "s",
+    (0.0, 0.0, 0.001),
+)
+OTHERS = tuple(name for name in BEHAVIOURS if name not in PROCESSES.behaviours)
+PROCESS_SEEDS = 8  # every so many seeds play with processes
 
 
 class Scene:
@@ -284,7 +290,11 @@ def play(
     log.setLevel(logging.CRITICAL)  # a store in trouble is part of the scenario
     try:
         run_seeded(
-            lambda: _main(random, judged, agent, messages), seed, mode=chosen, charge=CHARGE_SECONDS, on_close=on_close
+            lambda: _main(seed, random, judged, agent, messages),
+            seed,
+            mode=chosen,
+            charge=CHARGE_SECONDS,
+            on_close=on_close,
         )
     except BaseException:
         if judged and judged[0].violation is not None:
@@ -300,13 +310,17 @@ def play(
     return Played(seed, digest, int(str(steps)))
 
 
-async def _main(random: Random, judged: list[Oracle], agent: Agent | None, messages: tuple[str, ...]) -> None:
+async def _main(
+    seed: int, random: Random, judged: list[Oracle], agent: Agent | None, messages: tuple[str, ...]
+) -> None:
     kit = Kit()
-    theme = Theme(tuple(random.sample(list(BEHAVIOURS), random.choice((1, 2, 2, 3)))))
+    theme = Theme(tuple(random.sample(OTHERS, random.choice((1, 2, 2, 3)))))
     if agent is not None:
         theme = Theme(messages)
     elif random.random() < 0.6:
         theme = random.choice(THEMES)
+    if agent is None and seed % PROCESS_SEEDS == 6:
+        theme = PROCESSES
     store = MemoryStore(latency_seconds=random.choice(theme.latencies))
     processes = VirtualProcesses(random)
     async with open_control(

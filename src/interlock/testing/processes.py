@@ -16,8 +16,9 @@ from interlock.core.names import BodyState, RunId
 from interlock.processes.base import Grade, Machine, SpawnFailed, SpawnOrder
 from interlock.testing.oracle import Oracle
 
+READY_SECONDS = (0.0, 0.0, 1e-4, 0.003)
 START_SECONDS = (0.0, 0.0, 1e-4, 0.002, 0.02)
-DEATH_SECONDS = (0.0, 0.0, 1e-4, 0.003, 0.03)
+DEATH_SECONDS = (0.0, 1e-4, 0.003, 0.03, 0.03)
 STUCK_SECONDS = 3.0
 ACT_SECONDS = 0.004
 
@@ -259,7 +260,7 @@ class VirtualProcesses:
 
     async def ready(self) -> Machine:
         """Take a moment the first time."""
-        await asyncio.sleep(self.random.choice(START_SECONDS))
+        await asyncio.sleep(self.random.choice(READY_SECONDS))
         return self.machine
 
     def contain(self, of: str, *, grace: float = 0.0, once: bool = False) -> VirtualContainment:

@@ -2,13 +2,16 @@
 
 python -m interlock.testing.prove --seeds 100000     explore
 python -m interlock.testing.prove --seed 4711        replay one seed exactly, and print its trace
+python -m interlock.testing.prove --processes 10000  cut hostile processes, and look for what is left
 """
 
 import argparse
+import concurrent.futures
 import gc
 import itertools
 import multiprocessing
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,13 +19,18 @@ from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
+from interlock.processes.base import Grade
 from interlock.testing.explore import play
+from interlock.testing.hostile.processes import CASES, DROPPED_UID, Batch, Cell, NoScope, play_apart
 from interlock.testing.loop import ordered_anyio
 
 CHUNK_SEEDS = 200
 COLLECT_SEEDS = 100
 CHUNKS_PER_PROCESS = 10
+BATCH_ROUNDS = 20  # of every case, in one process
+BATCH_WIDTH = 3  # trials at a time in one process: they wait more than they work
 
 
 class Chunk(NamedTuple):
@@ -76,13 +84,17 @@ def _chunks(first: int, count: int, jobs: int) -> Iterator[Chunk]:
         yield from pool.imap_unordered(_explore, zip(starts, sizes, strict=True))
 
 
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console)
+
+
 def prove(first: int, count: int, jobs: int, console: Console) -> int:
     """Explore with a progress bar; return the number of broken seeds."""
     traces: set[str] = set()
     broken: list[tuple[int, str]] = []
     steps, busy, began = 0, 0.0, time.perf_counter()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
+    with _progress(console) as progress:
         bar = progress.add_task("schedules", total=count)
         for chunk in _chunks(first, count, jobs):
             traces |= chunk.traces
@@ -113,18 +125,120 @@ def replay(seed: int, console: Console) -> int:
     return 0
 
 
+# Hostile processes
+
+
+class Setting(NamedTuple):
+    """Under which grade, and as whom, a batch is played."""
+
+    grade: Grade | None
+    uid: int | None = None
+
+    def __str__(self) -> str:
+        return f"uid {self.uid}" if self.uid is not None else str(self.grade)
+
+
+def _settings(console: Console) -> list[Setting]:
+    """Return what can be played here; say what cannot, and why."""
+    machine = play_apart(None, seed=0, rounds=0)
+    settings = []
+    if machine.grade == Grade.CGROUP:
+        settings.append(Setting(Grade.CGROUP))
+    else:
+        console.print(f"no trials with cgroups: {machine.why}", markup=False)
+    if machine.grade != Grade.GROUP:
+        settings.append(Setting(Grade.KEEPER))
+    if os.getuid() == 0:
+        settings.append(Setting(None, DROPPED_UID))
+    return settings
+
+
+def prove_processes(first: int, count: int, jobs: int, console: Console) -> int:
+    """Cut every hostile case again and again, with a progress bar; return how much was left, of whatever kind."""
+    try:
+        settings = _settings(console)
+    except NoScope as error:
+        console.print(str(error), markup=False)
+        return 1
+    if not settings:
+        console.print("this machine gives process groups only, and those promise nothing here")
+        return 1
+    batches: dict[Setting, list[Batch]] = {setting: [] for setting in settings}
+    broken: list[str] = []
+    per_batch = BATCH_ROUNDS * len(CASES)
+    asked = [(settings[n % len(settings)], first + n) for n in range(-(-count // per_batch))]
+    began = time.perf_counter()
+    with _progress(console) as progress, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        bar = progress.add_task("hostile processes", total=len(asked) * per_batch)
+        playing = {
+            pool.submit(play_apart, one.grade, seed=seed, rounds=BATCH_ROUNDS, width=BATCH_WIDTH, uid=one.uid): one
+            for one, seed in asked
+        }
+        for played in concurrent.futures.as_completed(playing):
+            setting = playing[played]
+            try:
+                batch = played.result()
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                said = [str(error)]
+            else:
+                batches[setting].append(batch)
+                said = [*batch.troubles, *batch.zombies, *batch.fds, *batch.leaves, *batch.left]
+            for what in said:
+                console.print(f"{setting}: {what}", markup=False, highlight=False)
+            broken += said
+            progress.advance(bar, per_batch)
+    wall = time.perf_counter() - began
+    for setting in settings:
+        console.print(_table(setting, batches[setting]))
+    trials = sum(batch.trials for played in batches.values() for batch in played)
+    console.print(
+        f"{trials} trials (seeds {first} to {first + len(asked) - 1}) in {wall:.1f} s: {trials / wall:.0f}/s on "
+        f"{jobs} cores; {len(broken)} broken",
+        highlight=False,
+    )
+    if broken:
+        console.print(
+            "a trial is named case-seed-number; play it again, in a scope that limits it, with\n"
+            "python -m interlock.testing.hostile.processes --grade GRADE --case CASE --seed SEED "
+            f"--rounds {BATCH_ROUNDS} --width {BATCH_WIDTH}",
+            markup=False,
+        )
+    return len(broken)
+
+
+def _table(setting: Setting, batches: list[Batch]) -> Table:
+    """Sum up batches, case by case, and what was found when they were over."""
+    grades = " ".join(sorted({batch.grade for batch in batches}))
+    left = {kind: sum(len(getattr(batch, kind)) for batch in batches) for kind in ("zombies", "fds", "leaves", "left")}
+    table = Table(
+        title=f"{setting}: grade {grades or 'unknown'}",
+        caption="after all: {zombies} zombies, {fds} descriptors, {leaves} cgroups, {left} processes".format(**left),
+    )
+    table.add_column("case")
+    counted = Cell.__struct_fields__
+    for name in counted:
+        table.add_column("beats after" if name == "late" else name, justify="right")
+    for case in CASES:
+        cells = [batch.cells[case] for batch in batches if case in batch.cells]
+        table.add_row(case, *(str(sum(getattr(cell, name) for cell in cells)) for name in counted))
+    return table
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="interlock.testing.prove", description=__doc__)
     parser.add_argument("--seeds", type=int, default=100_000, help="how many schedules to play")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="replay this one")
+    parser.add_argument("--processes", type=int, help="cut so many hostile processes instead")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--until-found", action="store_true", help="one process, stop at the first broken seed")
     asked = parser.parse_args(arguments)
     console = Console()
     if asked.seed is not None:
         return replay(asked.seed, console)
+    if asked.processes is not None:
+        return min(1, prove_processes(asked.first, asked.processes, asked.jobs, console))
     if asked.until_found:
         chunk = explore(asked.first, asked.seeds, until_found=True)
         for seed, what in chunk.broken:

@@ -1,0 +1,370 @@
+"""The `interlock` command: `run` makes any command a run, `doctor` says what this machine allows.
+
+1. The command's input and output are the shell's own descriptors; nothing passes through us.
+2. We exit when the receipt is drained, not before, and with the command's own status if it ended by itself.
+3. Whatever cuts it short is told in one line on the error output, in the words and exit codes of core/projection.
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+import re
+import signal
+import stat
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from interlock.app import open_control
+from interlock.core.errors import BadInput, InterlockError
+from interlock.core.names import Drain, Ending
+from interlock.core.outcome import Outcome
+from interlock.core.projection import TABLE, client_words, row
+from interlock.core.receipt import Receipt
+from interlock.processes import doctor as processes_doctor
+from interlock.processes.base import UNSEEN, Confinement, Grade, SpawnFailed, SpawnOrder
+from interlock.processes.local import LocalProcesses
+from interlock.runtime.control import Control
+from interlock.runtime.run import Message, Run
+from interlock.runtime.settings import Settings
+from interlock.runtime.spawning import command_of
+
+try:
+    import typer
+    from rich.console import Console
+    from rich.table import Table
+except ModuleNotFoundError as missing:
+    sys.stderr.write(f"interlock: this command needs {missing.name}; install it: pip install 'interlock[cli]'\n")
+    raise SystemExit(125) from None
+
+TROUBLE, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127  # as env, nice and timeout exit
+SESSION = "shell"
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+UNITS_OF_TIME = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+UNITS_OF_SIZE = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+USER_NAMES = ("HOME", "USER", "LOGNAME", "SHELL")  # of another user these are that user's own
+
+app = typer.Typer(
+    name="interlock",
+    help="Agents that really stop.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@app.callback()
+def _interlock() -> None:
+    pass
+
+
+# interlock run
+
+
+class Command:
+    """The agent: one command, with the shell's own input and output. Its background children end with it."""
+
+    def __init__(self, order: SpawnOrder, processes: LocalProcesses) -> None:
+        self.order = order
+        self.status: int | None = None
+        self._processes = processes
+
+    async def __call__(self, run: Run, message: Message) -> str:
+        try:
+            running = await run._port.spawn(self.order)
+            finished = await running.wait()
+        except SpawnFailed as failure:
+            self.status = _status_of(failure)
+            raise
+        killed = "keeper" if running._process.lost else "helper" if not self._helped() else None
+        if finished.status == -signal.SIGKILL and killed is not None:  # not the command's own end
+            self.status = TROUBLE
+            raise SpawnFailed(errno.EIO, f"{self.order.argv[0]!r:.100} was ended: its {killed} was killed")
+        self.status = finished.status if finished.status >= 0 else 128 - finished.status
+        return _exit_words(finished.status)
+
+    def _helped(self) -> bool:
+        helper = self._processes._helper
+        return helper is not None and helper.alive
+
+
+def _status_of(failure: SpawnFailed) -> int:
+    """Return what a shell returns for a command that could not be started."""
+    if "its directory" in str(failure):
+        return TROUBLE
+    if failure.errno == errno.ENOENT:
+        return NOT_FOUND
+    return NOT_EXECUTABLE if failure.errno in (errno.EACCES, errno.ENOEXEC, errno.EPERM) else TROUBLE
+
+
+def _exit_words(status: int) -> str:
+    if status >= 0:
+        return f"exited with {status}"
+    with contextlib.suppress(ValueError):
+        return f"ended by {signal.Signals(-status).name}"
+    return f"ended by signal {-status}"
+
+
+def _seconds(text: str | None) -> float:
+    """Read a time: 90, 1.5s, 200ms, 2m, 1h."""
+    if text is None:
+        return 0.0
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)", text.strip())
+    if found is None or found[2] not in UNITS_OF_TIME:
+        raise BadInput(f"{text!r} is no time; write 90, 1.5s, 200ms, 2m or 1h")
+    return float(found[1]) * UNITS_OF_TIME[found[2]]
+
+
+def _bytes(text: str | None) -> int | None:
+    """Read a size: 1048576, 512M, 2G, 2GiB."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d*)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    size = 0 if found is None else int(float(found[1]) * UNITS_OF_SIZE[found[2].upper()])
+    if size < 1:
+        raise BadInput(f"{text!r} is no size; write 1048576, 512M or 2G")
+    return size
+
+
+@app.command(
+    "run",
+    short_help="Run a command and end everything it started.",
+    context_settings={"allow_interspersed_args": False},
+)
+def run_command(
+    command: Annotated[list[str], typer.Argument(help="The command and its arguments, best after --.")],
+    deadline: Annotated[
+        str | None, typer.Option(metavar="TIME", help="End it after this time: 90, 1.5s, 2m, 1h.")
+    ] = None,
+    grace: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Send TERM first, and KILL after this time.")
+    ] = None,
+    pids: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Most processes it may have at once; 0 is no limit.")
+    ] = 4096,
+    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Most memory it may use: 512M, 2G.")] = None,
+    user: Annotated[str | None, typer.Option(metavar="NAME", help="Run it as this user (needs root).")] = None,
+    cwd: Annotated[Path | None, typer.Option(metavar="DIR", help="Run it in this directory.")] = None,
+    grade: Annotated[
+        Grade | None, typer.Option(help="Hold its processes in this way; refused where the machine cannot.")
+    ] = None,
+    receipt: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the receipt there as JSON; - is the error output.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing of an early end.")] = False,
+) -> int:
+    """Run a command; when it ends or is ended, everything it started ends too, daemons included.
+
+    Ctrl-C stops it. The command has a session of its own, without a controlling terminal.
+
+    Exit status: the command's own (128+n if signal n ended it), 124 after the deadline, 130 stopped by Ctrl-C,
+    143 after TERM or HUP, 125 if interlock itself failed, 126 not executable, 127 not found.
+    """
+    try:
+        env: dict[str, str | None] = dict(os.environ)
+        for name in USER_NAMES if user is not None else ():
+            env.pop(name, None)
+        confinement = Confinement(grade=grade, pids=pids or None, memory=_bytes(memory), agent_user=user)
+        processes = LocalProcesses(confinement, subreaper=True)
+        order = SpawnOrder(
+            argv=tuple(command), cwd=None if cwd is None else str(cwd), env=env, grace=_seconds(grace), inherit=True
+        )
+        paper = None if receipt is None else _open_receipt(receipt)
+        return asyncio.run(
+            _run(Command(order, processes), processes, deadline=_seconds(deadline), paper=paper, quiet=quiet)
+        )
+    except InterlockError as error:
+        _say(_text(error))
+        return TROUBLE
+    except KeyboardInterrupt:  # before anything was started
+        return TABLE[Ending.STOPPED].exit_code
+
+
+async def _run(command: Command, processes: LocalProcesses, *, deadline: float, paper: int | None, quiet: bool) -> int:
+    asked: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
+    _listen(asked)
+    settings = Settings(drain_seconds=Settings().drain_seconds + command.order.grace)
+    async with open_control(command, settings=settings, processes=processes) as control:
+        machine = await processes.ready()
+        wanted = processes.confinement.grade
+        if wanted is not None and machine.grade is not wanted:
+            raise BadInput(
+                f"this machine gives grade {machine.grade}, not {wanted}: {machine.why}; see interlock doctor"
+            )
+        sent = await control.send(SESSION, command_of(command.order), deadline=deadline)
+        over = asyncio.create_task(_over(control, sent.run_id))
+        await asyncio.wait((over, asked), return_when=asyncio.FIRST_COMPLETED)
+        if not over.done():
+            await (control.stop(run=sent.run_id) if asked.result() is signal.SIGINT else control.close())
+        outcome, receipt = await over
+    if paper is not None:
+        _write_receipt(paper, receipt)
+    signalled = asked.result() if asked.done() else None
+    return _conclude(command, outcome, receipt, signalled=signalled, quiet=quiet)
+
+
+def _listen(asked: "asyncio.Future[signal.Signals]") -> None:
+    """Take the first signal that asks for the end; what the shell had us ignore (nohup, &) stays ignored."""
+
+    def ask(number: signal.Signals) -> None:
+        if not asked.done():
+            asked.set_result(number)
+
+    for number in STOPPING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, ask, number)
+
+
+async def _over(control: Control, run_id: str) -> tuple[Outcome, Receipt]:
+    """Return how it ended, once nothing of it is left."""
+    outcome = await control.wait(run_id, drained=True)
+    return outcome, await control.receipt(run_id)
+
+
+def _conclude(
+    command: Command, outcome: Outcome, receipt: Receipt, *, signalled: signal.Signals | None, quiet: bool
+) -> int:
+    """Say what there is to say, and return the exit status."""
+    if outcome.ending is Ending.COMPLETED:
+        if receipt.drain is not Drain.OBSERVED and not quiet:
+            _say(f"{outcome.text}: {_proof(receipt)}")
+        return TROUBLE if command.status is None else command.status
+    if outcome.ending is Ending.FAILED:
+        _say(_reason(outcome.error or "it failed") + (f": {_proof(receipt)}" if receipt.processes.ended else ""))
+        return command.status or TROUBLE
+    if not quiet:
+        words = client_words(msgspec.structs.replace(outcome, by=None))
+        if outcome.ending is Ending.SHUTDOWN and signalled is not None:
+            words = f"interrupted by {signalled.name}"
+        _say(f"{words}: {_proof(receipt)}")
+    return row(outcome).exit_code
+
+
+def _proof(receipt: Receipt) -> str:
+    """Return what a receipt proves, in one line."""
+    if receipt.grade not in list(Grade):
+        return "nothing had been started"
+    ended = receipt.processes.ended
+    said = [f"{ended} process{'' if ended == 1 else 'es'} ended", f"grade {receipt.grade}"]
+    if receipt.drain is Drain.OBSERVED and receipt.fence_to_drained_ms is not None:
+        said.append(f"drained in {receipt.fence_to_drained_ms:.3g} ms")
+    else:
+        said.append(f"not seen gone: {', '.join(receipt.unconfirmed)}")
+    missed = [unseen for unseen in receipt.unseen if unseen not in UNSEEN[Grade.CGROUP]]
+    return ", ".join(said) + (f"; out of reach: {'; '.join(missed)}" if missed else "")
+
+
+def _reason(error: str) -> str:
+    """Leave the error's class and number to the receipt."""
+    return re.sub(r"^\w+: (\[Errno \d+\] )?", "", error)
+
+
+def _text(error: InterlockError) -> str:
+    return str(error.strerror or error) if isinstance(error, SpawnFailed) else str(error)
+
+
+def _open_receipt(path: str) -> int:
+    """Open the receipt's file before anything runs, for the user's eyes only."""
+    if path == "-":
+        return 2
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            os.fchmod(fd, 0o600)
+    except OSError as error:
+        raise BadInput(f"the receipt cannot be written to {path}: {error.strerror}") from None
+    return fd
+
+
+def _write_receipt(fd: int, receipt: Receipt) -> None:
+    data = msgspec.json.format(msgspec.json.encode(receipt)) + b"\n"
+    try:
+        with open(fd, "wb", closefd=fd != 2) as file:
+            file.write(data)
+    except OSError as error:
+        _say(f"the receipt could not be written: {error.strerror}")
+
+
+# interlock doctor
+
+
+@app.command("doctor", short_help="Say what this machine allows and what to change.")
+def doctor_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
+) -> int:
+    """Try how surely processes can be ended on this machine, and say what would make it better."""
+    report = asyncio.run(processes_doctor.examine())
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
+    else:
+        _draw(report)
+    return 0 if report.grade is not None else 1
+
+
+MARKS = {True: "[green]✓[/]", False: "[yellow]✗[/]", None: " "}
+
+
+def _draw(report: processes_doctor.Report) -> None:
+    console = Console(highlight=False)
+    grade = report.grade or "none"
+    console.print(f"Grade: [bold]{grade}[/]" + (f"  [dim](not better, {_plain(report.why)})[/]" if report.why else ""))
+    grades = Table(title="How processes are held and ended, best first", title_justify="left")
+    for head in ("", "grade", "tried", "cannot reach"):
+        grades.add_column(head)
+    for trial in report.trials:
+        tried = f"two processes gone in {trial.gone_ms:.3g} ms" if trial.gone_ms is not None else _plain(trial.why)
+        grades.add_row(MARKS[trial.works], trial.grade, tried, _plain("\n".join(trial.unseen)))
+    console.print(grades)
+    facts = Table(title="What was found", title_justify="left")
+    for head in ("", "what", "here", "to make it better"):
+        facts.add_column(head, overflow="fold")
+    for fact in report.facts:
+        facts.add_row(MARKS[fact.good], fact.name, _plain(fact.found), _plain(fact.change))
+    console.print(facts)
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", "\\[")
+
+
+# The door
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody may be there to read it
+        sys.stderr.write(f"interlock: {line}\n")
+        sys.stderr.flush()
+
+
+def _open_descriptors() -> None:
+    """See to it that 0, 1 and 2 are something, or what we open next would be the command's input or output."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != fd:
+                os.dup2(opened, fd)
+                os.close(opened)
+            os.set_inheritable(fd, True)
+
+
+def main() -> None:
+    """Be the `interlock` command."""
+    _open_descriptors()
+    try:
+        status = app(sys.argv[1:] or ["--help"], prog_name="interlock", standalone_mode=False)
+    except typer.TyperException as wrong:  # how we were called, in a line
+        _say(f"{wrong.format_message().rstrip('.')}; interlock {' '.join(sys.argv[1:2])} --help tells more")
+        status = TROUBLE
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        status = TROUBLE
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""What the room's tests share: batches of the kit, each played once in a limited process of its own, and a witness."""
+
+import functools
+import os
+
+import pytest
+
+from interlock.processes.base import Grade
+from interlock.testing.hostile.processes import (
+    DROPPED_UID,
+    Batch,
+    NoScope,
+    Witness,
+    bearers,
+    children,
+    descriptors,
+    emptied,
+    end_bearers,
+    entered,
+    inhabitants,
+    play_apart,
+    scope,
+    zombies,
+)
+
+__all__ = [
+    # the kit, played
+    "SETTINGS",
+    "batch",
+    # a command in a scope: `with scope() as s: Popen(entered(argv, s, uid=...))`, then `emptied(s)`
+    "emptied",
+    "entered",
+    "inhabitants",
+    "scope",
+    # a witness
+    "Witness",
+    "bearers",
+    "children",
+    "descriptors",
+    "end_bearers",
+    "zombies",
+]
+
+SETTINGS: dict[str, tuple[Grade | None, int | None]] = {
+    "cgroup": (Grade.CGROUP, None),
+    "keeper": (Grade.KEEPER, None),
+    "dropped": (None, DROPPED_UID),  # whatever the machine gives to another user: the keeper
+    "group": (Grade.GROUP, None),
+}
+ROUNDS = {"cgroup": 5, "keeper": 5, "dropped": 5, "group": 3}
+SEED, WIDTH = 4, 2
+
+
+def batch(setting: str) -> Batch:
+    """Return what a batch of the kit came to; skip, saying what is missing, where it cannot be played."""
+    played = _play(setting)
+    if isinstance(played, str):
+        pytest.skip(played)
+    return played
+
+
+@functools.cache
+def _play(setting: str) -> Batch | str:
+    grade, uid = SETTINGS[setting]
+    if uid is not None and os.getuid() != 0:
+        return "only root can become another user; the keeper's cells run as you already"
+    try:
+        if grade is Grade.CGROUP:
+            tried = play_apart(None, seed=0, rounds=0)
+            if tried.grade != Grade.CGROUP:
+                return f"this machine gives no cgroups to uid {tried.uid}: {tried.why}"
+        return play_apart(grade, seed=SEED, rounds=ROUNDS[setting], width=WIDTH, uid=uid)
+    except NoScope as error:
+        return str(error)

@@ -1,0 +1,301 @@
+"""Limits and rights: how many processes, how much memory, which user, and that a limit is no shelter from a stop."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import pwd
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from interlock.core.errors import BadInput
+from interlock.processes import kernel
+from interlock.processes.base import Confinement, Grade, SpawnFailed
+from interlock.processes.local import LocalProcesses
+
+from .test_spawn import BOUND_SECONDS, Witness, both_grades, ended, order, pids_in, play, python, room, tree, until
+
+PIDS = 40
+BOMB = """
+import os, signal, sys
+refused = 0
+for _ in range(400):  # a budget of its own, should nothing stop it
+    try:
+        child = os.fork()
+    except OSError as error:
+        refused = error.errno
+        break
+    if child == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.setsid()
+        while True:
+            signal.pause()
+    with open(sys.argv[1], "a") as file:
+        print(child, file=file)
+with open(sys.argv[2], "w") as file:
+    print(refused, file=file)
+while True:
+    signal.pause()
+"""
+
+
+def need_root(why: str) -> None:
+    """Skip where only root can do it."""
+    if os.geteuid() != 0:
+        pytest.skip(why)
+
+
+@both_grades
+def test_a_fork_bomb_hits_the_limit_and_is_stopped(grade: Grade, tmp_path: Path) -> None:
+    """Race 70: a run at its limit of processes cannot start another, is refused cleanly, and is stopped as any."""
+    need_root("a limit of processes for one run needs a pids cgroup, which root can make")
+
+    async def main() -> None:
+        async with room(grade, pids=PIDS) as processes:
+            assert processes.machine is not None and processes.machine.pids in ("v1", "v2")
+            containment = processes.contain("run r-1.g1")
+            bomb = containment.spawn(python(BOMB, str(tmp_path / "pids"), str(tmp_path / "refused")))
+            await bomb.started()
+            assert await pids_in(tmp_path / "refused", 1) == [errno.EAGAIN]
+            forked = [int(line) for line in (tmp_path / "pids").read_text().split()]
+            assert PIDS - 3 <= len(forked) < PIDS
+            with pytest.raises(SpawnFailed, match="this run's limit of processes") as failed:
+                await containment.spawn(order("true")).started()
+            assert failed.value.errno == errno.EAGAIN
+            other = processes.contain("run r-2.g1")
+            assert await ended(other.spawn(order("echo", "free"))) == "free\n"
+            with Witness(forked) as witness:
+                containment.cut()
+                async with asyncio.timeout(BOUND_SECONDS):
+                    await containment.done.wait()
+                assert witness.alive() == []
+            assert containment.ended >= len(forked)
+
+    play(main())
+
+
+@both_grades
+def test_a_limit_is_the_whole_run_s(grade: Grade, tmp_path: Path) -> None:
+    """The containments of one run share its limit of processes; another run has its own."""
+    need_root("a limit of processes for one run needs a pids cgroup, which root can make")
+
+    async def main() -> None:
+        async with room(grade, pids=8) as processes:
+            first, second = processes.contain("run r-1.g1"), processes.contain("run r-1.g1")
+            for _ in range(4):
+                await first.spawn(order("sleep", "1000")).started()
+                await second.spawn(order("sleep", "1000")).started()
+            for containment in (first, second):
+                with pytest.raises(SpawnFailed) as failed:
+                    await containment.spawn(order("true")).started()
+                assert failed.value.errno == errno.EAGAIN
+            assert await ended(processes.contain("run r-1.g2").spawn(order("echo", "free"))) == "free\n"
+
+    play(main())
+
+
+@both_grades
+def test_a_memory_limit_kills_only_in_its_run(grade: Grade) -> None:
+    """A run that takes more memory than it may loses that process; its keeper, another run and control go on."""
+    need_root("a limit of memory for one run needs a memory cgroup, which root can make")
+
+    async def main() -> None:
+        async with room(grade, memory=64 * 1024 * 1024) as processes:
+            assert processes.machine is not None and processes.machine.memory in ("v1", "v2")
+            greedy, modest = processes.contain("run r-1.g1"), processes.contain("run r-2.g1")
+            bystander = modest.spawn(order("sleep", "1000"))
+            await bystander.started()
+            process = greedy.spawn(python("kept = [b'x' * 1000000 for _ in range(400)]; print(len(kept))"))
+            async with asyncio.timeout(BOUND_SECONDS):
+                assert await ended(process) == ""
+            assert process.status == -signal.SIGKILL
+            assert not bystander.exited.is_set()
+            assert await ended(greedy.spawn(order("echo", "on"))) == "on\n"
+            assert await ended(modest.spawn(order("echo", "on"))) == "on\n"
+
+    play(main())
+
+
+def test_leaves_carry_run_and_generation(tmp_path: Path) -> None:
+    """A person who looks at the cgroups sees which run of which control a process belongs to."""
+    need_root("the cgroup grade needs root, or a cgroup that was delegated to us")
+
+    async def main() -> None:
+        async with room(Grade.CGROUP, memory=1 << 30) as processes:
+            assert processes.machine is not None
+            containment = processes.contain("run r-17.g3")
+            pids = await tree(containment, tmp_path / "pids")
+            base = f"{kernel.MARK}{kernel.owner_of(os.getpid())}/run_r-17.g3"
+            assert containment.leaf == f"{processes.machine.home}/{base}/k{containment.number}"
+            for pid in pids:
+                lines = kernel.read(f"/proc/{pid}/cgroup").splitlines()
+                assert any(line.startswith("0::") and line.endswith(f"{base}/k{containment.number}") for line in lines)
+                for what in ("pids", "memory"):
+                    if getattr(processes.machine, what) == "v1":
+                        assert any(f":{what}:" in line and line.endswith(base) for line in lines), lines
+            keeper = kernel.read(f"/proc/{containment.keeper}/cgroup")
+            assert kernel.MARK not in keeper
+            containment.cut()
+            await containment.done.wait()
+            await until(lambda: not Path(containment.leaf or "").parent.exists(), "the run's directory removed")
+
+    play(main())
+
+
+WHO = """
+import json, os, signal, sys
+def may(pid):
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return False
+    return True
+print(json.dumps({
+    "ids": [os.getresuid(), os.getresgid(), os.getgroups()],
+    "home": [os.environ.get(name) for name in ("HOME", "USER", "LOGNAME")],
+    "status": open("/proc/self/status").read(),
+    "may": [may(int(pid)) for pid in sys.argv[1:]],
+}))
+"""
+
+
+@both_grades
+def test_the_agent_s_user(grade: Grade) -> None:
+    """agent_user: ids, groups, HOME and USER are its own, no privilege comes back, and who keeps it is out of reach."""
+    need_root("only root can give rights away")
+    entry = pwd.getpwnam("nobody")
+
+    async def main() -> None:
+        async with room(grade, agent_user="nobody") as processes:
+            containment = processes.contain("run r-1.g1")
+            await ended(containment.spawn(order("true")))
+            assert processes._helper is not None and containment.keeper is not None
+            above = [str(pid) for pid in (containment.keeper, processes._helper.process.pid, os.getpid())]
+            go = "import sys; sys.stdin.readline()\n"  # the keeper has its own ids again once it has said "started"
+            process = containment.spawn(python(go + WHO, *above, input=b"", cwd="/"))
+            seen = json.loads(await ended(process))
+            uids, gids, groups = seen["ids"]
+            assert uids == [entry.pw_uid] * 3
+            assert gids == [entry.pw_gid] * 3
+            assert groups == os.getgrouplist("nobody", entry.pw_gid)
+            assert seen["home"] == [entry.pw_dir, "nobody", "nobody"]
+            assert "NoNewPrivs:\t1" in seen["status"]
+            assert "CapEff:\t0000000000000000" in seen["status"]
+            assert "CapPrm:\t0000000000000000" in seen["status"]
+            assert seen["may"] == [False, False, False]
+            status = kernel.read(f"/proc/{containment.keeper}/status")
+            assert "Uid:\t0\t0\t0\t0" in status and "Gid:\t0\t0\t0\t0" in status
+            tty = containment.spawn(python("import os; print(os.isatty(0), os.ttyname(0) != '')", pty=True, cwd="/"))
+            assert await ended(tty) == "True True\r\n"
+            with pytest.raises(SpawnFailed) as failed:
+                await containment.spawn(order("no-such-program")).started()
+            assert failed.value.errno == errno.ENOENT
+            status = kernel.read(f"/proc/{containment.keeper}/status")
+            assert "Uid:\t0\t0\t0\t0" in status and "Gid:\t0\t0\t0\t0" in status
+
+    play(main())
+
+
+def test_the_agent_s_user_is_ended_as_any(tmp_path: Path) -> None:
+    """Race 60: the tree of another user goes with its containment, at the keeper grade too."""
+    need_root("only root can give rights away")
+
+    async def main() -> None:
+        async with room(Grade.KEEPER, agent_user="nobody") as processes:
+            place = tmp_path / "pids"
+            place.touch()
+            place.chmod(0o666)
+            for path in (tmp_path, *tmp_path.parents):
+                if path.stat().st_uid == os.getuid() and "pytest" in path.name:
+                    path.chmod(0o755)
+            containment = processes.contain("run r-1.g1")
+            with Witness(await tree(containment, place, cwd="/")) as witness:
+                containment.cut()
+                await containment.done.wait()
+                assert witness.alive() == []
+
+    play(main())
+
+
+def test_an_agent_s_user_that_cannot_be() -> None:
+    """A user who does not exist is refused at the start, with what to do."""
+    with pytest.raises(BadInput, match="there is no user 'no-such-user'"):
+        LocalProcesses(Confinement(agent_user="no-such-user"))
+
+
+AS_NOBODY = """
+import asyncio, json, os, sys
+from interlock.processes.base import Confinement, SpawnFailed, SpawnOrder
+from interlock.processes.local import LocalProcesses
+from interlock.core.errors import BadInput
+
+async def main():
+    try:
+        LocalProcesses(Confinement(agent_user="root"))
+    except BadInput as error:
+        refused = str(error)
+    processes = LocalProcesses(Confinement(pids=40, memory=1 << 30))
+    machine = await processes.ready()
+    containment = processes.contain("run r-1.g1")
+    process = containment.spawn(SpawnOrder(argv=("cat", "/proc/self/limits")))
+    await process.exited.wait()
+    limits = process.output()[0].decode()
+    code = ("import os, signal\\n"
+            "count = 0\\n"
+            "try:\\n"
+            "    while count < 400:\\n"
+            "        if os.fork() == 0: signal.pause()\\n"
+            "        count += 1\\n"
+            "except OSError as error: print(error.errno, count, flush=True)\\n"
+            "signal.pause()\\n")
+    bomb = containment.spawn(SpawnOrder(argv=(sys.executable, "-I", "-S", "-c", code), streamed=True))
+    line = await bomb.line()
+    try:
+        await containment.spawn(SpawnOrder(argv=("true",))).started()
+        failed = 0
+    except SpawnFailed as error:
+        failed = error.errno
+    containment.cut()
+    await containment.done.wait()
+    me = os.getuid()
+    left = sum(os.stat(f"/proc/{pid}").st_uid == me for pid in os.listdir("/proc") if pid.isdigit())
+    print(json.dumps([machine.grade, machine.why, machine.pids, machine.memory, limits, line.decode(), failed, refused, left]))
+    await processes.close()
+
+asyncio.run(main())
+"""
+
+
+def test_without_root_the_limits_are_rlimits() -> None:
+    """A user without rights gets the keeper grade, is told why, and rlimits bound the run's processes and memory."""
+    need_root("only root can become another user")
+    user = 64_321  # nobody else's, so that its processes can be counted
+    done = subprocess.run(
+        [sys.executable, "-c", AS_NOBODY],
+        user=user,
+        group=user,
+        extra_groups=[],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    grade, why, pids, memory, limits, line, failed, refused, left = json.loads(done.stdout)
+    assert (grade, pids, memory) == ("keeper", "rlimit", "rlimit")
+    assert "no cgroup" in why
+    rows = {row[:26].strip(): row[26:].split() for row in limits.splitlines()}
+    assert rows["Max address space"][:2] == [str(1 << 30)] * 2
+    assert 40 <= int(rows["Max processes"][0]) <= 60
+    number, count = line.split()
+    assert int(number) == errno.EAGAIN and 30 <= int(count) <= 60
+    assert failed == errno.EAGAIN
+    assert "needs root" in refused
+    assert left == 2  # itself and its helper
