@@ -13,6 +13,7 @@ import re
 import signal
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -34,8 +35,6 @@ from interlock.runtime.spawning import command_of
 
 try:
     import typer
-    from rich.console import Console
-    from rich.table import Table
 except ModuleNotFoundError as missing:
     sys.stderr.write(f"interlock: this command needs {missing.name}; install it: pip install 'interlock[cli]'\n")
     raise SystemExit(125) from None
@@ -163,6 +162,7 @@ def run_command(
     Exit status: the command's own (128+n if signal n ended it), 124 after the deadline, 130 stopped by Ctrl-C,
     143 after TERM or HUP, 125 if interlock itself failed, 126 not executable, 127 not found.
     """
+    asked = Asked()
     try:
         env: dict[str, str | None] = dict(os.environ)
         for name in USER_NAMES if user is not None else ():
@@ -173,49 +173,57 @@ def run_command(
             argv=tuple(command), cwd=None if cwd is None else str(cwd), env=env, grace=_seconds(grace), inherit=True
         )
         paper = None if receipt is None else _open_receipt(receipt)
-        return asyncio.run(
-            _run(Command(order, processes), processes, deadline=_seconds(deadline), paper=paper, quiet=quiet)
-        )
+        agent, limit = Command(order, processes), _seconds(deadline)
+        return asyncio.run(_run(agent, processes, asked, deadline=limit, paper=paper, quiet=quiet))
     except InterlockError as error:
         _say(_text(error))
         return TROUBLE
-    except KeyboardInterrupt:  # before anything was started
-        return TABLE[Ending.STOPPED].exit_code
 
 
-async def _run(command: Command, processes: LocalProcesses, *, deadline: float, paper: int | None, quiet: bool) -> int:
-    asked: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
-    _listen(asked)
+class Asked:
+    """The first signal that asks for the end. Later ones change nothing, also while we are closing."""
+
+    def __init__(self) -> None:
+        self.number: signal.Signals | None = None
+        self._wake: Callable[[], object] | None = None
+        for number in STOPPING:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # what the shell had us ignore (nohup, &) stays so
+                signal.signal(number, self._take)
+
+    def _take(self, number: int, _: object) -> None:
+        if self.number is None:
+            self.number = signal.Signals(number)
+            if self._wake is not None:
+                self._wake()
+
+    async def wait(self) -> None:
+        """Return when there was one."""
+        loop, heard = asyncio.get_running_loop(), asyncio.Event()
+        self._wake = lambda: loop.call_soon_threadsafe(heard.set)
+        if self.number is None:
+            await heard.wait()
+
+
+async def _run(
+    command: Command, processes: LocalProcesses, asked: Asked, *, deadline: float, paper: int | None, quiet: bool
+) -> int:
     settings = Settings(drain_seconds=Settings().drain_seconds + command.order.grace)
     async with open_control(command, settings=settings, processes=processes) as control:
         machine = await processes.ready()
         wanted = processes.confinement.grade
         if wanted is not None and machine.grade is not wanted:
-            raise BadInput(
-                f"this machine gives grade {machine.grade}, not {wanted}: {machine.why}; see interlock doctor"
-            )
+            raise BadInput(f"no grade {wanted} here: {machine.why}; interlock doctor says what to change")
         sent = await control.send(SESSION, command_of(command.order), deadline=deadline)
         over = asyncio.create_task(_over(control, sent.run_id))
-        await asyncio.wait((over, asked), return_when=asyncio.FIRST_COMPLETED)
+        signalled = asyncio.create_task(asked.wait())
+        await asyncio.wait((over, signalled), return_when=asyncio.FIRST_COMPLETED)
         if not over.done():
-            await (control.stop(run=sent.run_id) if asked.result() is signal.SIGINT else control.close())
+            await (control.stop(run=sent.run_id) if asked.number is signal.SIGINT else control.close())
         outcome, receipt = await over
+        signalled.cancel()
     if paper is not None:
         _write_receipt(paper, receipt)
-    signalled = asked.result() if asked.done() else None
-    return _conclude(command, outcome, receipt, signalled=signalled, quiet=quiet)
-
-
-def _listen(asked: "asyncio.Future[signal.Signals]") -> None:
-    """Take the first signal that asks for the end; what the shell had us ignore (nohup, &) stays ignored."""
-
-    def ask(number: signal.Signals) -> None:
-        if not asked.done():
-            asked.set_result(number)
-
-    for number in STOPPING:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            asyncio.get_running_loop().add_signal_handler(number, ask, number)
+    return _conclude(command, outcome, receipt, signalled=asked.number, quiet=quiet)
 
 
 async def _over(control: Control, run_id: str) -> tuple[Outcome, Receipt]:
@@ -308,6 +316,9 @@ MARKS = {True: "[green]✓[/]", False: "[yellow]✗[/]", None: " "}
 
 
 def _draw(report: processes_doctor.Report) -> None:
+    from rich.console import Console  # noqa: PLC0415 - `run` need not wait for it
+    from rich.table import Table  # noqa: PLC0415
+
     console = Console(highlight=False)
     grade = report.grade or "none"
     console.print(f"Grade: [bold]{grade}[/]" + (f"  [dim](not better, {_plain(report.why)})[/]" if report.why else ""))
@@ -360,6 +371,8 @@ def main() -> None:
     except typer.TyperException as wrong:  # how we were called, in a line
         _say(f"{wrong.format_message().rstrip('.')}; interlock {' '.join(sys.argv[1:2])} --help tells more")
         status = TROUBLE
+    except KeyboardInterrupt:  # before anything was started
+        status = TABLE[Ending.STOPPED].exit_code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         status = TROUBLE

@@ -1,4 +1,4 @@
-"""Ending a containment: KILL at once or after the grace, seen gone by the kernel's word, and never the wrong process."""
+"""Ending a containment: at once or after the grace, seen gone by the kernel's word, and never the wrong process."""
 
 from __future__ import annotations
 
@@ -22,8 +22,20 @@ from interlock.processes import kernel
 from interlock.processes.base import Grade
 from interlock.processes.local import LocalContainment, LocalProcess
 
-from .test_spawn import BOUND_SECONDS, Witness, both_grades, descriptors, ended, order, pids_in, play, python, room
-from .test_spawn import tree, until
+from .test_spawn import (
+    BOUND_SECONDS,
+    Witness,
+    both_grades,
+    descriptors,
+    ended,
+    order,
+    pids_in,
+    play,
+    python,
+    room,
+    tree,
+    until,
+)
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
 
@@ -364,7 +376,7 @@ def test_a_grandchild_that_holds_the_pipe_holds_nobody(grade: Grade, streamed: b
     async def main() -> None:
         async with room(grade) as processes:
             containment = processes.contain("run r-1.g1")
-            code = 'setsid sh -c "echo \\$\\$ > $1; while :; do sleep 1000; done" & while [ ! -s "$1" ]; do :; done; echo out'
+            code = 'setsid sh -c "echo \\$\\$ > $1; exec sleep 1000" & while [ ! -s "$1" ]; do :; done; echo out'
             process = containment.spawn(order("sh", "-c", code, "sh", str(tmp_path / "pids"), streamed=streamed))
             async with asyncio.timeout(5):
                 await process.exited.wait()

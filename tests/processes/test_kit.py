@@ -16,7 +16,7 @@ import pytest
 
 from interlock import Confinement, Grade, Message, Run, open_control
 from interlock.processes.base import UNSEEN
-from interlock.testing.hostile.processes import CASES, CUT_SECONDS, Cell, plan
+from interlock.testing.hostile.processes import CASES, CUT_SECONDS, plan
 
 from .scene import ROUNDS, Witness, batch, bearers, children, emptied, end_bearers, entered, scope, zombies
 
@@ -43,8 +43,8 @@ def until(what: object, seconds: float = BOUND_SECONDS) -> bool:
 def test_nothing_of_a_case_survives(case: str, setting: str) -> None:
     """Cut at any moment, a case is gone when its containment is done: nobody is seen, and nobody beats later."""
     cell = batch(setting).cells[case]
-    assert cell == Cell(trials=ROUNDS[setting], reached=cell.reached), batch(setting).troubles
-    assert cell.trials >= 3
+    assert cell.sound, batch(setting).troubles
+    assert cell.trials == ROUNDS[setting]
     assert cell.reached >= 1, "it was always cut before it had done anything"
 
 
@@ -58,6 +58,7 @@ def test_nothing_else_is_left(setting: str) -> None:
 
 def test_the_kit_is_played_often_enough() -> None:
     """At least 200 trials, at least 3 in every cell, and cuts from 0 to 50 ms after the spawn."""
+    assert all(rounds >= 3 for rounds in ROUNDS.values())
     assert sum(ROUNDS[setting] for setting in SOUND) * len(CASES) >= 200
     for setting in SOUND:
         trials = list(plan(0, ROUNDS[setting]))
@@ -168,7 +169,7 @@ def test_the_scope_sees_and_limits_whoever_is_in_it(tmp_path: Path) -> None:
     """Whoever is left in a scope is named and ended, and nobody in it can have more processes than it allows."""
     if os.getuid() != 0:
         pytest.skip("a scope is a cgroup only for root; others are limited by RLIMIT_NPROC")
-    many = "import os, time\nfor _ in range(20):\n  if not os.fork(): time.sleep(60)\n"
+    many = "import os, time\nfor _ in range(20):\n  if not os.fork():\n    time.sleep(20)\n    os._exit(0)\n"
     with scope(pids=8) as directory:
         assert directory is not None
         argv = [sys.executable, "-I", "-S", "-c", many]

@@ -1,12 +1,11 @@
 """What the promise tests share: a sink that forgets nothing, verbs by the effect they have, and the seeded loop."""
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Any
 
-from interlock import Control, Event, Message, NotYet, Run
+from interlock import Control, Event, Message, Run
 from interlock.core.names import Effect, EventKind, SessionId
 from interlock.testing import SeededLoop, run_seeded
 
@@ -101,7 +100,7 @@ VERBS: dict[Effect, Verb] = {
     Effect.PROGRESS: lambda run: run.progress("p"),
     Effect.PHASE: enter_phase,
     Effect.TOOL: lambda run: run.call(harmless),
-    Effect.SPAWN: lambda run: run.spawn("true"),
+    Effect.SPAWN: lambda run: run.spawn("work", run.id, "0.0005"),
     Effect.QUESTION: lambda run: run.ask("really?", timeout=0.0005),
     Effect.CHILD: lambda run: run.delegate("other", "do it"),
     Effect.HOLD: take_hold,
@@ -113,8 +112,7 @@ async def pester(run: Run, verb: Verb, errors: list[BaseException], *, times: in
     """Use a verb again and again; with `swallow`, whatever is raised."""
     for _ in range(times):
         try:
-            with contextlib.suppress(NotYet):
-                await verb(run)
+            await verb(run)
             await asyncio.sleep(0.001)
         except GeneratorExit:
             raise

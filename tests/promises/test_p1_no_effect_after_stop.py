@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from interlock import Control, Ending, MemoryStore, Message, NotYet, Run, Settings, Stale, ToolState, open_control, tool
+from interlock import Control, Ending, MemoryStore, Message, Run, Settings, Stale, ToolState, open_control, tool
 from interlock.core.names import Drain, Effect, EventKind
 from interlock.testing import VirtualThreads, run_seeded
+from interlock.testing.processes import VirtualProcesses
 
 from .scene import AGENTS, VERBS, Sink, harmless, pester, seeded, swallowed, told
 
@@ -74,7 +75,7 @@ def test_nothing_is_admitted_after_the_ack(effect: Effect, caller: Caller, end: 
 
     async def main() -> None:
         errors.clear()
-        async with open_control(agent, agents=AGENTS) as control:
+        async with open_control(agent, agents=AGENTS, processes=VirtualProcesses(Random(1))) as control:
             sink = Sink(control)
             sent = await control.send("s", "hello")
             await sink.until(sent.run_id, EventKind.STARTED)
@@ -162,7 +163,7 @@ def test_no_final_text_after_the_ack(end: str) -> None:
 
 @pytest.mark.parametrize("effect", [Effect.SPAWN, Effect.QUESTION, Effect.CHILD, Effect.HOLD])
 def test_the_fence_comes_first(effect: Effect) -> None:
-    """What a run asks of others works while it is current ("not yet" of the next release), and is Stale once not."""
+    """What a run asks of others works while it is current, and is Stale once it is not."""
     errors: list[BaseException | None] = []
 
     async def agent(run: Run, message: Message) -> None:
@@ -173,13 +174,13 @@ def test_the_fence_comes_first(effect: Effect) -> None:
 
     async def main() -> None:
         errors.clear()
-        async with open_control(agent, agents=AGENTS) as control:
+        async with open_control(agent, agents=AGENTS, processes=VirtualProcesses(Random(1))) as control:
             sent = await control.send("s", "hello")
             await told(control, sent.run_id, EventKind.DELTA)
             await control.stop(run=sent.run_id)
             refused = (await drained(control, sent.run_id)).refused
             assert refused[effect] == 1 and set(refused) <= {effect, Effect.FINAL}
-        assert [type(error) for error in errors] == [NotYet if effect is Effect.SPAWN else type(None), Stale]
+        assert [type(error) for error in errors] == [type(None), Stale]
 
     seeded(main)
 
@@ -212,7 +213,7 @@ def test_a_thread_cannot_speak_for_a_run_that_is_over() -> None:
 
     async def main() -> None:
         quick = Settings(grace_seconds=0.05, drain_seconds=0.1)
-        async with open_control(agent, agents=AGENTS, settings=quick) as control:
+        async with open_control(agent, agents=AGENTS, processes=VirtualProcesses(Random(1)), settings=quick) as control:
             sink = Sink(control)
             sent = await control.send("s", "hello")
             while len(sink.of(sent.run_id)) < 30:

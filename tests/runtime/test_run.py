@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
-from interlock import BadInput, Ending, Message, NotYet, Refused, Run, Stale, open_control
+from interlock import BadInput, Ending, Message, Refused, Run, Stale, open_control
 from interlock.core.names import Effect, EventKind
 from interlock.runtime.settings import QUESTION_BYTES, REFUSALS
 
@@ -359,22 +359,6 @@ def test_a_phase_left_after_the_end_hides_nothing() -> None:
             assert (await control.receipt(sent.run_id)).refused == {}
 
     seeded(main)
-
-
-def test_verbs_of_a_later_release() -> None:
-    """A verb that is not built yet says so to a current run, and the run goes on."""
-
-    async def agent(run: Run, message: Message) -> str:
-        with raises(NotYet, "run.spawn is not built yet"):
-            await run.spawn("true")
-        return "went on"
-
-    async def main() -> None:
-        async with open_control(agent) as control:
-            sent = await control.send("s", "hello")
-            assert (await control.wait(sent.run_id)).text == "went on"
-
-    seeded(main, range(2))
 
 
 async def enter(run: Run, name: object) -> None:

@@ -46,10 +46,6 @@ class Unavailable(InterlockError):
     retryable = True
 
 
-class NotYet(InterlockError, NotImplementedError):
-    """A verb that a later release builds."""
-
-
 class Stale(BaseException):
     """The run is over: the user moved on. Let it pass; every further effect of this run is refused.
 

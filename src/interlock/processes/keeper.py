@@ -60,6 +60,7 @@ class Keeper:
         self._user = user
         self._main: dict[int, int] = {}  # pid → number of the request, of processes not reaped yet
         self._groups: list[int] = []  # of process groups, where that is all there is
+        self._opened: list[tuple[int, int]] = []
         self._outbox: list[tuple[Any, ...]] = []
         self._listening = True
         self._served = False
@@ -205,19 +206,24 @@ class Keeper:
             raise
         stepped = []
         try:
-            for leaf, home in self._places():
-                kernel.write(leaf + "/cgroup.procs", "0")
-                stepped.append(home)
+            for inside, outside in self._doors():
+                os.write(inside, b"0")
+                stepped.append(outside)
             return self._as_user(argv, env, actions)
         finally:
-            for home in stepped:
-                kernel.write(home + "/cgroup.procs", "0")
+            for outside in stepped:
+                os.write(outside, b"0")
             os.chdir("/")
 
-    def _places(self) -> list[tuple[str, str]]:
-        if self._leaf is None or self._home is None:
-            return self._limits
-        return [*self._limits, (self._leaf, self._home)]
+    def _doors(self) -> list[tuple[int, int]]:
+        """Where to write to step into each leaf and out of it again; opened once."""
+        if not self._opened:
+            places = list(self._limits)
+            if self._leaf is not None and self._home is not None:
+                places.append((self._leaf, self._home))
+            for leaf, home in places:
+                self._opened.append((_door(leaf), _door(home)))
+        return self._opened
 
     def _as_user(self, argv: list[str], env: dict[str, str], actions: list[tuple[Any, ...]]) -> int:
         """Spawn with the user's rights: our real ids are theirs for this moment, and the child resets to real ids."""
@@ -251,6 +257,9 @@ class Keeper:
             return  # it stays where it was, just as contained
         if self._leaf is not None:
             kernel.remove_cgroup(self._leaf)
+        for fds in self._opened:
+            wire.close_all(list(fds))
+        self._opened = []
         self._leaf = leaf
 
     # Ending
@@ -382,6 +391,10 @@ def _actions(terminal: str | None, fds: list[int]) -> list[tuple[Any, ...]]:
     if len(fds) == 2:
         fds = [fds[0], fds[1], fds[1]]
     return [(os.POSIX_SPAWN_DUP2, fd, at) for at, fd in enumerate(fds)]
+
+
+def _door(cgroup: str) -> int:
+    return os.open(cgroup + "/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
 
 
 def _exec(argv: list[str], env: dict[str, str], actions: list[tuple[Any, ...]], *, resetids: bool) -> int:

@@ -158,6 +158,7 @@ class LocalContainment:
         self._loop = asyncio.get_running_loop()
         self._requested: dict[int, LocalProcess] = {}
         self._hung_up = False
+        self._insisting: asyncio.TimerHandle | None = None
         self._open = True
         self._numbers = itertools.count(1)
         self._loop.add_reader(sock.fileno(), self._readable)
@@ -167,7 +168,8 @@ class LocalContainment:
     def spawn(self, order: SpawnOrder, stdio: tuple[int, int, int] | None = None) -> LocalProcess:
         """Ask for a process, with pipes of ours or with descriptors that are given. Nothing is waited for."""
         if self._hung_up or self.done.is_set():
-            raise SpawnFailed(errno.ECANCELED, _trouble(order.argv[0], errno.ECANCELED, "its run has ended"))
+            why = "its run has ended" if self.state is BodyState.CUT else "its keeper was killed; try again"
+            raise SpawnFailed(errno.ECANCELED, _trouble(order.argv[0], errno.ECANCELED, why))
         if order.inherit:
             stdio = (0, 1, 2)
         process = LocalProcess(next(self._numbers), self, order)
@@ -217,12 +219,15 @@ class LocalContainment:
                 self.state = BodyState.CUT
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_WR)
-            self._loop.call_later(self.grace + INSIST_SECONDS, self.drop)
+            self._insisting = self._loop.call_later(self.grace + INSIST_SECONDS, self._insist)
 
-    def drop(self) -> None:
-        """It has not been seen empty yet: let the helper stand in for a keeper that does not answer."""
+    def _insist(self) -> None:
+        """A keeper says within half a second what is stuck; for one that says nothing the helper stands in."""
         if not self.done.is_set() and not self.stuck:
             self._processes.finish(self)
+
+    def drop(self) -> None:
+        """Nothing more can be done from here: it hung up long ago, and insists by itself."""
 
     def abandon(self) -> None:
         """Stop waiting; the receipt names what is left."""
@@ -278,6 +283,8 @@ class LocalContainment:
         if self.state is BodyState.RUNNING:
             self.state = BodyState.RETURNED
         self._close()
+        if self._insisting is not None:
+            self._insisting.cancel()
         for process in list(self._requested.values()):
             process.on_done()
         self._requested.clear()
@@ -293,6 +300,8 @@ class LocalContainment:
 
     def let_go(self) -> None:
         """Control closes: whatever was not seen is not waited for any longer."""
+        if self._insisting is not None:
+            self._insisting.cancel()
         self._close()
         for process in self._requested.values():
             process.close()

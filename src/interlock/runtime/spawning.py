@@ -223,9 +223,10 @@ class Spawning:
             if kept.shared is None or kept.shared.done.is_set():
                 kept.shared = self.contain(run)
             return kept.shared
+        grace = min(order.grace, self._settings.drain_seconds)
         if order.detached:
-            return self._processes.contain(f"session-{run.home.id}", grace=order.grace, once=True)
-        return self.contain(run, grace=order.grace, once=True)
+            return self._processes.contain(f"session-{run.home.id}", grace=grace, once=True)
+        return self.contain(run, grace=grace, once=True)
 
     def contain(self, run: LiveRun, *, grace: float = 0.0, once: bool = False) -> Containment:
         """Make a containment that falls with a run; registered in the step that makes it."""

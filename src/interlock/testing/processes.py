@@ -24,9 +24,9 @@ ACT_SECONDS = 0.004
 
 
 class Book:
-    """What processes did, held against what people were told."""
+    """What processes did, held against what people were told; without an oracle it takes notice of nothing."""
 
-    def __init__(self, oracle: Oracle) -> None:
+    def __init__(self, oracle: Oracle | None = None) -> None:
         self.oracle = oracle
         self.stuck: set[int] = set()
         self._lives: dict[int, tuple[RunId, bool]] = {}
@@ -34,6 +34,8 @@ class Book:
     def requested(self, run_id: RunId, number: int) -> None:
         """A run has asked for a process."""
         oracle = self.oracle
+        if oracle is None:
+            return
         oracle._note("asked for", run_id, number)
         if run_id in oracle._over or run_id in oracle._terminal:
             oracle._fail(f"P1: {run_id} asked for a process after its end was told")
@@ -41,6 +43,9 @@ class Book:
     def ran(self, run_id: RunId, number: int, *, detached: bool) -> None:
         """A process was started."""
         oracle = self.oracle
+        self._lives[number] = (run_id, detached)
+        if oracle is None:
+            return
         oracle._note("ran", run_id, number)
         if run_id in oracle._over and not detached:
             oracle._fail(f"P1: a process of {run_id} began after its end was acknowledged")
@@ -48,19 +53,26 @@ class Book:
             same = oracle._said.get(before, "")[:1] == oracle._said.get(run_id, "")[:1]
             if same and before != run_id and before in oracle._terminal and not free and other not in self.stuck:
                 oracle._fail(f"P3: a process of {run_id} began beside one of {before}")
-        self._lives[number] = (run_id, detached)
 
     def acted(self, run_id: RunId, number: int) -> None:
         """A process did something."""
-        if run_id in self.oracle._drained and not self._lives[number][1]:
+        if self.oracle is not None and run_id in self.oracle._drained and not self._lives[number][1]:
             self.oracle._fail(f"P3: a process of {run_id} acted after the receipt said drained")
 
     def died(self, number: int) -> None:
         """A process is gone."""
-        self.oracle._note("died", self._lives.pop(number)[0], number)
+        run_id, _ = self._lives.pop(number)
+        if self.oracle is not None:
+            self.oracle._note("died", run_id, number)
+
+    def crunched(self, run_id: RunId, tool: str) -> None:
+        """A synchronous tool began."""
+        if self.oracle is not None:
+            self.oracle.acted(run_id, tool, begins=True)
 
     async def close(self) -> None:
         """After the last stop of every session only what is stuck may live, detached or not."""
+        assert self.oracle is not None
         for fall in list(self.oracle.control._registry.falls.values()):
             await fall.drained.wait()
         for number, (run_id, _) in self._lives.items():
@@ -160,7 +172,6 @@ class VirtualContainment:
     @property
     def book(self) -> "Book":
         """Who looks at what processes do."""
-        assert self._processes.book is not None
         return self._processes.book
 
     def spawn(self, order: SpawnOrder) -> VirtualProcess:
@@ -234,7 +245,7 @@ class VirtualWorker:
     def _work(self, work: bytes, answer: asyncio.Future[Any]) -> None:
         if self.alive:
             function, arguments = pickle.loads(work)
-            self.containment.book.oracle.acted(RunId(arguments["run_id"]), function.__name__, begins=True)
+            self.containment.book.crunched(RunId(arguments.get("run_id", "")), function.__name__)
             if not answer.done():
                 answer.set_result(function(**arguments))
 
@@ -249,7 +260,7 @@ class VirtualProcesses:
     def __init__(self, random: Random) -> None:
         self.random = random
         self.machine = Machine(grade=Grade.KEEPER)
-        self.book: Book | None = None
+        self.book = Book()
         self._last = 0
         self._held: list[VirtualContainment] = []
 

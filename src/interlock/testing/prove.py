@@ -215,12 +215,13 @@ def _table(setting: Setting, batches: list[Batch]) -> Table:
         caption="after all: {zombies} zombies, {fds} descriptors, {leaves} cgroups, {left} processes".format(**left),
     )
     table.add_column("case")
-    counted = Cell.__struct_fields__
-    for name in counted:
+    counted = [name for name in Cell.__struct_fields__ if name != "slowest"]
+    for name in (*counted, "slowest, ms"):
         table.add_column("beats after" if name == "late" else name, justify="right")
     for case in CASES:
         cells = [batch.cells[case] for batch in batches if case in batch.cells]
-        table.add_row(case, *(str(sum(getattr(cell, name) for cell in cells)) for name in counted))
+        slowest = max((cell.slowest for cell in cells), default=0.0)
+        table.add_row(case, *(str(sum(getattr(cell, name) for cell in cells)) for name in counted), f"{slowest:.0f}")
     return table
 
 

@@ -33,10 +33,10 @@ from interlock.processes import kernel
 from interlock.processes.base import Confinement, Grade, SpawnOrder
 from interlock.processes.local import LocalContainment, LocalProcesses
 
-LIFE_SECONDS = 6.0  # a program that nobody ends goes by itself after so long
+LIFE_SECONDS = 12.0  # a program that nobody ends goes by itself, but only after a trial has judged it
 CUT_SECONDS = 0.05  # the latest moment of a cut
 READY_SECONDS = 5.0  # for a case to have become hostile
-DONE_SECONDS = 10.0
+DONE_SECONDS = 5.0  # from the cut
 SETTLE_SECONDS = 0.05  # within which a process that lives would have beaten
 GONE_SECONDS = 3.0
 RUN_PIDS = 256
@@ -434,6 +434,7 @@ class Cell(msgspec.Struct):
     survivors: int = 0  # processes that lived when their containment was done
     late: int = 0  # trials in which somebody beat after that
     undrained: int = 0  # trials that were not done in time
+    slowest: float = 0.0  # milliseconds from a cut until it was done
 
     @property
     def sound(self) -> bool:
@@ -561,12 +562,15 @@ class Campaign:
             await self._ready(witness, trial, token)
         if trial.delay:
             await asyncio.sleep(trial.delay)
+        cut = time.monotonic()
         containment.cut()
         if not await self._done(containment):
             cell.undrained += 1
             self.batch.troubles.append(f"{trial}: not done ({', '.join(containment.stuck) or 'nothing stuck'})")
+        drained = time.monotonic()
         survivors = bearers(token)
         witness.ended(token)
+        cell.slowest = max(cell.slowest, (drained - cut) * 1000)
         cell.reached += witness.reached(case, token)
         if survivors:
             cell.survivors += len(survivors)
