@@ -379,6 +379,34 @@ def test_a_keeper_without_descriptors(grade: Grade, size: int) -> None:
     play(main())
 
 
+def test_a_keeper_whose_first_spawn_found_no_descriptors() -> None:
+    """Race 69: however few descriptors the first spawn found, whatever is started later is inside the leaf."""
+    need(Grade.CGROUP)
+
+    async def main() -> None:
+        async with room(Grade.CGROUP, memory=1 << 30) as processes:
+            for spare in range(8):
+                containment = processes.contain("run r-1.g1")
+                keeper = await until(lambda held=containment: held.keeper, "the keeper's first word")
+                before = descriptors(keeper)
+                limits = resource.prlimit(keeper, resource.RLIMIT_NOFILE)
+                resource.prlimit(keeper, resource.RLIMIT_NOFILE, (before + spare, limits[1]))
+                try:
+                    await containment.spawn(order("true")).started()
+                except SpawnFailed as error:
+                    assert error.errno == errno.EMFILE
+                resource.prlimit(keeper, resource.RLIMIT_NOFILE, limits)
+                inside = await ended(containment.spawn(order("cat", "/proc/self/cgroup")))
+                run = f"/{kernel.MARK}{kernel.owner_of(os.getpid())}/run_r-1.g1"
+                assert f"{run}/k{containment.number}\n" in inside, spare
+                assert inside.count(run) == 3 or processes.machine.memory == "v2", spare  # pids and memory beside it
+                assert kernel.MARK not in kernel.read(f"/proc/{keeper}/cgroup")
+                containment.cut()
+                await containment.done.wait()
+
+    play(main())
+
+
 def test_an_order_too_large_for_any_packet() -> None:
     """Arguments of more than a memfd's limit are refused as E2BIG before they are sent, and the rest goes on."""
 
