@@ -178,6 +178,8 @@ def run_command(
     except InterlockError as error:
         _say(_text(error))
         return TROUBLE
+    finally:
+        asked.close()
 
 
 class Asked:
@@ -195,6 +197,12 @@ class Asked:
             self.number = signal.Signals(number)
             if self._wake is not None:
                 self._wake()
+
+    @staticmethod
+    def close() -> None:
+        """Ignore them from now on: the interpreter needs a moment to exit, and our status stands."""
+        for number in STOPPING:
+            signal.signal(number, signal.SIG_IGN)
 
     async def wait(self) -> None:
         """Return when there was one."""

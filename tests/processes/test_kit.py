@@ -148,6 +148,7 @@ def test_the_witness_sees_what_a_killpg_leaves(tmp_path: Path) -> None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             assert bearers(token)
+            assert witness.outside(token), "it is in no leaf of ours"
             witness.ended(token)
             assert until(lambda: witness.late() == [token])
         finally:

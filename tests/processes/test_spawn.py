@@ -87,6 +87,15 @@ def descriptors(pid: int | str = "self") -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
+def leave_descriptors(pid: int, spare: int) -> tuple[int, int]:
+    """Lower the limit of a process so that it can open so many more; return the limits it had."""
+    used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+    free = [number for number in range(max(used) + spare + 2) if number not in used]
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free[spare], hard))
+    return soft, hard
+
+
 def cgroups_of(owner: str) -> list[str]:
     """Every cgroup directory of an owner, in all hierarchies we use."""
     homes = (kernel.own_cgroup(), kernel.own_cgroup_v1("pids"), kernel.own_cgroup_v1("memory"))
@@ -364,8 +373,7 @@ def test_a_keeper_without_descriptors(grade: Grade, size: int) -> None:
             await ended(containment.spawn(order("true")))  # by now it has let go of what came with the first
             assert containment.keeper is not None and first.pid is not None
             before = descriptors(containment.keeper)
-            limits = resource.prlimit(containment.keeper, resource.RLIMIT_NOFILE)
-            resource.prlimit(containment.keeper, resource.RLIMIT_NOFILE, (before, limits[1]))
+            limits = leave_descriptors(containment.keeper, 0)
             with Witness([first.pid]) as witness:
                 with pytest.raises(SpawnFailed, match="descriptors") as failed:
                     await containment.spawn(order("true", env={"LONG": "x" * size})).started()
@@ -388,9 +396,7 @@ def test_a_keeper_whose_first_spawn_found_no_descriptors() -> None:
             for spare in range(8):
                 containment = processes.contain("run r-1.g1")
                 keeper = await until(lambda held=containment: held.keeper, "the keeper's first word")
-                before = descriptors(keeper)
-                limits = resource.prlimit(keeper, resource.RLIMIT_NOFILE)
-                resource.prlimit(keeper, resource.RLIMIT_NOFILE, (before + spare, limits[1]))
+                limits = leave_descriptors(keeper, spare)
                 try:
                     await containment.spawn(order("true")).started()
                 except SpawnFailed as error:

@@ -1,17 +1,22 @@
 """P3. Every process a run started, however deep and hidden, is gone when the receipt says `drained`; the kernel says
 so, not a timer.
 
-Processes come with a later issue. What exists now keeps the same rule for code in this process: `drained` means the
-bodies of a run were observed to have ended, or will never be resumed; what could not be ended is named.
+The same rule holds for code in this process: `drained` means the bodies of a run were observed to have ended, or will
+never be resumed; what could not be ended is named.
 """
 
 import asyncio
+import os
+import sys
 import threading
+import time
+import uuid
+from pathlib import Path
 from random import Random
 
 import pytest
 
-from interlock import Ending, Message, Run, Settings, open_control, tool
+from interlock import Confinement, Ending, Grade, Message, Run, Settings, open_control, tool
 from interlock.core.names import BodyState, Drain, EventKind, ToolState
 from interlock.core.receipt import Processes, Receipt
 from interlock.testing import run_seeded
@@ -225,3 +230,159 @@ def test_a_thousand_stopped_runs_leave_nothing_alive() -> None:
             assert len(asyncio.all_tasks()) == 1
 
     run_seeded(main, 1)
+
+
+# Processes
+
+GRADES = [pytest.param(None, id="as the machine gives"), pytest.param(Grade.KEEPER, id="keeper")]
+HOP = "import os\nopen({at!r}, 'w').write('up')\nwhile True:\n    if os.fork(): os._exit(0)\n"
+DAEMON = """
+import os, time
+if os.fork(): os._exit(0)
+os.setsid()
+if os.fork(): os._exit(0)
+open({at!r}, 'w').write('up')
+time.sleep(600)
+"""
+HIDING = {
+    "tree": ("sh", "-c", "sh -c 'sleep 600 & echo up > {at}; wait' & sleep 600"),
+    "deaf": ("sh", "-c", "trap '' TERM HUP INT; echo up > {at}; while :; do sleep 0.05; done"),
+    "own session": ("sh", "-c", "setsid sh -c 'echo up > {at}; exec sleep 600' & exec sleep 600"),
+    "child of an exited shell": ("sh", "-c", "sh -c 'sh -c \"echo up > {at}; exec sleep 600\" &' ; exec sleep 600"),
+    "stopped": ("sh", "-c", "sh -c 'echo up > {at}; kill -STOP $$' & sleep 600"),
+    "daemon": (sys.executable, "-S", "-c", DAEMON),
+    "hopper": (sys.executable, "-S", "-c", HOP),
+}
+"""Ways to be overlooked; each writes a file when it is well hidden."""
+
+
+def marked(witness: str) -> list[int]:
+    """Look for processes, dead ones that keep their environment included, whose environment holds a word."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if witness.encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+async def seen(path: Path) -> None:
+    """Wait for a file with something in it."""
+    async with asyncio.timeout(10):
+        while not path.exists() or not path.read_text():
+            await asyncio.sleep(0.002)
+
+
+@pytest.mark.parametrize("hidden", HIDING)
+@pytest.mark.parametrize("grade", GRADES)
+def test_no_process_is_left_at_drained(grade: Grade | None, hidden: str, tmp_path: Path) -> None:
+    """However a process hides, at `drained` the system knows of none that carries the run's mark."""
+    witness, at = uuid.uuid4().hex, tmp_path / "up"
+    *argv, last = HIDING[hidden]
+
+    async def agent(run: Run, message: Message) -> None:
+        await run.spawn(*argv, last.format(at=str(at)), env={"WITNESS": witness})
+        await asyncio.sleep(3600)
+
+    async def main() -> None:
+        confinement = Confinement(grade=grade, pids=200)
+        async with open_control(agent, confinement=confinement) as control:
+            sent = await control.send("s", "go")
+            await seen(at)
+            assert hidden == "hopper" or marked(witness)
+            await control.stop(session="s")
+            await control.wait(sent.run_id, drained=True)
+            assert marked(witness) == []
+            receipt = await control.receipt(sent.run_id)
+            assert (receipt.drain, receipt.unconfirmed) == (Drain.OBSERVED, ())
+            assert receipt.processes.ended >= 1 and receipt.processes.stuck == 0
+
+    asyncio.run(main())
+
+
+def compute(at: str) -> None:
+    """A tool that starts a shell and never returns."""
+    os.system(f"setsid sh -c 'echo up > {at}; exec sleep 600' &")
+    while True:
+        time.sleep(1)
+
+
+@pytest.mark.parametrize("grade", GRADES)
+def test_everything_a_run_started_goes_together(grade: Grade | None, tmp_path: Path) -> None:
+    """Foreground, background, streamed, a tool's own and a child run's processes: one stop, one receipt, none left."""
+    witness = uuid.uuid4().hex
+
+    def sleeper(run: Run, name: str, **options: bool) -> object:
+        line = f"echo up > {tmp_path / name}; exec sleep 600"
+        return run.spawn("sh", "-c", line, env={"WITNESS": witness}, **options)  # type: ignore[call-overload]
+
+    async def streams(run: Run) -> None:
+        async with sleeper(run, "streamed") as process:  # type: ignore[attr-defined]
+            async for _ in process:
+                pass
+
+    async def agent(run: Run, message: Message) -> None:
+        await sleeper(run, "background", background=True)  # type: ignore[misc]
+        await asyncio.gather(
+            sleeper(run, "foreground"),  # type: ignore[call-overload]
+            streams(run),
+            run.call(compute, at=str(tmp_path / "tool")),
+            run.delegate("child", "go"),
+        )
+
+    async def child(run: Run, message: Message) -> None:
+        await sleeper(run, "child")  # type: ignore[misc]
+
+    async def main() -> None:
+        os.environ["WITNESS_TOOL"] = witness  # a worker has the embedder's own environment
+        try:
+            async with open_control(agent, agents={"child": child}, confinement=Confinement(grade=grade)) as control:
+                sent = await control.send("s", "go")
+                for name in ("background", "foreground", "streamed", "tool", "child"):
+                    await seen(tmp_path / name)
+                await control.stop(session="s")
+                await control.wait(sent.run_id, drained=True)
+                spare = {control._processes._workers._spare}  # type: ignore[attr-defined]
+                left = [pid for pid in marked(witness) if pid != os.getpid()]
+                assert len(left) <= len(spare)  # the warm worker of the next run
+                receipt = await control.receipt(sent.run_id)
+                assert receipt.drain is Drain.OBSERVED and receipt.processes.ended >= 6
+        finally:
+            del os.environ["WITNESS_TOOL"]
+        assert [pid for pid in marked(witness) if pid != os.getpid()] == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("grade", GRADES)
+def test_a_stop_at_any_instant_of_a_spawn(grade: Grade | None, tmp_path: Path) -> None:
+    """Wherever a spawn is when the stop comes, at `drained` nothing of it is there and nothing comes later."""
+    witness, trace = uuid.uuid4().hex, tmp_path / "trace"
+
+    async def agent(run: Run, message: Message) -> None:
+        line = f"setsid sh -c 'while :; do echo x >> {trace}; sleep 0.01; done' & wait"
+        await swallowed(run.spawn("sh", "-c", line, env={"WITNESS": witness}))
+
+    async def main() -> None:
+        random = Random(4)
+        async with open_control(agent, confinement=Confinement(grade=grade)) as control:
+            for turn in range(25):
+                sent = await control.send("s", "go")
+                if turn % 2:
+                    await asyncio.sleep(random.random() * 0.02)
+                else:
+                    for _ in range(random.randrange(30)):
+                        await asyncio.sleep(0)
+                await control.stop(run=sent.run_id)
+                assert (await control.wait(sent.run_id, drained=True)).drained
+                assert marked(witness) == []
+                size = trace.stat().st_size if trace.exists() else 0
+                receipt = await control.receipt(sent.run_id)
+                assert (receipt.drain, receipt.processes.stuck) == (Drain.OBSERVED, 0)
+                assert (trace.stat().st_size if trace.exists() else 0) == size
+            assert control._registry.runs == {} or await control.processes() == []
+
+    asyncio.run(main())

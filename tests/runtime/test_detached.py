@@ -37,6 +37,13 @@ class Server:
         return [await pid_in(self.main), await pid_in(self.child)]
 
 
+async def _listed(control: Control, pid: int) -> None:
+    """Wait until control has heard that a process runs; it may have begun before."""
+    async with asyncio.timeout(SECONDS):
+        while pid not in [each.pid for each in await control.processes()]:
+            await asyncio.sleep(0.002)
+
+
 async def _complete(control: Control, run: str) -> None:
     """Nothing to do: its agent returns."""
 
@@ -69,6 +76,7 @@ def test_it_outlives_its_run(
         async with open_control(agent, deadline=deadline) as control:
             sent = await control.send("s", text)
             pids = await agent.pids()
+            await _listed(control, pids[0])
             await end(control, sent.run_id)
             outcome = await control.wait(sent.run_id, drained=True)
             receipt = await control.receipt(sent.run_id)
@@ -80,6 +88,33 @@ def test_it_outlives_its_run(
             stopped = await control.stop(session="s")
             assert stopped.aborted
             await until(lambda: not any(there(pid) for pid in pids))
+
+    asyncio.run(main())
+
+
+def test_a_stop_of_the_run_while_it_starts(tmp_path: Path) -> None:
+    """What a receipt calls detached is there, and listed, though its run was stopped before it was heard to run."""
+    agent = Server(tmp_path)
+
+    async def main() -> None:
+        async with open_control(agent) as control:
+            warm = await control.send("s", "go")
+            await control.wait(warm.run_id, drained=True)
+            [first] = await control.processes("s")
+            sent = await control.send("s", "stay")
+            async with asyncio.timeout(SECONDS):
+                while len(await control.processes("s")) < 2:  # in the step that asks for it
+                    await asyncio.sleep(0)
+            await control.stop(run=sent.run_id)
+            await control.wait(sent.run_id, drained=True)
+            assert (await control.receipt(sent.run_id)).processes.detached == 1
+            assert there(first.pid)
+            [second] = [each for each in await control.processes("s") if each.run_id == sent.run_id]
+            async with asyncio.timeout(SECONDS):
+                while second.pid is None:
+                    [second] = [each for each in await control.processes("s") if each.run_id == sent.run_id]
+                    await asyncio.sleep(0.002)
+            assert there(second.pid)
 
     asyncio.run(main())
 
@@ -173,7 +208,8 @@ def test_whose_it_is(tmp_path: Path) -> None:
                 assert [each.pid for each in await control.processes("s", by=who)] == [pids[0]]
             ended = await control.stop(session="s", by="ann")
             assert ended.aborted and ended.id is not None
-            await until(lambda: not any(there(pid) for pid in pids))
+            assert await _drained(control, ended.id) is Drain.OBSERVED
+            assert not any(there(pid) for pid in pids)
             assert (await control.receipt(ended.id, by="ann")).processes.ended >= 2
 
     asyncio.run(main())
@@ -246,14 +282,15 @@ def test_the_session_is_forgotten_after_a_stop(tmp_path: Path) -> None:
             await control.stop(session="s")
             registry = control._registry
             await until(lambda: not registry.sessions)
-            assert (registry.runs, registry.falls) == ({}, {})
+            await until(lambda: not registry.falls)
+            assert registry.runs == {}
             await until(lambda: not control._crew._tasks)
 
     asyncio.run(main())
 
 
 def test_a_later_run_replaces_it_by_name(tmp_path: Path) -> None:
-    """A detached process of a name is ended, and seen gone, before another run of the session starts one of that name."""
+    """A detached process of a name is ended and seen gone before another run of the session starts one of that name."""
     lock, clash = tmp_path / "lock", tmp_path / "clash"
     script = f"exec 9> {lock}; flock -n 9 || {{ echo > {clash}; exit 9; }}; setsid sleep 100 & exec sleep 100"
     before: list[bool] = []

@@ -155,9 +155,12 @@ def _has_systemd() -> bool:
 def _cgroups(works: bool) -> list[Fact]:
     """Say how far the way to cgroup v2 is open, step by step; what follows a closed step is left out."""
     mount, own = _mount(), kernel.own_cgroup()
-    if mount is None or own is None:
+    if mount is None:
         return [Fact(name="cgroup v2", found="not mounted", good=False, change=_to_mount())]
-    point, read_only = mount
+    point, read_only, foreign = mount
+    if foreign or own is None:
+        found = f"mounted at {point} from outside our cgroup namespace: our own cgroup is not to be found there"
+        return [Fact(name="cgroup v2", found=found, good=False, change=f"leave out the bind mount; {_to_write()}")]
     facts = [
         Fact(name="cgroup v2", found=f"mounted at {point}" + (", read-only" if read_only else ""), good=not read_only),
         Fact(name="own cgroup", found=own),
@@ -181,8 +184,8 @@ def _cgroups(works: bool) -> list[Fact]:
     return facts
 
 
-def _mount() -> tuple[str, bool] | None:
-    """Return where cgroup v2 is mounted and whether read-only."""
+def _mount() -> tuple[str, bool, bool] | None:
+    """Return where cgroup v2 is mounted, whether read-only, and whether it shows what is above our namespace."""
     try:
         lines = kernel.read("/proc/self/mountinfo").splitlines()
     except OSError:
@@ -190,9 +193,10 @@ def _mount() -> tuple[str, bool] | None:
     for line in lines:
         before, _, after = line.partition(" - ")
         if after.split(" ", 1)[0] == "cgroup2":
-            point, options = before.split()[4:6]
+            root, point, options = before.split()[3:6]
             of_all = after.split(" ")[-1].split(",")
-            return point.replace("\\040", " "), "ro" in options.split(",") or "ro" in of_all
+            read_only = "ro" in options.split(",") or "ro" in of_all
+            return point.replace("\\040", " "), read_only, root.startswith("/..")
     return None
 
 

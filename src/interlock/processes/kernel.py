@@ -123,7 +123,9 @@ def _own(version: str, controller: str) -> str | None:
         kind, _, options = after.split(" ", 2)
         here = kind == version and (not controller or controller in options.split(" ")[-1].split(","))
         if here and path is not None:
-            inner = path[len(root) :] if root != "/" and path.startswith(root) else path
+            if root != "/" and not f"{path}/".startswith(f"{root}/"):
+                continue  # not above our own cgroup: a bind from outside our cgroup namespace, say
+            inner = path if root == "/" else path[len(root) :]
             return (point.replace("\\040", " ") + "/" + inner.strip("/")).rstrip("/")
     return None
 

@@ -182,7 +182,9 @@ class LocalContainment:
                 ours, path = _terminal(order, confinement.agent_user)
             elif stdio is None:
                 ours, theirs = _pipes(order)
-            message = ("spawn", process.number, list(order.argv), self._processes.environment(order), _cwd(order), path)
+            argv = [_exact(argument) for argument in order.argv]
+            env = {_exact(name): _exact(value) for name, value in self._processes.environment(order).items()}
+            message = ("spawn", process.number, argv, env, _exact(_cwd(order)), path)
             wire.send(self._sock, message, stdio or tuple(theirs))
         except OSError as error:
             wire.close_all(ours)
@@ -600,6 +602,11 @@ def _terminal(order: SpawnOrder, user: str | None) -> tuple[list[int], str]:
         wire.close_all([master, slave])
         raise
     return [master, given, slave], path
+
+
+def _exact(text: str) -> str:
+    """Return a text that the helper, whose locale is UTF-8, turns into the very bytes that ours would."""
+    return os.fsencode(text).decode("utf-8", "surrogateescape")
 
 
 def _cwd(order: SpawnOrder) -> str:

@@ -58,6 +58,10 @@ def beat(mark=b"."):
 def ready():
     beat(b"!")
 
+def held():
+    with open("/proc/self/cgroup", "rb") as file:
+        return any(line.startswith(b"0::") and b"/interlock-" in line for line in file)
+
 def going():
     return time.monotonic() < end and os.access(path, os.F_OK)  # whoever removes the file wants no more of this
 
@@ -87,6 +91,9 @@ def haunt(do=None):
 
 def again(env):
     os.execve(sys.executable, [*sys.orig_argv[:-1], str(life + 1)], env)
+
+if not held():
+    beat(b"?")
 """
 
 _HOP = """
@@ -408,6 +415,13 @@ class Witness:
         except FileNotFoundError:
             return False
 
+    def outside(self, token: str) -> bool:
+        """Return whether somebody found itself in no leaf of ours when it began."""
+        try:
+            return b"?" in self.sink(token).read_bytes()
+        except FileNotFoundError:
+            return False
+
     def ended(self, token: str) -> None:
         """From here on, nobody beats for it."""
         self._at_end[token] = self._size(token)
@@ -551,15 +565,20 @@ class Campaign:
         case, token = trial.case, witness.token(trial.name)
         cell = self.batch.cells.setdefault(case.name, Cell())
         cell.trials += 1
-        containment = processes.contain(f"run {trial.name}", grace=case.grace)
-        process = containment.spawn(case.order(token, witness.sink(token)))
-        if trial.since != "request":
-            try:
+        try:
+            containment = processes.contain(f"run {trial.name}", grace=case.grace)
+        except InterlockError as error:
+            self.batch.troubles.append(f"{trial.name}: {error}")
+            return
+        process = None
+        try:
+            process = containment.spawn(case.order(token, witness.sink(token)))
+            if trial.since != "request":
                 await process.started()
-            except InterlockError as error:
-                self.batch.troubles.append(f"{trial.name}: {error}")
-        if trial.since == "ready":
-            await self._ready(witness, trial, token)
+            if trial.since == "ready":
+                await self._ready(witness, trial, token)
+        except InterlockError as error:
+            self.batch.troubles.append(f"{trial.name}: {error}")
         if trial.delay:
             await asyncio.sleep(trial.delay)
         cut = time.monotonic()
@@ -572,11 +591,13 @@ class Campaign:
         witness.ended(token)
         cell.slowest = max(cell.slowest, (drained - cut) * 1000)
         cell.reached += witness.reached(case, token)
+        if self.batch.grade == Grade.CGROUP and witness.outside(token):
+            self.batch.troubles.append(f"{trial}: executed before it was in its leaf")
         if survivors:
             cell.survivors += len(survivors)
             self.batch.troubles.append(f"{trial}: {', '.join(str(seen(pid)) for pid in survivors[:5])}")
             witness.release(token)
-        if not process.exited.is_set():
+        if process is not None and not process.exited.is_set():
             self.batch.troubles.append(f"{trial}: done, and its process is not said to have exited")
 
     async def _ready(self, witness: Witness, trial: Trial, token: str) -> None:
