@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from time import monotonic
 
-from bench import crowd, family, fence, flood, memory, raced, schedules, takeover
+from bench import crowd, family, fence, flood, memory, raced, schedules, survivors, takeover, trees
 from bench.result import Result, table
 from bench.scale import Scale
 
@@ -19,6 +19,8 @@ MEASURES: dict[str, Callable[[Scale], list[Result]]] = {
     "family": family.measure,
     "memory": memory.measure,
     "schedules": schedules.measure,
+    "trees": trees.measure,
+    "survivors": survivors.measure,
     "raced": raced.measure,
 }
 

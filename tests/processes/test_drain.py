@@ -339,7 +339,9 @@ def test_no_zombies_however_many_processes(grade: Grade) -> None:
                 for process in sent:
                     await process.exited.wait()
                     assert process.status == 3
-            await ended(containment.spawn(order("sh", "-c", "(sleep 0.05 > /dev/null 2>&1 &)")))  # it dies when all is quiet
+            await ended(
+                containment.spawn(order("sh", "-c", "(sleep 0.05 > /dev/null 2>&1 &)"))
+            )  # it dies when all is quiet
             children = f"/proc/{keeper}/task/{keeper}/children"
             await until(lambda: kernel.read(children) == "", "a keeper without children")
             await until(lambda: (descriptors(), descriptors(keeper)) == before, "descriptors as before")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 LINGER_SECONDS = 60.0  # a keeper nobody listens to goes on trying for so long
 STUCK_SECONDS = 0.5  # what is still there so long after a KILL is told
 FIRST_POLL_SECONDS, LAST_POLL_SECONDS = 0.002, 0.1
+SLOW_SECONDS = 0.02
 STUCK_LISTED = 20
 GATEWAY_GONE, HELPER_GONE = "control is gone", "the helper is gone"
 
@@ -59,6 +60,7 @@ class Keeper:
         self._once = once  # one request, then it goes as soon as nothing is left
         self._user = user
         self._main: dict[int, int] = {}  # pid → number of the request, of processes not reaped yet
+        self._hit: set[int] = set()  # children that were sent KILL and are not reaped: the pids are still theirs
         self._groups: list[int] = []  # of process groups, where that is all there is
         self._opened: list[tuple[int, int]] = []
         self._outbox: list[tuple[Any, ...]] = []
@@ -103,6 +105,8 @@ class Keeper:
             if self._once and self._served and not self._sealed and self._childless:
                 self._seal()
             if self._sealed:
+                if self._killed_at is not None and self._empty():
+                    break
                 self._end()
                 if self._empty():
                     break
@@ -221,8 +225,15 @@ class Keeper:
             places = list(self._limits)
             if self._leaf is not None and self._home is not None:
                 places.append((self._leaf, self._home))
-            for leaf, home in places:
-                self._opened.append((_door(leaf), _door(home)))
+            opened: list[int] = []
+            try:
+                for leaf, home in places:
+                    opened += [_door(leaf)]
+                    opened += [_door(home)]
+            except OSError:
+                wire.close_all(opened)  # all or none: whoever comes next must not go through some of them only
+                raise
+            self._opened = list(zip(opened[::2], opened[1::2], strict=True))
         return self._opened
 
     def _as_user(self, argv: list[str], env: dict[str, str], actions: list[tuple[Any, ...]]) -> int:
@@ -293,14 +304,21 @@ class Keeper:
             kernel.kill_cgroup(self._leaf)
         for group in self._groups:
             _signal_group(group, signal.SIGKILL)
-        self._kill_children()
+        if self._leaf is None:
+            self._kill_children()
         self._reap()
 
     def _kill_children(self) -> None:
+        """KILL the leaf once more if it is slow to empty, and whoever is our child by now and was not hit yet."""
         if self._leaf is not None and kernel.populated(self._leaf):
+            assert self._killed_at is not None
+            if time.monotonic() < self._killed_at + SLOW_SECONDS:
+                return  # it is dying
             kernel.kill_cgroup(self._leaf)
         for pid in kernel.children() if not self._childless else ():
-            _signal(pid, signal.SIGKILL)
+            if pid not in self._hit:
+                self._hit.add(pid)
+                _signal(pid, signal.SIGKILL)
 
     def _left(self) -> list[int]:
         left = {pid for pid in kernel.children() if (found := kernel.stat(pid)) is not None and found[0] not in "ZX"}
@@ -333,6 +351,7 @@ class Keeper:
                 self._childless = False
                 break
             self._ended += self._sealed
+            self._hit.discard(pid)
             number = self._main.pop(pid, None)
             if number is not None:
                 self._tell("exit", number, os.waitstatus_to_exitcode(status))

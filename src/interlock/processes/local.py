@@ -189,7 +189,11 @@ class LocalContainment:
         except OSError as error:
             wire.close_all(ours)
             code = error.errno or errno.EIO
-            raise SpawnFailed(code, _trouble(order.argv[0], code, "")) from None
+            if code in (errno.EPIPE, errno.ECONNRESET):  # hung up already, and we have not read it yet
+                code, what = errno.EAGAIN, "no keeper could be made for it, or it was killed; try again"
+            else:
+                what = ""
+            raise SpawnFailed(code, _trouble(order.argv[0], code, what)) from None
         finally:
             wire.close_all(theirs)
         self._requested[process.number] = process

@@ -1,0 +1,115 @@
+"""What is left after a stop, case by case: ours, pydantic-ai's workspace, and a plain asyncio subprocess with killpg.
+
+Everyone runs the same hostile programs and is stopped a moment after they have become hostile. Then the witness looks
+for whoever still carries the trial's token; survivors are ended by it.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from pydantic_ai.workspaces.local import LocalWorkspaceBackend
+
+from bench.result import Result
+from bench.scale import Scale
+from interlock import Message, Run, open_control
+from interlock.processes.base import Confinement
+from interlock.testing.hostile.processes import CASES, Case, Witness, bearers
+
+LATE_SECONDS = 0.3  # given to everyone after the stop was acknowledged, before the witness looks
+Stop = Callable[[], Awaitable[None]]
+Start = Callable[[tuple[str, ...], bytes | None], Awaitable[Stop]]
+
+
+def measure(scale: Scale) -> list[Result]:
+    """Count survivors per case and contestant."""
+    return asyncio.run(_measure(scale.rounds(10, 3)))
+
+
+async def _measure(trials: int) -> list[Result]:
+    left: dict[str, dict[str, int]] = {}
+    with tempfile.TemporaryDirectory(prefix="interlock-bench-") as directory:
+        witness = Witness(Path(directory))
+        async with open_control(_agent, confinement=Confinement(pids=256)) as control:
+
+            async def ours(argv: tuple[str, ...], given: bytes | None) -> Stop:
+                _wanted.append((argv, given))
+                sent = await control.send("s", "run it")
+
+                async def stop() -> None:
+                    await control.stop(run=sent.run_id)
+                    await control.wait(sent.run_id, drained=True)
+
+                return stop
+
+            for who, start in (("interlock", ours), ("pydantic-ai", _workspace), ("asyncio + killpg", _plain)):
+                for case in CASES.values():
+                    for number in range(trials):
+                        token = witness.token(f"{case.name}-{who.split()[0]}-{number}")
+                        survived = await _try(case, witness, token, start)
+                        left.setdefault(who, {}).setdefault(case.name, 0)
+                        left[who][case.name] += survived
+    return [
+        Result(
+            name=f"stops that left a process behind, of {trials * len(CASES)}: {who}",
+            value=sum(cases.values()),
+            unit="",
+            goal=0 if who == "interlock" else None,
+            small=tuple(f"{name}: {count} of {trials}" for name, count in cases.items() if count),
+        )
+        for who, cases in left.items()
+    ]
+
+
+async def _try(case: Case, witness: Witness, token: str, start: Start) -> bool:
+    """Start a case, stop it when it is hostile, and return whether anyone is left."""
+    order = case.order(token, witness.sink(token))
+    stop = await start(order.argv, order.input)
+    async with asyncio.timeout(10):
+        while not witness.reached(case, token):
+            await asyncio.sleep(0.002)
+    await stop()
+    await asyncio.sleep(LATE_SECONDS)
+    survived = bool(bearers(token))
+    witness.release(token)
+    return survived
+
+
+_wanted: list[tuple[tuple[str, ...], bytes | None]] = []
+
+
+async def _agent(run: Run, message: Message) -> None:
+    argv, given = _wanted.pop()
+    await run.spawn(*argv, cwd="/", input=given)
+    await asyncio.Event().wait()  # a shell may have left its work behind and exited
+
+
+async def _workspace(argv: tuple[str, ...], given: bytes | None) -> Stop:
+    """pydantic-ai's own: a cancelled `run` ends the process group."""
+    workspace = LocalWorkspaceBackend("/tmp")
+    task = asyncio.create_task(workspace.run(list(argv)))
+
+    async def stop() -> None:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task
+
+    return stop
+
+
+async def _plain(argv: tuple[str, ...], given: bytes | None) -> Stop:
+    """What one writes by hand: a session of its own, and killpg."""
+    process = await asyncio.create_subprocess_exec(
+        *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, start_new_session=True
+    )
+
+    async def stop() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+    return stop

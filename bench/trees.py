@@ -1,0 +1,243 @@
+"""Processes: how long until a tree is gone, what a spawn costs, what a keeper weighs; against floors of the same run.
+
+The floor is one killpg and a wait for ECHILD, in a bare process that is a subreaper: nothing that sees a tree gone can
+be faster, and it misses whoever left the group. Sides take turns, each on a tree of its own.
+"""
+
+import asyncio
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bench.result import Result
+from bench.sample import Samples
+from bench.scale import Scale
+from interlock import Message, Run, open_control
+from interlock.processes.base import Confinement, Grade, SpawnOrder
+from interlock.processes.local import LocalProcesses
+
+SIZES = (1, 10, 100, 1000)
+GOALS = {Grade.CGROUP: (2.0, 1.5, 1.2, 1.2), Grade.KEEPER: (3.0, 3.0, 1.5, 1.3)}
+SPAWN_GOAL, ACK_GOAL, DEATH_GOAL, KEEPER_KIB = 1.6, 1.5, 100.0, 1024
+TREE = """
+import os, sys, _signal as signal
+for _ in range(int(sys.argv[1]) - 1):
+    if os.fork() == 0:
+        signal.pause()
+os.write(1, b"!")
+signal.pause()
+"""
+GATEWAY = """
+import asyncio, os, sys
+from interlock.processes.base import Confinement, Grade, SpawnOrder
+from interlock.processes.local import LocalProcesses
+async def main():
+    processes = LocalProcesses(Confinement(grade=Grade(sys.argv[1])))
+    await processes.ready()
+    held = processes.contain("bench")
+    tree = held.spawn(SpawnOrder(argv=(sys.executable, "-I", "-S", "-c", sys.argv[2], "10"), streamed=True))
+    while b"!" not in bytes(tree._output._lines):
+        await asyncio.sleep(0.001)
+    print(tree.pid, flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+FLOOR = """
+import ctypes, os, signal, sys, time
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+for _ in range(int(sys.argv[3])):
+    reading, writing = os.pipe()
+    pid = os.posix_spawn(
+        sys.executable, [sys.executable, "-I", "-S", "-c", sys.argv[2], sys.argv[1]], os.environ,
+        file_actions=[(os.POSIX_SPAWN_DUP2, writing, 1)], setsid=True,
+    )
+    os.close(writing)
+    os.read(reading, 1)
+    began = time.perf_counter()
+    os.killpg(pid, signal.SIGKILL)
+    try:
+        while True:
+            os.waitpid(-1, 0)
+    except ChildProcessError:
+        print(time.perf_counter() - began, flush=True)
+    os.close(reading)
+"""
+
+
+def measure(scale: Scale) -> list[Result]:
+    """Measure processes at both grades."""
+    grades = [Grade.CGROUP, Grade.KEEPER] if os.geteuid() == 0 else [Grade.KEEPER]
+    results = [result for grade in grades for result in asyncio.run(_gone(grade, scale))]
+    results += [_died(grade, scale) for grade in grades]
+    results += [result for grade in grades for result in asyncio.run(_spawned(grade, scale))]
+    results.append(asyncio.run(_acked(scale)))
+    return results
+
+
+def _trials(size: int, scale: Scale) -> int:
+    return scale.rounds({1: 60, 10: 40, 100: 20, 1000: 8}[size], {1: 15, 10: 10, 100: 5, 1000: 2}[size])
+
+
+async def _gone(grade: Grade, scale: Scale) -> list[Result]:
+    """Stop → tree gone, against killpg."""
+    processes = LocalProcesses(Confinement(grade=grade, pids=8192))
+    await processes.ready()
+    results = []
+    for size, goal in zip(SIZES, GOALS[grade], strict=True):
+        trials = _trials(size, scale)
+        ours, floor = Samples(), Samples()
+        bare = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", "-c", FLOOR, str(size), TREE, str(trials), stdout=subprocess.PIPE
+        )
+        assert bare.stdout is not None
+        for _ in range(trials):
+            floor.seconds.append(float(await bare.stdout.readline()))
+            held = processes.contain("bench")
+            tree = held.spawn(SpawnOrder(argv=(sys.executable, "-I", "-S", "-c", TREE, str(size)), streamed=True))
+            output = tree._output
+            assert output is not None
+            while b"!" not in output._lines:
+                await asyncio.sleep(0.0005)
+            began = time.perf_counter()
+            held.cut()
+            await held.done.wait()
+            ours.seconds.append(time.perf_counter() - began)
+        await bare.wait()
+        results.append(
+            Result(
+                name=f"stop -> tree of {size} gone / killpg, {grade} grade, p50",
+                value=ours.percentile(50) / floor.percentile(50),
+                goal=goal,
+                small=(f"ours {ours.spread()}", f"killpg {floor.spread()}"),
+            )
+        )
+    await processes.close()
+    return results
+
+
+def _died(grade: Grade, scale: Scale) -> Result:
+    """Control killed with -9 → a tree of ten gone, against one kill."""
+    ours, floor, leaks = Samples(), Samples(), 0
+    for _ in range(scale.rounds(15, 4)):
+        lone = subprocess.Popen(["sleep", "100"])
+        with _watching([lone.pid]) as gone:
+            began = time.perf_counter()
+            lone.kill()
+            gone(5.0)
+            floor.seconds.append(time.perf_counter() - began)
+        lone.wait()
+        gateway = subprocess.Popen([sys.executable, "-c", GATEWAY, str(grade), TREE], stdout=subprocess.PIPE, text=True)
+        assert gateway.stdout is not None
+        root = int(gateway.stdout.readline())
+        with _watching([root, *_below(root)]) as gone:
+            began = time.perf_counter()
+            gateway.kill()
+            leaks += gone(5.0)
+            ours.seconds.append(time.perf_counter() - began)
+        gateway.wait()
+        gateway.stdout.close()
+    return Result(
+        name=f"control killed -9 -> tree of 10 gone / one kill, {grade} grade",
+        value=ours.percentile(50) / floor.percentile(50),
+        goal=DEATH_GOAL,
+        small=(f"ours {ours.spread()}, leaks {leaks}", f"one kill {floor.spread()}"),
+    )
+
+
+@contextlib.contextmanager
+def _watching(pids: list[int]) -> Iterator[Callable[[float], int]]:
+    """Hold pidfds of processes; yields a function that waits for all to be gone and returns how many were not."""
+    fds = [os.pidfd_open(pid) for pid in pids]
+
+    def gone(seconds: float) -> int:
+        left, until = set(fds), time.monotonic() + seconds
+        while left and time.monotonic() < until:
+            left -= set(select.select(list(left), [], [], 0.5)[0])
+        return len(left)
+
+    try:
+        yield gone
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _below(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def _spawned(grade: Grade, scale: Scale) -> list[Result]:
+    """Spawn and exit through a keeper, against posix_spawn; and what the keeper weighs."""
+    processes = LocalProcesses(Confinement(grade=grade))
+    await processes.ready()
+    held = processes.contain("bench")
+    order = SpawnOrder(argv=("/bin/true",))
+    ours, floor = Samples(), Samples()
+    for _ in range(scale.rounds(500, 100)):
+        floor.seconds.append(_bare_spawn())
+        began = time.perf_counter()
+        process = held.spawn(order)
+        await process.exited.wait()
+        ours.seconds.append(time.perf_counter() - began)
+    private = _private(held.keeper)
+    await processes.close()
+    return [
+        Result(
+            name=f"spawn + exit through a keeper / posix_spawn, {grade} grade, p50",
+            value=ours.percentile(50) / floor.percentile(50),
+            goal=SPAWN_GOAL,
+            small=(f"ours {ours.spread()}", f"posix_spawn {floor.spread()}"),
+        ),
+        Result(name=f"a keeper's private memory, {grade} grade", value=private, unit="KiB", goal=KEEPER_KIB),
+    ]
+
+
+def _bare_spawn() -> float:
+    began = time.perf_counter()
+    os.waitpid(os.posix_spawn("/bin/true", ["true"], os.environ), 0)
+    return time.perf_counter() - began
+
+
+def _private(pid: int | None) -> int:
+    """Return the KiB of memory that a process shares with nobody."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Private"))
+
+
+async def _acked(scale: Scale) -> Result:
+    """The ack of a stop with a tree of 1,000 processes, against one with none."""
+
+    async def agent(run: Run, message: Message) -> None:
+        if message.text == "0":
+            await asyncio.Event().wait()
+        async with run.spawn(sys.executable, "-I", "-S", "-c", TREE, message.text) as tree:
+            while b"!" not in tree._process._output._lines:  # type: ignore[attr-defined]
+                await asyncio.sleep(0.001)
+            grown.set()
+            await asyncio.Event().wait()
+
+    grown = asyncio.Event()
+    large, none = Samples(), Samples()
+    async with open_control(agent, confinement=Confinement(pids=8192)) as control:
+        for _ in range(scale.rounds(15, 3)):
+            for size, samples in (("0", none), ("1000", large)):
+                grown.clear()
+                sent = await control.send("s", size)
+                if size != "0":
+                    await grown.wait()
+                await asyncio.sleep(0.01)
+                began = time.perf_counter()
+                await control.stop(run=sent.run_id)
+                samples.seconds.append(time.perf_counter() - began)
+                await control.wait(sent.run_id, drained=True)
+    return Result(
+        name="stop ack with a tree of 1,000 processes / with none, p50",
+        value=large.percentile(50) / none.percentile(50),
+        goal=ACK_GOAL,
+        small=(f"1,000 {large.spread()}", f"none {none.spread()}"),
+    )
