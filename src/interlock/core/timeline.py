@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from interlock.core.events import Asked, Delegated, Ended, Event, Phase, Said, Started, Tool
+from interlock.core.events import Asked, Delegated, Ended, Event, Phase, Said, Spawned, Started, Tool
 from interlock.core.names import Drain, QuestionId, RunId
 from interlock.core.receipt import Receipt
 
@@ -13,7 +13,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened in a run. `what` is a word for a program, `name` what it happened to."""
 
     at: float
-    what: str  # admitted, joined, started, phase, tool, question, child, fell, refused, ended, drained
+    what: str  # admitted, joined, started, phase, tool, process, question, child, fell, refused, ended, drained
     name: str = ""
     state: str = ""
     detail: str = ""  # of an answer: what it was, and whose
@@ -45,6 +45,9 @@ def _moments(event: Event, receipt: Receipt | None, asked: dict[QuestionId, str]
             return [Moment(at=at, what="phase", name=name or "", state="" if name else "left")]
         case Tool(name=name, state=state):
             return [Moment(at=at, what="tool", name=name, state=state)]
+        case Spawned(command=command, state=state, status=status):
+            detail = "" if status is None else str(status)
+            return [Moment(at=at, what="process", name=command, state=state, detail=detail)]
         case Asked(text=text, state=state, by=by):
             detail = "" if by is None else f"{event.data.answer} by {by}"
             return [Moment(at=at, what="question", name=text, state=state, detail=detail)]

@@ -78,7 +78,8 @@ class SpawnOrder(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def alone(self) -> bool:
         """True if it can be ended by itself, and so has a keeper of its own."""
-        return self.timeout is not None or self.grace > 0 or self.background or self.detached or self.streamed
+        bound = self.timeout is not None or self.grace > 0 or self.name is not None
+        return bound or self.background or self.detached or self.streamed
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

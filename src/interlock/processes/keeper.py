@@ -176,7 +176,7 @@ class Keeper:
     def _answer_spawn(self, message: tuple[Any, ...], fds: list[int]) -> None:
         _, number, argv, env, cwd, terminal = message
         if self._sealed or self._hung_up():
-            self._tell("failed", number, errno.ECANCELED, "its run has ended")
+            self._tell("failed", number, errno.ECANCELED, "it was ended before it began")
             return
         self._served = True
         try:

@@ -22,6 +22,7 @@ import sys
 import termios
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from interlock.core.errors import BadInput
@@ -60,6 +61,7 @@ class LocalProcess:
         self._output: Output | None = None
         self._input: Input | None = None
         self._terminal = -1
+        self.on_end: Callable[[], None] | None = None  # told in the step that its end is heard
 
     def attach(self, output: int, given: int, terminal: int, limit: int) -> None:
         """Take over our ends of its pipes."""
@@ -102,7 +104,7 @@ class LocalProcess:
     def on_failed(self, code: int, what: str) -> None:
         """It does not run, and nothing of it is left."""
         self.failure = SpawnFailed(code, _trouble(self.order.argv[0], code, what))
-        self.exited.set()
+        self._over()
         self._answered.set()
         self.close()
 
@@ -113,12 +115,17 @@ class LocalProcess:
             self._input.close()
         if self._output is not None:
             self._output.finish()
+        self._over()
+
+    def _over(self) -> None:
         self.exited.set()
+        if self.on_end is not None:
+            self.on_end()
 
     def on_done(self) -> None:
         """Nothing of its containment is left, so nobody holds its pipes."""
         if not self._answered.is_set():
-            self.on_failed(errno.ECANCELED, "its run has ended")
+            self.on_failed(errno.ECANCELED, "it was ended before it began")
         elif not self.exited.is_set():
             self.lost = True
             self.on_exit(-signal.SIGKILL)
@@ -168,7 +175,7 @@ class LocalContainment:
     def spawn(self, order: SpawnOrder, stdio: tuple[int, int, int] | None = None) -> LocalProcess:
         """Ask for a process, with pipes of ours or with descriptors that are given. Nothing is waited for."""
         if self._hung_up or self.done.is_set():
-            why = "its run has ended" if self.state is BodyState.CUT else "its keeper was killed; try again"
+            why = "it was ended before it began" if self.state is BodyState.CUT else "its keeper was killed; try again"
             raise SpawnFailed(errno.ECANCELED, _trouble(order.argv[0], errno.ECANCELED, why))
         if order.inherit:
             stdio = (0, 1, 2)
@@ -255,6 +262,11 @@ class LocalContainment:
             message, fds = received
             wire.close_all(fds)
             self._hear(*message)
+
+    def hear_out(self) -> None:
+        """Take what its keeper has said; somebody else is about to speak for it."""
+        if self._open:
+            self._readable()
 
     def _hear(self, word: str, *said: object) -> None:
         match word, said:
@@ -404,6 +416,8 @@ class LocalProcesses:
                     answer.set_result((facts, swept))
                 case ("gone", int(number), int(ended), str(why)):
                     containment = self._containments.get(number)
+                    if containment is not None:
+                        containment.hear_out()  # its keeper spoke before it went, on a socket of its own
                     if containment is not None and why and containment.keeper is None and not ended:
                         containment.refuse(why)
                     elif containment is not None:
@@ -508,6 +522,9 @@ class LocalProcesses:
         """End everything and let the helper go, bounded."""
         await self._workers.close()
         self._closed = True
+        if self._starting is not None:  # bounded by READY_SECONDS; it ends what it has just started
+            await asyncio.wait([self._starting])
+            self._starting.cancelled() or self._starting.exception()
         live = list(self._containments.values())
         for containment in live:
             containment.cut()

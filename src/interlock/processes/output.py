@@ -27,7 +27,7 @@ class Output:
         os.set_blocking(fd, False)
         self._loop = asyncio.get_running_loop()
         self._fd = fd
-        self._limit = max(limit, 2)
+        self._limit = max(limit, LINE_BYTES if streamed else 2)  # a line must fit
         self._streamed = streamed
         self._head = bytearray()
         self._tail: deque[bytes] = deque()
@@ -146,7 +146,7 @@ class Output:
     def collected(self) -> tuple[bytes, int, bytes]:
         """Return the beginning, how many bytes were left out, and the end."""
         tail = b"".join(self._tail)
-        cut = max(0, len(tail) - (self._limit - self._limit // 2)) if self.left_out else 0
+        cut = max(0, len(tail) - (self._limit - self._limit // 2))
         return bytes(self._head), self.left_out + cut, tail[cut:]
 
     async def line(self) -> bytes | None:

@@ -66,6 +66,8 @@ def _failed(kind: str, text: str, *, builtin: bool = False) -> bytes:
 
 def _text(error: BaseException) -> str:
     try:
+        if isinstance(error, KeyError) and len(error.args) == 1 and isinstance(error.args[0], str):
+            return error.args[0]  # (its text is a repr)
         return str(error)
     except BaseException:
         return "(it cannot be described)"
@@ -87,4 +89,8 @@ def main(fd: int) -> None:
     del sys.modules["interlock"]
     from socket import socket as Socket  # noqa: N812, PLC0415 - the real one, now that there is time
 
-    serve(Socket(fileno=fd))
+    sock = Socket(fileno=os.dup(fd))  # not inherited by what a tool starts; nor read by it:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, fd)
+    os.close(nothing)
+    serve(sock)

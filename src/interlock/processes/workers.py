@@ -25,7 +25,7 @@ from interlock.processes import wire
 from interlock.processes.base import ROOT, SpawnFailed, SpawnOrder
 
 if TYPE_CHECKING:
-    from interlock.processes.local import LocalContainment, LocalProcesses
+    from interlock.processes.local import LocalContainment, LocalProcess, LocalProcesses
 
 BARE = (
     "import sys, types; package = types.ModuleType('interlock'); package.__path__ = [sys.argv[1]]; "
@@ -74,13 +74,14 @@ def _preparation() -> dict[str, Any]:
 class Worker:
     """A worker process and our end of its socket."""
 
-    def __init__(self, containment: LocalContainment, sock: socket.socket) -> None:
+    def __init__(self, containment: LocalContainment, process: LocalProcess, sock: socket.socket) -> None:
         self.containment = containment
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._prepared = False
         self._answer: asyncio.Future[Any] | None = None
         self._loop.add_reader(sock.fileno(), self._readable)
+        process.on_end = self._exited  # a child of its tool may hold the socket for ever
 
     @property
     def alive(self) -> bool:
@@ -102,8 +103,7 @@ class Worker:
         try:
             packet = wire.receive_bytes(self._sock)
         except wire.Closed:
-            self._fail(ToolFailed("its worker died while it ran (it exited, or was ended by the system)"))
-            self.close()
+            self._died()
             return
         if packet is None or self._answer is None or self._answer.done():
             return
@@ -117,6 +117,16 @@ class Worker:
                 self._answer.set_result(said)
         except (msgspec.DecodeError, TypeError, ValueError):
             self._fail(ToolFailed("its worker answered something that is no answer"))
+
+    def _exited(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._readable()  # its last answer
+        self._died()
+
+    def _died(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._fail(ToolFailed("its worker died while it ran (it exited, or was ended by the system)"))
+            self.close()
 
     def _fail(self, error: Exception) -> None:
         if self._answer is not None and not self._answer.done():
@@ -177,7 +187,7 @@ class Workers:
         containment = None
         try:
             containment = self._processes.contain(of, once=True)
-            containment.spawn(self._order(), stdio=(theirs.fileno(), 2, 2))
+            process = containment.spawn(self._order(), stdio=(theirs.fileno(), 2, 2))
         except BaseException:
             mine.close()
             if containment is not None:
@@ -185,7 +195,7 @@ class Workers:
             raise
         finally:
             theirs.close()
-        return Worker(containment, mine)
+        return Worker(containment, process, mine)
 
     def _order(self) -> SpawnOrder:
         env: dict[str, str | None] = {}
@@ -207,7 +217,7 @@ class Workers:
 def _error(kind: str, text: str, builtin: bool) -> Exception:
     """Return Python's own errors as what they are; others by name."""
     known = getattr(builtins, kind, None)
-    if builtin and isinstance(known, type) and issubclass(known, Exception):
+    if builtin and isinstance(known, type) and issubclass(known, Exception) and known is not StopIteration:
         with contextlib.suppress(Exception):
             return known(text)
     if kind == "BadInput":

@@ -6,17 +6,18 @@
 """
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from os import PathLike, fspath
 from typing import Any, Generic, Literal, Protocol, TypeVar, overload
 
+import anyio
 import msgspec
 
 from interlock.core.errors import BadInput, Denied, Stale
 from interlock.core.events import Entry, Json
 from interlock.core.names import CallId, Effect, Principal, RunId, SessionId, ToolState
 from interlock.core.outcome import Outcome
-from interlock.processes.base import SpawnOrder
+from interlock.processes.base import SpawnFailed, SpawnOrder
 from interlock.runtime.delegation import Child
 from interlock.runtime.holds import Hold
 from interlock.runtime.settings import QUESTION_BYTES
@@ -315,9 +316,9 @@ class Run:
         """
         order = SpawnOrder(
             argv=_argv(argv),
-            cwd=None if cwd is None else text_of(fspath(cwd), "cwd"),
+            cwd=_cwd(cwd),
             env=_environment(env),
-            input=input.encode() if isinstance(input, str) else input,
+            input=_input(input),
             timeout=seconds_of(timeout, "timeout", None),
             grace=seconds_of(grace, "grace", None) or 0.0,
             pty=pty,
@@ -348,8 +349,11 @@ class Spawn(Generic[T]):
             return running
         try:
             return await running.wait()
-        except BaseException:
-            running.end()  # nobody will read what comes of it
+        except BaseException:  # nobody will read what comes of it, and what the agent does next must not meet it
+            running.end()
+            if self._port.current:
+                with anyio.CancelScope(shield=True), suppress(SpawnFailed):
+                    await running.stop()
             raise
 
     async def __aenter__(self) -> Running:
@@ -376,7 +380,27 @@ def _argv(argv: tuple[object, ...]) -> tuple[str, ...]:
     return tuple(str(part) for part in argv)
 
 
+def _cwd(cwd: object) -> str | None:
+    if cwd is None:
+        return None
+    path = text_of(fspath(cwd) if isinstance(cwd, PathLike) else cwd, "cwd")
+    if "\0" in path:
+        raise BadInput("cwd cannot hold a NUL character")
+    return path
+
+
+def _input(given: object) -> bytes | None:
+    if isinstance(given, str):
+        need_utf8(given, "input")
+        return given.encode()
+    if given is None or isinstance(given, bytes):
+        return given
+    raise BadInput(f"input= takes text or bytes, not {type(given).__name__}")
+
+
 def _environment(env: Mapping[str, str | None] | None) -> dict[str, str | None]:
+    if env is not None and not isinstance(env, Mapping):
+        raise BadInput(f"env= takes names and values, not {type(env).__name__}")
     given = dict(env or {})
     for name, value in given.items():
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:

@@ -9,7 +9,7 @@ from interlock.core.authority import Action, Authority
 from interlock.core.decision import RunRow
 from interlock.core.names import Drain, Ending, Principal, ReceiptId, RunId, SessionId
 from interlock.core.outcome import Outcome
-from interlock.core.receipt import Receipt
+from interlock.core.receipt import Processes, Receipt
 from interlock.runtime.live import Falling, LiveRun
 from interlock.stores.base import Store
 
@@ -54,7 +54,8 @@ class Sight:
     ) -> Receipt | None:
         """Return a live receipt with the runs the caller may see: one fall may take runs of several people."""
         if not fall.runs:  # it took nothing but detached processes, and is its caller's to see
-            return fall.receipt(aborted=aborted, already=already) if by == fall.by else None
+            seen = self._authority.may(Action.SEE_RUN, by, owner=None, principal=fall.by)
+            return fall.receipt(aborted=aborted, already=already) if seen else None
         shown = [run for run in fall.runs if self.may_see(by, run)]
         return fall.receipt(aborted=aborted, already=already, runs=shown) if shown else None
 
@@ -82,6 +83,7 @@ class Sight:
             receipt,
             runs=tuple(run for run in receipt.runs if run.id in shown),
             tools=tuple(tool for tool in receipt.tools if tool.run_id in shown),
+            processes=Processes(),
             refused={},
             questions=0,
             queued=0,

@@ -68,6 +68,7 @@ class Running:
         self.started_at = at
         self.timed_out = False
         self.drain_seconds = 0.0
+        self.told = asyncio.Event()  # watchers were told of its exit, or there is no run to tell it of
 
     @property
     def pid(self) -> int | None:
@@ -99,12 +100,18 @@ class Running:
         """Whose run started it."""
         return self._run.principal
 
+    @property
+    def over(self) -> asyncio.Event:
+        """Set when it was seen gone; where it shares a keeper, when it has exited."""
+        return self.containment.done if self.order.alone else self._process.exited
+
     async def started(self) -> None:
         """Wait until it runs."""
         try:
             await self._process.started()
         except asyncio.CancelledError:
-            self._process.end()
+            if not (self.order.detached and self._run.fallen):  # then it is the session's, and listed
+                self._process.end()
             raise
 
     async def exited(self) -> None:
@@ -114,6 +121,7 @@ class Running:
     async def wait(self) -> Finished:
         """Wait for its exit and return how it ended."""
         await self._process.exited.wait()
+        await self.told.wait()  # else the run may be over before its exit is told
         if self.timed_out:
             await self._gone()
         self._run.fence.check(Effect.RESULT)
@@ -144,8 +152,8 @@ class Running:
 
     async def _gone(self) -> None:
         """Wait until it was seen gone; its group only, where it shares a keeper."""
-        over = self.containment.done if self.order.alone else self._process.exited
-        with anyio.move_on_after(self.drain_seconds):
+        over = self.over
+        with anyio.move_on_after(self.order.grace + self.drain_seconds):
             await over.wait()
         if not over.is_set():
             names = ", ".join(self.containment.stuck) or self.containment.name
@@ -215,7 +223,8 @@ class Spawning:
             kept_of(run.home).running[running] = None
             run.home.live += 1
         outlet.emit(Effect.SPAWN, _told(order, process, ProcessState.RUNNING, beside))
-        self._crew.start(self._follow(run, outlet, running, process), name=f"process of {run.id}")
+        if self._crew.start(self._follow(run, outlet, running, process), name=f"process of {run.id}") is None:
+            running.told.set()
         return running
 
     def _containment(self, run: LiveRun, kept: Kept, order: SpawnOrder) -> Containment:
@@ -244,15 +253,18 @@ class Spawning:
     async def _follow(self, run: LiveRun, outlet: Outlet, running: Running, process: Process) -> None:
         """Watch over a process until its containment is empty; tell its exit while its run is there to be told of."""
         order, exited = running.order, process.exited
-        with anyio.move_on_after(order.timeout):
-            await exited.wait()
-        if not exited.is_set():
-            running.timed_out = True
-            running.end()
-            await exited.wait()
-        if not run.fallen:
-            state = ProcessState.FAILED if process.pid is None else ProcessState.EXITED
-            outlet.emit(Effect.SPAWN, _told(order, process, state, ()))
+        try:
+            with anyio.move_on_after(order.timeout):
+                await exited.wait()
+            if not exited.is_set():
+                running.timed_out = True
+                running.end()
+                await exited.wait()
+            if not run.fallen:
+                state = ProcessState.FAILED if process.pid is None else ProcessState.EXITED
+                outlet.emit(Effect.SPAWN, _told(order, process, state, ()))
+        finally:
+            running.told.set()
         if order.alone:
             await running.containment.done.wait()
         self._forget(run, running)
@@ -295,7 +307,8 @@ class Spawning:
         if kept.behind is None:
             kept.behind = [
                 containment
-                for fall in run.session.falls or ()
+                for session in _above(run)
+                for fall in session.falls or ()
                 for containment in fall.containments
                 if not containment.done.is_set()
             ]
@@ -325,7 +338,16 @@ def _named(run: LiveRun, order: SpawnOrder) -> Running | None:
     if order.name is None:
         return None
     first = kept_of(run.home if order.detached else run).named.get(order.name)
-    return first if first is not None and not first.containment.done.is_set() else None
+    return first if first is not None and not first.over.is_set() else None
+
+
+def _above(run: LiveRun) -> list[Session]:
+    """The session of a run, and those of the runs it is a part of."""
+    sessions = [run.session]
+    while run.parent is not None:
+        run = run.parent
+        sessions.append(run.session)
+    return sessions
 
 
 def command_of(order: SpawnOrder) -> str:

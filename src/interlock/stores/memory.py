@@ -46,6 +46,7 @@ PASSING_EVENTS = 10_000  # deltas, typing and progress kept per run while it liv
 RUNS_KEPT = 1_000  # ended runs kept per session, and children per tree
 OLDEST_SEEN = 200  # of those, looked at for each new one
 KEYS_KEPT = 100_000
+RUNLESS_KEPT = 1_000
 TOMBSTONES_KEPT = 1_000  # per principal, so that nobody can push out another's
 MARKS_KEPT = 1_000  # per principal
 
@@ -111,6 +112,7 @@ class MemoryStore:
         self._tombstones: dict[Principal, OrderedDict[str, None]] = {}
         self._tools: dict[RunId, dict[CallId, ToolRow]] = {}
         self._receipts: dict[ReceiptId, Receipt] = {}
+        self._runless: OrderedDict[ReceiptId, None] = OrderedDict()  # of stops that took detached processes only
         self._receipt_of: dict[RunId, ReceiptId] = {}
         self._last: dict[SessionId, tuple[int, Outcome | None]] = {}
         self._logs: dict[SessionId, _Log] = {}
@@ -324,9 +326,13 @@ class MemoryStore:
     def _keep_receipt(self, receipt: Receipt) -> None:
         assert receipt.id is not None
         known = [run for run in receipt.runs if run.id in self._runs]
-        if not known:
+        if receipt.runs and not known:
             return  # it came after its runs were forgotten
         self._receipts[receipt.id] = receipt
+        if not receipt.runs:
+            self._runless[receipt.id] = None
+            if len(self._runless) > RUNLESS_KEPT:
+                del self._receipts[self._runless.popitem(last=False)[0]]
         for run in known:
             self._receipt_of[run.id] = receipt.id
             row = self._runs[run.id]

@@ -133,7 +133,7 @@ class VirtualProcess:
         """Wait until it runs."""
         await self._answered.wait()
         if self.pid is None:
-            raise SpawnFailed(errno.ECANCELED, "its run has ended")
+            raise SpawnFailed(errno.ECANCELED, "it was ended before it began")
 
     def end(self) -> None:
         """End it."""
@@ -177,7 +177,7 @@ class VirtualContainment:
     def spawn(self, order: SpawnOrder) -> VirtualProcess:
         """Take a request, and serve it a moment later."""
         if self.hung_up:
-            raise SpawnFailed(errno.ECANCELED, "its run has ended")
+            raise SpawnFailed(errno.ECANCELED, "it was ended before it began")
         process = VirtualProcess(self._processes.number(), self, order)
         self._held.append(process)
         self.book.requested(process.run_id, process.number)
