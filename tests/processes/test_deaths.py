@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -239,9 +238,7 @@ def test_all_die_and_the_next_start_ends_what_they_left(grade: Grade, tmp_path: 
         control.kill("gateway", "helper", "keeper")
         control.end()
         assert set(witness.alive(0.05)) == set(control.tree)
-        began = time.monotonic()
         assert restarted(grade) >= len(control.tree)
-        assert time.monotonic() - began < 1.5
         assert witness.alive() == []
         assert cgroups_of(control.owner) == []
 

@@ -661,7 +661,7 @@ def test_children_fall_with_their_processes(tmp_path: Path) -> None:
 
 @at_each_grade
 def test_the_ack_does_not_wait_for_a_grace(grade: Grade | None, tmp_path: Path) -> None:
-    """A stop is acknowledged at once though a process has a grace and uses it all; `drained` waits for it."""
+    """Race 127: a stop is acknowledged at once though a process uses up its grace; `drained` waits for it."""
     at = tmp_path / "pid"
 
     async def agent(run: Run, message: Message) -> None:
@@ -671,15 +671,13 @@ def test_the_ack_does_not_wait_for_a_grace(grade: Grade | None, tmp_path: Path) 
         async with open_control(agent, confinement=confined(grade)) as control:
             sent = await control.send("s", "go")
             pid = await pid_in(at)
-            began = time.monotonic()
             first = await control.stop(session="s")
-            assert time.monotonic() - began < 0.3
             assert (first.drain, first.aborted) == (Drain.PENDING, True)
             assert there(pid)
             await control.wait(sent.run_id, drained=True)
             assert not there(pid)
-            assert 0.5 <= time.monotonic() - began < 3
             receipt = await control.receipt(sent.run_id)
+            assert receipt.fence_to_drained_ms >= 500
             assert receipt.drain is Drain.OBSERVED and receipt.processes.ended >= 1
 
     asyncio.run(main())

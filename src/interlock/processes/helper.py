@@ -24,6 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+INSIST_SECONDS = 1.0  # a keeper that has not ended its processes so long after control's death is replaced
 TRIAL_SECONDS = 1.0
 SWEEP_SECONDS = 2.0
 RLIMIT_NPROC, RLIMIT_AS = 6, 9
@@ -89,10 +90,17 @@ class Helper:
                     self._close(fd)
             self._reap()
             self._end_orphans()
-            if self._closing_at is not None and time.monotonic() > self._closing_at + LINGER_SECONDS:
+            if self._closing_at is not None and self._overdue(time.monotonic() - self._closing_at):
                 break
         for directory in self._bases():
             kernel.remove_tree(directory)
+
+    def _overdue(self, seconds: float) -> bool:
+        """Stand in for keepers that do nothing (they may be stopped); return whether it is time to give up."""
+        if seconds > INSIST_SECONDS:
+            for pid in self._keepers:
+                os.kill(pid, signal.SIGKILL)
+        return seconds > LINGER_SECONDS
 
     def _timeout(self, busy: bool) -> float | None:
         if busy:
@@ -101,7 +109,10 @@ class Helper:
 
     def _close(self, fd: int) -> None:
         """Control is gone. The keepers see it for themselves."""
-        self._poll.unregister(fd)
+        try:
+            self._poll.unregister(fd)
+        except KeyError:
+            return  # noticed before, by a word that could not be said
         if self._closing_at is None:
             self._closing_at = time.monotonic()
 
@@ -424,19 +435,22 @@ def _limit_by(what: str, home: str | None) -> tuple[str, str | None]:
 
 def sweep(facts: dict[str, Any]) -> int:
     """End what a control that is dead left behind: its leaves, and what carries its mark. Return how many processes."""
-    ended = 0
-    for home in {facts["home"], facts["pids_home"], facts["memory_home"]} - {None}:
-        try:
-            names = [name for name in os.listdir(home) if name.startswith(kernel.MARK)]
-        except OSError:
-            continue
-        for name in names:
-            if kernel.owner_lives(name.removeprefix(kernel.MARK)) is False:
-                ended += _sweep_tree(f"{home}/{name}")
+    ended = _sweep_home(facts["home"])
     until = time.monotonic() + SWEEP_SECONDS
     while (found := _sweep_marked()) and time.monotonic() < until:
         ended += found
+    for home in {facts["pids_home"], facts["memory_home"]} - {facts["home"]}:
+        _sweep_home(home)  # version 1, which can only be emptied: so after everything was ended
     return ended
+
+
+def _sweep_home(home: str | None) -> int:
+    try:
+        names = [name for name in os.listdir(home) if name.startswith(kernel.MARK)] if home is not None else []
+    except OSError:
+        return 0
+    dead = [name for name in names if kernel.owner_lives(name.removeprefix(kernel.MARK)) is False]
+    return sum(_sweep_tree(f"{home}/{name}") for name in dead)
 
 
 def _sweep_tree(path: str) -> int:

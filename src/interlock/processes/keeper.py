@@ -31,6 +31,12 @@ STUCK_LISTED = 20
 GATEWAY_GONE, HELPER_GONE = "control is gone", "the helper is gone"
 
 
+class NoInterpreter(OSError):
+    """A script's first line names a program that is not there."""
+
+    what = "the interpreter that its first line names was not found"
+
+
 class Keeper:
     """One containment. `leaf` and `limits` are directories of cgroups that exist, or nothing."""
 
@@ -174,7 +180,7 @@ class Keeper:
         self._flush()
 
     def _answer_spawn(self, message: tuple[Any, ...], fds: list[int]) -> None:
-        _, number, argv, env, cwd, terminal = message
+        number = message[1]
         if self._sealed or self._hung_up():
             self._tell("failed", number, errno.ECANCELED, "it was ended before it began")
             return
@@ -182,6 +188,7 @@ class Keeper:
         try:
             if -1 in fds:
                 raise OSError(errno.EMFILE, "no descriptors are left")
+            argv, env, cwd, terminal = message[2:]
             pid = self._spawn(argv, env, cwd, terminal, fds)
         except OSError as error:
             self._tell("failed", number, error.errno or errno.EIO, getattr(error, "what", ""))
@@ -418,7 +425,7 @@ def _door(cgroup: str) -> int:
 
 def _exec(argv: list[str], env: dict[str, str], actions: list[tuple[Any, ...]], *, resetids: bool) -> int:
     """Start a program, found as a shell would find it, in a session of its own and with fresh signals."""
-    refused = OSError(errno.ENOENT, "not found")
+    refused: OSError = FileNotFoundError(errno.ENOENT, "not found")
     for path in _candidates(argv[0], env):
         try:
             return os.posix_spawn(
@@ -431,8 +438,9 @@ def _exec(argv: list[str], env: dict[str, str], actions: list[tuple[Any, ...]], 
                 setsigdef=_RESET,
                 resetids=resetids,
             )
-        except (FileNotFoundError, NotADirectoryError):
-            continue
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if _is_file(path):
+                refused = NoInterpreter(error.errno, path)
         except PermissionError as error:
             refused = error
     raise refused

@@ -122,6 +122,11 @@ class LocalProcess:
         if self.on_end is not None:
             self.on_end()
 
+    @property
+    def settled(self) -> bool:
+        """True if it has exited and nobody holds its pipe."""
+        return self.exited.is_set() and (self._output is None or self._output.closed)
+
     def on_done(self) -> None:
         """Nothing of its containment is left, so nobody holds its pipes."""
         if not self._answered.is_set():
@@ -148,7 +153,15 @@ class LocalProcess:
 class LocalContainment:
     """One keeper, seen from here."""
 
-    def __init__(self, processes: "LocalProcesses", number: int, of: str, sock: socket.socket, grace: float) -> None:
+    def __init__(
+        self,
+        processes: "LocalProcesses",
+        helper: "Helper",
+        number: int,
+        of: str,
+        sock: socket.socket,
+        grace: float,
+    ) -> None:
         self.name = f"processes of {of}"
         assert processes.machine is not None
         self.grade = processes.machine.grade
@@ -158,6 +171,7 @@ class LocalContainment:
         self.ended = 0
         self.stuck: tuple[str, ...] = ()
         self.number = number
+        self.helper = helper  # who made its keeper, and stands in for it
         self.keeper: int | None = None  # its pid, once it has spoken
         self.leaf: str | None = None
         self._processes = processes
@@ -194,17 +208,18 @@ class LocalContainment:
             message = ("spawn", process.number, argv, env, _exact(_cwd(order)), path)
             wire.send(self._sock, message, stdio or tuple(theirs))
         except OSError as error:
-            wire.close_all(ours)
             code = error.errno or errno.EIO
             if code in (errno.EPIPE, errno.ECONNRESET):  # hung up already, and we have not read it yet
                 code, what = errno.EAGAIN, "no keeper could be made for it, or it was killed; try again"
             else:
-                what = ""
+                what = getattr(error, "what", "")
             raise SpawnFailed(code, _trouble(order.argv[0], code, what)) from None
+        else:
+            kept, ours = ours or [-1, -1, -1], []
         finally:
-            wire.close_all(theirs)
+            wire.close_all([*theirs, *ours])
         self._requested[process.number] = process
-        output, given, terminal = ours or [-1, -1, -1]
+        output, given, terminal = kept
         process.attach(output, given, terminal, limit=confinement.output_bytes)
         return process
 
@@ -278,6 +293,8 @@ class LocalContainment:
                 process = self._requested.get(number)
                 if process is not None:
                     process.on_exit(status)
+                    if process.settled:
+                        del self._requested[number]
             case "stuck", (list(names),):
                 self.stuck = tuple(str(name) for name in names)
             case "here", (int(pid),):
@@ -356,6 +373,9 @@ class LocalProcesses:
         self._owner = kernel.owner_of(os.getpid())
         self._workers = Workers(self)
         self._closed = False
+        self._homes: set[str] = set()
+        self._helpers: set[int] = set()  # pids of those we started: a subreaper's children that are no orphans
+        self._starts = threading.Lock()
 
     # The helper
 
@@ -374,7 +394,7 @@ class LocalProcesses:
             kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         loop = asyncio.get_running_loop()
         try:
-            helper = await asyncio.to_thread(_launch)
+            helper = await asyncio.to_thread(self._launch)
         except OSError as error:
             raise SpawnFailed(error.errno or errno.EIO, f"the helper could not be started: {error}") from None
         answer: asyncio.Future[tuple[dict[str, object], int]] = loop.create_future()
@@ -394,11 +414,18 @@ class LocalProcesses:
             home=None if facts["home"] is None else str(facts["home"]),
             swept=swept,
         )
+        self._homes |= {str(facts[name]) for name in ("home", "pids_home", "memory_home") if facts[name] is not None}
         self._helper = helper
         if self._closed:
             self._end_helper(helper)
             raise SpawnFailed(errno.ECANCELED, "this control is closed; nothing can be started any more")
         return self.machine
+
+    def _launch(self) -> Helper:
+        with self._starts:
+            helper = _launch()
+            self._helpers.add(helper.process.pid)
+        return helper
 
     def _readable(self, helper: Helper, answer: "asyncio.Future[tuple[dict[str, object], int]]") -> None:
         while helper.alive:
@@ -431,7 +458,7 @@ class LocalProcesses:
         if self._helper is helper:
             self._helper = None
         for containment in list(self._containments.values()):
-            if not containment._open or containment.keeper is None:
+            if not containment._open:  # the others hear their keeper's last word, or that there is none
                 self.bereft(containment)
 
     def _drop_helper(self, helper: Helper) -> None:
@@ -439,7 +466,11 @@ class LocalProcesses:
             helper.alive = False
             asyncio.get_running_loop().remove_reader(helper.sock.fileno())
             helper.sock.close()
-            threading.Thread(target=helper.process.wait, name="reap the helper", daemon=True).start()
+            threading.Thread(target=self._bury, args=(helper,), name="reap the helper", daemon=True).start()
+
+    def _bury(self, helper: Helper) -> None:
+        helper.process.wait()
+        self._helpers.discard(helper.process.pid)
 
     def _end_helper(self, helper: Helper) -> None:
         self._drop_helper(helper)
@@ -447,13 +478,15 @@ class LocalProcesses:
 
     def finish(self, containment: LocalContainment) -> None:
         """Ask the helper to stand in for a keeper."""
-        if self._helper is not None and self._helper.alive:
+        if containment.helper.alive:
             with contextlib.suppress(OSError):
-                wire.send(self._helper.sock, ("finish", containment.number))
+                wire.send(containment.helper.sock, ("finish", containment.number))
+        else:
+            self.bereft(containment)
 
     def bereft(self, containment: LocalContainment) -> None:
         """A containment has no keeper. The helper will tell of it; if that died as well, look for ourselves."""
-        if (self._helper is None or not self._helper.alive) and not containment.done.is_set():
+        if not containment.helper.alive and not containment.done.is_set():
             task = asyncio.get_running_loop().create_task(self._rescue(containment), name="rescue")
             self._rescues.add(task)
             task.add_done_callback(self._rescues.discard)
@@ -461,11 +494,23 @@ class LocalProcesses:
     async def _rescue(self, containment: LocalContainment) -> None:
         """Helper and keeper are dead. End what they left by the leaf, or as the subreaper that it came to."""
         if containment.leaf is not None or self._subreaper:
-            spared = {self._helper.process.pid} if self._helper is not None else set()
-            if await asyncio.to_thread(_rescue, containment.leaf, self._subreaper, spared):
-                containment.empty(1)
+            if await asyncio.to_thread(_rescue, containment.leaf, self._orphans if self._subreaper else list):
+                if containment.keeper is None:
+                    containment.refuse("the helper died")
+                else:
+                    containment.empty(1)
         elif containment.keeper is None:  # the helper died before it had made one
             containment.refuse("the helper died")
+
+    def _orphans(self) -> list[int]:
+        """KILL and reap what came to us as the subreaper; return what is left of it."""
+        with self._starts:
+            orphans = [pid for pid in kernel.children() if pid not in self._helpers]
+            for pid in orphans:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, os.WNOHANG)
+        return orphans
 
     # Containments
 
@@ -489,7 +534,7 @@ class LocalProcesses:
             raise SpawnFailed(error.errno or errno.EIO, f"no keeper could be asked for: {error.strerror}") from None
         finally:
             theirs.close()
-        containment = LocalContainment(self, number, of, mine, grace)
+        containment = LocalContainment(self, helper, number, of, mine, grace)
         if self.machine.home is not None:
             containment.leaf = f"{self.machine.home}/{kernel.MARK}{self._owner}/{names[0]}/{names[1]}"
         self._containments[number] = containment
@@ -542,6 +587,12 @@ class LocalProcesses:
             asyncio.get_running_loop().remove_reader(helper.sock.fileno())
             helper.sock.close()
             await asyncio.to_thread(_wait, helper.process)
+        elif self._homes:  # the last one was killed: nobody else removes our directories
+            await asyncio.to_thread(self._remove_directories)
+
+    def _remove_directories(self) -> None:
+        for home in self._homes:
+            kernel.remove_tree(f"{home}/{kernel.MARK}{self._owner}")
 
 
 def _launch() -> Helper:
@@ -575,19 +626,13 @@ def _wait(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-def _rescue(leaf: str | None, subreaper: bool, spared: set[int]) -> bool:
+def _rescue(leaf: str | None, orphans: Callable[[], list[int]]) -> bool:
     """End what is in a leaf, or came to us as our child; return whether it was seen gone."""
     until = time.monotonic() + RESCUE_SECONDS
     while time.monotonic() < until:
         if leaf is not None:
             kernel.kill_cgroup(leaf)
-        orphans = [pid for pid in kernel.children() if pid not in spared] if subreaper else []
-        for pid in orphans:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-        if not orphans and (leaf is None or not kernel.populated(leaf)):
+        if not orphans() and (leaf is None or not kernel.populated(leaf)):
             if leaf is not None:
                 kernel.remove_cgroup(leaf)
             return True
@@ -631,7 +676,13 @@ def _exact(text: str) -> str:
 
 
 def _cwd(order: SpawnOrder) -> str:
-    return order.cwd if order.cwd is not None else str(Path.cwd())
+    if order.cwd is not None:
+        return order.cwd
+    try:
+        return str(Path.cwd())
+    except OSError as error:
+        error.what = "its directory, which is ours and was removed,"  # type: ignore[attr-defined]
+        raise
 
 
 def _user(name: str | None) -> tuple[int, int, list[int]] | None:

@@ -44,6 +44,11 @@ class Output:
         self._rest: asyncio.TimerHandle | None = None
         self._resume()
 
+    @property
+    def closed(self) -> bool:
+        """True if the pipe was let go of."""
+        return self._fd < 0
+
     # Reading
 
     def _resume(self) -> None:

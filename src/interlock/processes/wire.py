@@ -29,17 +29,19 @@ class Closed(Exception):
     """The peer is gone, or has said all it will say."""
 
 
-def send_bytes(sock: socket, data: bytes, fds: tuple[int, ...] = ()) -> None:
-    """Send one packet."""
+def send_bytes(sock: socket, data: bytes, fds: tuple[int, ...] = (), head: bytes = b"") -> None:
+    """Send one packet; its head is what arrives of a long one if the peer is out of descriptors."""
     if len(data) <= PACKET_BYTES:
         _send(sock, _HERE + data, fds)
         return
+    if len(data) > MEMFD_BYTES:
+        raise OSError(7, "too long")  # E2BIG
     memfd = os.memfd_create("interlock", os.MFD_CLOEXEC)
     try:
         view = memoryview(data)
         while view:
             view = view[os.write(memfd, view) :]
-        _send(sock, _MEMFD, (*fds, memfd))
+        _send(sock, _MEMFD + head, (*fds, memfd))
     finally:
         os.close(memfd)
 
@@ -87,7 +89,7 @@ def _contents(memfd: int) -> bytes:
 
 def send(sock: socket, message: tuple[Any, ...], fds: tuple[int, ...] = ()) -> None:
     """Send a message of plain values."""
-    send_bytes(sock, marshal.dumps(message), fds)
+    send_bytes(sock, marshal.dumps(message), fds, marshal.dumps(message[:2]))
 
 
 def receive(sock: socket) -> tuple[tuple[Any, ...], list[int]] | None:
