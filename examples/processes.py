@@ -9,11 +9,10 @@ from interlock import Message, Run, events, open_control
 WRITE = "while :; do echo tick >> diary; sleep 0.02; done"
 DAEMON = f"setsid sh -c '{WRITE}' & trap '' TERM; echo daemon started; wait"  # a session of its own; deaf to TERM
 PLACE = tempfile.TemporaryDirectory()
-DIARY = Path(PLACE.name, "diary")
 
 
 def size() -> int:
-    return DIARY.stat().st_size if DIARY.exists() else 0
+    return sum(path.stat().st_size for path in Path(PLACE.name).iterdir())
 
 
 async def assistant(run: Run, message: Message) -> str:
@@ -29,19 +28,21 @@ async def assistant(run: Run, message: Message) -> str:
 
 
 async def main() -> None:
-    """Stop the run when the daemon is seen to write."""
+    """Stop the run once the daemon has written."""
     async with open_control(assistant) as control:
         sent = await control.send("alice", "work")
         async for event in control.watch(run=sent.run_id):
             if isinstance(event.data, events.Block):
                 print("agent:", event.data.text)
-            if size():  # the daemon writes
-                break
+                if event.data.text == "daemon started":
+                    break
+        while not size():
+            await asyncio.sleep(0.01)
         await control.stop(session="alice")
         await control.wait(sent.run_id, drained=True)  # the kernel has said that nothing is left
         before, receipt = size(), await control.receipt(sent.run_id)
-        await asyncio.sleep(0.2)
         print(f"receipt: {receipt.processes.ended} processes ended, drain {receipt.drain}")
+        await asyncio.sleep(0.2)
         print(f"the diary has grown by {size() - before} bytes since then")
 
 

@@ -1,5 +1,5 @@
-"""A scripted session in the terminal: an agent is stopped, taken over, timed out, stopped against its will, and
-stopped with a question open and a child at work.
+"""A scripted session in the terminal: an agent is stopped, taken over, timed out, stopped against its will, stopped
+with a question open and a child at work, and stopped with a daemon that writes a file.
 
 1. Nothing is faked: a real control runs real agents, and what is shown comes from `watch` and from receipts.
 2. The script waits for what it hears, never for a time by which something should have happened.
@@ -9,18 +9,21 @@ stopped with a question open and a child at work.
 import argparse
 import asyncio
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from pathlib import Path
 from time import perf_counter
 
 import anyio
 from anyio.abc import TaskGroup
 from rich.console import Console
+from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
 from interlock import Control, Event, Message, Moment, Outcome, QuestionClosed, Receipt, Run, Stale, open_control
-from interlock.core.events import Asked, Block, Delegated, Delta, Ended, Phase, Said, Tool
+from interlock.core.events import Asked, Block, Delegated, Delta, Ended, Phase, Said, Spawned, Tool
 from interlock.core.names import EventKind, RunId, ToolState
 from interlock.core.projection import client_words
 from interlock.runtime.settings import REFUSALS
@@ -36,8 +39,11 @@ SHORT = "Just the capital, please."
 SLOW = "How many fjords are there?"
 DEAF = "Talk, and never stop."
 ASKING = "Plan the whole trip."
+WRITING = "Keep a diary of it."
+DAEMON = "setsid sh -c 'while :; do echo tick >> diary; sleep 0.02; done' & trap '' TERM; wait"
 
 pace: ContextVar[float] = ContextVar("pace", default=1.0)  # every pause is multiplied by it
+place: ContextVar[str] = ContextVar("place")  # where the diary is written
 
 
 async def pause(seconds: float) -> None:
@@ -127,6 +133,13 @@ async def cartographer(run: Run, message: Message) -> str:
     return "a map"
 
 
+async def diarist(run: Run, message: Message) -> str:
+    """Start a shell that ignores TERM; it starts a daemon in a session of its own, which writes a file."""
+    await stream(run, "A daemon will write it. ")
+    await run.spawn("sh", "-c", DAEMON, cwd=place.get())
+    return "The diary is complete."
+
+
 async def stream(run: Run, text: str) -> None:
     """Say a text word by word."""
     for word in text.split(" "):
@@ -135,7 +148,15 @@ async def stream(run: Run, text: str) -> None:
             await pause(0.06)
 
 
-AGENTS = {STOPPED: booking, LONG: lecture, SHORT: answer, SLOW: count_fjords, DEAF: deaf, ASKING: planning}
+AGENTS = {
+    STOPPED: booking,
+    LONG: lecture,
+    SHORT: answer,
+    SLOW: count_fjords,
+    DEAF: deaf,
+    ASKING: planning,
+    WRITING: diarist,
+}
 CHILDREN = {"cartographer": cartographer}
 
 
@@ -188,6 +209,8 @@ class Audience:
                 self._line(f"[yellow]asks[/]   {text} ({state})")
             case Delegated(child=child, agent=agent, outcome=outcome):
                 self._line(f"[yellow]child[/]  {child} {agent}: {outcome.ending if outcome else 'begun'}")
+            case Spawned(command=command, state=state):
+                self._line(f"[yellow]process[/] {escape(_shortened(command))}: {state}")
             case Block(text=text) if not self._open:
                 self._line(f"[green]agent[/]  {text}")
             case Ended(outcome=outcome):
@@ -217,7 +240,7 @@ class Audience:
 
 
 class Play:
-    """An ordinary turn, and five that end early."""
+    """An ordinary turn, and six that end early."""
 
     def __init__(self, control: Control, tasks: TaskGroup, console: Console) -> None:
         self._control = control
@@ -282,6 +305,24 @@ class Play:
         await self._answer_late(run_id)
         self._console.print(_timeline(await self._control.timeline(run_id, by=ALICE)))
 
+    async def writing(self) -> None:
+        """A daemon writes a file. When the receipt says drained it is gone, and the file grows no more."""
+        self._title("6. Processes", "A shell ignores TERM, and its daemon writes a file. alice says stop.")
+        run_id = await self._send(WRITING)
+        await self._audience.until(_of(run_id, EventKind.PROCESS))
+        while not _written():
+            await anyio.sleep(0.01)
+        await pause(1.0)
+        self._console.print(f"[yellow]diary[/]  {_written()} bytes so far", highlight=False)
+        self._audience.user("[bold red]stop[/]")
+        await self._control.stop(session=SESSION, by=ALICE)
+        await self._control.wait(run_id, drained=True)
+        written = _written()
+        await self._prove(run_id)
+        grown = _written() - written
+        words = f"the diary has grown by {grown} bytes since the receipt said drained"
+        self._console.print(f"[yellow]diary[/]  {words}", highlight=False)
+
     async def _answer_late(self, run_id: RunId) -> None:
         asked = [event.data for event in self._audience.heard if event.run_id == run_id]
         for question in [data for data in asked if isinstance(data, Asked)]:
@@ -325,6 +366,11 @@ class Play:
         self._console.print(f"[dim]{words}[/]\n", highlight=False)
 
 
+def _written() -> int:
+    """Return how long the diary is."""
+    return sum(path.stat().st_size for path in Path(place.get()).iterdir())
+
+
 def _tool_runs(run_id: RunId, name: str) -> Callable[[Event], bool]:
     def runs(event: Event) -> bool:
         data = event.data
@@ -358,6 +404,7 @@ def receipt_rows(receipt: Receipt, outcome: Outcome) -> list[tuple[str, str]]:
         ("drained", _drained(receipt)),
         ("tools", " · ".join(_tool(tool.name, tool.state) for tool in receipt.tools) or "none"),
         ("questions", f"{receipt.questions} void" if receipt.questions else "none"),
+        ("processes", _processes(receipt)),
         ("refused", _refused(receipt)),
         ("kept text", repr(_shortened(outcome.text))),
         ("durable", "yes, in the memory store" if receipt.durable else "not yet"),
@@ -373,6 +420,13 @@ def _drained(receipt: Receipt) -> str:
 
 def _tool(name: str, state: ToolState) -> str:
     return f"{name} {state}" + (" (effect unknown)" if state is ToolState.INTERRUPTED else "")
+
+
+def _processes(receipt: Receipt) -> str:
+    if receipt.grade == "inline":
+        return "none"
+    stuck = f", {receipt.processes.stuck} stuck" if receipt.processes.stuck else ""
+    return f"{receipt.processes.ended} ended{stuck}, grade {receipt.grade}"
 
 
 def _refused(receipt: Receipt) -> str:
@@ -403,12 +457,15 @@ def _timeline(moments: Sequence[Moment]) -> Panel:
 
 async def perform(console: Console) -> int:
     """Play every act; return how many late events were heard."""
-    async with open_control(assistant, agents=CHILDREN) as control, anyio.create_task_group() as tasks:
-        play = Play(control, tasks, console)
-        for act in (play.ordinary, play.stopped, play.taken_over, play.timed_out, play.deaf, play.asking):
-            await act()
-        tasks.cancel_scope.cancel()
-    return play.curtain()
+    with tempfile.TemporaryDirectory() as directory:
+        place.set(directory)
+        async with open_control(assistant, agents=CHILDREN) as control, anyio.create_task_group() as tasks:
+            play = Play(control, tasks, console)
+            early = (play.stopped, play.taken_over, play.timed_out, play.deaf, play.asking, play.writing)
+            for act in (play.ordinary, *early):
+                await act()
+            tasks.cancel_scope.cancel()
+        return play.curtain()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -534,9 +534,7 @@ def test_a_process_has_only_the_descriptors_it_was_given() -> None:
             await ended(containment.spawn(order("cat", input=b"x" * 300_000)))
             process = containment.spawn(order("sleep", "1000"))
             await process.started()
-            async with asyncio.timeout(
-                5
-            ):  # (the kernel lets the keeper go on a moment before it has closed the others)
+            async with asyncio.timeout(5):  # (the kernel lets the keeper go on before it has closed the others)
                 while sorted(os.listdir(f"/proc/{process.pid}/fd")) != ["0", "1", "2"]:
                     await asyncio.sleep(0.001)
 

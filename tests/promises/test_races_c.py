@@ -14,7 +14,7 @@ from interlock.core.events import Ended
 
 
 def test_a_batch_of_which_one_still_runs_a_process(tmp_path: Path) -> None:
-    """Race 8: of a parallel batch the finished tool's result stays, the other's process is gone, and nothing follows."""
+    """Race 8: of a parallel batch the finished tool's result stays, and the other's process is gone."""
     at = tmp_path / "pid"
 
     async def agent(run: Run, message: Message) -> None:
@@ -112,11 +112,11 @@ open(sys.argv[2], "w").write(str(child.pid))
 client.sendall(b"started")
 child.wait()
 """
-CLIENT = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.recv(9); s.recv(9)"  # `docker run`
+CLIENT = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.recv(9); s.recv(9)"
 
 
 def test_what_a_daemon_starts_for_a_tool_is_not_claimed(tmp_path: Path) -> None:
-    """Race 73: the local client is gone at `drained`; what another daemon started lives, and the receipt says unseen."""
+    """Race 73: the local client is gone at `drained`; what another daemon started lives, and is called unseen."""
     path, at = tmp_path / "socket", tmp_path / "pid"
     daemon = subprocess.Popen([sys.executable, "-c", DAEMON, str(path), str(at)])
 

@@ -69,7 +69,7 @@ async def _stop_run(control: Control, run: str) -> None:
 def test_it_outlives_its_run(
     text: str, end: Callable[[Control, str], Awaitable[None]], ending: Ending, deadline: float | None, tmp_path: Path
 ) -> None:
-    """Race 57: it survives what ends its run alone, its receipt names it, it is listed, a stop of the session ends it."""
+    """Race 57: it survives what ends its run alone, is in its receipt and listed; a stop of the session ends it."""
     agent = Server(tmp_path)
 
     async def main() -> None:
