@@ -5,9 +5,11 @@ import gc
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from time import monotonic
 
 from bench import crowd, family, fence, flood, memory, raced, schedules, survivors, takeover, trees
+from bench.picture import draw
 from bench.result import Result, table
 from bench.scale import Scale
 
@@ -32,6 +34,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="everything small, under a minute")
     parser.add_argument("--raced", type=int, help="how many stops to race (1,000,000; quick: 20,000)")
     parser.add_argument("--seconds", type=float, default=1_800.0, help="race at most so long (1,800)")
+    parser.add_argument("--draw", metavar="FILE", help="draw trees and survivors as SVG")
     asked = parser.parse_args()
     if unknown := set(asked.names) - set(MEASURES):
         parser.error(f"no measurement {', '.join(sorted(unknown))}; there are {', '.join(MEASURES)}")
@@ -45,6 +48,8 @@ def main() -> None:
         gc.collect()
         print(f"measured {name} in {monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     print(table(results, load))
+    if asked.draw:
+        draw(results, Path(asked.draw))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ class Result:
     unit: str = "x"
     goal: float | None = None
     small: tuple[str, ...] = ()
+    drawn: tuple[str, dict[str, float]] | None = None  # (what picture it belongs to, what is drawn there)
 
     @property
     def verdict(self) -> str:

@@ -60,6 +60,7 @@ async def _measure(trials: int) -> list[Result]:
             value=sum(cases.values()),
             unit="",
             goal=0 if who == "interlock" else None,
+            drawn=("survivors", {f"{who} {name}": count / trials for name, count in cases.items()}),
             small=tuple(f"{name}: {count} of {trials}" for name, count in cases.items() if count),
         )
         for who, cases in left.items()

@@ -50,7 +50,7 @@ asyncio.run(main())
 FLOOR = """
 import ctypes, os, signal, sys, time
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
-for _ in range(int(sys.argv[3])):
+while os.read(0, 1):
     reading, writing = os.pipe()
     pid = os.posix_spawn(
         sys.executable, [sys.executable, "-I", "-S", "-c", sys.argv[2], sys.argv[1]], os.environ,
@@ -92,10 +92,11 @@ async def _gone(grade: Grade, scale: Scale) -> list[Result]:
         trials = _trials(size, scale)
         ours, floor = Samples(), Samples()
         bare = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", "-c", FLOOR, str(size), TREE, str(trials), stdout=subprocess.PIPE
+            sys.executable, "-I", "-S", "-c", FLOOR, str(size), TREE, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        assert bare.stdout is not None
+        assert bare.stdin is not None and bare.stdout is not None
         for _ in range(trials):
+            bare.stdin.write(b"!")  # its turn
             floor.seconds.append(float(await bare.stdout.readline()))
             held = processes.contain("bench")
             tree = held.spawn(SpawnOrder(argv=(sys.executable, "-I", "-S", "-c", TREE, str(size)), streamed=True))
@@ -107,12 +108,17 @@ async def _gone(grade: Grade, scale: Scale) -> list[Result]:
             held.cut()
             await held.done.wait()
             ours.seconds.append(time.perf_counter() - began)
+        bare.stdin.close()
         await bare.wait()
         results.append(
             Result(
                 name=f"stop -> tree of {size} gone / killpg, {grade} grade, p50",
                 value=ours.percentile(50) / floor.percentile(50),
                 goal=goal,
+                drawn=(
+                    "trees",
+                    {f"{grade} {size}": ours.percentile(50) / floor.percentile(50), f"goal {grade} {size}": goal},
+                ),
                 small=(f"ours {ours.spread()}", f"killpg {floor.spread()}"),
             )
         )

@@ -15,7 +15,7 @@ async def fetch(page: int) -> str:
 
 @tool(name="word_count", thread=True)
 def count(text: str) -> int:
-    """A synchronous tool must say so. Its thread is fenced, but nobody can end it."""
+    """In a thread, because it says so: fenced, but nobody can end it."""
     time.sleep(0.01)
     return len(text.split())
 

@@ -25,6 +25,7 @@ from interlock.core.receipt import Receipt
 from interlock.core.stopwords import is_stop
 from interlock.core.timeline import Moment
 from interlock.processes.base import Confinement, Grade, SpawnFailed
+from interlock.processes.workers import ToolFailed
 from interlock.runtime.approvals import QuestionInfo
 from interlock.runtime.control import Control, RunInfo
 from interlock.runtime.delegation import Child
@@ -86,6 +87,7 @@ __all__ = [
     "Refused",
     "Rejected",
     "SpawnFailed",
+    "ToolFailed",
     "Unavailable",
     "Unknown",
 ]

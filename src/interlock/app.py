@@ -39,7 +39,7 @@ async def open_control(
     processes: Processes | None = None,
 ) -> AsyncIterator[Control]:
     """Open a control that serves an agent; leaving the block ends what runs as `shutdown`."""
-    if os.environ.get("INTERLOCK_WORKER"):
+    if os.environ.get("INTERLOCK_WORKER") == str(os.getpid()):
         raise BadInput(
             "this is a worker, which imports your main module to find a tool; "
             "open control under `if __name__ == '__main__':`"

@@ -259,6 +259,11 @@ def _conclude(
     return row(outcome).exit_code
 
 
+def _milliseconds(figure: float) -> str:
+    """Return milliseconds as a person reads them: 2.4, 31, 1,710."""
+    return f"{figure:.1f}" if figure < 10 else f"{figure:,.0f}"
+
+
 def _proof(receipt: Receipt) -> str:
     """Return what a receipt proves, in one line."""
     if receipt.grade not in list(Grade):
@@ -266,7 +271,7 @@ def _proof(receipt: Receipt) -> str:
     ended = receipt.processes.ended
     said = [f"{ended} process{'' if ended == 1 else 'es'} ended", f"grade {receipt.grade}"]
     if receipt.drain is Drain.OBSERVED and receipt.fence_to_drained_ms is not None:
-        said.append(f"drained in {receipt.fence_to_drained_ms:.3g} ms")
+        said.append(f"drained in {_milliseconds(receipt.fence_to_drained_ms)} ms")
     else:
         said.append(f"not seen gone: {', '.join(receipt.unconfirmed)}")
     missed = [unseen for unseen in receipt.unseen if unseen not in UNSEEN[Grade.CGROUP]]
@@ -334,7 +339,11 @@ def _draw(report: processes_doctor.Report) -> None:
     for head in ("", "grade", "tried", "cannot reach"):
         grades.add_column(head)
     for trial in report.trials:
-        tried = f"two processes gone in {trial.gone_ms:.3g} ms" if trial.gone_ms is not None else _plain(trial.why)
+        tried = (
+            f"two processes gone in {_milliseconds(trial.gone_ms)} ms"
+            if trial.gone_ms is not None
+            else _plain(trial.why)
+        )
         grades.add_row(MARKS[trial.works], trial.grade, tried, _plain("\n".join(trial.unseen)))
     console.print(grades)
     facts = Table(title="What was found", title_justify="left")

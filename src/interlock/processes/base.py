@@ -197,6 +197,5 @@ class Processes(Protocol):
 def allowed(environment: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
     """Return what an allow-list lets through; a name may end in a star."""
     prefixes = tuple(name[:-1] for name in names if name.endswith("*"))
-    return {
-        name: value for name, value in environment.items() if name in names or (prefixes and name.startswith(prefixes))
-    }
+    wanted = [name for name in environment if name in names or (prefixes and name.startswith(prefixes))]
+    return {name: environment[name] for name in wanted}

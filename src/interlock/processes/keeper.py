@@ -27,6 +27,7 @@ LINGER_SECONDS = 60.0  # a keeper nobody listens to goes on trying for so long
 STUCK_SECONDS = 0.5  # what is still there so long after a KILL is told
 FIRST_POLL_SECONDS, LAST_POLL_SECONDS = 0.002, 0.1
 SLOW_SECONDS = 0.02
+YIELD_SECONDS = 0.002  # after the last word, so that control can run where we do: the kernel wakes it on our core
 STUCK_LISTED = 20
 GATEWAY_GONE, HELPER_GONE = "control is gone", "the helper is gone"
 
@@ -69,6 +70,7 @@ class Keeper:
         self._hit: set[int] = set()  # children that were sent KILL and are not reaped: the pids are still theirs
         self._groups: list[int] = []  # of process groups, where that is all there is
         self._opened: list[tuple[int, int]] = []
+        self._events = -1
         self._outbox: list[tuple[Any, ...]] = []
         self._listening = True
         self._served = False
@@ -116,12 +118,19 @@ class Keeper:
                 self._end()
                 if self._empty():
                     break
+                self._flush()
                 if not self._listening and time.monotonic() > self._sealed_at + LINGER_SECONDS:
                     os._exit(1)
         self._tell("drained", self._ended)
+        self._flush()
+        time.sleep(YIELD_SECONDS)
         self._clean_up()
 
     def _turn(self) -> None:
+        """Wait for something to happen. While things die that is their deaths and nothing else, which costs least."""
+        if self._killed_at is not None and time.monotonic() < self._killed_at + STUCK_SECONDS:
+            signal.sigtimedwait((signal.SIGCHLD,), FIRST_POLL_SECONDS)
+            return
         for fd, events in self._poll.poll(self._timeout()):
             if fd == self._sock.fileno():
                 self._serve(events)
@@ -154,6 +163,8 @@ class Keeper:
     def _serve(self, events: int) -> None:
         if events & (select.POLLRDHUP | select.POLLHUP | select.POLLERR):
             self._seal()
+            if self._term_until is None:
+                self._kill()  # before we read what else was asked for: all of that is refused
             if events & (select.POLLHUP | select.POLLERR):
                 self._listening = False
                 self._poll.unregister(self._sock.fileno())
@@ -229,6 +240,8 @@ class Keeper:
     def _doors(self) -> list[tuple[int, int]]:
         """Where to write to step into each leaf and out of it again; opened once."""
         if not self._opened:
+            if self._leaf is not None:
+                self._populated()  # opens what the end will ask
             places = list(self._limits)
             if self._leaf is not None and self._home is not None:
                 places.append((self._leaf, self._home))
@@ -278,6 +291,8 @@ class Keeper:
         for fds in self._opened:
             wire.close_all(list(fds))
         self._opened = []
+        wire.close_all([self._events])
+        self._events = -1
         self._leaf = leaf
 
     # Ending
@@ -307,6 +322,10 @@ class Keeper:
     def _kill(self) -> None:
         if self._killed_at is None:
             self._killed_at = time.monotonic()
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))  # from here on it is waited for
+        for pid in self._main:  # these we know without asking: they begin to die while the rest is looked for
+            self._hit.add(pid)
+            _signal(pid, signal.SIGKILL)
         if self._leaf is not None:
             kernel.kill_cgroup(self._leaf)
         for group in self._groups:
@@ -317,7 +336,7 @@ class Keeper:
 
     def _kill_children(self) -> None:
         """KILL the leaf once more if it is slow to empty, and whoever is our child by now and was not hit yet."""
-        if self._leaf is not None and kernel.populated(self._leaf):
+        if self._leaf is not None and self._populated():
             assert self._killed_at is not None
             if time.monotonic() < self._killed_at + SLOW_SECONDS:
                 return  # it is dying
@@ -338,10 +357,20 @@ class Keeper:
 
     def _empty(self) -> bool:
         """Seen empty: no child is left to wait for, nothing lives in the leaf, no group has a member."""
-        if not self._childless or (self._leaf is not None and kernel.populated(self._leaf)):
+        if not self._childless or (self._leaf is not None and self._populated()):
             return False
         self._groups = [group for group in self._groups if _signal_group(group, 0)]
         return not self._groups
+
+    def _populated(self) -> bool:
+        """Ask the leaf, through a descriptor that is kept: this is asked until it says no."""
+        assert self._leaf is not None
+        try:
+            if self._events < 0:
+                self._events = os.open(self._leaf + "/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+            return b"populated 1" in os.pread(self._events, 256, 0)
+        except OSError:
+            return kernel.populated(self._leaf)  # removed, or no descriptor is left
 
     def _reap(self) -> None:
         """Take every dead child; one that was spawned here is told."""
@@ -362,7 +391,6 @@ class Keeper:
             number = self._main.pop(pid, None)
             if number is not None:
                 self._tell("exit", number, os.waitstatus_to_exitcode(status))
-        self._flush()
 
     def _tell_dead(self) -> None:
         """Tell who has died and leave them unreaped: their pids, and so their groups, cannot become another's."""
@@ -380,7 +408,8 @@ class Keeper:
         """Say something to control, now or when it reads again; a keeper never waits for it."""
         if self._listening:
             self._outbox.append(message)
-            self._flush()
+            if not self._sealed:  # else with whatever else is to be said: to wake control takes time
+                self._flush()
 
     def _flush(self) -> None:
         while self._outbox and self._listening:

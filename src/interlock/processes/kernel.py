@@ -12,6 +12,7 @@ import time
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_SET_NAME = 36, 38, 15
 MARK = "interlock-"  # every directory we make in a cgroup tree begins so
 OWNER = "INTERLOCK_OWNER"  # in the environment of whatever is kept: a hint for the next start, no proof
+READ_BYTES = 8192
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -28,7 +29,11 @@ def read(path: str) -> str:
     """Return a small file's text."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.read(fd, 1 << 20).decode("utf-8", "surrogateescape")
+        data = piece = os.read(fd, READ_BYTES)
+        while len(piece) == READ_BYTES:
+            piece = os.read(fd, READ_BYTES)
+            data += piece
+        return data.decode("utf-8", "surrogateescape")
     finally:
         os.close(fd)
 

@@ -670,16 +670,19 @@ def _terminal(order: SpawnOrder, user: str | None) -> tuple[list[int], str]:
     return [master, given, slave], path
 
 
+_UTF8 = sys.getfilesystemencoding() == "utf-8" and sys.getfilesystemencodeerrors() == "surrogateescape"
+
+
 def _exact(text: str) -> str:
     """Return a text that the helper, whose locale is UTF-8, turns into the very bytes that ours would."""
-    return os.fsencode(text).decode("utf-8", "surrogateescape")
+    return text if _UTF8 else os.fsencode(text).decode("utf-8", "surrogateescape")
 
 
 def _cwd(order: SpawnOrder) -> str:
     if order.cwd is not None:
         return order.cwd
     try:
-        return str(Path.cwd())
+        return os.getcwd()  # noqa: PTH109 (in every spawn)
     except OSError as error:
         error.what = "its directory, which is ours and was removed,"  # type: ignore[attr-defined]
         raise

@@ -85,7 +85,7 @@ def _prepare(preparation: dict[str, Any]) -> None:
 
 def main(fd: int) -> None:
     """Be a worker; the package itself is imported for real when a tool's module wants it."""
-    os.environ["INTERLOCK_WORKER"] = "1"
+    os.environ["INTERLOCK_WORKER"] = str(os.getpid())
     del sys.modules["interlock"]
     from socket import socket as Socket  # noqa: N812, PLC0415 - the real one, now that there is time
 
