@@ -20,7 +20,7 @@ import pytest
 from interlock.core.names import BodyState
 from interlock.processes import kernel
 from interlock.processes.base import Grade
-from interlock.processes.local import LocalContainment, LocalProcess
+from interlock.processes.containment import LocalContainment, LocalProcess
 
 from .test_spawn import (
     BOUND_SECONDS,

@@ -24,7 +24,8 @@ import pytest
 
 from interlock.processes import kernel
 from interlock.processes.base import Confinement, Grade, SpawnFailed, SpawnOrder
-from interlock.processes.local import LocalContainment, LocalProcess, LocalProcesses
+from interlock.processes.containment import LocalContainment, LocalProcess
+from interlock.processes.local import LocalProcesses
 from interlock.processes.wire import PACKET_BYTES
 
 both_grades = pytest.mark.parametrize("grade", [Grade.CGROUP, Grade.KEEPER], ids=["cgroup", "keeper"])

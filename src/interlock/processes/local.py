@@ -9,27 +9,22 @@
 import asyncio
 import contextlib
 import errno
-import fcntl
 import itertools
 import logging
 import os
 import pwd
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import termios
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from interlock.core.errors import BadInput
-from interlock.core.names import BodyState
 from interlock.processes import kernel, wire
 from interlock.processes.base import ROOT, Confinement, Grade, Machine, SpawnFailed, SpawnOrder, allowed
-from interlock.processes.output import Input, Output
+from interlock.processes.containment import LocalContainment
 from interlock.processes.workers import Worker, Workers
 
 log = logging.getLogger("interlock")
@@ -37,315 +32,11 @@ log = logging.getLogger("interlock")
 READY_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
 RESCUE_SECONDS = 5.0
-INSIST_SECONDS = 1.0  # a keeper that has not answered a cut for so long is replaced by the helper
 BARE = (
     "import sys, types; package = types.ModuleType('interlock'); package.__path__ = [sys.argv[1]]; "
     "sys.modules['interlock'] = package; "
     "from interlock.processes.helper import main; main(int(sys.argv[2]), int(sys.argv[3]))"
 )
-
-
-class LocalProcess:
-    """A process that a keeper of this machine has been asked for."""
-
-    def __init__(self, number: int, containment: "LocalContainment", order: SpawnOrder) -> None:
-        self.number = number
-        self.order = order
-        self.pid: int | None = None
-        self.status: int | None = None
-        self.lost = False
-        self.exited = asyncio.Event()
-        self.failure: SpawnFailed | None = None
-        self._answered = asyncio.Event()
-        self._containment = containment
-        self._output: Output | None = None
-        self._input: Input | None = None
-        self._terminal = -1
-        self.on_end: Callable[[], None] | None = None  # told in the step that its end is heard
-
-    def attach(self, output: int, given: int, terminal: int, limit: int) -> None:
-        """Take over our ends of its pipes."""
-        self._terminal = terminal
-        if output >= 0:
-            self._output = Output(output, limit=limit, streamed=self.order.streamed)
-        if given >= 0:
-            data = self.order.input or b""
-            self._input = Input(given, data + b"\x04" if self.order.pty else data)
-
-    async def started(self) -> None:
-        """Wait until it runs; raise SpawnFailed if it does not."""
-        await self._answered.wait()
-        if self.failure is not None:
-            raise self.failure.with_traceback(None)
-
-    def end(self) -> None:
-        """End it, with all it started where it has a keeper of its own."""
-        if self.order.alone:
-            self._containment.cut()
-        elif not self.exited.is_set():
-            self._containment.end_one(self.number)
-
-    async def line(self) -> bytes | None:
-        """Return the next line of its output, None at the end."""
-        return None if self._output is None else await self._output.line()
-
-    def output(self) -> tuple[bytes, int, bytes]:
-        """Return the beginning of its output, how many bytes were left out, and the end."""
-        return (b"", 0, b"") if self._output is None else self._output.collected()
-
-    # What the keeper says
-
-    def on_started(self, pid: int) -> None:
-        """It runs."""
-        self.pid = pid
-        self._close_terminal()
-        self._answered.set()
-
-    def on_failed(self, code: int, what: str) -> None:
-        """It does not run, and nothing of it is left."""
-        self.failure = SpawnFailed(code, _trouble(self.order.argv[0], code, what))
-        self._over()
-        self._answered.set()
-        self.close()
-
-    def on_exit(self, status: int) -> None:
-        """It has exited; what it started may still hold its pipe."""
-        self.status = status
-        if self._input is not None:
-            self._input.close()
-        if self._output is not None:
-            self._output.finish()
-        self._over()
-
-    def _over(self) -> None:
-        self.exited.set()
-        if self.on_end is not None:
-            self.on_end()
-
-    @property
-    def settled(self) -> bool:
-        """True if it has exited and nobody holds its pipe."""
-        return self.exited.is_set() and (self._output is None or self._output.closed)
-
-    def on_done(self) -> None:
-        """Nothing of its containment is left, so nobody holds its pipes."""
-        if not self._answered.is_set():
-            self.on_failed(errno.ECANCELED, "it was ended before it began")
-        elif not self.exited.is_set():
-            self.lost = True
-            self.on_exit(-signal.SIGKILL)
-        self.close(keep_lines=True)
-
-    def _close_terminal(self) -> None:
-        if self._terminal >= 0:
-            terminal, self._terminal = self._terminal, -1
-            os.close(terminal)
-
-    def close(self, *, keep_lines: bool = False) -> None:
-        """Let go of its pipes; a reader still gets the lines that are left in them."""
-        self._close_terminal()
-        if self._input is not None:
-            self._input.close()
-        if self._output is not None and not (keep_lines and self.order.streamed and not self._output.ended):
-            self._output.close()
-
-
-class LocalContainment:
-    """One keeper, seen from here."""
-
-    def __init__(
-        self,
-        processes: "LocalProcesses",
-        helper: "Helper",
-        number: int,
-        of: str,
-        sock: socket.socket,
-        grace: float,
-    ) -> None:
-        self.name = f"processes of {of}"
-        assert processes.machine is not None
-        self.grade = processes.machine.grade
-        self.grace = grace
-        self.state = BodyState.RUNNING
-        self.done = asyncio.Event()
-        self.ended = 0
-        self.stuck: tuple[str, ...] = ()
-        self.number = number
-        self.helper = helper  # who made its keeper, and stands in for it
-        self.keeper: int | None = None  # its pid, once it has spoken
-        self.leaf: str | None = None
-        self._processes = processes
-        self._sock = sock
-        self._loop = asyncio.get_running_loop()
-        self._requested: dict[int, LocalProcess] = {}
-        self._hung_up = False
-        self._insisting: asyncio.TimerHandle | None = None
-        self._open = True
-        self._numbers = itertools.count(1)
-        self._loop.add_reader(sock.fileno(), self._readable)
-
-    # Asking
-
-    def spawn(self, order: SpawnOrder, stdio: tuple[int, int, int] | None = None) -> LocalProcess:
-        """Ask for a process, with pipes of ours or with descriptors that are given. Nothing is waited for."""
-        if self._hung_up or self.done.is_set():
-            why = "it was ended before it began" if self.state is BodyState.CUT else "its keeper was killed; try again"
-            raise SpawnFailed(errno.ECANCELED, _trouble(order.argv[0], errno.ECANCELED, why))
-        if order.inherit:
-            stdio = (0, 1, 2)
-        process = LocalProcess(next(self._numbers), self, order)
-        confinement = self._processes.confinement
-        ours: list[int] = []  # output, input, terminal
-        theirs: list[int] = []
-        path = None
-        try:
-            if order.pty:
-                ours, path = _terminal(order, confinement.agent_user)
-            elif stdio is None:
-                ours, theirs = _pipes(order)
-            argv = [_exact(argument) for argument in order.argv]
-            env = {_exact(name): _exact(value) for name, value in self._processes.environment(order).items()}
-            message = ("spawn", process.number, argv, env, _exact(_cwd(order)), path)
-            wire.send(self._sock, message, stdio or tuple(theirs))
-        except OSError as error:
-            code = error.errno or errno.EIO
-            if code in (errno.EPIPE, errno.ECONNRESET):  # hung up already, and we have not read it yet
-                code, what = errno.EAGAIN, "no keeper could be made for it, or it was killed; try again"
-            else:
-                what = getattr(error, "what", "")
-            raise SpawnFailed(code, _trouble(order.argv[0], code, what)) from None
-        else:
-            kept, ours = ours or [-1, -1, -1], []
-        finally:
-            wire.close_all([*theirs, *ours])
-        self._requested[process.number] = process
-        output, given, terminal = kept
-        process.attach(output, given, terminal, limit=confinement.output_bytes)
-        return process
-
-    def move(self, of: str) -> None:
-        """Give what it holds another name, before there is anything to it."""
-        self.name = f"processes of {of}"
-        if self.leaf is not None and self._processes.machine is not None:
-            base = Path(self.leaf).parent.parent
-            leaf = str(base / kernel.file_name(of) / f"k{self.number}")
-            with contextlib.suppress(OSError):
-                Path(leaf).mkdir(parents=True, exist_ok=True)
-                wire.send(self._sock, ("move", leaf))
-                self.leaf = leaf
-
-    def end_one(self, number: int) -> None:
-        """End one process and its group."""
-        with contextlib.suppress(OSError):
-            wire.send(self._sock, ("end", number))
-
-    def cut(self) -> None:
-        """Hang up: the keeper takes no further request and ends everything. It cannot fail, and does not wait."""
-        if not self._hung_up:
-            self._hung_up = True
-            if self.state is BodyState.RUNNING:
-                self.state = BodyState.CUT
-            with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_WR)
-            self._insisting = self._loop.call_later(self.grace + INSIST_SECONDS, self._insist)
-
-    def _insist(self) -> None:
-        """A keeper says within half a second what is stuck; for one that says nothing the helper stands in."""
-        if not self.done.is_set() and not self.stuck:
-            self._processes.finish(self)
-
-    def drop(self) -> None:
-        """Nothing more can be done from here: it hung up long ago, and insists by itself."""
-
-    def abandon(self) -> None:
-        """Stop waiting; the receipt names what is left."""
-        self.state = BodyState.ABANDONED
-        self.name = ", ".join(self.stuck) or self.name
-        self.stuck = self.stuck or (self.name,)
-
-    # Hearing
-
-    def _readable(self) -> None:
-        while self._open:
-            try:
-                received = wire.receive(self._sock)
-            except wire.Closed:
-                self._lost_keeper()
-                return
-            if received is None:
-                return
-            message, fds = received
-            wire.close_all(fds)
-            self._hear(*message)
-
-    def hear_out(self) -> None:
-        """Take what its keeper has said; somebody else is about to speak for it."""
-        if self._open:
-            self._readable()
-
-    def _hear(self, word: str, *said: object) -> None:
-        match word, said:
-            case "started", (int(number), int(pid)):
-                self._requested[number].on_started(pid)
-            case "failed", (int(number), int(code), str(what)):
-                self._requested.pop(number).on_failed(code, what)
-            case "exit", (int(number), int(status)):
-                process = self._requested.get(number)
-                if process is not None:
-                    process.on_exit(status)
-                    if process.settled:
-                        del self._requested[number]
-            case "stuck", (list(names),):
-                self.stuck = tuple(str(name) for name in names)
-            case "here", (int(pid),):
-                self.keeper = pid
-            case "drained", (int(ended),):
-                self.empty(ended)
-
-    def _lost_keeper(self) -> None:
-        """The keeper is gone without a last word: the helper ends what it kept, and says so."""
-        self._hung_up = True
-        self._close()
-        self._processes.bereft(self)
-
-    def empty(self, ended: int) -> None:
-        """It was seen empty."""
-        if self.done.is_set():
-            return
-        self.ended = ended
-        self.stuck = ()
-        self._hung_up = True
-        if self.state is BodyState.RUNNING:
-            self.state = BodyState.RETURNED
-        self._close()
-        if self._insisting is not None:
-            self._insisting.cancel()
-        for process in list(self._requested.values()):
-            process.on_done()
-        self._requested.clear()
-        self._processes.forget(self)
-        self.done.set()
-
-    def refuse(self, why: str) -> None:
-        """There is no keeper and never was: nothing was started."""
-        for process in list(self._requested.values()):
-            if process.pid is None:
-                process.on_failed(errno.EAGAIN, why)
-        self.empty(0)
-
-    def let_go(self) -> None:
-        """Control closes: whatever was not seen is not waited for any longer."""
-        if self._insisting is not None:
-            self._insisting.cancel()
-        self._close()
-        for process in self._requested.values():
-            process.close()
-
-    def _close(self) -> None:
-        if self._open:
-            self._open = False
-            self._loop.remove_reader(self._sock.fileno())
-            self._sock.close()
 
 
 class Helper:
@@ -640,54 +331,6 @@ def _rescue(leaf: str | None, orphans: Callable[[], list[int]]) -> bool:
     return False
 
 
-def _pipes(order: SpawnOrder) -> tuple[list[int], list[int]]:
-    """Return ([our output, our input, no terminal], [their input?, their output])."""
-    opened: list[int] = []
-    try:
-        reading, writing = os.pipe()
-        opened += [reading, writing]
-        if order.input is None:
-            return [reading, -1, -1], [writing]
-        given, giving = os.pipe()
-        return [reading, giving, -1], [given, writing]
-    except OSError:
-        wire.close_all(opened)
-        raise
-
-
-def _terminal(order: SpawnOrder, user: str | None) -> tuple[list[int], str]:
-    """Return ([our side, our side for input, their side until it runs], its path)."""
-    master, slave = os.openpty()
-    try:
-        path = os.ttyname(slave)
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        if user is not None:
-            os.fchown(slave, pwd.getpwnam(user).pw_uid, -1)
-        given = -1 if order.input is None else os.dup(master)
-    except OSError:
-        wire.close_all([master, slave])
-        raise
-    return [master, given, slave], path
-
-
-_UTF8 = sys.getfilesystemencoding() == "utf-8" and sys.getfilesystemencodeerrors() == "surrogateescape"
-
-
-def _exact(text: str) -> str:
-    """Return a text that the helper, whose locale is UTF-8, turns into the very bytes that ours would."""
-    return text if _UTF8 else os.fsencode(text).decode("utf-8", "surrogateescape")
-
-
-def _cwd(order: SpawnOrder) -> str:
-    if order.cwd is not None:
-        return order.cwd
-    try:
-        return os.getcwd()  # noqa: PTH109 (in every spawn)
-    except OSError as error:
-        error.what = "its directory, which is ours and was removed,"  # type: ignore[attr-defined]
-        raise
-
-
 def _user(name: str | None) -> tuple[int, int, list[int]] | None:
     if name is None:
         return None
@@ -698,22 +341,3 @@ def _user(name: str | None) -> tuple[int, int, list[int]] | None:
     if os.geteuid() != 0:
         raise BadInput("agent_user= needs root: only root can give rights away")
     return entry.pw_uid, entry.pw_gid, os.getgrouplist(name, entry.pw_gid)
-
-
-_MEANING = {
-    errno.ENOENT: "there is no such program",
-    errno.EACCES: "it may not be executed",
-    errno.ENOEXEC: "it is not a program this machine can execute; name its interpreter",
-    errno.EAGAIN: "the machine, or this run's limit of processes, allows no more",
-    errno.EMFILE: "no descriptors are left; close some or raise the limit",
-    errno.ENFILE: "no descriptors are left on this machine",
-    errno.ENOMEM: "there is not enough memory",
-    errno.E2BIG: "its arguments or environment are too long; use input= or a file",
-}
-
-
-def _trouble(program: str, code: int, what: str) -> str:
-    """Say why a process could not be started, and what to do."""
-    if what.startswith("its directory"):
-        return f"{program!r:.100} was not started: {what} cannot be entered ({os.strerror(code)})"
-    return f"{program!r:.100} was not started: {what or _MEANING.get(code) or os.strerror(code)}"

@@ -25,7 +25,8 @@ from interlock.processes import wire
 from interlock.processes.base import ROOT, SpawnFailed, SpawnOrder
 
 if TYPE_CHECKING:
-    from interlock.processes.local import LocalContainment, LocalProcess, LocalProcesses
+    from interlock.processes.containment import LocalContainment, LocalProcess
+    from interlock.processes.local import LocalProcesses
 
 BARE = (
     "import sys, types; package = types.ModuleType('interlock'); package.__path__ = [sys.argv[1]]; "

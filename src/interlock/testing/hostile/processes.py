@@ -31,7 +31,8 @@ import interlock
 from interlock.core.errors import InterlockError
 from interlock.processes import kernel
 from interlock.processes.base import Confinement, Grade, SpawnOrder
-from interlock.processes.local import LocalContainment, LocalProcesses
+from interlock.processes.containment import LocalContainment
+from interlock.processes.local import LocalProcesses
 
 LIFE_SECONDS = 12.0  # a program that nobody ends goes by itself, but only after a trial has judged it
 CUT_SECONDS = 0.05  # the latest moment of a cut

@@ -1,0 +1,208 @@
+"""What the machine gives, found by trial; and what controls that are dead left on it.
+
+Imported by the bare helper: the standard library's smallest modules only.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+
+from interlock.processes import kernel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+TRIAL_SECONDS = 1.0
+SWEEP_SECONDS = 2.0
+
+
+def probe(wanted: str | None = None) -> dict[str, Any]:
+    """Try the grades, best first, each by ending a real process; return what was found, and why not better."""
+    home = kernel.own_cgroup()
+    why = ""
+    grade = "group"
+    if wanted in (None, "cgroup"):
+        why = "no cgroup v2 is mounted" if home is None else try_cgroup(home)
+        if not why:
+            grade = "cgroup"
+    if grade != "cgroup" and wanted in (None, "cgroup", "keeper"):
+        trouble = try_subreaper()
+        if trouble:
+            why = f"{why}; {trouble}" if why else trouble
+        else:
+            grade = "keeper"
+    facts: dict[str, Any] = {"grade": grade, "home": home if grade == "cgroup" else None, "why": why}
+    for what in ("pids", "memory"):
+        facts[what], facts[f"{what}_home"] = _limit_by(what, facts["home"])
+    return facts
+
+
+def try_cgroup(home: str) -> str:
+    """Hold a process in a leaf and end it by the leaf; return what was in the way, nothing if it worked."""
+    leaf = f"{home}/{kernel.MARK}trial-{os.getpid()}"
+    try:
+        os.mkdir(leaf, 0o755)
+    except OSError as error:
+        return f"no cgroup can be made in {home} ({error.strerror})"
+    child = 0
+    try:
+        if not os.path.exists(leaf + "/cgroup.kill"):
+            return "this kernel has no cgroup.kill (5.14 has)"
+        kernel.write(leaf + "/cgroup.procs", "0")
+        try:
+            child = os.fork()
+            if child == 0:
+                while True:
+                    signal.pause()
+        finally:
+            kernel.write(home + "/cgroup.procs", "0")
+        if not kernel.populated(leaf):
+            return "a process put into a cgroup was not counted there"
+        kernel.kill_cgroup(leaf)
+        return "" if _gone(child, lambda: not kernel.populated(leaf)) else "cgroup.kill did not end a process"
+    except OSError as error:
+        return f"a process cannot be moved into a cgroup of ours ({error.strerror})"
+    finally:
+        if child:
+            _put_away(child)
+        kernel.remove_cgroup(leaf)
+
+
+def try_subreaper() -> str:
+    """Let a process leave its parent and its session behind; return what was in the way, nothing if it came to us."""
+    if not kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1):
+        return "this system has no subreapers"
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        grandchild = os.fork()
+        if grandchild == 0:
+            while True:
+                signal.pause()
+        os.write(writing, str(grandchild).encode())
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    grandchild = int(os.read(reading, 20) or b"0")
+    os.close(reading)
+    found = grandchild in kernel.children()
+    if found:
+        _put_away(grandchild)
+    return "" if found else "an orphan did not come to its subreaper"
+
+
+def _gone(pid: int, also: Any) -> bool:
+    until = time.monotonic() + TRIAL_SECONDS
+    while time.monotonic() < until:
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None and also():
+            return True
+        time.sleep(0.0005)
+    return False
+
+
+def _put_away(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def _limit_by(what: str, home: str | None) -> tuple[str, str | None]:
+    """Return how the number of processes, or their memory, can be limited here, and where."""
+    try:
+        if home is not None and what in kernel.read(home + "/cgroup.controllers").split():
+            kernel.write(home + "/cgroup.subtree_control", f"+{what}")
+            return "v2", home
+    except OSError:
+        pass  # we are in it ourselves, as a rule: controllers want their cgroup empty
+    beside = kernel.own_cgroup_v1(what)
+    if beside is not None:
+        trial = f"{beside}/{kernel.MARK}trial-{os.getpid()}"
+        try:
+            os.mkdir(trial, 0o755)
+            os.rmdir(trial)
+            return "v1", beside
+        except OSError:
+            pass  # not ours to divide
+    return "rlimit", None
+
+
+def sweep(facts: dict[str, Any]) -> int:
+    """End what a control that is dead left behind: its leaves, and what carries its mark. Return how many processes."""
+    ended = _sweep_home(facts["home"])
+    until = time.monotonic() + SWEEP_SECONDS
+    while (found := _sweep_marked()) and time.monotonic() < until:
+        ended += found
+    for home in {facts["pids_home"], facts["memory_home"]} - {facts["home"]}:
+        _sweep_home(home)  # version 1, which can only be emptied: so after everything was ended
+    return ended
+
+
+def _sweep_home(home: str | None) -> int:
+    try:
+        names = [name for name in os.listdir(home) if name.startswith(kernel.MARK)] if home is not None else []
+    except OSError:
+        return 0
+    dead = [name for name in names if kernel.owner_lives(name.removeprefix(kernel.MARK)) is False]
+    return sum(_sweep_tree(f"{home}/{name}") for name in dead)
+
+
+def _sweep_tree(path: str) -> int:
+    """KILL by the leaf itself and wait until it is empty: pids are not asked."""
+    inside = _count(path)
+    until = time.monotonic() + SWEEP_SECONDS
+    if os.path.exists(path + "/cgroup.kill"):
+        while kernel.populated(path) and time.monotonic() < until:
+            kernel.kill_cgroup(path)
+            time.sleep(0.001)
+        kernel.remove_tree(path)
+        return inside
+    while _count(path) and time.monotonic() < until:  # version 1: only there because of its limits
+        time.sleep(0.001)
+    kernel.remove_tree(path)
+    return 0
+
+
+def _count(path: str) -> int:
+    try:
+        here = len(kernel.read(path + "/cgroup.procs").split())
+        return here + sum(_count(entry.path) for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return 0
+
+
+def _sweep_marked() -> int:
+    """KILL what carries the mark of a dead owner: seen again through a pidfd, so that no other process is hit."""
+    ended = 0
+    for pid in kernel.pids():
+        owner = _mark_of(pid)
+        if owner is None or kernel.owner_lives(owner) is not False:
+            continue
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            continue
+        try:
+            if _mark_of(pid) == owner:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                ended += 1
+                select.select([pidfd], [], [], 0.1)
+        except OSError:
+            continue
+        finally:
+            os.close(pidfd)
+    return ended
+
+
+def _mark_of(pid: int) -> str | None:
+    try:
+        environment = kernel.read(f"/proc/{pid}/environ")
+    except OSError:
+        return None
+    for line in environment.split("\0"):
+        if line.startswith(kernel.OWNER + "="):
+            return line[len(kernel.OWNER) + 1 :]
+    return None
