@@ -196,7 +196,8 @@ class Asked:
         if self.number is None:
             self.number = signal.Signals(number)
             if self._wake is not None:
-                self._wake()
+                with contextlib.suppress(RuntimeError):  # the loop is closed: all is said and done
+                    self._wake()
 
     @staticmethod
     def close() -> None:
@@ -292,7 +293,8 @@ def _open_receipt(path: str) -> int:
     if path == "-":
         return 2
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o600)  # a pipe is not waited for
+        os.set_blocking(fd, True)
         if stat.S_ISREG(os.fstat(fd).st_mode):
             os.fchmod(fd, 0o600)
     except OSError as error:

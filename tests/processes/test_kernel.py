@@ -123,9 +123,10 @@ def test_an_owner_is_one_process_and_no_other() -> None:
     me = kernel.owner_of(os.getpid())
     space, pid, start = me.split("-")
     assert kernel.owner_lives(me) is True
+    assert kernel.owner_lives(f"{me}-4") is True  # the fourth control of that process
     assert kernel.owner_lives(f"{space}-{pid}-{int(start) + 1}") is False
     assert kernel.owner_lives(f"{int(space) + 1}-{pid}-{start}") is None
-    for nonsense in ("", "trial-1", "1-2", "a-b-c", f"{me}-4"):
+    for nonsense in ("", "trial-1", "1-2", "a-b-c", f"{me}-4-5"):
         assert kernel.owner_lives(nonsense) is None
     process = subprocess.Popen(["sleep", "1000"])
     owner = kernel.owner_of(process.pid)

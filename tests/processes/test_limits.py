@@ -132,7 +132,7 @@ def test_leaves_carry_run_and_generation(tmp_path: Path) -> None:
             assert processes.machine is not None
             containment = processes.contain("run r-17.g3")
             pids = await tree(containment, tmp_path / "pids")
-            base = f"{kernel.MARK}{kernel.owner_of(os.getpid())}/run_r-17.g3"
+            base = f"{kernel.MARK}{processes._owner}/run_r-17.g3"
             assert containment.leaf == f"{processes.machine.home}/{base}/k{containment.number}"
             for pid in pids:
                 lines = kernel.read(f"/proc/{pid}/cgroup").splitlines()

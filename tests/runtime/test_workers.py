@@ -123,8 +123,8 @@ def dangerous(at: str) -> str:
 
 
 def test_plain_values() -> None:
-    """Synchronous tools run in one other process; what they return comes back as plain values, five megabytes too."""
-    text = "x" * 5_000_000
+    """Synchronous tools run in one other process; what they return comes back as plain values, four megabytes too."""
+    text = "x" * 4_000_000
 
     async def work(run: Run) -> list[Any]:
         values = [await run.call(add, a=2, b=3), await run.call(everything), await run.call(textwrap.dedent, text=text)]
@@ -300,7 +300,7 @@ def test_a_warm_spare() -> None:
                 pids.append(int((await control.wait(sent.run_id, drained=True)).text))
                 assert not there(pids[-1])
                 if spare is not None:
-                    assert spare.containment.name == f"processes of {sent.run_id}.g{2 * len(pids) - 1}"
+                    assert spare.containment.name == f"a worker of {sent.run_id}.g{2 * len(pids) - 1}"
                 await until(lambda workers=workers: workers._spare is not None)  # type: ignore[misc]
             assert pids[0] != pids[1]
             assert await control.processes() == []

@@ -19,12 +19,12 @@ import socket
 import struct
 import sys
 import termios
+from collections import deque
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from interlock.core.names import BodyState
-from interlock.processes import kernel, wire
+from interlock.processes import wire
 from interlock.processes.base import SpawnFailed, SpawnOrder
 from interlock.processes.output import Input, Output
 
@@ -56,10 +56,14 @@ class LocalProcess:
         """Take over our ends of its pipes."""
         self._terminal = terminal
         if output >= 0:
-            self._output = Output(output, limit=limit, streamed=self.order.streamed)
+            self._output = Output(
+                output, limit=limit, streamed=self.order.streamed, hold=self.order.pty, on_close=self._pipe_closed
+            )
         if given >= 0:
             data = self.order.input or b""
-            self._input = Input(given, data + b"\x04" if self.order.pty else data)
+            if self.order.pty:  # a terminal's end is a character; in the middle of a line it only sends what there is
+                data += b"\x04" if data.endswith(b"\n") or not data else b"\x04\x04"
+            self._input = Input(given, data)
 
     async def started(self) -> None:
         """Wait until it runs; raise SpawnFailed if it does not."""
@@ -116,6 +120,10 @@ class LocalProcess:
         """True if it has exited and nobody holds its pipe."""
         return self.exited.is_set() and (self._output is None or self._output.closed)
 
+    def _pipe_closed(self) -> None:
+        if self.exited.is_set():
+            self._containment.settle(self)
+
     def on_done(self) -> None:
         """Nothing of its containment is left, so nobody holds its pipes."""
         if not self._answered.is_set():
@@ -137,6 +145,53 @@ class LocalProcess:
             self._input.close()
         if self._output is not None and not (keep_lines and self.order.streamed and not self._output.ended):
             self._output.close()
+
+
+class Sender:
+    """Sends in the caller's own step, or as soon as the other side has room."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[tuple[Any, ...], list[int]]] = deque()
+
+    def send(self, message: tuple[Any, ...], fds: tuple[int, ...] = ()) -> None:
+        """Send a message, or keep it with copies of its descriptors."""
+        if not self._waiting:
+            try:
+                wire.send(self._sock, message, fds)
+                return
+            except BlockingIOError:
+                self._loop.add_writer(self._sock.fileno(), self._writable)
+        copies: list[int] = []
+        try:
+            for fd in fds:
+                copies.append(os.dup(fd))
+        except OSError:
+            wire.close_all(copies)
+            raise
+        self._waiting.append((message, copies))
+
+    def _writable(self) -> None:
+        while self._waiting:
+            message, copies = self._waiting[0]
+            try:
+                wire.send(self._sock, message, tuple(copies))
+            except BlockingIOError:
+                return
+            except OSError:  # hung up: whoever reads there will see it
+                self.drop()
+                return
+            self._waiting.popleft()
+            wire.close_all(copies)
+        self._loop.remove_writer(self._sock.fileno())
+
+    def drop(self) -> None:
+        """What was not sent never will be."""
+        if self._sock.fileno() >= 0:
+            self._loop.remove_writer(self._sock.fileno())
+        while self._waiting:
+            wire.close_all(self._waiting.popleft()[1])
 
 
 class LocalContainment:
@@ -165,6 +220,7 @@ class LocalContainment:
         self.leaf: str | None = None
         self._processes = processes
         self._sock = sock
+        self._sender = Sender(sock)
         self._loop = asyncio.get_running_loop()
         self._requested: dict[int, LocalProcess] = {}
         self._hung_up = False
@@ -195,7 +251,7 @@ class LocalContainment:
             argv = [_exact(argument) for argument in order.argv]
             env = {_exact(name): _exact(value) for name, value in self._processes.environment(order).items()}
             message = ("spawn", process.number, argv, env, _exact(_cwd(order)), path)
-            wire.send(self._sock, message, stdio or tuple(theirs))
+            self._sender.send(message, stdio or tuple(theirs))
         except OSError as error:
             code = error.errno or errno.EIO
             if code in (errno.EPIPE, errno.ECONNRESET):  # hung up already, and we have not read it yet
@@ -212,21 +268,10 @@ class LocalContainment:
         process.attach(output, given, terminal, limit=confinement.output_bytes)
         return process
 
-    def move(self, of: str) -> None:
-        """Give what it holds another name, before there is anything to it."""
-        self.name = f"processes of {of}"
-        if self.leaf is not None and self._processes.machine is not None:
-            base = Path(self.leaf).parent.parent
-            leaf = str(base / kernel.file_name(of) / f"k{self.number}")
-            with contextlib.suppress(OSError):
-                Path(leaf).mkdir(parents=True, exist_ok=True)
-                wire.send(self._sock, ("move", leaf))
-                self.leaf = leaf
-
     def end_one(self, number: int) -> None:
         """End one process and its group."""
         with contextlib.suppress(OSError):
-            wire.send(self._sock, ("end", number))
+            self._sender.send(("end", number))
 
     def cut(self) -> None:
         """Hang up: the keeper takes no further request and ends everything. It cannot fail, and does not wait."""
@@ -234,14 +279,17 @@ class LocalContainment:
             self._hung_up = True
             if self.state is BodyState.RUNNING:
                 self.state = BodyState.CUT
+            self._sender.drop()
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_WR)
             self._insisting = self._loop.call_later(self.grace + INSIST_SECONDS, self._insist)
 
     def _insist(self) -> None:
         """A keeper says within half a second what is stuck; for one that says nothing the helper stands in."""
-        if not self.done.is_set() and not self.stuck:
-            self._processes.finish(self)
+        if not self.done.is_set():
+            self._insisting = self._loop.call_later(INSIST_SECONDS, self._insist)
+            if not self.stuck:
+                self._processes.finish(self)
 
     def drop(self) -> None:
         """Nothing more can be done from here: it hung up long ago, and insists by itself."""
@@ -283,13 +331,18 @@ class LocalContainment:
                 if process is not None:
                     process.on_exit(status)
                     if process.settled:
-                        del self._requested[number]
+                        self.settle(process)
             case "stuck", (list(names),):
                 self.stuck = tuple(str(name) for name in names)
             case "here", (int(pid),):
                 self.keeper = pid
             case "drained", (int(ended),):
                 self.empty(ended)
+
+    def settle(self, process: LocalProcess) -> None:
+        """It has exited and nobody holds its pipe: it is not needed here any more."""
+        if self._requested.get(process.number) is process:
+            del self._requested[process.number]
 
     def _lost_keeper(self) -> None:
         """The keeper is gone without a last word: the helper ends what it kept, and says so."""
@@ -333,6 +386,7 @@ class LocalContainment:
     def _close(self) -> None:
         if self._open:
             self._open = False
+            self._sender.drop()
             self._loop.remove_reader(self._sock.fileno())
             self._sock.close()
 
@@ -376,10 +430,11 @@ def _exact(text: str) -> str:
 
 
 def _cwd(order: SpawnOrder) -> str:
-    if order.cwd is not None:
+    if order.cwd is not None and order.cwd.startswith("/"):
         return order.cwd
     try:
-        return os.getcwd()  # noqa: PTH109 (in every spawn)
+        here = os.getcwd()  # noqa: PTH109 (in every spawn)
+        return here if order.cwd is None else f"{here}/{order.cwd}"
     except OSError as error:
         error.what = "its directory, which is ours and was removed,"  # type: ignore[attr-defined]
         raise

@@ -330,11 +330,10 @@ def _tasks_of_user() -> int:
     return count
 
 
-def main(fd: int, gateway: int) -> None:
+def main(fd: int, gateway: int, owner: str) -> None:
     """Be the helper of a process that gave us one end of a socket."""
     gc.disable()
     os.chdir("/")
-    owner = kernel.owner_of(gateway)
     try:
         pidfd = os.pidfd_open(gateway)
     except (OSError, AttributeError):

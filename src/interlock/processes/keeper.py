@@ -38,6 +38,12 @@ class NoInterpreter(OSError):
     what = "the interpreter that its first line names was not found"
 
 
+class Ended(OSError):
+    """Control hung up while the program was looked for."""
+
+    what = "it was ended before it began"
+
+
 class Keeper:
     """One containment. `leaf` and `limits` are directories of cgroups that exist, or nothing."""
 
@@ -86,6 +92,7 @@ class Keeper:
         kernel.prctl(kernel.PR_SET_NAME, b"interlock-keep")
         if user is not None:
             kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+            kernel.prctl(kernel.PR_CAP_AMBIENT, kernel.AMBIENT_CLEAR_ALL)  # they would pass to whatever is executed
         if rlimits:
             import resource
 
@@ -184,8 +191,6 @@ class Keeper:
                     self._answer_spawn(message, fds)
                 elif message[0] == "end":
                     self._end_one(message[1])
-                elif message[0] == "move":
-                    self._move(message[1])
             finally:
                 wire.close_all(fds)
         self._flush()
@@ -259,18 +264,21 @@ class Keeper:
     def _as_user(self, argv: list[str], env: dict[str, str], actions: list[tuple[Any, ...]]) -> int:
         """Spawn with the user's rights: our real ids are theirs for this moment, and the child resets to real ids."""
         if self._user is None:
-            return _exec(argv, env, actions, resetids=False)
+            return self._exec(argv, env, actions, resetids=False)
         uid, gid, groups = self._user
         before = os.getgroups()
         os.setgroups(groups)
         os.setresgid(gid, -1, -1)
         os.setresuid(uid, -1, -1)
         try:
-            return _exec(argv, env, actions, resetids=True)
+            return self._exec(argv, env, actions, resetids=True)
         finally:
             os.setresuid(os.geteuid(), -1, -1)
             os.setresgid(os.getegid(), -1, -1)
             os.setgroups(before)
+
+    def _exec(self, argv: list[str], env: dict[str, str], actions: list[tuple[Any, ...]], *, resetids: bool) -> int:
+        return _exec(argv, env, actions, self._hung_up, resetids=resetids)
 
     def _end_one(self, number: int) -> None:
         """End one of several: it and its process group. What left that group is kept, and goes with the rest."""
@@ -278,22 +286,6 @@ class Keeper:
             if its == number:  # not reaped, so neither the pid nor the group can be another's
                 _signal_group(pid, signal.SIGKILL)
                 _signal(pid, signal.SIGKILL)
-
-    def _move(self, leaf: str) -> None:
-        """Take what is kept into a leaf of another name; only a worker that has not been given work is moved."""
-        try:
-            for pid in list(self._main):
-                kernel.write(leaf + "/cgroup.procs", str(pid))
-        except OSError:
-            return  # it stays where it was, just as contained
-        if self._leaf is not None:
-            kernel.remove_cgroup(self._leaf)
-        for fds in self._opened:
-            wire.close_all(list(fds))
-        self._opened = []
-        wire.close_all([self._events])
-        self._events = -1
-        self._leaf = leaf
 
     # Ending
 
@@ -452,10 +444,12 @@ def _door(cgroup: str) -> int:
     return os.open(cgroup + "/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
 
 
-def _exec(argv: list[str], env: dict[str, str], actions: list[tuple[Any, ...]], *, resetids: bool) -> int:
+def _exec(argv: list[str], env: dict[str, str], actions: list[tuple[Any, ...]], over: Any, *, resetids: bool) -> int:
     """Start a program, found as a shell would find it, in a session of its own and with fresh signals."""
     refused: OSError = FileNotFoundError(errno.ENOENT, "not found")
     for path in _candidates(argv[0], env):
+        if over():
+            raise Ended(errno.ECANCELED, path)
         try:
             return os.posix_spawn(
                 path,

@@ -9,7 +9,8 @@ import ctypes
 import os
 import time
 
-PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_SET_NAME = 36, 38, 15
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_SET_NAME, PR_CAP_AMBIENT = 36, 38, 15, 47
+AMBIENT_CLEAR_ALL = 4
 MARK = "interlock-"  # every directory we make in a cgroup tree begins so
 OWNER = "INTERLOCK_OWNER"  # in the environment of whatever is kept: a hint for the next start, no proof
 READ_BYTES = 8192
@@ -30,7 +31,7 @@ def read(path: str) -> str:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = piece = os.read(fd, READ_BYTES)
-        while len(piece) == READ_BYTES:
+        while piece:  # a short piece is not the end: the kernel gives a list a page at a time
             piece = os.read(fd, READ_BYTES)
             data += piece
         return data.decode("utf-8", "surrogateescape")
@@ -90,12 +91,20 @@ def owner_of(pid: int) -> str:
 def owner_lives(owner: str) -> bool | None:
     """Return whether the process of that name lives; None if it cannot be told from here."""
     parts = owner.split("-")
-    if len(parts) != 3 or not all(part.isdigit() for part in parts):
+    if len(parts) not in (3, 4) or not all(part.isdigit() for part in parts):
         return None
     if int(parts[0]) != os.stat("/proc/self/ns/pid").st_ino:
         return None
     status = stat(int(parts[1]))
-    return status is not None and status[2] == int(parts[2]) and status[0] not in "ZX"
+    if status is None:  # hidden from us (hidepid), or not there
+        try:
+            os.kill(int(parts[1]), 0)
+        except PermissionError:
+            return None
+        except OSError:
+            return False
+        return None
+    return status[2] == int(parts[2]) and status[0] not in "ZX"
 
 
 # Cgroups

@@ -20,14 +20,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 from interlock.core.errors import BadInput
 from interlock.processes import kernel, wire
 from interlock.processes.base import ROOT, Confinement, Grade, Machine, SpawnFailed, SpawnOrder, allowed
-from interlock.processes.containment import LocalContainment
+from interlock.processes.containment import LocalContainment, Sender
 from interlock.processes.workers import Worker, Workers
 
 log = logging.getLogger("interlock")
+
+T = TypeVar("T")
 
 READY_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
@@ -35,8 +38,10 @@ RESCUE_SECONDS = 5.0
 BARE = (
     "import sys, types; package = types.ModuleType('interlock'); package.__path__ = [sys.argv[1]]; "
     "sys.modules['interlock'] = package; "
-    "from interlock.processes.helper import main; main(int(sys.argv[2]), int(sys.argv[3]))"
+    "from interlock.processes.helper import main; main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])"
 )
+
+_controls = itertools.count(1)
 
 
 class Helper:
@@ -45,7 +50,22 @@ class Helper:
     def __init__(self, process: "subprocess.Popen[bytes]", sock: socket.socket) -> None:
         self.process = process
         self.sock = sock
+        self.sender: Sender | None = None  # made on the loop; the helper itself is started in a thread
         self.alive = True
+
+    def send(self, message: tuple[Any, ...], fds: tuple[int, ...] = ()) -> None:
+        """Send in this step, or as soon as there is room."""
+        if self.sender is None:
+            self.sender = Sender(self.sock)
+        self.sender.send(message, fds)
+
+    def hang_up(self) -> None:
+        """Let go of it; its keepers see that for themselves, and it goes with the last of them."""
+        self.alive = False
+        if self.sender is not None:
+            self.sender.drop()
+        asyncio.get_running_loop().remove_reader(self.sock.fileno())
+        self.sock.close()
 
 
 class LocalProcesses:
@@ -56,12 +76,14 @@ class LocalProcesses:
         self.machine: Machine | None = None
         self._subreaper = subreaper
         self._user = _user(self.confinement.agent_user)
+        self._user_environment = _environment_of(self.confinement.agent_user)
         self._helper: Helper | None = None
         self._starting: asyncio.Task[Machine] | None = None
         self._containments: dict[int, LocalContainment] = {}
         self._numbers = itertools.count(1)
         self._rescues: set[asyncio.Task[None]] = set()
-        self._owner = kernel.owner_of(os.getpid())
+        self._owner = f"{kernel.owner_of(os.getpid())}-{next(_controls)}"  # no two controls share a leaf
+        self._before = set(kernel.children()) if subreaper else set()  # of a shell that exec'd us, say
         self._workers = Workers(self)
         self._closed = False
         self._homes: set[str] = set()
@@ -85,13 +107,13 @@ class LocalProcesses:
             kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         loop = asyncio.get_running_loop()
         try:
-            helper = await asyncio.to_thread(self._launch)
+            helper = await _in_thread(self._launch)
         except OSError as error:
             raise SpawnFailed(error.errno or errno.EIO, f"the helper could not be started: {error}") from None
         answer: asyncio.Future[tuple[dict[str, object], int]] = loop.create_future()
         loop.add_reader(helper.sock.fileno(), self._readable, helper, answer)
         try:
-            wire.send(helper.sock, ("open", self.confinement.grade and str(self.confinement.grade)))
+            helper.send(("open", self.confinement.grade and str(self.confinement.grade)))
             async with asyncio.timeout(READY_SECONDS):
                 facts, swept = await answer
         except (OSError, TimeoutError) as error:
@@ -114,7 +136,7 @@ class LocalProcesses:
 
     def _launch(self) -> Helper:
         with self._starts:
-            helper = _launch()
+            helper = _launch(self._owner)
             self._helpers.add(helper.process.pid)
         return helper
 
@@ -154,9 +176,7 @@ class LocalProcesses:
 
     def _drop_helper(self, helper: Helper) -> None:
         if helper.alive:
-            helper.alive = False
-            asyncio.get_running_loop().remove_reader(helper.sock.fileno())
-            helper.sock.close()
+            helper.hang_up()
             threading.Thread(target=self._bury, args=(helper,), name="reap the helper", daemon=True).start()
 
     def _bury(self, helper: Helper) -> None:
@@ -170,8 +190,9 @@ class LocalProcesses:
     def finish(self, containment: LocalContainment) -> None:
         """Ask the helper to stand in for a keeper."""
         if containment.helper.alive:
+            containment.helper.process.send_signal(signal.SIGCONT)  # what it is to end may have stopped it
             with contextlib.suppress(OSError):
-                wire.send(containment.helper.sock, ("finish", containment.number))
+                containment.helper.send(("finish", containment.number))
         else:
             self.bereft(containment)
 
@@ -185,7 +206,7 @@ class LocalProcesses:
     async def _rescue(self, containment: LocalContainment) -> None:
         """Helper and keeper are dead. End what they left by the leaf, or as the subreaper that it came to."""
         if containment.leaf is not None or self._subreaper:
-            if await asyncio.to_thread(_rescue, containment.leaf, self._orphans if self._subreaper else list):
+            if await _in_thread(_rescue, containment.leaf, self._orphans if self._subreaper else list):
                 if containment.keeper is None:
                     containment.refuse("the helper died")
                 else:
@@ -196,7 +217,7 @@ class LocalProcesses:
     def _orphans(self) -> list[int]:
         """KILL and reap what came to us as the subreaper; return what is left of it."""
         with self._starts:
-            orphans = [pid for pid in kernel.children() if pid not in self._helpers]
+            orphans = [pid for pid in kernel.children() if pid not in self._helpers | self._before]
             for pid in orphans:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
@@ -219,7 +240,7 @@ class LocalProcesses:
             raise SpawnFailed(error.errno or errno.EIO, f"no keeper could be asked for: {error.strerror}") from None
         mine.setblocking(False)
         try:
-            wire.send(helper.sock, ("keep", number, names, limits, grace, once, self._user), (theirs.fileno(),))
+            helper.send(("keep", number, names, limits, grace, once, self._user), (theirs.fileno(),))
         except OSError as error:
             mine.close()
             raise SpawnFailed(error.errno or errno.EIO, f"no keeper could be asked for: {error.strerror}") from None
@@ -238,9 +259,7 @@ class LocalProcesses:
     def environment(self, order: SpawnOrder) -> dict[str, str]:
         """Return what a process sees: what is allowed, its user's own, what it was given, and our mark."""
         env = allowed(os.environ, self.confinement.environment)
-        if self.confinement.agent_user is not None:
-            entry = pwd.getpwnam(self.confinement.agent_user)
-            env |= {"HOME": entry.pw_dir, "USER": entry.pw_name, "LOGNAME": entry.pw_name, "SHELL": entry.pw_shell}
+        env |= self._user_environment
         env.setdefault("PATH", os.defpath)
         for name, value in order.env.items():
             if value is None:
@@ -274,26 +293,50 @@ class LocalProcesses:
             task.cancel()
         helper, self._helper = self._helper, None
         if helper is not None and helper.alive:
-            helper.alive = False
-            asyncio.get_running_loop().remove_reader(helper.sock.fileno())
-            helper.sock.close()
-            await asyncio.to_thread(_wait, helper.process)
+            helper.hang_up()
+            await _in_thread(_wait, helper.process)
         elif self._homes:  # the last one was killed: nobody else removes our directories
-            await asyncio.to_thread(self._remove_directories)
+            await _in_thread(self._remove_directories)
 
     def _remove_directories(self) -> None:
         for home in self._homes:
             kernel.remove_tree(f"{home}/{kernel.MARK}{self._owner}")
 
 
-def _launch() -> Helper:
+async def _in_thread(work: Callable[..., T], *given: Any) -> T:
+    """Do what blocks in a thread of our own: the loop's pool may be full of the embedder's work."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: Any, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(value)
+
+    def run() -> None:
+        value, error = None, None
+        try:
+            value = work(*given)
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, value, error)
+
+    threading.Thread(target=run, name="interlock", daemon=True).start()
+    return await future
+
+
+def _launch(owner: str) -> Helper:
     """Start a helper: exec'd, in a session of its own, with next to nothing in its environment."""
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     mine.setblocking(False)
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONHOME") if name in os.environ}
     try:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", BARE, ROOT, str(theirs.fileno()), str(os.getpid())],
+            [sys.executable, "-I", "-S", "-c", BARE, ROOT, str(theirs.fileno()), str(os.getpid()), owner],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -329,6 +372,13 @@ def _rescue(leaf: str | None, orphans: Callable[[], list[int]]) -> bool:
             return True
         time.sleep(0.001)
     return False
+
+
+def _environment_of(name: str | None) -> dict[str, str]:
+    if name is None:
+        return {}
+    entry = pwd.getpwnam(name)
+    return {"HOME": entry.pw_dir, "USER": entry.pw_name, "LOGNAME": entry.pw_name, "SHELL": entry.pw_shell}
 
 
 def _user(name: str | None) -> tuple[int, int, list[int]] | None:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 from collections import deque
+from collections.abc import Callable
 
 from interlock.processes.base import LINE_BYTES
 
@@ -23,8 +24,10 @@ LAST_BYTES = 1024 * 1024  # taken from the pipe after the exit
 class Output:
     """One end of a pipe or terminal that a process writes to."""
 
-    def __init__(self, fd: int, *, limit: int, streamed: bool) -> None:
+    def __init__(self, fd: int, *, limit: int, streamed: bool, hold: bool, on_close: Callable[[], None]) -> None:
         os.set_blocking(fd, False)
+        self._on_close = on_close
+        self._hold = hold  # a terminal: to close it before the exit would send SIGHUP
         self._loop = asyncio.get_running_loop()
         self._fd = fd
         self._limit = max(limit, LINE_BYTES if streamed else 2)  # a line must fit
@@ -85,7 +88,10 @@ class Output:
         except OSError:  # a terminal whose other side is closed says EIO
             data = b""
         if not data:
-            self.close()
+            if self._hold and not self._exited:
+                self._pause()  # it has closed its terminal and goes on; look again when it has exited
+            else:
+                self.close()
             return False
         if len(data) < READ_BYTES:
             self._burst = 0
@@ -143,6 +149,7 @@ class Output:
             fd, self._fd = self._fd, -1
             with contextlib.suppress(OSError):
                 os.close(fd)
+            self._on_close()
         self.ended = True
         self._more.set()
 
@@ -171,7 +178,9 @@ class Output:
                 await self._more.wait()
 
     def _cut(self, end: int, after: int) -> bytes:
-        line = bytes(self._lines[:end]).removesuffix(b"\r")
+        line = bytes(self._lines[:end])
+        if after > end:  # (a piece of a long line ends where it ends)
+            line = line.removesuffix(b"\r")
         del self._lines[:after]
         self._scanned = 0
         self._catch_up()

@@ -137,7 +137,7 @@ def sweep(facts: dict[str, Any]) -> int:
     while (found := _sweep_marked()) and time.monotonic() < until:
         ended += found
     for home in {facts["pids_home"], facts["memory_home"]} - {facts["home"]}:
-        _sweep_home(home)  # version 1, which can only be emptied: so after everything was ended
+        ended += _sweep_home(home)  # version 1, which has no KILL of its own: so after the others
     return ended
 
 
@@ -160,10 +160,39 @@ def _sweep_tree(path: str) -> int:
             time.sleep(0.001)
         kernel.remove_tree(path)
         return inside
-    while _count(path) and time.monotonic() < until:  # version 1: only there because of its limits
+    ended = 0
+    while _count(path) and time.monotonic() < until:  # version 1: there because of its limits, but it knows who is left
+        ended += _sweep_listed(path)
         time.sleep(0.001)
     kernel.remove_tree(path)
-    return 0
+    return ended
+
+
+def _sweep_listed(path: str) -> int:
+    """KILL what a version 1 cgroup lists, each through a pidfd that was opened while it was listed."""
+    ended = 0
+    for entry in [path, *(entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False))]:
+        for pid in _listed(entry):
+            try:
+                pidfd = os.pidfd_open(pid)
+            except OSError:
+                continue
+            try:
+                if pid in _listed(entry):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    ended += bool(select.select([pidfd], [], [], 0.1)[0])
+            except OSError:
+                continue
+            finally:
+                os.close(pidfd)
+    return ended
+
+
+def _listed(path: str) -> list[int]:
+    try:
+        return [int(pid) for pid in kernel.read(path + "/cgroup.procs").split()]
+    except OSError:
+        return []
 
 
 def _count(path: str) -> int:
@@ -179,7 +208,7 @@ def _sweep_marked() -> int:
     ended = 0
     for pid in kernel.pids():
         owner = _mark_of(pid)
-        if owner is None or kernel.owner_lives(owner) is not False:
+        if owner is None or kernel.owner_lives(owner) is not False or not _orphaned(pid, owner):
             continue
         try:
             pidfd = os.pidfd_open(pid)
@@ -195,6 +224,23 @@ def _sweep_marked() -> int:
         finally:
             os.close(pidfd)
     return ended
+
+
+def _orphaned(pid: int, owner: str) -> bool:
+    """Return whether it is a leftover, and not started by a living service with the environment of one of ours.
+
+    The parent of a leftover is one too, or whoever takes orphans: init, or an ancestor of ours.
+    """
+    status = kernel.stat(pid)
+    return status is not None and (status[1] in _ancestors() or _mark_of(status[1]) == owner)
+
+
+def _ancestors() -> set[int]:
+    found, pid = {0, 1}, os.getpid()
+    while pid > 1 and (status := kernel.stat(pid)) is not None:
+        pid = status[1]
+        found.add(pid)
+    return found
 
 
 def _mark_of(pid: int) -> str | None:

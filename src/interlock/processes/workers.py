@@ -10,6 +10,9 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
+import errno
+import gc
+import itertools
 import multiprocessing.spawn
 import os
 import pickle
@@ -23,6 +26,7 @@ import msgspec
 from interlock.core.errors import BadInput, InterlockError
 from interlock.processes import wire
 from interlock.processes.base import ROOT, SpawnFailed, SpawnOrder
+from interlock.processes.worker import ANSWER_BYTES
 
 if TYPE_CHECKING:
     from interlock.processes.containment import LocalContainment, LocalProcess
@@ -35,6 +39,7 @@ BARE = (
 )
 
 
+READ_BYTES = 64 * 1024
 LOOKS = ("sys_path", "sys_argv", "orig_dir", "dir", "init_main_from_name", "init_main_from_path")
 
 
@@ -75,13 +80,16 @@ def _preparation() -> dict[str, Any]:
 class Worker:
     """A worker process and our end of its socket."""
 
-    def __init__(self, containment: LocalContainment, process: LocalProcess, sock: socket.socket) -> None:
+    def __init__(self, containment: LocalContainment, process: LocalProcess, sock: socket.socket, answers: int) -> None:
         self.containment = containment
         self._sock = sock
+        self._answers = answers
+        self._data = bytearray()
         self._loop = asyncio.get_running_loop()
         self._prepared = False
         self._answer: asyncio.Future[Any] | None = None
-        self._loop.add_reader(sock.fileno(), self._readable)
+        os.set_blocking(answers, False)
+        self._loop.add_reader(answers, self._readable)
         process.on_end = self._exited  # a child of its tool may hold the socket for ever
 
     @property
@@ -97,31 +105,52 @@ class Worker:
         try:
             wire.send_bytes(self._sock, pickle.dumps((preparation, work)))
         except OSError as error:
-            self._fail(SpawnFailed(error.errno or 5, "the worker is gone; call the tool again"))
+            long = error.errno == errno.E2BIG
+            why = "its arguments are too long; write a file" if long else "the worker is gone; call the tool again"
+            self._fail(SpawnFailed(error.errno or errno.EIO, why))
         return self._answer
 
     def _readable(self) -> None:
         try:
-            packet = wire.receive_bytes(self._sock)
-        except wire.Closed:
-            self._died()
+            piece = os.read(self._answers, READ_BYTES)
+        except BlockingIOError:
             return
-        if packet is None or self._answer is None or self._answer.done():
-            return
-        wire.close_all(packet[1])
+        except OSError:
+            piece = b""
+        self._data += piece
+        size = int.from_bytes(self._data[:4], "big")
+        if not piece or size > ANSWER_BYTES or (self._data and (self._answer is None or self._answer.done())):
+            self._died()  # or it says what nobody asked for
+            self.containment.cut()
+        elif len(self._data) >= 4 + size:
+            answer, self._data = bytes(self._data[4 : 4 + size]), bytearray()
+            self._take(answer)
+
+    def _take(self, answer: bytes) -> None:
+        assert self._answer is not None
+        collecting = gc.isenabled()
+        gc.disable()  # (a great many small things are made at once)
         try:
-            word, said = msgspec.msgpack.decode(packet[0])
+            word, said = msgspec.msgpack.decode(answer)
             if word == "failed":
                 kind, text, builtin = said
                 self._fail(_error(str(kind), str(text), bool(builtin)))
             else:
                 self._answer.set_result(said)
-        except (msgspec.DecodeError, TypeError, ValueError):
+        except (msgspec.DecodeError, TypeError, ValueError, RecursionError, MemoryError):
             self._fail(ToolFailed("its worker answered something that is no answer"))
+        finally:
+            if collecting:
+                gc.enable()
 
     def _exited(self) -> None:
-        if self._sock.fileno() >= 0:
-            self._readable()  # its last answer
+        for _ in range(ANSWER_BYTES // READ_BYTES + 1):  # its last answer
+            if self._sock.fileno() < 0 or self._answer is None or self._answer.done():
+                break
+            before = len(self._data)
+            self._readable()
+            if len(self._data) == before:
+                break
         self._died()
 
     def _died(self) -> None:
@@ -142,7 +171,8 @@ class Worker:
     def close(self) -> None:
         """Hang up."""
         if self._sock.fileno() >= 0:
-            self._loop.remove_reader(self._sock.fileno())
+            self._loop.remove_reader(self._answers)
+            os.close(self._answers)
             self._sock.close()
 
 
@@ -154,14 +184,14 @@ class Workers:
         self._spare: Worker | None = None
         self._warming: asyncio.Task[None] | None = None
         self._closed = False
+        self._numbers = itertools.count(1)
 
     def take(self, of: str) -> Worker:
         """Return a worker for a run of that name, in this step; warm if there is one."""
         worker, self._spare = self._spare, None
         if worker is None or not worker.alive:
             worker = self._make(of)
-        else:
-            worker.containment.move(of)
+        worker.containment.name = f"a worker of {of}"
         if self._warming is None or self._warming.done():
             self._warming = asyncio.get_running_loop().create_task(self._warm(), name="warm a worker")
         return worker
@@ -171,7 +201,7 @@ class Workers:
             await self._processes.ready()
             if self._closed or self._spare is not None:
                 return
-            worker = self._make("worker")
+            worker = self._make(f"worker-{next(self._numbers)}")  # a directory, and so limits, of its own
             try:
                 await asyncio.wait_for(asyncio.shield(worker.ask(None)), 30.0)
             except BaseException:
@@ -185,18 +215,22 @@ class Workers:
     def _make(self, of: str) -> Worker:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         mine.setblocking(False)
+        mine.shutdown(socket.SHUT_RD)  # nothing it sends there can reach us, descriptors least of all
+        reading, writing = os.pipe()
         containment = None
         try:
             containment = self._processes.contain(of, once=True)
-            process = containment.spawn(self._order(), stdio=(theirs.fileno(), 2, 2))
+            process = containment.spawn(self._order(), stdio=(theirs.fileno(), writing, 2))
         except BaseException:
             mine.close()
+            os.close(reading)
             if containment is not None:
                 containment.cut()
             raise
         finally:
             theirs.close()
-        return Worker(containment, process, mine)
+            os.close(writing)
+        return Worker(containment, process, mine, reading)
 
     def _order(self) -> SpawnOrder:
         env: dict[str, str | None] = {}

@@ -205,7 +205,9 @@ class Fall:
         """End its processes, and throw the one cancel into what runs; what swallows it is fenced all the same."""
         run.refusal_budget = REFUSALS
         if run.kept is not None:
-            run.kept.containments = [held for held in run.kept.containments if not held.done.is_set()]
+            unborn = [each.containment for each in run.kept.running if each.order.detached and each.pid is None]
+            held = [*run.kept.containments, *unborn]  # what has not begun is not the session's yet
+            run.kept.containments = [each for each in held if not each.done.is_set()]
         for body in (*held_by(run), *(run.bodies or ())):
             try:
                 body.cut()
@@ -302,6 +304,8 @@ class Fall:
         whole = len(shown) == len(self.runs)
         holding = [containment for run in shown for containment in held_by(run)]
         holding += [process.containment for process in self.swept] if whole else []
+        grades = [containment.grade for containment in holding]
+        grades += [run.kept.grade for run in shown if run.kept is not None and run.kept.grade is not None]
         running = [process for run in shown if run.kept is not None for process in run.kept.running]
         refused: dict[Effect, int] = {}
         for run in shown:
@@ -321,12 +325,15 @@ class Fall:
             drained_at=self.drained_at,
             drain=self.drain,
             durable=self.durable,
-            grade=min((containment.grade for containment in holding), key=WORST, default="inline"),
-            unseen=tuple(dict.fromkeys(missed for containment in holding for missed in UNSEEN[containment.grade])),
+            grade=min(grades, key=WORST, default="inline"),
+            unseen=tuple(dict.fromkeys(missed for grade in grades for missed in UNSEEN[grade])),
             processes=Processes(
                 ended=sum(containment.ended for containment in holding),
                 stuck=sum(len(containment.stuck) for containment in holding),
-                detached=sum(process.order.detached and process not in self.swept for process in running),
+                detached=sum(
+                    each.order.detached and each not in self.swept and each.containment not in holding
+                    for each in running
+                ),
             ),
             refused=refused,
             tools=tuple(tool for run in shown for tool in _listed(run))[:TOOLS_LISTED],

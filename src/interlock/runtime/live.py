@@ -35,7 +35,7 @@ from interlock.core.outcome import Limit, Outcome
 from interlock.core.receipt import Receipt
 
 if TYPE_CHECKING:
-    from interlock.processes.base import Containment, Worker
+    from interlock.processes.base import Containment, Grade, Worker
     from interlock.runtime.holds import Place
     from interlock.runtime.registry import Session
     from interlock.runtime.spawning import Running
@@ -240,10 +240,11 @@ class Collection:
 class Kept:
     """The processes of a live run, and what holds them."""
 
-    __slots__ = ("behind", "containments", "named", "running", "shared", "workers")
+    __slots__ = ("behind", "containments", "grade", "named", "running", "shared", "workers")
 
     def __init__(self) -> None:
         self.containments: list[Containment] = []  # all that fall with the run
+        self.grade: Grade | None = None  # how they were held, also those that are over
         self.shared: Containment | None = None  # where a process goes that has none of its own
         self.running: dict[Running, None] = {}
         self.named: dict[str, Running] = {}

@@ -110,7 +110,7 @@ class Running:
         try:
             await self._process.started()
         except asyncio.CancelledError:
-            if not (self.order.detached and self._run.fallen):  # then it is the session's, and listed
+            if not (self.order.detached and self._run.fallen):  # (that is the fall's to decide)
                 self._process.end()
             raise
 
@@ -247,6 +247,7 @@ class Spawning:
     def add(run: LiveRun, containment: Containment) -> None:
         """Let the fall know what to cut; what is empty makes room."""
         kept = kept_of(run)
+        kept.grade = containment.grade
         kept.containments = [other for other in kept.containments if not other.done.is_set()]
         kept.containments.append(containment)
 
