@@ -98,10 +98,10 @@ def leave_descriptors(pid: int, spare: int) -> tuple[int, int]:
 
 
 def cgroups_of(owner: str) -> list[str]:
-    """Every cgroup directory of an owner, in all hierarchies we use."""
+    """Every cgroup directory of an owner, or of all controls of a process, in all hierarchies we use."""
     homes = (kernel.own_cgroup(), kernel.own_cgroup_v1("pids"), kernel.own_cgroup_v1("memory"))
-    bases = [Path(home) / f"{kernel.MARK}{owner}" for home in homes if home is not None]
-    return [str(path) for base in bases if base.exists() for path in (base, *base.rglob("*")) if path.is_dir()]
+    bases = [base for home in homes if home is not None for base in Path(home).glob(f"{kernel.MARK}{owner}*")]
+    return [str(path) for base in bases for path in (base, *base.rglob("*")) if path.is_dir()]
 
 
 def order(*argv: str, **values: Any) -> SpawnOrder:

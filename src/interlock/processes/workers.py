@@ -139,6 +139,7 @@ class Worker:
                 self._answer.set_result(said)
         except (msgspec.DecodeError, TypeError, ValueError, RecursionError, MemoryError):
             self._fail(ToolFailed("its worker answered something that is no answer"))
+            self.end()  # its tool may go on for ever, and nobody else is to wait for that
         finally:
             if collecting:
                 gc.enable()
