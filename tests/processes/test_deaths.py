@@ -344,6 +344,7 @@ def test_a_start_that_is_cut_short_leaves_nothing() -> None:
     """A control that closes while its helper starts refuses the spawn and leaves no process and no directory."""
 
     async def main() -> None:
+        directories = cgroups_of(kernel.owner_of(os.getpid()))
         processes = LocalProcesses(Confinement())
         starting = asyncio.create_task(processes.ready())
         await until(lambda: processes._starting is not None, "the start")
@@ -351,6 +352,6 @@ def test_a_start_that_is_cut_short_leaves_nothing() -> None:
         with pytest.raises(OSError, match="closed"):
             await starting
         await until(lambda: not kernel.children(), "no child is left")
-        assert cgroups_of(kernel.owner_of(os.getpid())) == []
+        assert set(cgroups_of(kernel.owner_of(os.getpid()))) <= set(directories)
 
     play(main())

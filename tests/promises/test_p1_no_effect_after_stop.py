@@ -16,8 +16,7 @@ import pytest
 
 from interlock import Control, Ending, MemoryStore, Message, Run, Settings, Stale, ToolState, open_control, tool
 from interlock.core.names import Drain, Effect, EventKind
-from interlock.testing import VirtualThreads, run_seeded
-from interlock.testing.processes import VirtualProcesses
+from interlock.testing import VirtualProcesses, VirtualThreads, run_seeded
 
 from .scene import AGENTS, VERBS, Sink, harmless, pester, seeded, swallowed, told
 

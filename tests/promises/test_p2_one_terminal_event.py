@@ -13,7 +13,7 @@ from interlock import Control, Ending, Event, MemoryStore, Message, Run, Setting
 from interlock.core.events import Ended
 from interlock.core.names import EventKind
 from interlock.core.outcome import Outcome
-from interlock.testing import BEHAVIOURS, Kit, VirtualThreads, run_seeded
+from interlock.testing import BEHAVIOURS, Kit, VirtualProcesses, VirtualThreads, run_seeded
 
 from .scene import OF_THE_SESSION, Sink, pester, seeded, swallowed, told
 
@@ -102,7 +102,8 @@ def test_hostile_agents_are_sealed_too(behaviour: str) -> None:
     async def main() -> None:
         kit = Kit()
         random = Random(seed)
-        async with open_control(kit.agent, settings=BRIEF, threads=VirtualThreads(random)) as control:
+        ports = {"threads": VirtualThreads(random), "processes": VirtualProcesses(random)}
+        async with open_control(kit.agent, settings=BRIEF, **ports) as control:
             kit.control = control
             sink = Sink(control)
             first = await control.send("s", f"{behaviour} 1")

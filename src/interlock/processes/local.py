@@ -103,9 +103,14 @@ class LocalProcesses:
         return await asyncio.shield(self._starting)
 
     async def _start(self) -> Machine:
+        loop = asyncio.get_running_loop()
+        if hasattr(loop, "wall"):
+            raise BadInput(
+                "there are no processes on a virtual clock; "
+                "give open_control processes=interlock.testing.VirtualProcesses(random.Random(seed))"
+            )
         if self._subreaper:
             kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-        loop = asyncio.get_running_loop()
         try:
             helper = await _in_thread(self._launch)
         except OSError as error:

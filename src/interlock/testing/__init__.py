@@ -4,6 +4,7 @@ from interlock.testing.explore import Played, check_agent, play
 from interlock.testing.hostile import BEHAVIOURS, Kit
 from interlock.testing.loop import Mode, SeededLoop, Stuck, ordered_anyio, run_seeded
 from interlock.testing.oracle import Oracle, Violation
+from interlock.testing.processes import VirtualProcesses
 from interlock.testing.threads import VirtualThreads
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Kit",
     "Oracle",
     "Violation",
+    "VirtualProcesses",
     "VirtualThreads",
     # the loop
     "Mode",
