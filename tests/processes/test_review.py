@@ -683,3 +683,46 @@ def test_ambient_capabilities_do_not_pass_to_another_user() -> None:
     assert int(ours.split()[1], 16) & 1, ran.stderr
     assert "0" not in user.split()[1:]
     assert {line.split()[0]: int(line.split()[1], 16) for line in theirs} == {"CapPrm:": 0, "CapEff:": 0, "CapAmb:": 0}
+
+
+DIES = """
+import asyncio, os, signal, sys
+from interlock.processes.base import Confinement, Grade, SpawnOrder
+from interlock.processes.local import LocalProcesses
+async def main():
+    processes = LocalProcesses(Confinement(grade=Grade.KEEPER))
+    await processes.ready()
+    held = processes.contain("r")
+    kept = held.spawn(SpawnOrder(argv=("env", "-i", "sleep", "60")))
+    await kept.started()
+    while open(f"/proc/{kept.pid}/comm").read() != "sleep\\n":
+        await asyncio.sleep(0.001)
+    print(kept.pid, flush=True)
+    sys.stdin.readline()
+    os.kill(held.keeper, signal.SIGSTOP)
+    for pid in (processes._helper.process.pid, held.keeper, os.getpid()):
+        os.kill(pid, signal.SIGKILL)
+asyncio.run(main())
+"""
+
+
+def test_a_version_1_leaf_tells_the_next_start_who_is_left() -> None:
+    """Without a mark and without cgroup v2, what a dead control left is found by its limits' cgroup, and ended."""
+    if os.geteuid() != 0 or kernel.own_cgroup_v1("pids") is None:
+        pytest.skip("this needs root and a version 1 pids hierarchy")
+    control = subprocess.Popen([sys.executable, "-c", DIES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert control.stdin is not None and control.stdout is not None
+    left = int(control.stdout.readline())
+    with Witness([left]) as witness:
+        control.stdin.write("die\n")
+        control.stdin.close()
+        control.wait(BOUND_SECONDS)
+        control.stdout.close()
+        assert witness.alive() == [left]
+
+        async def main() -> None:
+            async with room(Grade.KEEPER) as processes:
+                assert processes.machine is not None and processes.machine.swept >= 1
+
+        play(main())
+        assert witness.alive() == []
