@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from interlock import MemoryStore
-from interlock.stores import memory
+from interlock.stores import bounds
+from interlock.stores.sqlite import SqliteStore
 
 
 class MemoryKit:
@@ -20,14 +21,28 @@ class MemoryKit:
         """Return a fresh store."""
         return MemoryStore()
 
-    def small(self, **bounds: int) -> MemoryStore:
+    def small(self, **given: int) -> MemoryStore:
         """Return a store with small bounds."""
-        for name, bound in bounds.items():
-            self._monkeypatch.setattr(memory, name, bound)
+        for name, bound in given.items():
+            self._monkeypatch.setattr(bounds, name, bound)
         return MemoryStore()
 
 
-KITS: list[Callable[[pytest.MonkeyPatch], MemoryKit]] = [MemoryKit]  # sqlite and postgres join here
+class SqliteKit(MemoryKit):
+    """Makes stores in directories."""
+
+    name = "sqlite"
+
+    def make(self):
+        import tempfile
+        return SqliteStore(tempfile.mkdtemp())
+
+    def small(self, **given):
+        super().small(**given)
+        return self.make()
+
+
+KITS = [MemoryKit, SqliteKit]
 
 
 @pytest.fixture(params=KITS, ids=lambda kit: kit.name)

@@ -25,7 +25,7 @@ from interlock.core.events import Proof
 from interlock.core.lifecycle import State
 from interlock.core.names import EventKind, SessionId
 from interlock.runtime import registry
-from interlock.stores import memory
+from interlock.stores import bounds
 from interlock.testing.loop import Mode
 
 from .scene import harmless, seeded
@@ -718,7 +718,7 @@ def test_nobody_pushes_out_another_s_stop(
 ) -> None:
     """Whatever strangers and readers stop, a message written before its owner's stop stays stopped."""
     monkeypatch.setattr(registry, "MARKS", 5)
-    monkeypatch.setattr(memory, "MARKS_KEPT", 5)
+    monkeypatch.setattr(bounds, "MARKS_KEPT", 5)
 
     async def main() -> None:
         store, ran = MemoryStore(), []

@@ -8,7 +8,7 @@ import pytest
 
 from interlock import Control, Ending, Event, Message, Run, Unknown, open_control
 from interlock.core.names import PASSING, EventKind
-from interlock.stores import memory
+from interlock.stores import bounds, memory
 
 from .scene import echoes, idles, kinds, log_of, mumbles, raises, seeded, started, swallowed, told
 
@@ -210,7 +210,7 @@ def test_long_logs_are_read_page_by_page(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_is_no_longer_to_be_had_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that forgot its beginning is told as one gap, then the rest."""
-    monkeypatch.setattr(memory, "LOG_EVENTS", 10)
+    monkeypatch.setattr(bounds, "LOG_EVENTS", 10)
 
     async def agent(run: Run, message: Message) -> None:
         for n in range(30):
@@ -232,7 +232,7 @@ def test_what_is_no_longer_to_be_had_is_a_gap(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_run_whose_end_was_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """`watch(run=)` of a run whose terminal event left the log ends by itself: it will not come again."""
-    monkeypatch.setattr(memory, "LOG_EVENTS", 3)
+    monkeypatch.setattr(bounds, "LOG_EVENTS", 3)
 
     async def main() -> None:
         async with open_control(echoes) as control:

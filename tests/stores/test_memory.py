@@ -10,7 +10,7 @@ from interlock import MemoryStore
 from interlock.core.decision import Decision, SessionRow
 from interlock.core.events import Block, Delta, Event
 from interlock.core.names import Principal, QuestionId, RunId, SessionId
-from interlock.stores import memory
+from interlock.stores import bounds, memory
 from interlock.stores.base import StoreFailed
 from interlock.testing.loop import run_seeded
 
@@ -95,7 +95,7 @@ def test_resume_clears_every_fault() -> None:
 
 def test_a_run_s_passing_events_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that floods deltas keeps the latest; what lasts is not pushed out by them."""
-    monkeypatch.setattr(memory, "PASSING_EVENTS", 3)
+    monkeypatch.setattr(bounds, "PASSING_EVENTS", 3)
 
     async def main() -> None:
         store = MemoryStore()

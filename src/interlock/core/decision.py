@@ -32,6 +32,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     strategy: Strategy | None = None  # None: the server's
     since: int = 0  # the transcript begins behind this position; only rises
     renewed: int = 0  # the generation at its last reset: a turn up to there is no previous one
+    crashes: int = 0  # times in a row that the server died while a run of it was going
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +55,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     started: bool = False
     outcome: Outcome | None = None
     cut: str = ""
+    told: bool = False  # its terminal event is in the log
 
 
 class KeyRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -231,6 +231,7 @@ NO_RESULT = {
     ToolState.SKIPPED: "skipped: it was given up before it began",
     ToolState.INTERRUPTED: "interrupted while it ran: its effect is unknown",
 }
+LOST_RESULT = "started, outcome unknown: the server went down while it ran; it was not run again"
 
 
 def transcript(events: Iterable[Event]) -> list[Entry]:

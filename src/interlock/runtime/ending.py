@@ -173,6 +173,7 @@ class Endings:
     def begin_anew(self, session: Session) -> None:
         """Let a session's transcript begin behind everything that was told so far."""
         session.since = self._registry.position()
+        session.crashes = 0
         self.insist(Decision(sessions=(self._registry.session_row(session),)), session)
 
     def _show_receipt(self, fall: Fall) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from interlock.core.decision import Decision, KeyRow, QuestionRow, RunRow, SessionRow, ToolRow
-from interlock.core.events import NO_RESULT, ChildEnd, Ended, Tool
+from interlock.core.events import LOST_RESULT, NO_RESULT, ChildEnd, Ended, Tool
 from interlock.core.lifecycle import Move, State, may
 from interlock.core.names import (
     BodyState,
@@ -119,6 +119,8 @@ class Fall:
             self.keys.append(key)
         if run.generation is not None:  # what never had the seat was no turn
             run.session.previous = run.outcome
+            if settled.ending is not Ending.LOST:
+                run.session.crashes = 0  # the server outlived it
         if was_started:
             self._cut(run)
         run.called.set()
@@ -172,7 +174,9 @@ class Fall:
         results = []
         for call in (run.calls or {}).values():
             call.state = ToolState.SKIPPED if call.state is ToolState.PENDING else ToolState.INTERRUPTED
-            results.append(Tool(call_id=call.id, name=call.name, state=call.state, error=NO_RESULT[call.state]))
+            lost = run.fence.cause is not None and run.fence.cause.ending is Ending.LOST
+            why = LOST_RESULT if lost and call.state is ToolState.INTERRUPTED else NO_RESULT[call.state]
+            results.append(Tool(call_id=call.id, name=call.name, state=call.state, error=why))
         return tuple(results)
 
     def _outcome(self, run: LiveRun, cause: Cause) -> Outcome:
@@ -352,7 +356,7 @@ class Fall:
 
 def seat_next(registry: Registry, session: Session) -> LiveRun | None:
     """Give a free seat to the first message that waits for it."""
-    if session.seat is not None or registry.closing or not session.waiting:
+    if session.seat is not None or registry.closing or session.parked or not session.waiting:
         return None
     collection = session.waiting[0].collection
     if collection is not None and not collection.ready:

@@ -95,8 +95,8 @@ class Gate:
         if run.finished is None:
             run.finished = deque(maxlen=TOOLS_LISTED)
         run.finished.append(call)
+        self._tell(Effect.RESULT, call, result=result, error=error)  # first: the log has it when the store has the end
         self._store.decide(self._written(call, state))  # not waited for: the start is what must be in
-        self._tell(Effect.RESULT, call, result=result, error=error)
 
     def _written(self, call: ToolCall, state: ToolState) -> Decision:
         """What is kept of a call, under the writer right: where another node has the session, it is refused."""

@@ -16,7 +16,7 @@ import msgspec
 
 from interlock.core.authority import Action, Authority
 from interlock.core.decision import Decision, KeyRow
-from interlock.core.errors import InterlockError, KeyConflict, QueueFull, Rejected, Unavailable, Unknown
+from interlock.core.errors import InterlockError, KeyConflict, QueueFull, Refused, Rejected, Unavailable, Unknown
 from interlock.core.lifecycle import Move, State
 from interlock.core.names import Effect, Ending, Principal, RunKind, Strategy
 from interlock.core.outcome import Cause
@@ -171,6 +171,7 @@ class Inbox:
             session.strategy = known.session.strategy
             session.since = known.session.since
             session.renewed = known.session.renewed
+            session.crashes = known.session.crashes
             self._registry.generations.restore(session.id, known.session.generation)
         if session.previous is None:
             session.previous = known.previous
@@ -199,6 +200,11 @@ class Inbox:
 
     def _admit(self, run: LiveRun) -> Ticket:
         session, seated, strategy = run.session, run.session.seat, self._strategy(run)
+        if session.parked:
+            raise Refused(
+                f"session {session.id} is parked: the server went down {session.crashes} times in a row while a run "
+                "of it was going; reset it to go on, or use another session"
+            )
         session.owner = session.owner or run.principal  # whoever is first admitted created it
         waiting = session.waiting or []
         staying = [other for other in waiting if not self._may_stop(run, other)]
@@ -264,6 +270,12 @@ class Inbox:
         if other.kind is RunKind.WAKE:
             return True
         return self._authority.may(Action.TAKE_OVER, run.principal, owner=run.session.owner, principal=other.principal)
+
+    def take_back(self, run: LiveRun) -> None:
+        """Let a message wait for the seat again that an earlier start had admitted and not begun."""
+        run.sent = Sent(run_id=run.id, session=run.session.id, state=State.QUEUED)
+        run.acked.set()
+        self._wait_for_seat(run)
 
     # Steering
 

@@ -398,6 +398,7 @@ class LiveRun:
             started=self.started_at is not None,
             outcome=self.outcome,
             cut=self.reply.open if self.fallen else "",
+            told=self.sealed,
         )
 
     def key_row(self) -> KeyRow | None:

@@ -38,6 +38,20 @@ class Subscriber(Protocol):
         ...
 
 
+class Speaker(Protocol):
+    """Whose event it is: a run, alive or only stored."""
+
+    @property
+    def id(self) -> RunId:
+        """Its id."""
+        ...
+
+    @property
+    def generation(self) -> int | None:
+        """Its generation."""
+        ...
+
+
 class Feed:
     """Publishes events: numbered, logged, and handed to every subscriber in one step."""
 
@@ -62,7 +76,7 @@ class Feed:
         if not subscribers:
             self._subscribers.pop(session, None)
 
-    def publish(self, session: SessionId, run: LiveRun | None, data: Data) -> Event:
+    def publish(self, session: SessionId, run: Speaker | None, data: Data) -> Event:
         """Number an event, log it and hand it on. Effects of runs come here only through an Outlet."""
         event = Event(
             position=self._registry.position(),

@@ -20,6 +20,7 @@ from interlock.core.outcome import Outcome
 from interlock.runtime.holds import Holds
 from interlock.runtime.live import Falling, Kept, LiveRun, Order, Question
 from interlock.runtime.numbers import Numbers
+from interlock.runtime.settings import CRASHES
 
 TOMBSTONES = 1_000  # per principal; the store keeps as many
 MARKS = 1_000  # stops by their place in a channel, per principal, so that nobody can push out another's
@@ -29,8 +30,8 @@ class Session:
     """A conversation: one seat, a line of arrivals, a queue. Its lists are made when first needed."""
 
     __slots__ = (
-        "detached", "falls", "id", "kept", "line", "live", "loaded", "owner", "previous", "renewed", "seat", "since",
-        "stored", "strategy", "waiting",
+        "crashes", "detached", "falls", "id", "kept", "line", "live", "loaded", "owner", "previous", "renewed", "seat",
+        "since", "stored", "strategy", "waiting",
     )  # fmt: skip
 
     def __init__(self, session_id: SessionId) -> None:
@@ -48,7 +49,13 @@ class Session:
         self.strategy: Strategy | None = None
         self.since = 0  # its transcript begins behind this position
         self.renewed = 0  # its generation when it was last reset
+        self.crashes = 0  # times in a row that the server died while a run of it was going
         self.live = 0  # runs of this session in the registry, and its detached ones elsewhere
+
+    @property
+    def parked(self) -> bool:
+        """True if it may be what brings the server down: nothing of it begins until it is reset."""
+        return self.crashes >= CRASHES
 
     @property
     def confirmed_owner(self) -> Principal | None:
@@ -105,6 +112,7 @@ class Registry:
             strategy=session.strategy,
             since=session.since,
             renewed=session.renewed,
+            crashes=session.crashes,
         )
 
     def seat(self, run: LiveRun) -> None:

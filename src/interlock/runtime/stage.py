@@ -89,10 +89,17 @@ class Stage:
             self._crew.start(self.carry(run), name=f"run {run.id}")
         return answering
 
-    async def carry(self, run: LiveRun) -> None:
+    def resume(self, run: LiveRun) -> None:
+        """Start the task that carries a message which an earlier start admitted; it waits for the seat."""
+        run.touched = self._clock.now()
+        self._inbox.take_back(run)
+        self._crew.start(self.carry(run, admitted=True), name=f"run {run.id}")
+
+    async def carry(self, run: LiveRun, *, admitted: bool = False) -> None:
         """Carry a message from its arrival to the end of its agent's code; whatever breaks on the way, it ends."""
         try:
-            await self._carry(run)
+            if admitted or await self._inbox.admit(run):
+                await self._carry(run)
         except BaseException as error:
             if not run.acked.is_set():
                 self._inbox.turn_away(run, Unavailable("the message was not taken; send it again"))
@@ -101,8 +108,6 @@ class Stage:
             raise
 
     async def _carry(self, run: LiveRun) -> None:
-        if not await self._inbox.admit(run):
-            return
         await run.called.wait()
         if run.state is not State.SEATED:
             return

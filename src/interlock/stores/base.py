@@ -131,8 +131,28 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     lost_to: int = 0
 
 
+class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A session as a list shows it."""
+
+    session: SessionRow
+    runs: int
+    open: int  # those that have not ended
+    latest_at: float | None = None  # when its latest message came
+
+
+class Pruned(msgspec.Struct, frozen=True, kw_only=True):
+    """What was forgotten."""
+
+    sessions: int = 0
+    runs: int = 0
+    events: int = 0
+
+
 class Store(Protocol):
     """Remembers sessions, messages, endings and events."""
+
+    clean: bool
+    """Once open: whether whoever had it before closed it, so that nothing was cut short."""
 
     async def open(self) -> int:
         """Make ready and return this start's boot number, higher than any before."""
@@ -168,6 +188,30 @@ class Store(Protocol):
 
     async def runs(self, session: SessionId, *, tree: bool = False) -> tuple[RunRow, ...]:
         """Return a session's runs in the order they were admitted; with `tree` the children below them too."""
+        ...
+
+    async def unsettled(self) -> tuple[SessionId, ...]:
+        """Return the sessions with runs that have no ending, or whose ending the log does not tell; oldest first."""
+        ...
+
+    async def unsettled_runs(self, session: SessionId) -> tuple[RunRow, ...]:
+        """Return those runs of a session, in the order they were admitted; not those that another run took in."""
+        ...
+
+    async def parts(self, run_id: RunId) -> tuple[RunRow, ...]:
+        """Return the messages that a run took in, in order."""
+        ...
+
+    async def questions(self, run_id: RunId) -> tuple[QuestionRow, ...]:
+        """Return what a run has asked."""
+        ...
+
+    async def pending_receipts(self) -> tuple[Receipt, ...]:
+        """Return the receipts that do not say drained."""
+        ...
+
+    async def prune(self, *, before: float | None = None) -> Pruned:
+        """Forget what is beyond the bounds, and sessions in which nobody wrote since `before`."""
         ...
 
     async def question(self, question_id: QuestionId) -> QuestionRow | None:

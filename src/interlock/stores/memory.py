@@ -28,6 +28,7 @@ from interlock.core.events import Ended, Event
 from interlock.core.names import (
     PASSING,
     CallId,
+    Drain,
     Ending,
     Principal,
     QuestionId,
@@ -39,16 +40,10 @@ from interlock.core.names import (
 )
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
-from interlock.stores.base import Loaded, OldToken, Page, StoreFailed, Ticket
+from interlock.stores import bounds
+from interlock.stores.base import Loaded, OldToken, Page, Pruned, StoreFailed, Ticket
 
-LOG_EVENTS = 10_000  # kept per session
-PASSING_EVENTS = 10_000  # deltas, typing and progress kept per run while it lives
-RUNS_KEPT = 1_000  # ended runs kept per session, and children per tree
-OLDEST_SEEN = 200  # of those, looked at for each new one
-KEYS_KEPT = 100_000
-RUNLESS_KEPT = 1_000
-TOMBSTONES_KEPT = 1_000  # per principal, so that nobody can push out another's
-MARKS_KEPT = 1_000  # per principal
+OLDEST_SEEN = 200  # of a session's runs, looked at for each new one
 
 
 @dataclass(slots=True)
@@ -72,12 +67,12 @@ class _Log:
 
     def append(self, event: Event) -> None:
         if event.kind in PASSING and event.run_id is not None:
-            self.passing.setdefault(event.run_id, deque(maxlen=PASSING_EVENTS)).append(event)
+            self.passing.setdefault(event.run_id, deque(maxlen=bounds.PASSING_EVENTS)).append(event)
             return
         if isinstance(event.data, Ended) and event.run_id is not None:
             self.passing.pop(event.run_id, None)
         self.lasting.append(event)
-        if len(self.lasting) > LOG_EVENTS:
+        if len(self.lasting) > bounds.LOG_EVENTS:
             self.lost_to = self.lasting.popleft().position
 
     def after(self, position: int, limit: int) -> tuple[Event, ...]:
@@ -94,7 +89,8 @@ class MemoryStore:
     def __init__(self, *, latency_seconds: float = 0.0) -> None:
         self.faults = Faults()
         self.latency_seconds = latency_seconds
-        self._boot = 0
+        self.clean = True
+        self._boot = self._closed_boot = 0
         self._line: deque[Ticket] = deque()
         self._lost: dict[Ticket, Verdict] = {}  # carried out, the answer lost
         self._flushing = False
@@ -118,12 +114,14 @@ class MemoryStore:
         self._logs: dict[SessionId, _Log] = {}
 
     async def open(self) -> int:
+        self.clean = self._closed_boot == self._boot
         self._boot += 1
         return self._boot
 
     async def close(self) -> None:
         if not self.faults.stall:
             self._flush()
+            self._closed_boot = self._boot
 
     # Decisions
 
@@ -230,6 +228,7 @@ class MemoryStore:
             since=max(known.since, row.since),
             renewed=max(known.renewed, row.renewed),
             strategy=row.strategy if row.generation >= known.generation else known.strategy,
+            crashes=row.crashes if row.generation >= known.generation else known.crashes,
         )
         latest, _ = self._last.get(row.id, (-1, None))
         if row.renewed > known.renewed and row.renewed >= latest:
@@ -246,7 +245,7 @@ class MemoryStore:
     def _keep_bounded(self, kept: dict[RunId, None], run_id: RunId) -> None:
         """Add a run and forget the oldest that are over; those alive are passed over, and make room when they end."""
         kept[run_id] = None
-        for oldest in list(itertools.islice(kept, min(OLDEST_SEEN, max(0, len(kept) - RUNS_KEPT)))):
+        for oldest in list(itertools.islice(kept, min(OLDEST_SEEN, max(0, len(kept) - bounds.RUNS_KEPT)))):
             row = self._runs.get(oldest)
             if row is None or row.outcome is not None or row.alias is not None:
                 del kept[oldest]
@@ -278,7 +277,9 @@ class MemoryStore:
             seat = row.generation
         else:
             seat = row.generation if row.generation is not None else known.generation
-            self._runs[row.id] = msgspec.structs.replace(known, outcome=row.outcome, cut=row.cut, generation=seat)
+            self._runs[row.id] = msgspec.structs.replace(
+                known, outcome=row.outcome, cut=row.cut, generation=seat, told=known.told or row.told
+            )
         latest, _ = self._last.get(row.session, (-1, None))
         if seat is not None and seat >= latest:  # what never had the seat was no turn; a late write is no later turn
             self._last[row.session] = (seat, row.outcome)
@@ -302,7 +303,7 @@ class MemoryStore:
         made = self._marks_of.setdefault(mark.by, OrderedDict())
         made[mark.session, mark.channel] = None
         made.move_to_end((mark.session, mark.channel))
-        if len(made) > MARKS_KEPT:
+        if len(made) > bounds.MARKS_KEPT:
             session, channel = made.popitem(last=False)[0]
             del self._marks[session][channel, mark.by]
             if not self._marks[session]:
@@ -314,13 +315,13 @@ class MemoryStore:
         alone = own is not None and known is not None and own.alias == known.run_id and own.outcome is not None
         if known is None or alone:  # it was to be part of that run, and ended by itself
             self._keys[row.principal, row.key] = row
-        if len(self._keys) > KEYS_KEPT:
+        if len(self._keys) > bounds.KEYS_KEPT:
             self._keys.popitem(last=False)
 
     def _bury(self, tombstone: Tombstone) -> None:
         kept = self._tombstones.setdefault(tombstone.principal, OrderedDict())
         kept[tombstone.key] = None
-        if len(kept) > TOMBSTONES_KEPT:
+        if len(kept) > bounds.TOMBSTONES_KEPT:
             kept.popitem(last=False)
 
     def _keep_receipt(self, receipt: Receipt) -> None:
@@ -331,7 +332,7 @@ class MemoryStore:
         self._receipts[receipt.id] = receipt
         if not receipt.runs:
             self._runless[receipt.id] = None
-            if len(self._runless) > RUNLESS_KEPT:
+            if len(self._runless) > bounds.RUNLESS_KEPT:
                 del self._receipts[self._runless.popitem(last=False)[0]]
         for run in known:
             self._receipt_of[run.id] = receipt.id
@@ -347,6 +348,9 @@ class MemoryStore:
         if log is None:
             log = self._logs[event.session] = _Log()
         log.append(event)
+        row = self._runs.get(event.run_id) if event.run_id is not None and isinstance(event.data, Ended) else None
+        if row is not None:
+            self._runs[row.id] = msgspec.structs.replace(row, told=True)
 
     async def events(self, session: SessionId, *, after: int, limit: int) -> Page:
         await self._readable()
@@ -386,6 +390,29 @@ class MemoryStore:
         ids = [*self._runs_of.get(session, ()), *(self._children_of.get(session, ()) if tree else ())]
         return tuple(self._runs[run_id] for run_id in ids if run_id in self._runs)
 
+    async def unsettled(self) -> tuple[SessionId, ...]:
+        await self._readable()
+        return tuple(dict.fromkeys(row.session for row in self._runs.values() if _unsettled(row)))
+
+    async def unsettled_runs(self, session: SessionId) -> tuple[RunRow, ...]:
+        return tuple(row for row in await self.runs(session) if _unsettled(row))
+
+    async def parts(self, run_id: RunId) -> tuple[RunRow, ...]:
+        await self._readable()
+        return tuple(row for row in self._runs.values() if row.alias == run_id and row.outcome is None)
+
+    async def questions(self, run_id: RunId) -> tuple[QuestionRow, ...]:
+        await self._readable()
+        return tuple(self._questions[question] for question in self._questions_of.get(run_id, ()))
+
+    async def pending_receipts(self) -> tuple[Receipt, ...]:
+        await self._readable()
+        return tuple(receipt for receipt in self._receipts.values() if receipt.drain is Drain.PENDING)
+
+    async def prune(self, *, before: float | None = None) -> Pruned:
+        """Nothing to do: what is beyond the bounds went at once, and age is nothing that lives in memory."""
+        return Pruned()
+
     async def question(self, question_id: QuestionId) -> QuestionRow | None:
         await self._readable()
         return self._questions.get(question_id)
@@ -401,3 +428,7 @@ class MemoryStore:
     async def receipt(self, wanted: ReceiptId | RunId) -> Receipt | None:
         await self._readable()
         return self._receipts.get(self._receipt_of.get(RunId(wanted), ReceiptId(wanted)))
+
+
+def _unsettled(row: RunRow) -> bool:
+    return not row.told and (row.alias is None or row.outcome is not None)

@@ -1,0 +1,208 @@
+"""Between records and rows. Whole values (outcomes, receipts, event data) are JSON text, readable by any tool."""
+
+from typing import Any
+
+import msgspec
+
+from interlock.core.decision import KeyRow, QuestionRow, RunRow, SessionRow, StopMark, ToolRow, WakeRow
+from interlock.core.events import Data, Event, Json
+from interlock.core.names import (
+    CallId,
+    Principal,
+    QuestionId,
+    QuestionState,
+    ReceiptId,
+    RunId,
+    RunKind,
+    SessionId,
+    Strategy,
+    ToolState,
+)
+from interlock.core.outcome import Outcome
+from interlock.core.receipt import Receipt
+
+Row = tuple[Any, ...]
+
+_encode = msgspec.json.Encoder().encode
+_outcome = msgspec.json.Decoder(Outcome).decode
+_data = msgspec.json.Decoder(Data).decode
+_receipt = msgspec.json.Decoder(Receipt).decode
+_wake = msgspec.json.Decoder(WakeRow).decode
+
+
+def text_of(value: Any) -> str:
+    """Return a value as JSON text."""
+    return _encode(value).decode()
+
+
+def of_session(row: SessionRow) -> Row:
+    """As `keep_session` takes it."""
+    return (row.id, row.owner, row.generation, row.strategy, row.since, row.renewed, row.crashes)
+
+
+def session_of(row: Row) -> SessionRow:
+    """As `session` gives it."""
+    session_id, owner, generation, strategy, since, renewed, crashes = row
+    return SessionRow(
+        id=SessionId(session_id),
+        owner=Principal(owner),
+        generation=generation,
+        strategy=None if strategy is None else Strategy(strategy),
+        since=since,
+        renewed=renewed,
+        crashes=crashes,
+    )
+
+
+def of_run(row: RunRow) -> Row:
+    """As `admit_run` and `end_run` take it."""
+    ending = None if row.outcome is None else row.outcome.ending
+    return (
+        row.id, row.session, row.principal, row.kind, row.text, row.admitted_at, row.key, row.deadline, row.parent,
+        row.home, row.agent, row.detached, row.alias, row.generation, row.started, ending,
+        None if row.outcome is None else text_of(row.outcome), row.cut, row.told,
+    )  # fmt: skip
+
+
+def run_of(row: Row) -> RunRow:
+    """As `run` gives it."""
+    (
+        run_id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
+        generation, started, outcome, cut, told, drained,
+    ) = row  # fmt: skip
+    return RunRow(
+        id=RunId(run_id),
+        session=SessionId(session),
+        principal=Principal(principal),
+        kind=RunKind(kind),
+        text=text,
+        admitted_at=admitted_at,
+        key=key,
+        deadline=deadline,
+        parent=None if parent is None else RunId(parent),
+        home=None if home is None else SessionId(home),
+        agent=agent,
+        detached=bool(detached),
+        alias=None if alias is None else RunId(alias),
+        generation=generation,
+        started=bool(started),
+        outcome=outcome_of(outcome, drained=drained),
+        cut=cut,
+        told=bool(told),
+    )
+
+
+def outcome_of(text: str | None, *, drained: int = 0) -> Outcome | None:
+    """An outcome as it stands in the store: what is there is durable."""
+    if text is None:
+        return None
+    outcome = _outcome(text)
+    return msgspec.structs.replace(outcome, drained=outcome.drained or bool(drained), durable=True)
+
+
+def of_key(row: KeyRow) -> Row:
+    """As `keep_key` takes it."""
+    return (row.principal, row.key, row.method, row.digest, row.run_id, row.generation, row.superseded)
+
+
+def key_of(row: Row) -> KeyRow:
+    """As `key` gives it."""
+    principal, key, method, digest, run_id, generation, superseded = row
+    return KeyRow(
+        principal=Principal(principal),
+        key=key,
+        method=method,
+        digest=digest,
+        run_id=RunId(run_id),
+        generation=generation,
+        superseded=None if superseded is None else RunId(superseded),
+    )
+
+
+def of_tool(row: ToolRow) -> Row:
+    """As `keep_tool` takes it."""
+    return (row.call_id, row.run_id, row.name, row.arguments, row.state)
+
+
+def tool_of(row: Row) -> ToolRow:
+    """As `tools` gives it."""
+    call_id, run_id, name, arguments, state = row
+    return ToolRow(
+        call_id=CallId(call_id), run_id=RunId(run_id), name=name, arguments=Json(arguments), state=ToolState(state)
+    )
+
+
+def of_question(row: QuestionRow) -> Row:
+    """As `keep_question` takes it."""
+    return (
+        row.id, row.run_id, row.session, row.principal, row.text,
+        None if row.choices is None else text_of(row.choices), row.state,
+        None if row.answer is None else text_of(row.answer), row.by,
+    )  # fmt: skip
+
+
+def question_of(row: Row) -> QuestionRow:
+    """As `question` gives it."""
+    question_id, run_id, session, principal, text, choices, state, answer, by = row
+    return QuestionRow(
+        id=QuestionId(question_id),
+        run_id=RunId(run_id),
+        session=SessionId(session),
+        principal=Principal(principal),
+        text=text,
+        choices=None if choices is None else msgspec.json.decode(choices, type=tuple[str, ...]),
+        state=QuestionState(state),
+        answer=None if answer is None else msgspec.json.decode(answer, type=bool | str),
+        by=None if by is None else Principal(by),
+    )
+
+
+def of_mark(row: StopMark) -> Row:
+    """As `keep_mark` takes it."""
+    try:
+        near = float(row.at)
+    except OverflowError:
+        near = float("inf") if row.at > 0 else float("-inf")
+    exact = str(row.at) if isinstance(row.at, int) else repr(row.at)
+    return (row.session, row.channel, row.by, near, exact)
+
+
+def mark_of(row: Row) -> StopMark:
+    """As `marks` gives it."""
+    session, channel, by, at = row
+    exact = int(at) if at.lstrip("-").isdecimal() else float(at)
+    return StopMark(session=SessionId(session), channel=channel, by=Principal(by), at=exact)
+
+
+def wake_of(row: Row) -> WakeRow:
+    """As `wakes` gives it."""
+    return _wake(row[0])
+
+
+def receipt_of(row: Row) -> Receipt:
+    """As `receipt` gives it."""
+    return _receipt(row[0])
+
+
+def receipt_id(receipt: Receipt) -> ReceiptId:
+    """The id of a receipt that is to be kept."""
+    assert receipt.id is not None
+    return receipt.id
+
+
+def of_event(event: Event) -> Row:
+    """As `add_event` and `add_passing` take it."""
+    return (event.session, event.position, event.at, event.run_id, event.generation, text_of(event.data))
+
+
+def event_of(session: SessionId, row: Row) -> Event:
+    """As `events` gives it."""
+    position, at, run_id, generation, data = row
+    return Event(
+        position=position,
+        at=at,
+        session=session,
+        run_id=None if run_id is None else RunId(run_id),
+        generation=generation,
+        data=_data(data),
+    )

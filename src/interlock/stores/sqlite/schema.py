@@ -1,0 +1,60 @@
+"""Connections, the schema and its migrations, and the statements, which live in .sql files with a name each.
+
+A database of a later schema is refused: what wrote it knows more than we do. Migrations run in one transaction each.
+"""
+
+import re
+import sqlite3
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from interlock.stores.base import StoreFailed
+
+_NAMED = re.compile(r"^-- name: (\w+)\n((?:--.*\n)+)", re.MULTILINE)
+_SQL = resources.files("interlock.stores.sqlite") / "sql"
+
+BUSY_MS = 20  # a writer that finds the database locked tries again in steps of this
+
+
+@cache
+def statements(name: str) -> dict[str, str]:
+    """Return the statements of a .sql file by name."""
+    parts = _NAMED.split((_SQL / f"{name}.sql").read_text())
+    return {parts[at]: parts[at + 2].strip().rstrip(";") for at in range(1, len(parts), 3)}
+
+
+@cache
+def migrations() -> tuple[tuple[int, str], ...]:
+    """Return every migration, in order, by number."""
+    files = (file for file in (_SQL / "migrations").iterdir() if file.name.endswith(".sql"))
+    return tuple(sorted((int(file.name[:4]), file.read_text()) for file in files))
+
+
+def connect(path: Path, *, writes: bool) -> sqlite3.Connection:
+    """Open the database; whoever only reads cannot write by accident."""
+    mode = "rw" if writes else "ro"
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, cached_statements=256,
+        check_same_thread=False, timeout=BUSY_MS / 1000,
+    )  # fmt: skip
+    connection.execute("PRAGMA temp_store = MEMORY")
+    if writes:
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        connection.execute("PRAGMA synchronous = FULL")
+    return connection
+
+
+def migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring the database to this schema, or refuse one that is newer."""
+    if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
+        raise StoreFailed(f"{path} cannot keep a write-ahead log here; choose a directory on a local disk")
+    have = connection.execute("PRAGMA user_version").fetchone()[0]
+    newest = migrations()[-1][0]
+    if have > newest:
+        raise StoreFailed(
+            f"{path} has schema {have}, this version knows {newest}; upgrade interlock, or use another directory"
+        )
+    for number, script in migrations():
+        if number > have:
+            connection.executescript(f"BEGIN IMMEDIATE;\n{script}\nPRAGMA user_version = {number};\nCOMMIT;")

@@ -1,0 +1,36 @@
+-- name: add_event
+-- What lasts.
+INSERT INTO events (session, position, at, run_id, generation, data) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT DO NOTHING;
+
+-- name: add_passing
+-- What passes.
+INSERT INTO passing (session, position, at, run_id, generation, data) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT DO NOTHING;
+
+-- name: drop_passing
+-- A run has ended: its blocks and its terminal event tell what lasts.
+DELETE FROM passing WHERE session = ? AND run_id = ?;
+
+-- name: tell_run
+-- A run's terminal event is in the log.
+UPDATE runs SET told = 1 WHERE id = ? AND told = 0;
+
+-- name: trim_passing
+-- Keep the newest of a run's passing events; the block that closes them holds their text.
+DELETE FROM passing WHERE session = ?1 AND run_id = ?2 AND position <= (
+    SELECT position FROM passing WHERE session = ?1 AND run_id = ?2 ORDER BY position DESC LIMIT 1 OFFSET ?3
+);
+
+-- name: oldest_dropped
+-- The position up to which a session's log is beyond its bound.
+SELECT position FROM events WHERE session = ? ORDER BY position DESC LIMIT 1 OFFSET ?;
+
+-- name: drop_events
+-- Drop the beginning of a session's log.
+DELETE FROM events WHERE session = ? AND position <= ?;
+
+-- name: remember_dropped
+-- And remember that it was dropped.
+INSERT INTO dropped (session, position) VALUES (?, ?)
+ON CONFLICT (session) DO UPDATE SET position = max(position, excluded.position);

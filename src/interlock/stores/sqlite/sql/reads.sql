@@ -1,0 +1,103 @@
+-- name: session
+-- One session.
+SELECT id, owner, generation, strategy, since, renewed, crashes FROM sessions WHERE id = ?;
+
+-- name: sessions
+-- Sessions of people (a child's is its run's), the latest first, with how many runs they have and when one last came.
+SELECT s.id, s.owner, s.generation, s.strategy, s.since, s.renewed, s.crashes,
+    count(r.serial), sum(r.ending IS NULL AND r.alias IS NULL), max(r.admitted_at)
+FROM sessions s LEFT JOIN runs r ON r.session = s.id
+WHERE s.id NOT LIKE 'run:%'
+GROUP BY s.id ORDER BY max(r.serial) DESC LIMIT ?;
+
+-- name: key
+-- The first use of a key.
+SELECT principal, key, method, digest, run_id, generation, superseded FROM keys WHERE principal = ? AND key = ?;
+
+-- name: tombstone
+-- Whether a key was stopped before it was seen.
+SELECT 1 FROM tombstones WHERE principal = ? AND key = ?;
+
+-- name: previous
+-- How the session's last turn ended; what ended before a reset is no turn of this transcript.
+SELECT outcome, drained FROM runs
+WHERE session = ?1 AND ending IS NOT NULL
+    AND generation > coalesce((SELECT renewed FROM sessions WHERE id = ?1), -1)
+ORDER BY generation DESC LIMIT 1;
+
+-- name: marks
+-- Where a session's stops stood.
+SELECT session, channel, "by", at FROM marks WHERE session = ? ORDER BY serial;
+
+-- name: run
+-- One run.
+SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
+    generation, started, outcome, cut, told, drained FROM runs WHERE id = ?;
+
+-- name: runs
+-- A session's runs, in order of admission.
+SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
+    generation, started, outcome, cut, told, drained FROM runs WHERE session = ? ORDER BY serial;
+
+-- name: children
+-- The children below a session's runs.
+SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
+    generation, started, outcome, cut, told, drained FROM runs WHERE home = ? ORDER BY serial;
+
+-- name: latest_runs
+-- The latest runs of all sessions.
+SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
+    generation, started, outcome, cut, told, drained FROM runs ORDER BY serial DESC LIMIT ?;
+
+-- name: unsettled
+-- Sessions with runs that have no ending, or whose ending the log does not tell.
+SELECT session FROM runs WHERE told = 0 AND (alias IS NULL OR ending IS NOT NULL)
+GROUP BY session ORDER BY min(serial);
+
+-- name: unsettled_runs
+-- Those runs of one session.
+SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
+    generation, started, outcome, cut, told, drained FROM runs
+WHERE session = ? AND told = 0 AND (alias IS NULL OR ending IS NOT NULL) ORDER BY serial;
+
+-- name: parts
+-- The messages that a run took in.
+SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
+    generation, started, outcome, cut, told, drained FROM runs WHERE alias = ? AND ending IS NULL ORDER BY serial;
+
+-- name: question
+-- One question.
+SELECT id, run_id, session, principal, text, choices, state, answer, "by" FROM questions WHERE id = ?;
+
+-- name: questions
+-- A run's questions.
+SELECT id, run_id, session, principal, text, choices, state, answer, "by" FROM questions WHERE run_id = ?
+ORDER BY serial;
+
+-- name: wakes
+-- Every schedule.
+SELECT body FROM wakes ORDER BY id;
+
+-- name: tools
+-- A run's tool calls.
+SELECT call_id, run_id, name, arguments, state FROM tools WHERE run_id = ? ORDER BY serial;
+
+-- name: receipt
+-- A receipt, by its own id or a run's.
+SELECT body FROM receipts WHERE id = coalesce((SELECT receipt FROM runs WHERE id = ?1), ?1);
+
+-- name: pending_receipts
+-- Receipts that were not drained yet.
+SELECT body FROM receipts WHERE pending = 1 ORDER BY serial;
+
+-- name: events
+-- A stretch of a session's log.
+SELECT position, at, run_id, generation, data FROM (
+    SELECT position, at, run_id, generation, data FROM events WHERE session = ?1 AND position > ?2
+    UNION ALL
+    SELECT position, at, run_id, generation, data FROM passing WHERE session = ?1 AND position > ?2
+) ORDER BY position LIMIT ?3;
+
+-- name: dropped
+-- Up to where a session's log was dropped.
+SELECT position FROM dropped WHERE session = ?;

@@ -1,0 +1,415 @@
+"""The store in a directory.
+
+1. One process at a time: the kernel's lock on DIR/lock says who, and goes with its holder, however that ends.
+2. The directory is made 0700, its files 0600. Nothing in it is ever read by name from elsewhere.
+3. Reads have a connection and a thread of their own; none waits for a write. What was appended and is not written yet
+   is merged in.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from operator import attrgetter
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from interlock.core.decision import (
+    Decision,
+    QuestionRow,
+    RunRow,
+    SessionRow,
+    ToolRow,
+    WakeRow,
+)
+from interlock.core.events import Ended, Event
+from interlock.core.names import PASSING, Principal, QuestionId, ReceiptId, RunId, SessionId
+from interlock.core.receipt import Receipt
+from interlock.stores.base import Loaded, Page, Pruned, SessionInfo, StoreFailed, Ticket
+from interlock.stores.sqlite import pruning, rows
+from interlock.stores.sqlite.schema import connect, migrate, statements
+from interlock.stores.sqlite.writer import SQL as WRITES
+from interlock.stores.sqlite.writer import Writer
+
+log = logging.getLogger("interlock")
+
+T = TypeVar("T")
+
+DATABASE = "interlock.db"
+FLUSH_SECONDS = 0.05  # events that no decision takes along are written after this
+PENDING_EVENTS = 100_000  # held in memory while the disk takes nothing
+READS = 10_000  # that may wait
+TIDY_SECONDS = 3_600.0  # between two looks for what is too old or too much
+KEEP_DAYS = 90.0  # a session in which nobody wrote for so long is forgotten
+SQL = statements("reads")
+
+
+class Reads:
+    """A thread that reads, and every question of the store's port."""
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = Path(directory).expanduser()
+        self.path = self.directory / DATABASE
+        self._questions: queue.SimpleQueue[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]] | None]
+        self._questions = queue.SimpleQueue()
+        self._reader: threading.Thread | None = None
+        self._asked_in: asyncio.AbstractEventLoop | None = None
+
+    def start_reading(self) -> None:
+        """Begin to answer."""
+        self._asked_in = asyncio.get_running_loop()
+        self._reader = threading.Thread(target=self._read, name="interlock store reads", daemon=True)
+        self._reader.start()
+
+    def stop_reading(self) -> None:
+        """Answer what was asked, and no more."""
+        if self._reader is not None:
+            self._questions.put(None)
+
+    def _read(self) -> None:
+        connection: sqlite3.Connection | None = None
+        while (asked := self._questions.get()) is not None:
+            work, answer = asked
+            try:
+                if connection is None:
+                    connection = connect(self.path, writes=False)
+                result = work(connection)
+            except Exception as error:
+                failure = StoreFailed(f"the store cannot be read ({type(error).__name__}: {error}); try again later")
+                self._settle(answer, None, failure)
+            else:
+                self._settle(answer, result, None)
+        if connection is not None:
+            connection.close()
+
+    def _settle(self, answer: asyncio.Future[Any], result: object, failure: StoreFailed | None) -> None:
+        def settle() -> None:
+            if answer.done():
+                return
+            if failure is not None:
+                answer.set_exception(failure)
+            else:
+                answer.set_result(result)
+
+        assert self._asked_in is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._asked_in.call_soon_threadsafe(settle)
+
+    async def _ask(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        if self._reader is None or not self._reader.is_alive():
+            raise StoreFailed("the store is not open")
+        if self._questions.qsize() >= READS:
+            raise StoreFailed(f"{READS} reads wait for the disk; try again later")
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._questions.put((work, answer))
+        return await answer
+
+    async def _one(self, name: str, *given: object) -> rows.Row | None:
+        found: rows.Row | None = await self._ask(lambda db: db.execute(SQL[name], given).fetchone())
+        return found
+
+    async def _all(self, name: str, *given: object) -> list[rows.Row]:
+        return await self._ask(lambda db: db.execute(SQL[name], given).fetchall())
+
+    # The port's questions
+
+    async def load(self, session: SessionId, *, principal: Principal, key: str | None) -> Loaded:
+        def look(db: sqlite3.Connection) -> Loaded:
+            def one(name: str, *given: object) -> rows.Row | None:
+                found: rows.Row | None = db.execute(SQL[name], given).fetchone()
+                return found
+
+            known = one("session", session)
+            used = None if key is None else one("key", principal, key)
+            last = one("previous", session)
+            return Loaded(
+                session=None if known is None else rows.session_of(known),
+                key=None if used is None else rows.key_of(used),
+                buried=key is not None and one("tombstone", principal, key) is not None,
+                previous=None if last is None else rows.outcome_of(last[0], drained=last[1]),
+                marks=tuple(map(rows.mark_of, db.execute(SQL["marks"], (session,)))),
+            )
+
+        return await self._ask(look)
+
+    async def session(self, session: SessionId) -> SessionRow | None:
+        found = await self._one("session", session)
+        return None if found is None else rows.session_of(found)
+
+    async def sessions(self, *, limit: int) -> tuple[SessionInfo, ...]:
+        return tuple(
+            SessionInfo(session=rows.session_of(row[:7]), runs=row[7], open=row[8] or 0, latest_at=row[9])
+            for row in await self._all("sessions", limit)
+        )
+
+    async def run(self, run_id: RunId) -> RunRow | None:
+        found = await self._one("run", run_id)
+        return None if found is None else rows.run_of(found)
+
+    async def runs(self, session: SessionId | None, *, tree: bool = False, limit: int = 1_000) -> tuple[RunRow, ...]:
+        if session is None:
+            return tuple(map(rows.run_of, reversed(await self._all("latest_runs", limit))))
+        found = await self._all("runs", session)
+        if tree:
+            found += await self._all("children", session)
+        return tuple(map(rows.run_of, found))
+
+    async def unsettled(self) -> tuple[SessionId, ...]:
+        return tuple(SessionId(row[0]) for row in await self._all("unsettled"))
+
+    async def unsettled_runs(self, session: SessionId) -> tuple[RunRow, ...]:
+        return tuple(map(rows.run_of, await self._all("unsettled_runs", session)))
+
+    async def parts(self, run_id: RunId) -> tuple[RunRow, ...]:
+        return tuple(map(rows.run_of, await self._all("parts", run_id)))
+
+    async def question(self, question_id: QuestionId) -> QuestionRow | None:
+        found = await self._one("question", question_id)
+        return None if found is None else rows.question_of(found)
+
+    async def questions(self, run_id: RunId) -> tuple[QuestionRow, ...]:
+        return tuple(map(rows.question_of, await self._all("questions", run_id)))
+
+    async def wakes(self) -> tuple[WakeRow, ...]:
+        return tuple(map(rows.wake_of, await self._all("wakes")))
+
+    async def tools(self, run_id: RunId) -> tuple[ToolRow, ...]:
+        return tuple(map(rows.tool_of, await self._all("tools", run_id)))
+
+    async def receipt(self, wanted: ReceiptId | RunId) -> Receipt | None:
+        found = await self._one("receipt", wanted)
+        return None if found is None else rows.receipt_of(found)
+
+    async def pending_receipts(self) -> tuple[Receipt, ...]:
+        return tuple(map(rows.receipt_of, await self._all("pending_receipts")))
+
+    async def events(self, session: SessionId, *, after: int, limit: int) -> Page:
+        def look(db: sqlite3.Connection) -> Page:
+            dropped = db.execute(SQL["dropped"], (session,)).fetchone()
+            found = db.execute(SQL["events"], (session, after, limit))
+            return Page(
+                events=tuple(rows.event_of(session, row) for row in found),
+                lost_to=dropped[0] if dropped is not None and dropped[0] > after else 0,
+            )
+
+        return await self._ask(look)
+
+
+class Look(Reads):
+    """A store that is only looked at, whoever writes it: `async with Look(DIR) as store`."""
+
+    async def __aenter__(self) -> Self:
+        if not self.path.exists():
+            raise StoreFailed(f"{self.directory} holds no interlock store; name its directory with --data")
+        self.start_reading()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop_reading()
+
+
+class SqliteStore(Reads):
+    """Keeps everything in DIR/interlock.db."""
+
+    def __init__(self, directory: str | os.PathLike[str], *, keep_days: float = KEEP_DAYS) -> None:
+        super().__init__(directory)
+        self.keep_days = keep_days
+        self._hold: int | None = None
+        self._writer: Writer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._flush: asyncio.TimerHandle | None = None
+        self._tidying: asyncio.Task[None] | None = None
+        self._pending: dict[SessionId, dict[int, Event]] = {}  # appended, not written yet
+        self._pending_count = 0
+        self._ended: dict[RunId, None] = {}  # whose `ended` is not written yet: their deltas are out of the log
+        self._dropped: dict[SessionId, int] = {}
+        self.clean = True
+
+    async def open(self) -> int:
+        """Take the directory and return this start's boot number; raise if another process has it."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            connection, boot = await asyncio.to_thread(self._open)
+        except (OSError, sqlite3.Error) as error:
+            self._release()
+            raise StoreFailed(f"the store in {self.directory} cannot be opened: {error}") from error
+        except BaseException:
+            self._release()
+            raise
+        self._writer = Writer(self.path, connection, self._written)
+        self.start_reading()
+        self._tidying = self._loop.create_task(self._tidy(), name="interlock store tidies")
+        return boot
+
+    def _open(self) -> tuple[sqlite3.Connection, int]:
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._hold = hold(self.directory)
+        os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        connection = connect(self.path, writes=True)
+        try:
+            migrate(connection, self.path)
+            connection.execute("BEGIN IMMEDIATE")
+            self.clean = bool(connection.execute(WRITES["was_clean"]).fetchone()[0])
+            boot: int = connection.execute(WRITES["boot"]).fetchone()[0]
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.close()
+            raise
+        return connection, boot
+
+    def _release(self) -> None:
+        if self._hold is not None:
+            os.close(self._hold)
+            self._hold = None
+
+    async def close(self) -> None:
+        """Write what was taken and let go of the directory."""
+        if self._flush is not None:
+            self._flush.cancel()
+        if self._tidying is not None:
+            self._tidying.cancel()
+        if self._writer is not None:
+            await self._writer.close()
+        self.stop_reading()
+        self._release()
+
+    # Decisions
+
+    def decide(self, decision: Decision) -> Ticket:
+        ticket = Ticket(decision)
+        assert self._writer is not None, "the store is not open"
+        self._writer.decide(ticket)
+        return ticket
+
+    async def withdraw(self, ticket: Ticket) -> bool:
+        assert self._writer is not None, "the store is not open"
+        if self._writer.give_back(ticket):
+            ticket.refuse(StoreFailed("the store did not take it in time and never will; send it again"))
+            return False
+        try:
+            await ticket
+        except StoreFailed:
+            return False
+        return True
+
+    # Events
+
+    def append(self, event: Event) -> None:
+        writer, passing = self._writer, event.kind in PASSING and event.run_id is not None
+        assert writer is not None, "the store is not open"
+        if self._pending_count >= PENDING_EVENTS:
+            if passing:
+                return  # the block that closes it holds its text
+            self._make_room()
+        self._pending.setdefault(event.session, {})[event.position] = event
+        self._pending_count += 1
+        writer.add(event, passing=passing)
+        if isinstance(event.data, Ended) and event.run_id is not None:
+            self._end(event.session, event.run_id)
+        if self._flush is None:
+            assert self._loop is not None
+            self._flush = self._loop.call_later(FLUSH_SECONDS, self._flush_now)
+
+    def _end(self, session: SessionId, run_id: RunId) -> None:
+        """Take a run's deltas out of the log; those that were not written never are."""
+        assert self._writer is not None
+        self._ended[run_id] = None
+        self._writer.end(session, run_id)
+        kept = self._pending[session]
+        gone = [event for event in kept.values() if event.kind in PASSING and event.run_id == run_id]
+        for event in gone:
+            del kept[event.position]
+        if gone:
+            self._pending_count -= len(gone)
+            self._writer.forget(gone)
+
+    def _flush_now(self) -> None:
+        self._flush = None
+        if self._writer is not None:
+            self._writer.flush()
+        if (self._pending_count or self._ended) and self._loop is not None:  # until they are in
+            self._flush = self._loop.call_later(FLUSH_SECONDS, self._flush_now)
+
+    def _make_room(self) -> None:
+        """The disk has taken nothing for long: the oldest events of whoever has most go, and that is told."""
+        session = max(self._pending, key=lambda each: len(self._pending[each]))
+        kept = self._pending[session]
+        gone = [kept.pop(position) for position in list(kept)[: max(1, len(kept) // 2)]]
+        self._pending_count -= len(gone)
+        assert self._writer is not None
+        self._writer.forget(gone)
+        self._dropped[session] = gone[-1].position
+        self._writer.drop(session, gone[-1].position)
+
+    def _written(self, events: list[Event], over: list[tuple[SessionId, RunId]]) -> None:
+        """In the loop: these are in the database now, and the deltas of these runs out of it."""
+        for event in events:
+            kept = self._pending.get(event.session)
+            if kept is not None and kept.pop(event.position, None) is not None:
+                self._pending_count -= 1
+                if not kept:
+                    del self._pending[event.session]
+        for _, run_id in over:
+            self._ended.pop(run_id, None)
+
+    async def events(self, session: SessionId, *, after: int, limit: int) -> Page:
+        """Read a stretch of the log, with what is not written yet; without deltas of runs that have ended."""
+        held = [event for position, event in self._pending.get(session, {}).items() if position > after]
+        over = dict(self._ended)
+        found: dict[int, Event] = {}
+        at, lost_to, more = after, self._dropped.get(session, 0), True
+        while more:
+            page = await super().events(session, after=at, limit=limit)
+            lost_to, more = max(lost_to, page.lost_to), len(page.events) == limit
+            found.update({event.position: event for event in page.events if not _passed(event, over)})
+            if page.events:
+                at = page.events[-1].position
+            more = more and len(found) < limit
+        found.update({event.position: event for event in held if not _passed(event, over)})
+        events = sorted(found.values(), key=attrgetter("position"))
+        return Page(events=tuple(events[:limit]), lost_to=lost_to if lost_to > after else 0)
+
+    # Keeping it small
+
+    async def _tidy(self) -> None:
+        while True:
+            try:
+                await self.prune(before=None)
+            except StoreFailed as failure:
+                log.warning("%s", failure)
+            await asyncio.sleep(TIDY_SECONDS)
+
+    async def prune(self, *, before: float | None = None) -> Pruned:
+        """Forget what is beyond the bounds, and sessions in which nobody wrote since `before` (default: keep_days)."""
+        writer = self._writer
+        assert writer is not None, "the store is not open"
+        return await pruning.prune(self._ask, writer.chore, before=before, keep_days=self.keep_days)
+
+
+def _passed(event: Event, over: dict[RunId, None]) -> bool:
+    return event.kind in PASSING and event.run_id in over
+
+
+def hold(directory: Path) -> int:
+    """Take the kernel's lock on a directory; it is gone with this process, however that ends."""
+    path = directory / "lock"
+    handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
+        os.close(handle)
+        raise StoreFailed(
+            f"{directory} is in use by another interlock (process {holder}); stop that one, or use another directory"
+        ) from None
+    os.truncate(handle, 0)
+    os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+    return handle

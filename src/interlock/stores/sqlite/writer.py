@@ -1,0 +1,473 @@
+"""The one thread that writes.
+
+1. It takes the database's lock first and the decisions second: while somebody else has the lock they can be withdrawn.
+2. Whatever waits is one transaction and one fsync (group commit). If that fails for a reason of its own content, each
+   is tried alone, so that one cannot spoil another. No room, or no right to write: refused, and nothing was kept.
+3. Lasting events that were appended before a decision are in the store with it. Deltas and the like are written
+   between decisions, in small pieces, without fsync: kill -9 loses none of them that was written, a power cut may.
+4. A failed fsync is the end of this store until the next start: nobody knows what the disk holds (the kernel may have
+   dropped the pages), so nothing is retried and nothing more is taken.
+"""
+
+import asyncio
+import contextlib
+import logging
+import queue
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from interlock.core.decision import Decision, Verdict
+from interlock.core.events import Event
+from interlock.core.names import Drain, RunId, SessionId
+from interlock.core.outcome import Outcome
+from interlock.core.receipt import Receipt
+from interlock.stores import bounds
+from interlock.stores.base import OldToken, StoreFailed, Ticket
+from interlock.stores.sqlite import rows
+from interlock.stores.sqlite.schema import connect, statements
+
+log = logging.getLogger("interlock")
+
+T = TypeVar("T")
+Written = Callable[[list[Event], list[tuple[SessionId, RunId]]], None]
+Answer = Verdict | StoreFailed
+
+LINE = 10_000  # decisions that may wait; endings are taken beyond it
+TAKEN_ALONG = 1_000  # lasting events that a decision takes along
+PIECE_EVENTS = 64  # passing events written before the line is looked at again
+REST_SECONDS = 0.5  # between two tries to write events that the disk did not take
+CHECKPOINT_BYTES = 4 * 1024 * 1024  # of write-ahead log: copied into the database beside the writer
+RESTART_BYTES = 64 * 1024 * 1024  # and here the writer waits for that
+CLOSE_SECONDS = 0.5  # for a database that someone else has locked
+UNSURE = {  # after these nobody knows what the disk holds
+    sqlite3.SQLITE_IOERR_FSYNC,
+    sqlite3.SQLITE_IOERR_DIR_FSYNC,
+    sqlite3.SQLITE_IOERR_TRUNCATE,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+}
+PASSED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+SQL = {**statements("decisions"), **statements("events"), **statements("prune")}
+
+
+class Writer:
+    """Decisions and events on their way into the database. All methods but `_…` are the loop's."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, written: Written) -> None:
+        self._path = path
+        self._wal = path.with_name(f"{path.name}-wal")
+        self._connection = connection
+        self._execute = connection.execute
+        self._written = written
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._line: dict[Ticket, None] = {}
+        self._lasting: deque[Event] = deque()
+        self._passing: deque[Event] = deque()
+        self._over: deque[tuple[SessionId, RunId]] = deque()
+        self._dropped: dict[SessionId, int] = {}
+        self._chores: deque[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]] = deque()
+        self._due = False  # events are to be written now
+        self._resting_until = 0.0
+        self._passed: dict[RunId | None, int] = {}  # passing events written, by run
+        self._closing_at: float | None = None
+        self._copying: threading.Thread | None = None
+        self._dead: StoreFailed | None = None
+        self._closed: asyncio.Future[None] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._work, name="interlock store", daemon=True)
+        connection.execute("CREATE TEMP TABLE doomed (id TEXT PRIMARY KEY) WITHOUT ROWID")
+        self._thread.start()
+
+    # The loop's side
+
+    def decide(self, ticket: Ticket) -> None:
+        """Put a decision in the line at once."""
+        if self._dead is not None or self._closing_at is not None:
+            ticket.refuse(self._dead or StoreFailed("the store is closed; nothing was kept"))
+        elif len(self._line) >= LINE and not ticket.decision.endings:
+            ticket.refuse(StoreFailed(f"{LINE} writes wait for the disk; nothing was kept, try again later"))
+        else:
+            self._line[ticket] = None
+            self._bell.put(None)
+
+    def give_back(self, ticket: Ticket) -> bool:
+        """Take a decision out of the line; False if it is being written or was answered."""
+        with self._lock:
+            if ticket not in self._line:
+                return False
+            del self._line[ticket]
+            return True
+
+    def add(self, event: Event, *, passing: bool) -> None:
+        """Take an event; it is written soon."""
+        (self._passing if passing else self._lasting).append(event)
+
+    def forget(self, events: list[Event]) -> None:
+        """Do not write these after all."""
+        gone = {event.position for event in events}
+        with self._lock:
+            self._lasting = deque(event for event in self._lasting if event.position not in gone)
+            self._passing = deque(event for event in self._passing if event.position not in gone)
+
+    def end(self, session: SessionId, run_id: RunId) -> None:
+        """Drop a run's passing events, and note that its end was told."""
+        self._over.append((session, run_id))
+
+    def drop(self, session: SessionId, position: int) -> None:
+        """Note that events of a session up to a position were dropped before they were written."""
+        self._dropped[session] = position
+
+    def flush(self) -> None:
+        """Write events now."""
+        self._due = True
+        self._bell.put(None)
+
+    def chore(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
+        """Do something in a transaction of its own when no decision waits."""
+        done: asyncio.Future[T] = self._loop.create_future()
+        self._chores.append((work, done))
+        self._bell.put(None)
+        return done
+
+    async def close(self) -> None:
+        """Write what was taken and let go of the database; bounded unless the disk hangs."""
+        if self._closing_at is None:
+            self._closing_at = time.monotonic() + CLOSE_SECONDS
+            self._due = True
+            self._bell.put(None)
+        await asyncio.shield(self._closed)
+
+    # The thread's side
+
+    def _work(self) -> None:
+        try:
+            while self._closing_at is None or self._line or self._due or self._chores:
+                self._bell.get()
+                while self._step():
+                    pass
+        except BaseException as error:  # a bug here must not leave anyone waiting for ever
+            log.exception("the store's writer failed")
+            self._die(StoreFailed(f"the store failed ({error}); restart to go on"))
+        finally:
+            self._let_go()
+
+    def _step(self) -> bool:
+        """Do one piece of work; True if there may be more."""
+        if self._line:
+            self._write_decisions()
+        elif self._due:
+            self._due = self._write_events()
+        elif self._chores:
+            self._do_chore(*self._chores.popleft())
+        else:
+            return False
+        return True
+
+    def _let_go(self) -> None:
+        if self._copying is not None:
+            self._copying.join()
+        with contextlib.suppress(sqlite3.Error):
+            if self._dead is None and not self._lasting:
+                self._execute(SQL["close_boot"])
+                self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.close()
+        self._in_loop(_finish, self._closed, None)
+
+    def _in_loop(self, callback: Callable[..., object], *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(callback, *args)
+
+    def _begin(self, wanted: Callable[[], object]) -> bool:
+        """Take the database's lock, for as long as something is wanted; False if it no longer is."""
+        while wanted():
+            try:
+                self._execute("BEGIN IMMEDIATE")
+                return True
+            except sqlite3.OperationalError as error:
+                if _code(error) & 0xFF not in PASSED:
+                    raise
+                if self._closing_at is not None and time.monotonic() > self._closing_at:
+                    raise
+        return False
+
+    def _rollback(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            if self._connection.in_transaction:
+                self._execute("ROLLBACK")
+
+    def _write_decisions(self) -> None:
+        batch: list[Ticket] = []
+        events: list[Event] = []
+        try:
+            if not self._begin(lambda: self._line):
+                return
+            with self._lock:
+                batch = list(self._line)
+                self._line.clear()
+            events = self._take(TAKEN_ALONG)
+            answers = self._commit(batch, events)
+        except Exception as error:
+            self._rollback()
+            self._put_back(events)
+            self._refuse(batch, error, alone=not events)
+            return
+        self._in_loop(self._tell, list(zip(batch, answers, strict=True)), events)
+
+    def _commit(self, batch: list[Ticket], events: list[Event]) -> list[Answer]:
+        self._connection.executemany(SQL["add_event"], _as_rows(events))
+        answers = [self._carry_out(ticket.decision) for ticket in batch]
+        self._execute("COMMIT")
+        return answers
+
+    def _take(self, most: int, *, passing: bool = False) -> list[Event]:
+        """Take the oldest events out of a line that the loop goes on to fill."""
+        with self._lock:
+            line = self._passing if passing else self._lasting
+            return [line.popleft() for _ in range(min(most, len(line)))]
+
+    def _put_back(self, events: list[Event], *, passing: bool = False) -> None:
+        with self._lock:
+            (self._passing if passing else self._lasting).extendleft(reversed(events))
+
+    def _refuse(self, batch: list[Ticket], error: Exception, *, alone: bool) -> None:
+        """A batch failed: what the disk refuses is refused; else each is tried alone, so that one spoils no other."""
+        if _code(error) in UNSURE or _code(error) & 0xFF in UNSURE:
+            self._die(StoreFailed(_UNSURE.format(_name(error))), batch)
+        elif alone and (len(batch) <= 1 or _of_disk(error)):
+            if not batch:  # not even the lock could be had
+                with self._lock:
+                    batch = list(self._line)
+                    self._line.clear()
+            failure = StoreFailed(f"the store did not take it ({_reason(error)}); nothing was kept, try again later")
+            self._in_loop(self._tell, [(ticket, failure) for ticket in batch], [])
+        elif _of_disk(error):  # it may fit without the events
+            self._write_alone(batch)
+        else:
+            for ticket in batch:
+                self._write_alone([ticket])
+
+    def _write_alone(self, batch: list[Ticket]) -> None:
+        try:
+            self._begin(lambda: True)
+            answers = self._commit(batch, [])
+        except Exception as error:
+            self._rollback()
+            self._refuse(batch, error, alone=True)
+        else:
+            self._in_loop(self._tell, list(zip(batch, answers, strict=True)), [])
+
+    def _die(self, failure: StoreFailed, batch: Iterable[Ticket] = ()) -> None:
+        """Take nothing more, and leave nobody waiting."""
+        self._dead = failure
+        log.error("%s", failure)
+        with self._lock:
+            waiting = [*batch, *self._line]
+            self._line.clear()
+        self._due = False
+        self._in_loop(self._tell, [(ticket, failure) for ticket in waiting], [])
+        while self._chores:
+            self._in_loop(_fail, self._chores.popleft()[1], failure)
+
+    def _tell(self, answers: list[tuple[Ticket, Answer]], events: list[Event]) -> None:
+        """In the loop: answer tickets in the order of the line."""
+        self._written(events, [])
+        for ticket, answer in answers:
+            if isinstance(answer, StoreFailed):
+                ticket.refuse(answer)
+            else:
+                ticket.accept(answer)
+
+    # One decision
+
+    def _carry_out(self, decision: Decision) -> Answer:
+        """Write one decision, conditionally, inside the open transaction."""
+        execute = self._execute
+        if decision.writer is not None:
+            known = execute(SQL["writer_right"], (decision.writer.session,)).fetchone()
+            if known is not None and known[0] > decision.writer.generation:
+                return OldToken("the session's writer right has passed to another run; this one is over")
+        for session in decision.sessions:
+            execute(SQL["keep_session"], rows.of_session(session))
+        for run in decision.admissions:
+            execute(SQL["admit_run"], rows.of_run(run))
+        found: list[Outcome] = []
+        for run in decision.endings:
+            assert run.outcome is not None
+            if not execute(SQL["end_run"], rows.of_run(run)).rowcount:
+                other = self._found(run.id)
+                if other is not None and not other.same_story(run.outcome):
+                    found.append(other)
+        for run_id in decision.starts:
+            if not execute(SQL["start_run"], (run_id,)).rowcount and (other := self._found(run_id)) is not None:
+                found.append(other)
+        for key in decision.keys:
+            execute(SQL["keep_key"], rows.of_key(key))
+        for tombstone in decision.tombstones:
+            execute(SQL["bury_key"], (tombstone.principal, tombstone.key))
+        for tool in decision.tools:
+            execute(SQL["keep_tool"], rows.of_tool(tool))
+        for message, absorber in decision.aliases:
+            execute(SQL["alias_run"], (message, absorber))
+        for question in decision.questions:
+            execute(SQL["keep_question"], rows.of_question(question))
+        for wake in decision.wakes:
+            execute(SQL["keep_wake"], (wake.id, rows.text_of(wake)))
+        for wake_id in decision.unwakes:
+            execute(SQL["remove_wake"], (wake_id,))
+        for mark in decision.marks:
+            execute(SQL["keep_mark"], rows.of_mark(mark))
+        for receipt in decision.receipts:
+            self._keep_receipt(receipt)
+        for session_id in decision.rises:
+            execute(SQL["raise_session"], (session_id,))
+        return Verdict(found=tuple(found))
+
+    def _found(self, run_id: RunId) -> Outcome | None:
+        known = self._execute(SQL["found_outcome"], (run_id,)).fetchone()
+        return None if known is None else rows.outcome_of(known[0])
+
+    def _keep_receipt(self, receipt: Receipt) -> None:
+        known = [
+            self._execute(SQL["receipt_of_run"], (receipt.id, run.outcome.drained, run.id)).rowcount
+            for run in receipt.runs
+        ]
+        if receipt.runs and not any(known):
+            return  # it came after its runs were forgotten
+        pending = receipt.drain is Drain.PENDING
+        self._execute(SQL["keep_receipt"], (receipt.id, pending, not receipt.runs, rows.text_of(receipt)))
+
+    # Events
+
+    def _write_events(self) -> bool:
+        """Write events in a transaction of their own, in pieces; True if some are left."""
+        if time.monotonic() < self._resting_until and self._closing_at is None:
+            return False
+        lasting: list[Event] = []
+        passing: list[Event] = []
+        over, dropped = [self._over.popleft() for _ in range(len(self._over))], self._dropped
+        try:
+            self._execute("PRAGMA synchronous = NORMAL")  # no fsync: the next decision's covers it
+            if not self._begin(lambda: not self._line):
+                self._over.extendleft(reversed(over))
+                return True
+            lasting = self._take(TAKEN_ALONG)
+            self._connection.executemany(SQL["add_event"], _as_rows(lasting))
+            for session, run_id in over:
+                self._execute(SQL["drop_passing"], (session, run_id))
+                self._execute(SQL["tell_run"], (run_id,))
+                self._passed.pop(run_id, None)
+            for session, position in list(dropped.items()):
+                self._execute(SQL["remember_dropped"], (session, position))
+            while not self._line and (piece := self._take(PIECE_EVENTS, passing=True)):
+                passing += piece
+                self._connection.executemany(SQL["add_passing"], _as_rows(piece))
+                self._trim(piece)
+            self._execute("COMMIT")
+        except Exception as error:
+            self._rollback()
+            self._put_back(lasting)
+            self._put_back(passing, passing=True)
+            self._over.extendleft(reversed(over))
+            self._resting_until = time.monotonic() + REST_SECONDS
+            if _code(error) in UNSURE:
+                self._die(StoreFailed(_UNSURE.format(_name(error))))
+            else:
+                log.warning("events wait for the disk: %s", _reason(error))
+            return False
+        finally:
+            with contextlib.suppress(sqlite3.Error):
+                self._execute("PRAGMA synchronous = FULL")
+        self._in_loop(self._written, lasting + passing, over)
+        self._copy_if_long()
+        return bool(self._passing or self._lasting or self._over)
+
+    def _trim(self, piece: list[Event]) -> None:
+        """Keep a long run's passing events within their bound."""
+        for event in piece:
+            count = self._passed[event.run_id] = self._passed.get(event.run_id, 0) + 1
+            if count > 2 * bounds.PASSING_EVENTS:
+                self._execute(SQL["trim_passing"], (event.session, event.run_id, bounds.PASSING_EVENTS))
+                self._passed[event.run_id] = bounds.PASSING_EVENTS
+
+    def _do_chore(self, work: Callable[[sqlite3.Connection], Any], done: asyncio.Future[Any]) -> None:
+        try:
+            if not self._begin(lambda: True):
+                return
+            result = work(self._connection)
+            self._execute("COMMIT")
+        except Exception as error:
+            self._rollback()
+            self._in_loop(_fail, done, StoreFailed(f"the store could not tidy up ({_reason(error)})"))
+        else:
+            self._in_loop(_finish, done, result)
+
+    # The write-ahead log
+
+    def _copy_if_long(self) -> None:
+        """Keep the write-ahead log short: its pages go into the database beside the writer, or at the worst here."""
+        try:
+            size = self._wal.stat().st_size
+        except OSError:
+            return
+        if size > RESTART_BYTES:
+            with contextlib.suppress(sqlite3.Error):
+                self._execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+        elif size > CHECKPOINT_BYTES and (self._copying is None or not self._copying.is_alive()):
+            self._copying = threading.Thread(target=self._copy, name="interlock store copies", daemon=True)
+            self._copying.start()
+
+    def _copy(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            beside = connect(self._path, writes=True)
+            try:
+                beside.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            finally:
+                beside.close()
+
+
+_UNSURE = (
+    "the disk failed ({}): whether this was kept is not known, and nothing more is taken; "
+    "look at the disk and restart, then send it again with the same key"
+)
+
+
+def _of_disk(error: Exception) -> bool:
+    """Whether it was the disk's or the database's fault, not that of what was to be written."""
+    return isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError
+
+
+def _as_rows(events: Iterable[Event]) -> Iterable[rows.Row]:
+    for event in events:
+        try:
+            yield rows.of_event(event)
+        except Exception:  # (nothing that passed the outlet should be like that)
+            log.exception("an event of session %s cannot be written", event.session)
+
+
+def _code(error: BaseException) -> int:
+    return getattr(error, "sqlite_errorcode", 0) or 0
+
+
+def _name(error: BaseException) -> str:
+    return getattr(error, "sqlite_errorname", None) or type(error).__name__
+
+
+def _reason(error: BaseException) -> str:
+    return f"{_name(error)}: {error}"
+
+
+def _fail(done: asyncio.Future[Any], failure: StoreFailed) -> None:
+    if not done.done():
+        done.set_exception(failure)
+
+
+def _finish(done: asyncio.Future[Any], result: object) -> None:
+    if not done.done():
+        done.set_result(result)
