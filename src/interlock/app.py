@@ -18,6 +18,9 @@ from interlock.runtime.settings import Settings
 from interlock.runtime.values import name_of, seconds_of, strategy_of
 from interlock.stores.base import Store
 from interlock.stores.memory import MemoryStore
+from interlock.stores.sqlite import SqliteStore
+
+SQLITE = "sqlite:///"
 
 
 @asynccontextmanager
@@ -85,8 +88,12 @@ async def open_control(
 def _store(store: str | Store) -> Store:
     if store == "memory://":
         return MemoryStore()
+    if isinstance(store, str) and store.startswith(SQLITE) and len(store) > len(SQLITE):
+        return SqliteStore(
+            store.removeprefix(SQLITE)
+        )  # as in other libraries: sqlite:///here, sqlite:////var/lib/there
     if isinstance(store, str) or not hasattr(store, "decide"):
-        raise BadInput(f"no store {store!r}; use memory://, or a store object")
+        raise BadInput(f"no store {store!r}; use memory://, sqlite:///DIR, or a store object")
     return store
 
 

@@ -12,10 +12,9 @@ from contextlib import aclosing
 from datetime import datetime, timedelta
 
 import anyio
-import msgspec
 
 from interlock.core.authority import Action, Authority
-from interlock.core.decision import Decision, RunRow, WakeRow
+from interlock.core.decision import Decision, WakeRow
 from interlock.core.errors import BadInput, Unavailable, Unknown
 from interlock.core.events import Entry, Event, transcript
 from interlock.core.lifecycle import State
@@ -43,8 +42,10 @@ from interlock.runtime.delegation import RUN_SESSION
 from interlock.runtime.ending import Endings
 from interlock.runtime.inbox import Inbox
 from interlock.runtime.inline import DaemonThreads, Threads
+from interlock.runtime.listing import RunInfo, as_tree, info_of, info_of_row
 from interlock.runtime.live import LiveRun, Order, Sent
 from interlock.runtime.outlet import Feed
+from interlock.runtime.recovery import Recovery
 from interlock.runtime.registry import Registry
 from interlock.runtime.run import Agent
 from interlock.runtime.settings import FALLS, Settings
@@ -58,23 +59,6 @@ from interlock.runtime.watch import Watch, whole_log
 from interlock.stores.base import READ_SECONDS, Store, StoreFailed, committed, read
 
 SLACK_SECONDS = 1.0  # beyond the sum of the bounds, for the loop to come round
-
-
-class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as a list shows it."""
-
-    id: RunId
-    session: SessionId
-    principal: Principal
-    kind: RunKind
-    state: State
-    generation: int | None = None
-    phase: str | None = None
-    outcome: Outcome | None = None
-    parent: RunId | None = None
-    agent: str | None = None
-    detached: bool = False
-    depth: int = 0  # below the session's own runs
 
 
 class Control:
@@ -159,12 +143,23 @@ class Control:
             clock=self._clock,
             settings=settings,
         )
+        self._recovery = Recovery(
+            self._registry,
+            store=store,
+            feed=self.feed,
+            endings=self._endings,
+            inbox=self._inbox,
+            stage=self._stage,
+            processes=processes,
+            clock=self._clock,
+        )
         self._wakes = Wakes(
             self._registry, stage=self._stage, endings=self._endings, clock=self._clock, settings=settings
         )
 
     async def recover(self) -> None:
-        """Take up what an earlier start left in the store."""
+        """Take up what an earlier start left in the store; before anyone else may use this control."""
+        await self._recovery.settle()
         for row in await read(self._store.wakes()):
             self._wakes.add(row)
 
@@ -408,7 +403,7 @@ class Control:
         principal = Principal(name_of(by, "by"))
         wanted = None if session is None else SessionId(name_of(session, "session"))
         live = [
-            _info(run)
+            info_of(run)
             for run in self._registry.runs.values()
             if wanted in (None, run.session.id, run.home.id if tree else None) and self._sight.may_see(principal, run)
         ]
@@ -416,7 +411,7 @@ class Control:
             return as_tree(live) if tree else live
         known = {info.id for info in live}
         rows = await read(self._sight.rows(wanted, principal, tree=tree))
-        ended = [_info_of_row(row) for row in rows if row.id not in known]
+        ended = [info_of_row(row) for row in rows if row.id not in known]
         if not live and not ended:
             await self._owned(wanted, principal)  # raises if there is no such session for the caller
         return as_tree([*ended, *live]) if tree else [*ended, *live]
@@ -567,54 +562,6 @@ def _told(run: LiveRun) -> Outcome:
 
 def _not_ended(run_id: RunId, answer: Ending) -> Outcome:
     return Outcome(run_id=run_id, ending=answer)
-
-
-def _info(run: LiveRun) -> RunInfo:
-    return RunInfo(
-        id=run.id,
-        session=run.session.id,
-        principal=run.principal,
-        kind=run.kind,
-        state=run.state,
-        generation=run.generation,
-        phase=run.phase,
-        outcome=run.fall.told(run) if run.fall is not None and run.sealed else None,
-        parent=None if run.parent is None else run.parent.id,
-        agent=run.agent,
-        detached=run.detached,
-    )
-
-
-def _info_of_row(row: RunRow) -> RunInfo:
-    state = State.ENDED if row.outcome is not None else State.STARTED if row.started else State.QUEUED
-    if row.outcome is None and row.alias is not None:
-        state = State.ALIASED
-    return RunInfo(
-        id=row.id,
-        session=row.session,
-        principal=row.principal,
-        kind=row.kind,
-        state=state,
-        outcome=row.outcome,
-        parent=row.parent,
-        agent=row.agent,
-        detached=row.detached,
-    )
-
-
-def as_tree(runs: list[RunInfo]) -> list[RunInfo]:
-    """Put children right below their parents, each with its depth."""
-    below: dict[RunId | None, list[RunInfo]] = {}
-    known = {run.id for run in runs}
-    for run in runs:
-        below.setdefault(run.parent if run.parent in known else None, []).append(run)
-    ordered: list[RunInfo] = []
-    rest = [(run, 0) for run in reversed(below.get(None, []))]
-    while rest:
-        run, depth = rest.pop()
-        ordered.append(msgspec.structs.replace(run, depth=depth))
-        rest += [(child, depth + 1) for child in reversed(below.get(run.id, []))]
-    return ordered
 
 
 def _session_name(value: object) -> str:

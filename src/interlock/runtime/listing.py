@@ -1,0 +1,76 @@
+"""Runs as lists show them, alive or stored."""
+
+import msgspec
+
+from interlock.core.decision import RunRow
+from interlock.core.lifecycle import State
+from interlock.core.names import Principal, RunId, RunKind, SessionId
+from interlock.core.outcome import Outcome
+from interlock.runtime.live import LiveRun
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as a list shows it."""
+
+    id: RunId
+    session: SessionId
+    principal: Principal
+    kind: RunKind
+    state: State
+    generation: int | None = None
+    phase: str | None = None
+    outcome: Outcome | None = None
+    parent: RunId | None = None
+    agent: str | None = None
+    detached: bool = False
+    depth: int = 0  # below the session's own runs
+
+
+def info_of(run: LiveRun) -> RunInfo:
+    """A run that is alive here."""
+    return RunInfo(
+        id=run.id,
+        session=run.session.id,
+        principal=run.principal,
+        kind=run.kind,
+        state=run.state,
+        generation=run.generation,
+        phase=run.phase,
+        outcome=run.fall.told(run) if run.fall is not None and run.sealed else None,
+        parent=None if run.parent is None else run.parent.id,
+        agent=run.agent,
+        detached=run.detached,
+    )
+
+
+def info_of_row(row: RunRow) -> RunInfo:
+    """A run as the store knows it."""
+    state = State.ENDED if row.outcome is not None else State.STARTED if row.started else State.QUEUED
+    if row.outcome is None and row.alias is not None:
+        state = State.ALIASED
+    return RunInfo(
+        id=row.id,
+        session=row.session,
+        principal=row.principal,
+        kind=row.kind,
+        state=state,
+        outcome=row.outcome,
+        parent=row.parent,
+        agent=row.agent,
+        detached=row.detached,
+    )
+
+
+def as_tree(runs: list[RunInfo]) -> list[RunInfo]:
+    """Put children right below their parents, each with its depth."""
+    below: dict[RunId | None, list[RunInfo]] = {}
+    known = {run.id for run in runs}
+    for run in runs:
+        below.setdefault(run.parent if run.parent in known else None, []).append(run)
+    ordered: list[RunInfo] = []
+    rest = [(run, 0) for run in reversed(below.get(None, []))]
+    while rest:
+        run, depth = rest.pop()
+        ordered.append(msgspec.structs.replace(run, depth=depth))
+        rest += [(child, depth + 1) for child in reversed(below.get(run.id, []))]
+    return ordered

@@ -1,0 +1,409 @@
+"""Taking up what an earlier start left, before anything new is accepted.
+
+1. A run that had begun is `lost`, and falls by the one way to end; what the log tells of it (text, tool calls,
+   children) is put back first, so that its ending names it. Nothing it started is ever started again.
+2. A message that was accepted and had not begun waits for the seat again, in order, under its own id.
+3. An ending that stands in the store, or that the log tells, is the true one: what was not told of it is told now.
+4. Everything here may be cut short and done again: what was settled is not found unsettled a second time.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+import msgspec
+
+from interlock.core.decision import Decision, RunRow
+from interlock.core.events import (
+    NO_RESULT,
+    Asked,
+    Block,
+    ChildEnd,
+    Delegated,
+    Delta,
+    Ended,
+    Event,
+    Gap,
+    Json,
+    Proof,
+    Said,
+    Started,
+    Tool,
+)
+from interlock.core.lifecycle import Move
+from interlock.core.names import (
+    BodyState,
+    CallId,
+    Drain,
+    Ending,
+    QuestionId,
+    QuestionState,
+    RunId,
+    SessionId,
+    ToolState,
+)
+from interlock.core.outcome import Cause, Outcome
+from interlock.core.receipt import Receipt
+from interlock.processes.base import Processes
+from interlock.runtime.clock import Clock
+from interlock.runtime.delegation import RUN_SESSION
+from interlock.runtime.ending import Endings
+from interlock.runtime.fall import seat_next
+from interlock.runtime.inbox import Inbox
+from interlock.runtime.live import Collection, LiveRun, Question, ToolCall
+from interlock.runtime.outlet import Feed, Outlet
+from interlock.runtime.registry import Registry, Session
+from interlock.runtime.settings import CRASHES, RECOVERED
+from interlock.runtime.stage import Stage
+from interlock.runtime.watch import whole_log
+from interlock.stores.base import Store, read
+
+log = logging.getLogger("interlock")
+
+OPEN_CALLS = (ToolState.PENDING, ToolState.RUNNING)
+
+
+class Story:
+    """What the log tells of one run."""
+
+    __slots__ = ("blocks", "calls", "children", "ended", "open", "parts", "questions", "said", "started_at")
+
+    def __init__(self) -> None:
+        self.said = False
+        self.parts: set[RunId] = set()  # messages it was told to have taken in
+        self.started_at: float | None = None
+        self.blocks: list[str] = []
+        self.open: list[str] = []  # deltas of the block that was not closed
+        self.calls: dict[CallId, Tool] = {}  # with the call's arguments and its latest state
+        self.questions: dict[QuestionId, Asked] = {}
+        self.children: set[RunId] = set()  # whose endings it was told
+        self.ended: Outcome | None = None
+
+    def add(self, event: Event) -> None:
+        """Read one event of the run."""
+        match event.data:
+            case Said(of=part):
+                self.said = self.said or part is None
+                self.parts |= set() if part is None else {part}
+            case Started():
+                self.started_at = event.at
+            case Delta(text=text):
+                self.open.append(text)
+            case Block(text=text):
+                self.open.clear()
+                self.blocks.append(text)
+            case Tool() as tool:
+                first = self.calls.get(tool.call_id, tool)
+                self.calls[tool.call_id] = msgspec.structs.replace(first, state=tool.state)
+            case Asked() as asked:
+                self.questions[asked.question_id] = asked
+            case Delegated(child=child, outcome=outcome) if outcome is not None:
+                self.children.add(child)
+            case Ended(outcome=outcome):
+                self.ended = outcome
+            case _:
+                pass
+
+
+class Gone:
+    """The body of a run whose process is no more."""
+
+    name = "the server that ran it"
+    grace = 0.0
+    state = BodyState.KILLED
+
+    def __init__(self) -> None:
+        self.done = asyncio.Event()
+        self.done.set()
+
+    def cut(self) -> None:
+        """Nothing is left of it."""
+
+    def drop(self) -> None:
+        """Nothing is left of it."""
+
+    def abandon(self) -> None:
+        """Nothing is left of it."""
+
+
+class Recovery:
+    """Settles what an earlier start left unsettled."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        store: Store,
+        feed: Feed,
+        endings: Endings,
+        inbox: Inbox,
+        stage: Stage,
+        processes: Processes,
+        clock: Clock,
+    ) -> None:
+        self._registry = registry
+        self._store = store
+        self._feed = feed
+        self._endings = endings
+        self._inbox = inbox
+        self._stage = stage
+        self._processes = processes
+        self._clock = clock
+
+    async def settle(self) -> None:
+        """Settle everything; returns when every ending is told."""
+        swept = True
+        if not self._store.clean:
+            swept = await self._end_leftovers()
+        unsettled = list(await read(self._store.unsettled()))
+        if unsettled and not self._store.clean:
+            log.warning("the last start was cut short; %d sessions are settled now", len(unsettled))
+        living: dict[RunId, LiveRun] = {}  # a parent before its children, so that they fall with it
+        for session_id in unsettled:
+            await self._take_up(session_id, living)
+        lost = list(living.values())
+        for first in range(0, len(lost), RECOVERED):
+            falls = [self._endings.end(run, Cause(ending=Ending.LOST)) for run in lost[first : first + RECOVERED]]
+            for fall in falls:
+                if fall is not None:  # else it fell with its parent
+                    await fall.ended.wait()
+        await self._complete_receipts(swept)
+
+    async def _end_leftovers(self) -> bool:
+        """End processes that the last start left; True if there was somebody to see to that."""
+        try:
+            await self._processes.ready()  # its helper ends them before it is ready
+        except Exception as error:
+            log.warning("processes that an earlier start left could not be looked for: %s", error)
+            return False
+        return True
+
+    # One session
+
+    async def _take_up(self, session_id: SessionId, living: dict[RunId, LiveRun]) -> None:
+        """Bring a session's unsettled runs back; those that had begun are left in `living`, to be lost."""
+        rows = await read(self._store.unsettled_runs(session_id))
+        known = await read(self._store.load(session_id, principal=rows[0].principal, key=None)) if rows else None
+        if known is None:
+            return
+        events = await whole_log(self._store, session_id)
+        stories = _stories(events)
+        with self._registry.pinned(session_id) as session:
+            self._inbox.take_up(session, known)
+            if not self._store.clean:
+                self._feed.publish(session_id, None, Gap(after=events[-1].position if events else 0))
+            began = len(living)
+            for row in rows:
+                story = stories.get(row.id, Story())
+                if row.outcome is not None:
+                    await self._tell_again(row, story)
+                elif story.ended is not None:
+                    self._keep_told(row, story.ended)
+                elif row.started or row.parent is not None:
+                    living[row.id] = await self._bring_back(session, row, story, living)
+            if len(living) > began and not session_id.startswith(RUN_SESSION):
+                session.crashes += 1
+                if session.parked:
+                    log.error("session %s is parked: the server went down %d times with it", session_id, CRASHES)
+            await self._readmit(session, [row for row in rows if _waits(row, stories)], stories)
+
+    async def _bring_back(self, session: Session, row: RunRow, story: Story, living: dict[RunId, LiveRun]) -> LiveRun:
+        """Return a run that had begun as it last was known, on its seat."""
+        run = await self._live(session, row, living.get(row.parent) if row.parent is not None else None)
+        run.said = story.said
+        run.generation = self._registry.generations.get(session.id)  # it rose when this one took the seat
+        run.started_at = story.started_at or row.admitted_at
+        run.bodies = [Gone()]
+        for block in story.blocks:
+            run.reply.close(block)
+        for delta in story.open:
+            run.reply.add(delta)
+        run.calls = await self._open_calls(run, row, story)
+        run.questions = {each.id: each for each in await self._open_questions(run)}
+        self._registry.register(run)
+        if session.seat is None:
+            session.seat = run
+        run.move(Move.SEAT)
+        run.move(Move.START)
+        run.acked.set()
+        run.called.set()
+        return run
+
+    async def _live(self, session: Session, row: RunRow, parent: LiveRun | None) -> LiveRun:
+        method, digest = "send", ""
+        if row.key is not None:
+            key = (await read(self._store.load(session.id, principal=row.principal, key=row.key))).key
+            method, digest = (method, digest) if key is None else (key.method, key.digest)
+        return LiveRun(
+            row.id,
+            session,
+            principal=row.principal,
+            text=row.text,
+            kind=row.kind,
+            method=method,
+            key=row.key,
+            digest=digest,
+            strategy=None,
+            deadline=row.deadline,
+            admitted_at=row.admitted_at,
+            agent=row.agent,
+            parent=parent,
+            detached=row.detached and parent is not None,
+        )
+
+    async def _open_calls(self, run: LiveRun, row: RunRow, story: Story) -> dict[CallId, ToolCall]:
+        """Return the calls that have no result; one that had begun is told as such, whatever the log knows of it."""
+        calls = {tool.call_id: _call(tool.call_id, tool) for tool in story.calls.values() if tool.state in OPEN_CALLS}
+        begun: dict[str, None] = {}
+        for kept in await read(self._store.tools(row.id)):
+            begun[kept.name] = None
+            if kept.call_id not in story.calls:
+                told = Tool(call_id=kept.call_id, name=kept.name, state=ToolState.PENDING, arguments=kept.arguments)
+                self._feed.publish(row.session, run, told)
+                calls[kept.call_id] = _call(kept.call_id, told)
+            if kept.call_id in calls and kept.state is not ToolState.PENDING:
+                calls[kept.call_id].state = ToolState.RUNNING
+        run.begun = begun
+        return calls
+
+    async def _open_questions(self, run: LiveRun) -> list[Question]:
+        opened = []
+        for row in await read(self._store.questions(run.id)):
+            if row.state is QuestionState.OPEN:
+                opened.append(Question(row.id, run, row.text, row.choices))
+        return opened
+
+    # Messages that had not begun
+
+    async def _readmit(self, session: Session, rows: list[RunRow], stories: dict[RunId, Story]) -> None:
+        """Let accepted messages wait again: the one that had the seat first, the others as they came."""
+        for row in sorted(rows, key=lambda row: row.generation is None):
+            run = await self._live(session, row, None)
+            story = stories.get(row.id, Story())
+            run.said = story.said
+            self._registry.register(run)
+            parts = await read(self._store.parts(row.id))
+            if parts:
+                run.collection = Collection(until=self._clock.now())
+                run.collection.ripe = True
+            for part in parts:
+                await self._put_back(part, run, told=part.id in story.parts)
+            self._stage.resume(run)
+            if not run.said:
+                Outlet(run, self._feed).introduce()
+        seat_next(self._registry, session)
+
+    async def _put_back(self, row: RunRow, into: LiveRun, *, told: bool) -> None:
+        """Make a message part of the turn again that it was collected into."""
+        part = await self._live(into.session, row, None)
+        self._registry.register(part)
+        part.acked.set()
+        self._registry.absorb(part, into)
+        assert into.collection is not None
+        into.collection.parts.append(part)
+        if into.said and not told:
+            Outlet(into, self._feed).introduce_part(part)
+
+    # Endings that stand
+
+    async def _tell_again(self, row: RunRow, story: Story) -> None:
+        """Tell an ending that the store holds and the log does not: the same one, with what it left open."""
+        assert row.outcome is not None
+        if story.ended is not None:
+            self._keep_told(row, row.outcome)
+            return
+        say = self._feed.publish
+        if not story.said:
+            say(row.session, row, Said(text=row.text, by=row.principal))
+        if row.outcome.ending is Ending.COMPLETED and (rest := _unsaid(row.outcome.text, story)):
+            say(row.session, row, Block(text=rest))
+        kept = {tool.call_id: tool for tool in await read(self._store.tools(row.id))}
+        results = []
+        for call in story.calls.values():
+            if call.state in OPEN_CALLS:
+                began = call.call_id in kept and kept[call.call_id].state is not ToolState.SKIPPED
+                state = ToolState.INTERRUPTED if began else ToolState.SKIPPED
+                results.append(Tool(call_id=call.call_id, name=call.name, state=state, error=NO_RESULT[state]))
+        void = [q.id for q in await read(self._store.questions(row.id)) if q.state is QuestionState.VOID]
+        ended = Ended(
+            outcome=row.outcome,
+            cut=row.cut,
+            tools=tuple(results),
+            void=tuple(question for question in void if _was_open(story, question)),
+            children=tuple(await self._children(row, story)),
+        )
+        say(row.session, row, ended)
+        receipt = await read(self._store.receipt(row.id))
+        if receipt is not None and receipt.drain is not Drain.PENDING:  # else it is told when it is completed
+            say(row.session, None, Proof(receipt=receipt))
+
+    async def _children(self, row: RunRow, story: Story) -> list[ChildEnd]:
+        """The children whose endings were not told in the run's own stream."""
+        home = row.home or row.session
+        return [
+            ChildEnd(child=child.id, agent=child.agent or "", ending=child.outcome.ending)
+            for child in await read(self._store.runs(home, tree=True))
+            if child.parent == row.id and child.outcome is not None and child.id not in story.children
+        ]
+
+    def _keep_told(self, row: RunRow, outcome: Outcome) -> None:
+        """The log tells how it ended; the store is to say the same."""
+        ended = msgspec.structs.replace(row, outcome=outcome, told=True)
+        self._endings.insist(Decision(endings=(ended,)))
+
+    # Receipts
+
+    async def _complete_receipts(self, swept: bool) -> None:
+        """Whatever was still being drained went down with the server."""
+        for receipt in await read(self._store.pending_receipts()):
+            if receipt.id in self._registry.falls:
+                continue
+            done = _completed(receipt, self._clock.wall(), swept)
+            self._endings.insist(Decision(receipts=(done,)))
+            if done.session is not None:
+                self._feed.publish(done.session, None, Proof(receipt=done))
+
+
+def _stories(events: Iterable[Event]) -> dict[RunId, Story]:
+    stories: dict[RunId, Story] = {}
+    for event in events:
+        if event.run_id is not None:
+            stories.setdefault(event.run_id, Story()).add(event)
+    return stories
+
+
+def _waits(row: RunRow, stories: dict[RunId, Story]) -> bool:
+    told = stories.get(row.id)
+    return row.outcome is None and not row.started and row.parent is None and (told is None or told.ended is None)
+
+
+def _call(call_id: CallId, tool: Tool) -> ToolCall:
+    call = ToolCall(call_id, tool.name, tool.arguments or Json("{}"))
+    call.state = tool.state
+    return call
+
+
+def _unsaid(text: str, story: Story) -> str:
+    """The part of a reply that no block in the log holds."""
+    return text.removeprefix("\n\n".join(story.blocks)).removeprefix("\n\n")
+
+
+def _was_open(story: Story, question: QuestionId) -> bool:
+    asked = story.questions.get(question)
+    return asked is None or asked.state is QuestionState.OPEN
+
+
+def _completed(receipt: Receipt, now: float, swept: bool) -> Receipt:
+    runs = tuple(
+        msgspec.structs.replace(run, outcome=msgspec.structs.replace(run.outcome, drained=True, durable=True))
+        for run in receipt.runs
+    )
+    return msgspec.structs.replace(
+        receipt,
+        runs=runs,
+        ended_at=receipt.ended_at or now,
+        drained_at=now,
+        drain=Drain.OBSERVED if swept else Drain.UNCONFIRMED,
+        durable=True,
+        unconfirmed=receipt.unconfirmed if swept else (*receipt.unconfirmed, "processes of the server that went down"),
+    )
