@@ -140,6 +140,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[KeyRow, ...] = ()  # insert if absent
     tombstones: tuple[Tombstone, ...] = ()
     starts: tuple[RunId, ...] = ()  # where neither started nor ended
+    told: tuple[RunId, ...] = ()  # their terminal events are in the log
     tools: tuple[ToolRow, ...] = ()
     receipts: tuple[Receipt, ...] = ()  # insert or replace
     aliases: tuple[tuple[RunId, RunId], ...] = ()  # a message and the run that took it in; where it has not ended

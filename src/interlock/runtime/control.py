@@ -152,6 +152,7 @@ class Control:
             stage=self._stage,
             processes=processes,
             clock=self._clock,
+            settings=settings,
         )
         self._wakes = Wakes(
             self._registry, stage=self._stage, endings=self._endings, clock=self._clock, settings=settings

@@ -30,7 +30,7 @@ from interlock.core.events import (
     Started,
     Tool,
 )
-from interlock.core.lifecycle import Move
+from interlock.core.lifecycle import Move, State
 from interlock.core.names import (
     BodyState,
     CallId,
@@ -50,13 +50,13 @@ from interlock.runtime.delegation import RUN_SESSION
 from interlock.runtime.ending import Endings
 from interlock.runtime.fall import seat_next
 from interlock.runtime.inbox import Inbox
-from interlock.runtime.live import Collection, LiveRun, Question, ToolCall
+from interlock.runtime.live import Collection, LiveRun, Question, Sent, ToolCall
 from interlock.runtime.outlet import Feed, Outlet
 from interlock.runtime.registry import Registry, Session
-from interlock.runtime.settings import CRASHES, RECOVERED
+from interlock.runtime.settings import CRASHES, RECOVERED, Settings
 from interlock.runtime.stage import Stage
 from interlock.runtime.watch import whole_log
-from interlock.stores.base import Store, read
+from interlock.stores.base import Store, Ticket, read
 
 log = logging.getLogger("interlock")
 
@@ -140,6 +140,7 @@ class Recovery:
         stage: Stage,
         processes: Processes,
         clock: Clock,
+        settings: Settings,
     ) -> None:
         self._registry = registry
         self._store = store
@@ -149,6 +150,8 @@ class Recovery:
         self._stage = stage
         self._processes = processes
         self._clock = clock
+        self._settings = settings
+        self._insisted: list[Ticket] = []
 
     async def settle(self) -> None:
         """Settle everything; returns when every ending is told."""
@@ -168,6 +171,9 @@ class Recovery:
                 if fall is not None:  # else it fell with its parent
                     await fall.ended.wait()
         await self._complete_receipts(swept)
+        for ticket in self._insisted:
+            await ticket.within(self._settings.commit_seconds)
+        self._insisted.clear()
 
     async def _end_leftovers(self) -> bool:
         """End processes that the last start left; True if there was somebody to see to that."""
@@ -225,6 +231,7 @@ class Recovery:
             session.seat = run
         run.move(Move.SEAT)
         run.move(Move.START)
+        run.sent = Sent(run_id=run.id, session=session.id, generation=run.generation)
         run.acked.set()
         run.called.set()
         return run
@@ -297,6 +304,7 @@ class Recovery:
         """Make a message part of the turn again that it was collected into."""
         part = await self._live(into.session, row, None)
         self._registry.register(part)
+        part.sent = Sent(run_id=into.id, session=into.session.id, state=State.QUEUED)
         part.acked.set()
         self._registry.absorb(part, into)
         assert into.collection is not None
@@ -348,8 +356,8 @@ class Recovery:
 
     def _keep_told(self, row: RunRow, outcome: Outcome) -> None:
         """The log tells how it ended; the store is to say the same."""
-        ended = msgspec.structs.replace(row, outcome=outcome, told=True)
-        self._endings.insist(Decision(endings=(ended,)))
+        ended = msgspec.structs.replace(row, outcome=outcome)
+        self._insisted.append(self._endings.insist(Decision(endings=(ended,), told=(row.id,))))
 
     # Receipts
 
@@ -359,7 +367,7 @@ class Recovery:
             if receipt.id in self._registry.falls:
                 continue
             done = _completed(receipt, self._clock.wall(), swept)
-            self._endings.insist(Decision(receipts=(done,)))
+            self._insisted.append(self._endings.insist(Decision(receipts=(done,))))
             if done.session is not None:
                 self._feed.publish(done.session, None, Proof(receipt=done))
 

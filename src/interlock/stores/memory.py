@@ -90,7 +90,8 @@ class MemoryStore:
         self.faults = Faults()
         self.latency_seconds = latency_seconds
         self.clean = True
-        self._boot = self._closed_boot = 0
+        self.written_to = 0  # the last event that was there before a decision: a disk would have both
+        self._last_position = self._boot = self._closed_boot = 0
         self._line: deque[Ticket] = deque()
         self._lost: dict[Ticket, Verdict] = {}  # carried out, the answer lost
         self._flushing = False
@@ -181,6 +182,7 @@ class MemoryStore:
         return writer is not None and known is not None and known.generation > writer.generation
 
     def _carry_out(self, decision: Decision) -> Verdict:
+        self.written_to = self._last_position
         for session in decision.sessions:
             self._keep_session(session)
         for run in decision.admissions:
@@ -192,6 +194,9 @@ class MemoryStore:
                 self._runs[run_id] = msgspec.structs.replace(row, started=True)
             elif row is not None and row.outcome is not None:
                 found.append(row.outcome)
+        for run_id in decision.told:
+            if run_id in self._runs:
+                self._runs[run_id] = msgspec.structs.replace(self._runs[run_id], told=True)
         for key in decision.keys:
             self._keep_key(key)
         for tombstone in decision.tombstones:
@@ -348,6 +353,7 @@ class MemoryStore:
         if log is None:
             log = self._logs[event.session] = _Log()
         log.append(event)
+        self._last_position = event.position
         row = self._runs.get(event.run_id) if event.run_id is not None and isinstance(event.data, Ended) else None
         if row is not None:
             self._runs[row.id] = msgspec.structs.replace(row, told=True)

@@ -24,6 +24,7 @@ from interlock.testing.hostile import BEHAVIOURS, HELPER, Kit
 from interlock.testing.loop import Mode, SeededLoop, run_seeded
 from interlock.testing.oracle import Oracle, Violation
 from interlock.testing.processes import Book, VirtualProcesses
+from interlock.testing.restart import Death, Life, at_this_instant
 from interlock.testing.threads import VirtualThreads
 
 SETTINGS = Settings(
@@ -87,6 +88,8 @@ PROCESSES = Theme(
 )
 OTHERS = tuple(name for name in BEHAVIOURS if name not in PROCESSES.behaviours)
 PROCESS_SEEDS = 8  # every so many seeds play with processes
+DEATH_SEEDS = 8  # every so many seeds the server dies on the way, and is started again
+DEATHS = 3  # in a row, at most
 
 
 class Scene:
@@ -102,6 +105,16 @@ class Scene:
         self._pauses = random.choice((PAUSES_SECONDS, QUICK_SECONDS, QUICK_SECONDS))
         self._vanishing: list[asyncio.Task[Any]] = []
         self._orders = 10
+        self.keyed: dict[tuple[str, str], tuple[str, str, RunId]] = {}
+        self.death: Death | None = None
+
+    async def die(self) -> None:
+        """Remember what a disk holds at some instant; everybody goes on as if nothing was."""
+        await asyncio.sleep(self._random.choice(self._pauses))
+        for _ in range(self._random.randrange(100)):
+            await asyncio.sleep(0)
+        self.death = at_this_instant(self._oracle, self._store, self._random)
+        self.death.keyed = dict(self.keyed)
 
     async def play(self) -> None:
         """Let everyone act, then put everything right and end what is left."""
@@ -260,6 +273,8 @@ class Scene:
 
     async def _keyed(self, session: str, text: str, name: str, key: str) -> RunId | None:
         sent = await self._oracle.send(session, f"{text}-{name}-{key}", by=name, key=key)
+        if sent is not None:
+            self.keyed[name, key] = (session, f"{text}-{name}-{key}", sent.run_id)
         return None if sent is None else sent.run_id
 
     async def _vanish(self, name: str) -> None:
@@ -289,13 +304,14 @@ def play(
     level = log.level
     log.setLevel(logging.CRITICAL)  # a store in trouble is part of the scenario
     try:
-        run_seeded(
+        death = run_seeded(
             lambda: _main(seed, random, judged, agent, messages),
             seed,
             mode=chosen,
             charge=CHARGE_SECONDS,
             on_close=on_close,
         )
+        _live_again(seed, random, chosen, death)
     except BaseException:
         if judged and judged[0].violation is not None:
             raise judged[0].violation from None  # the first thing that went wrong, not what followed from it
@@ -310,9 +326,19 @@ def play(
     return Played(seed, digest, int(str(steps)))
 
 
+def _live_again(seed: int, random: Random, mode: Mode, death: Death | None) -> None:
+    """Start again on what survived, and again, for as long as it dies."""
+    for life in range(1, DEATHS + 1):
+        if death is None:
+            return
+        next_life = Life(death, random, SETTINGS)
+        run_seeded(next_life.live, seed + life, mode=mode, charge=CHARGE_SECONDS)
+        death = next_life.next
+
+
 async def _main(
     seed: int, random: Random, judged: list[Oracle], agent: Agent | None, messages: tuple[str, ...]
-) -> None:
+) -> Death | None:
     kit = Kit()
     theme = Theme(tuple(random.sample(OTHERS, random.choice((1, 2, 2, 3)))))
     if agent is not None:
@@ -335,9 +361,14 @@ async def _main(
         kit.control, kit.oracle = control, Oracle(control, store)
         processes.book = Book(kit.oracle)
         judged.append(kit.oracle)
-        await Scene(random, kit.oracle, store, theme).play()
+        scene = Scene(random, kit.oracle, store, theme)
+        dying = asyncio.ensure_future(scene.die()) if agent is None and seed % DEATH_SEEDS == 2 else None
+        await scene.play()
+        if dying is not None:
+            await dying
         await kit.oracle.finish()
         await processes.book.close()
+    return scene.death
 
 
 def _judged(kit: Kit, agent: Agent) -> Agent:

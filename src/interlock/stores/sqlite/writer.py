@@ -307,6 +307,8 @@ class Writer:
         for run_id in decision.starts:
             if not execute(SQL["start_run"], (run_id,)).rowcount and (other := self._found(run_id)) is not None:
                 found.append(other)
+        for run_id in decision.told:
+            execute(SQL["tell_run"], (run_id,))
         for key in decision.keys:
             execute(SQL["keep_key"], rows.of_key(key))
         for tombstone in decision.tombstones:

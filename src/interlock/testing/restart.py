@@ -1,0 +1,238 @@
+"""The server dies: what a disk would hold at that instant, and what the next start makes of it.
+
+At a random step a copy is taken of everything that would survive: decisions that were carried out, the events that
+went with them and some of those behind, never the ones that only memory had; and of what everybody had been told by
+then. A new control opens on the copy, perhaps dies itself, and in the end everything is compared:
+ P4  an ending that was told as durable is the same; every run has one, and one terminal event with the text it shows
+ P5  an accepted message is there; one that had begun does not begin again, one that had not begins once
+"""
+
+import asyncio
+from collections import Counter, deque
+from random import Random
+from typing import Any
+
+import msgspec
+
+from interlock.app import open_control
+from interlock.core.events import Block, Ended, Event, transcript
+from interlock.core.names import Ending, RunId
+from interlock.core.outcome import Outcome
+from interlock.runtime.control import Control
+from interlock.runtime.run import Message, Run
+from interlock.runtime.settings import Settings
+from interlock.stores.memory import MemoryStore
+from interlock.testing.hostile import HELPER
+from interlock.testing.oracle import Oracle, Violation
+from interlock.testing.processes import VirtualProcesses
+from interlock.testing.threads import VirtualThreads
+
+PAUSES_SECONDS = (0.0, 1e-5, 1e-4, 1e-3, 0.01, 0.05)
+QUIET_SECONDS = 10.0  # for everything of a life to end
+UNWRITTEN_SHARE = 0.5  # of deaths that lose every event which no decision took along
+
+
+class Death:
+    """One instant: what a disk held, and what had been told."""
+
+    def __init__(self, store: MemoryStore, random: Random) -> None:
+        self.store = surviving(store, random)
+        self.started = {row.id for row in self.store._runs.values() if row.started}
+        self.known: set[RunId] = set()  # accepted messages
+        self.told: dict[RunId, Outcome] = {}  # endings, as durable ones
+        self.begun: set[str] = set()  # texts that an agent was handed
+        self.keyed: dict[tuple[str, str], tuple[str, str, RunId]] = {}  # by principal and key: session, text, run
+
+
+def at_this_instant(oracle: Oracle, store: MemoryStore, random: Random) -> Death:
+    """Die in the first life, which the oracle judges."""
+    death = Death(store, random)
+    death.known = set(oracle._accepted)
+    death.told = {run_id: outcome for run_id, outcome in oracle._told.items() if outcome.durable}
+    death.begun = set(oracle._begun)
+    return death
+
+
+def surviving(store: MemoryStore, random: Random) -> MemoryStore:
+    """Return a store that holds what a disk would: nothing of what waits, and of unwritten events a beginning."""
+    copy = MemoryStore(latency_seconds=store.latency_seconds)
+    for name, value in vars(store).items():
+        if isinstance(value, dict) and name != "_lost":
+            setattr(copy, name, _copied(value))
+    copy._boot, copy._closed_boot = store._boot, 0
+    newest = max((log.lasting[-1].position for log in store._logs.values() if log.lasting), default=0)
+    written = (
+        store.written_to
+        if random.random() < UNWRITTEN_SHARE
+        else random.randint(store.written_to, max(newest, store.written_to))
+    )
+    copy.written_to = copy._last_position = written
+    for session, log in store._logs.items():
+        kept = copy._logs[session] = type(log)()
+        kept.lost_to = log.lost_to
+        kept.lasting = deque(event for event in log.lasting if event.position <= written)
+        deltas = random.choice((0, written, newest))
+        kept.passing = {
+            run_id: deque((event for event in passing if event.position <= deltas), maxlen=passing.maxlen)
+            for run_id, passing in log.passing.items()
+        }
+    for row in list(copy._runs.values()):
+        told = any(isinstance(e.data, Ended) and e.run_id == row.id for e in _lasting(copy, row.session))
+        marked = told and random.random() < 0.7  # the mark is written behind the event
+        copy._runs[row.id] = msgspec.structs.replace(row, told=marked)
+    return copy
+
+
+def _copied(value: Any) -> Any:
+    """Copy containers, however deep; what is in them never changes."""
+    if isinstance(value, dict):
+        return type(value)((key, _copied(each)) for key, each in value.items())
+    return list(value) if isinstance(value, list) else value
+
+
+def _lasting(store: MemoryStore, session: Any) -> list[Event]:
+    log = store._logs.get(session)
+    return [] if log is None else list(log.lasting)
+
+
+class Life:
+    """A later life, on what survived."""
+
+    def __init__(self, death: Death, random: Random, settings: Settings) -> None:
+        self._death = death
+        self._random = random
+        self._settings = settings
+        self._begun: Counter[str] = Counter()
+        self._sent: set[RunId] = set()
+        self.next: Death | None = None
+
+    async def live(self) -> None:
+        """Open, let what was left go on, add a little of one's own, and judge; perhaps die on the way."""
+        random, store = self._random, self._death.store
+        dying = asyncio.ensure_future(self._die()) if random.random() < 0.5 else None
+        async with open_control(
+            self._agent,
+            agents={HELPER: self._agent},
+            store=store,
+            settings=self._settings,
+            admins=("admin",),
+            threads=VirtualThreads(random),
+            processes=VirtualProcesses(random),
+        ) as control:
+            if dying is not None:
+                await dying
+            await self._compare(control)
+            await self._meddle(control)
+            await self._until_quiet(control)
+            for run_id in self._death.known | self._sent:
+                await self._ended(control, run_id)
+        self._judge(store)
+
+    async def _die(self) -> None:
+        for _ in range(self._random.randrange(60)):
+            await asyncio.sleep(0)
+        await asyncio.sleep(self._random.choice(PAUSES_SECONDS))
+        death = self.next = Death(self._death.store, self._random)
+        death.known = self._death.known | self._sent
+        death.told, death.keyed = self._death.told, self._death.keyed
+        death.begun = self._death.begun | set(self._begun)
+
+    async def _agent(self, run: Run, message: Message) -> str:
+        for part in message.parts:
+            self._begun[part.text] += 1
+            if self._begun[part.text] > 1 or part.text in self._death.begun:
+                raise _broken(f"P5: message {part.text!r} began again after the server died")
+        row = self._death.store._runs.get(run.id)
+        if row is None or not row.started:
+            raise _broken(f"P5: {run.id} began before its started mark was in the store")
+        await run.say("a")
+        await asyncio.sleep(self._random.choice(PAUSES_SECONDS))
+        return "again"
+
+    async def _compare(self, control: Control) -> None:
+        """What was told before is told again."""
+        for run_id in self._death.known:
+            if await control.wait(run_id, timeout=0) == Outcome(run_id=run_id, ending=Ending.UNKNOWN):
+                raise _broken(f"P5: {run_id} was accepted and is unknown after the server died")
+        for run_id, outcome in self._death.told.items():
+            again = await control.wait(run_id, timeout=0)
+            if not outcome.same_story(again):
+                raise _broken(f"P4: {run_id} was told as {outcome}, after the server died as {again}")
+        for (by, key), (session, text, run_id) in self._death.keyed.items():
+            sent = await control.send(session, text, by=by, key=key)
+            if sent.run_id != run_id:
+                raise _broken(f"P5: key {key} of {by} was {run_id}, after the server died {sent.run_id}")
+
+    async def _meddle(self, control: Control) -> None:
+        """Take over what goes on again, stop it, or let it be."""
+        for what in self._random.sample(("send", "stop", "nothing", "nothing"), 2):
+            if what == "send":
+                session = control._registry.sessions.get("s")  # type: ignore[call-overload]
+                if session is None or not session.parked:
+                    text = f"later {self._random.random()}"
+                    self._sent.add((await control.send("s", text)).run_id)
+            elif what == "stop":
+                await control.stop(session="s")
+            await asyncio.sleep(self._random.choice(PAUSES_SECONDS))
+
+    async def _until_quiet(self, control: Control) -> None:
+        async with asyncio.timeout(QUIET_SECONDS):
+            while control._registry.runs:
+                for session in list(control._registry.sessions.values()):
+                    if session.parked:
+                        await control.reset(session.id)
+                await asyncio.sleep(0.01)
+
+    async def _ended(self, control: Control, run_id: RunId) -> None:
+        outcome = await control.wait(run_id, drained=True)
+        if not outcome.ended or not outcome.drained:
+            raise _broken(f"P5: {run_id} was accepted and never ended: {outcome}")
+        if outcome.ending is Ending.LOST and outcome.run_id not in self._death.started:
+            row = self._death.store._runs[outcome.run_id]
+            if row.parent is None and row.outcome is not None:
+                raise _broken(f"P5: {run_id} is lost and had not begun")
+
+    # In the end
+
+    def _judge(self, store: MemoryStore) -> None:
+        for row in store._runs.values():
+            if row.outcome is None and row.alias is None:
+                raise _broken(f"P5: {row.id} was left without an ending")
+        for session, log in store._logs.items():
+            self._judge_log(store, session, list(log.lasting))
+            if any(log.passing.values()):
+                raise _broken(f"P2: deltas of {list(log.passing)} outlived their runs")
+
+    @staticmethod
+    def _judge_log(store: MemoryStore, session: str, events: list[Event]) -> None:
+        ended: dict[RunId, Outcome] = {}
+        blocks: dict[RunId, list[str]] = {}
+        before = 0
+        for event in events:
+            if event.position <= before:
+                raise _broken(f"P2: position {event.position} of {session} does not rise")
+            before = event.position
+            if event.run_id in ended:
+                raise _broken(f"P2: {event.kind} of {event.run_id} after its terminal event")
+            if event.run_id is not None and isinstance(event.data, Block):
+                blocks.setdefault(event.run_id, []).append(event.data.text)
+            if event.run_id is not None and isinstance(event.data, Ended):
+                ended[event.run_id] = event.data.outcome
+                parts = [*blocks.get(event.run_id, []), *([event.data.cut] if event.data.cut else [])]
+                if "\n\n".join(parts) != event.data.outcome.text:
+                    raise _broken(f"P1: {event.run_id} is told with {event.data.outcome.text!r}, and shows {parts}")
+        for row in store._runs.values():
+            if row.session != session or row.outcome is None:
+                continue
+            if row.id not in ended or not ended[row.id].same_story(row.outcome):
+                raise _broken(f"P4: {row.id} is {row.outcome} in the store, {ended.get(row.id)} in the log")
+            if not row.told:
+                raise _broken(f"P2: the end of {row.id} is in the log and not marked as told")
+        results = Counter(entry.call_id for entry in transcript(events) if entry.role == "result")
+        for entry in transcript(events):
+            if entry.role == "call" and results[entry.call_id] != 1:
+                raise _broken(f"P1: call {entry.call_id} has {results[entry.call_id]} results in the transcript")
+
+
+def _broken(text: str) -> Violation:
+    return Violation(text)
