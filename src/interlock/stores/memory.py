@@ -437,4 +437,4 @@ class MemoryStore:
 
 
 def _unsettled(row: RunRow) -> bool:
-    return not row.told and (row.alias is None or row.outcome is not None)
+    return row.alias is None if row.outcome is None else not row.told

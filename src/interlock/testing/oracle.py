@@ -83,6 +83,7 @@ class Oracle:
         self._started: dict[RunId, float] = {}
         self._deadlines: dict[RunId, float | None] = {}
         self._begun: dict[str, int] = {}
+        self._handed: set[str] = set()  # texts that a run was handed while it ran
         self._refused: set[str] = set()
         self._accepted: dict[RunId, str] = {}
         self._positions: dict[SessionId, int] = {}
@@ -276,6 +277,7 @@ class Oracle:
     def took_in(self, run_id: RunId, text: str) -> None:
         """A run was handed a message that was steered to it."""
         self.came_back(run_id, "check")
+        self._handed.add(text)
         self._begun[text] = self._begun.get(text, 0) + 1
         if self._begun[text] > 1:
             self._fail(f"P5: message {text!r} was handed over twice")

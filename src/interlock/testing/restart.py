@@ -47,9 +47,12 @@ class Death:
 def at_this_instant(oracle: Oracle, store: MemoryStore, random: Random) -> Death:
     """Die in the first life, which the oracle judges."""
     death = Death(store, random)
-    death.known = set(oracle._accepted)
+    unsure = {run_id for run_id, outcome in oracle._told.items() if not outcome.durable}  # as was said at the time
+    death.known = set(oracle._accepted) - unsure
     death.told = {run_id: outcome for run_id, outcome in oracle._told.items() if outcome.durable}
-    death.begun = set(oracle._begun)
+    # That a message was handed to a run is written down right behind it; whatever the run records waits for that.
+    loose = {row.text for row in death.store._runs.values() if row.alias is None and not row.started}
+    death.begun = set(oracle._begun) - (oracle._handed & loose)
     return death
 
 
@@ -60,12 +63,10 @@ def surviving(store: MemoryStore, random: Random) -> MemoryStore:
         if isinstance(value, dict) and name != "_lost":
             setattr(copy, name, _copied(value))
     copy._boot, copy._closed_boot = store._boot, 0
+    written = store.written_to
     newest = max((log.lasting[-1].position for log in store._logs.values() if log.lasting), default=0)
-    written = (
-        store.written_to
-        if random.random() < UNWRITTEN_SHARE
-        else random.randint(store.written_to, max(newest, store.written_to))
-    )
+    if newest > written and random.random() > UNWRITTEN_SHARE:
+        written = random.randint(written, newest)
     copy.written_to = copy._last_position = written
     for session, log in store._logs.items():
         kept = copy._logs[session] = type(log)()

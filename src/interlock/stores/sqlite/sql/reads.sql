@@ -51,14 +51,14 @@ SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, h
 
 -- name: unsettled
 -- Sessions with runs that have no ending, or whose ending the log does not tell.
-SELECT session FROM runs WHERE told = 0 AND (alias IS NULL OR ending IS NOT NULL)
+SELECT session FROM runs INDEXED BY runs_unsettled WHERE (ending IS NULL AND alias IS NULL) OR (ending IS NOT NULL AND told = 0)
 GROUP BY session ORDER BY min(serial);
 
 -- name: unsettled_runs
 -- Those runs of one session.
 SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
     generation, started, outcome, cut, told, drained FROM runs
-WHERE session = ? AND told = 0 AND (alias IS NULL OR ending IS NOT NULL) ORDER BY serial;
+WHERE session = ? AND ((ending IS NULL AND alias IS NULL) OR (ending IS NOT NULL AND told = 0)) ORDER BY serial;
 
 -- name: parts
 -- The messages that a run took in.

@@ -46,7 +46,8 @@ CREATE TABLE runs (
 CREATE INDEX runs_of_session ON runs (session, generation);
 CREATE INDEX runs_of_home ON runs (home) WHERE home IS NOT NULL;
 CREATE INDEX runs_of_alias ON runs (alias) WHERE alias IS NOT NULL;
-CREATE INDEX runs_unsettled ON runs (serial) WHERE told = 0 AND (alias IS NULL OR ending IS NOT NULL);
+CREATE INDEX runs_unsettled ON runs (serial)
+    WHERE (ending IS NULL AND alias IS NULL) OR (ending IS NOT NULL AND told = 0);
 
 -- The first use of each key, oldest first.
 CREATE TABLE keys (
