@@ -1,4 +1,4 @@
-"""The `interlock` command: `run` makes any command a run, `doctor` says what this machine allows.
+"""The `interlock` command: `run` makes any command a run, `doctor` says what this machine allows; the rest is look.py.
 
 1. The command's input and output are the shell's own descriptors; nothing passes through us.
 2. We exit when the receipt is drained, not before, and with the command's own status if it ended by itself.
@@ -35,11 +35,14 @@ from interlock.runtime.spawning import command_of
 
 try:
     import typer
+
+    from interlock import look
 except ModuleNotFoundError as missing:
     sys.stderr.write(f"interlock: this command needs {missing.name}; install it: pip install 'interlock[cli]'\n")
     raise SystemExit(125) from None
 
 TROUBLE, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127  # as env, nice and timeout exit
+NOTHING_TO_SEE = 1  # of a directory that cannot be looked into, or a run that is not there
 SESSION = "shell"
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 UNITS_OF_TIME = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -360,6 +363,11 @@ def _plain(text: str) -> str:
     return text.replace("[", "\\[")
 
 
+# interlock sessions, runs, show, prune
+
+app.add_typer(look.commands)
+
+
 # The door
 
 
@@ -390,6 +398,9 @@ def main() -> None:
     except typer.TyperException as wrong:  # how we were called, in a line
         _say(f"{wrong.format_message().rstrip('.')}; interlock {' '.join(sys.argv[1:2])} --help tells more")
         status = TROUBLE
+    except InterlockError as error:
+        _say(str(error))
+        status = NOTHING_TO_SEE
     except KeyboardInterrupt:  # before anything was started
         status = TABLE[Ending.STOPPED].exit_code
     except BrokenPipeError:

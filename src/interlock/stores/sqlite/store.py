@@ -45,6 +45,8 @@ DATABASE = "interlock.db"
 FLUSH_SECONDS = 0.05  # events that no decision takes along are written after this
 PENDING_EVENTS = 100_000  # held in memory while the disk takes nothing
 READS = 10_000  # that may wait
+LAST_READ_SECONDS = 1.0  # for the reader to finish when the store is closed
+FIRST_TIDY_SECONDS = 60.0  # after the start, and then
 TIDY_SECONDS = 3_600.0  # between two looks for what is too old or too much
 KEEP_DAYS = 90.0  # a session in which nobody wrote for so long is forgotten
 SQL = statements("reads")
@@ -67,10 +69,11 @@ class Reads:
         self._reader = threading.Thread(target=self._read, name="interlock store reads", daemon=True)
         self._reader.start()
 
-    def stop_reading(self) -> None:
+    async def stop_reading(self) -> None:
         """Answer what was asked, and no more."""
         if self._reader is not None:
             self._questions.put(None)
+            await asyncio.to_thread(self._reader.join, LAST_READ_SECONDS)
 
     def _read(self) -> None:
         connection: sqlite3.Connection | None = None
@@ -213,7 +216,7 @@ class Look(Reads):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop_reading()
+        await self.stop_reading()
 
 
 class SqliteStore(Reads):
@@ -267,6 +270,7 @@ class SqliteStore(Reads):
 
     def _release(self) -> None:
         if self._hold is not None:
+            _HELD.discard(self._hold)
             os.close(self._hold)
             self._hold = None
 
@@ -276,9 +280,9 @@ class SqliteStore(Reads):
             self._flush.cancel()
         if self._tidying is not None:
             self._tidying.cancel()
+        await self.stop_reading()  # first, so that the writer is the last one and leaves a single file
         if self._writer is not None:
             await self._writer.close()
-        self.stop_reading()
         self._release()
 
     # Decisions
@@ -380,9 +384,10 @@ class SqliteStore(Reads):
     # Keeping it small
 
     async def _tidy(self) -> None:
+        await asyncio.sleep(FIRST_TIDY_SECONDS)
         while True:
             try:
-                await self.prune(before=None)
+                await self.prune()
             except StoreFailed as failure:
                 log.warning("%s", failure)
             await asyncio.sleep(TIDY_SECONDS)
@@ -391,7 +396,8 @@ class SqliteStore(Reads):
         """Forget what is beyond the bounds, and sessions in which nobody wrote since `before` (default: keep_days)."""
         writer = self._writer
         assert writer is not None, "the store is not open"
-        return await pruning.prune(self._ask, writer.chore, before=before, keep_days=self.keep_days)
+        async with Look(self.directory) as beside:  # a long search must not keep anyone's read waiting
+            return await pruning.prune(beside._ask, writer.chore, before=before, keep_days=self.keep_days)
 
 
 def _passed(event: Event, over: dict[RunId, None]) -> bool:
@@ -412,4 +418,19 @@ def hold(directory: Path) -> int:
         ) from None
     os.truncate(handle, 0)
     os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+    _HELD.add(handle)
     return handle
+
+
+_HELD: set[int] = set()
+
+
+def _let_go_in_child() -> None:
+    """A fork must not keep the lock when its parent is gone."""
+    for handle in _HELD:
+        with contextlib.suppress(OSError):
+            os.close(handle)
+    _HELD.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

@@ -125,11 +125,14 @@ class Writer:
 
     def flush(self) -> None:
         """Write events now."""
-        self._due = True
-        self._bell.put(None)
+        if self._dead is None and self._closing_at is None:
+            self._due = True
+            self._bell.put(None)
 
     def chore(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
         """Do something in a transaction of its own when no decision waits."""
+        if self._dead is not None or self._closing_at is not None:
+            raise self._dead or StoreFailed("the store is closed")
         done: asyncio.Future[T] = self._loop.create_future()
         self._chores.append((work, done))
         self._bell.put(None)
@@ -139,7 +142,7 @@ class Writer:
         """Write what was taken and let go of the database; bounded unless the disk hangs."""
         if self._closing_at is None:
             self._closing_at = time.monotonic() + CLOSE_SECONDS
-            self._due = True
+            self._due = self._dead is None
             self._bell.put(None)
         await asyncio.shield(self._closed)
 
@@ -353,7 +356,7 @@ class Writer:
             return False
         lasting: list[Event] = []
         passing: list[Event] = []
-        over, dropped = [self._over.popleft() for _ in range(len(self._over))], self._dropped
+        over, dropped = [self._over.popleft() for _ in range(len(self._over))], dict(self._dropped)
         try:
             self._execute("PRAGMA synchronous = NORMAL")  # no fsync: the next decision's covers it
             if not self._begin(lambda: not self._line):
@@ -365,8 +368,7 @@ class Writer:
                 self._execute(SQL["drop_passing"], (session, run_id))
                 self._execute(SQL["tell_run"], (run_id,))
                 self._passed.pop(run_id, None)
-            for session, position in list(dropped.items()):
-                self._execute(SQL["remember_dropped"], (session, position))
+            self._connection.executemany(SQL["remember_dropped"], dropped.items())
             while not self._line and (piece := self._take(PIECE_EVENTS, passing=True)):
                 passing += piece
                 self._connection.executemany(SQL["add_passing"], _as_rows(piece))
@@ -386,6 +388,9 @@ class Writer:
         finally:
             with contextlib.suppress(sqlite3.Error):
                 self._execute("PRAGMA synchronous = FULL")
+        for session, position in dropped.items():
+            if self._dropped.get(session) == position:
+                del self._dropped[session]
         self._in_loop(self._written, lasting + passing, over)
         self._copy_if_long()
         return bool(self._passing or self._lasting or self._over)
