@@ -1,4 +1,4 @@
-"""The `interlock` command: `run` makes any command a run, `doctor` says what this machine allows; the rest is look.py.
+"""The `interlock` command: `run` makes any command a run, `doctor` says what this machine allows; more is in look/.
 
 1. The command's input and output are the shell's own descriptors; nothing passes through us.
 2. We exit when the receipt is drained, not before, and with the command's own status if it ended by itself.
@@ -388,6 +388,7 @@ def _open_descriptors() -> None:
                 os.dup2(opened, fd)
                 os.close(opened)
             os.set_inheritable(fd, True)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")  # Python has none where the shell closed it
 
 
 def main() -> None:
@@ -403,8 +404,10 @@ def main() -> None:
         status = NOTHING_TO_SEE
     except KeyboardInterrupt:  # before anything was started
         status = TABLE[Ending.STOPPED].exit_code
-    except BrokenPipeError:
+    except OSError as error:  # what is left to be printed is left
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if not isinstance(error, BrokenPipeError):
+            _say(str(error))
         status = TROUBLE
     sys.exit(status if isinstance(status, int) else 0)
 

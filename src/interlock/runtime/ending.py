@@ -216,6 +216,7 @@ class Endings:
 
     async def _persist(self, fall: Fall, ticket: Ticket) -> None:
         """Hand an ending over again until it is in; what the store held instead is told as a correction."""
+        said = False
         while True:
             try:
                 with anyio.move_on_after(self._settings.retry_seconds):
@@ -225,7 +226,9 @@ class Endings:
                     verdict = await ticket
                     break
             except StoreFailed as failure:
-                log.warning("an ending is not durable yet: %s", failure)
+                if not said:
+                    log.warning("an ending is not durable yet, and is tried again: %s", failure)
+                said = True
                 await anyio.sleep(self._settings.retry_seconds)
             ticket = self._store.decide(fall.decision())
         fall.durable = True

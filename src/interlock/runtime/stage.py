@@ -120,7 +120,9 @@ class Stage:
         """Commit the started mark; True if the agent may begin now."""
         if run.fallen:
             return False
-        mark = Decision(sessions=(self._registry.session_row(run.session),), starts=(run.id,))
+        on_record = run.sent is not None and run.sent.generation == run.generation  # its admission had the seat
+        rows = () if on_record else (self._registry.session_row(run.session),)
+        mark = Decision(sessions=rows, starts=(run.id,))
         ticket = self._store.decide(mark)
         inside = await committed(self._store, ticket, self._settings.commit_seconds)
         if run.fallen:

@@ -8,27 +8,39 @@
 python -m interlock.testing.crashes --seed 7 --kills 10     play one directory here, unlimited; print JSON
 """
 
+import argparse
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import random
+import select
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 import interlock
-from interlock.core.errors import InterlockError, KeyConflict, QuestionClosed, Unknown
-from interlock.core.events import Asked, Event
-from interlock.core.names import PASSING, QuestionState
+from interlock.core.errors import InterlockError, KeyConflict, QuestionClosed, Unavailable, Unknown
+from interlock.core.events import Asked, Block, Delta, Ended, Event, Gap, Tool
+from interlock.core.names import PASSING, Ending, QuestionState, ToolState
+from interlock.core.outcome import Outcome
 from interlock.runtime.control import Control
 from interlock.runtime.run import Message, Run
-from interlock.runtime.settings import Settings
+from interlock.runtime.settings import CRASHES, Settings
 from interlock.runtime.watch import whole_log
 from interlock.stores.sqlite import SqliteStore
+from interlock.testing.hostile.processes import children, emptied, entered, scope
 
 SESSIONS = ("s0", "s1", "s2", "s3")
 LANES = 4
@@ -46,34 +58,7 @@ PROGRAMS = (
     "setsid sh -c 'sleep 60 & sleep 60' & wait",
     "(setsid setsid sleep 60 &); sleep 60",
 )
-SCRIPTS = [
-    "s",
-    "ss",
-    "p",
-    "t",
-    "tt",
-    "b",
-    "a",
-    "c",
-    "d",
-    "P",
-    "D",
-    "z",
-    "k",
-    "sl",
-    "tl",
-    "al",
-    "cl",
-    "Pl",
-    "Dl",
-    "kzkzk",
-    "stzs",
-    "szszszszsz",
-    "ptcs",
-    "zzf",
-    "hz",
-    "hl",
-]
+SCRIPTS = "s ss p t tt b a c d P D z k sl tl al cl Pl Dl kzkzk stzs szszszszsz ptcs zzf hz hl".split()  # noqa: SIM905
 
 
 class Report(msgspec.Struct):
@@ -311,7 +296,7 @@ class Server:
                 pass  # forgotten with its session
         used = [text for text, asked in book.sent.items() if asked["key"] is not None and text in book.acked]
         for text in chance.sample(used, min(3, len(used))):
-            with contextlib.suppress(interlock.Unavailable):
+            with contextlib.suppress(Unavailable):
                 await self._retry(control, text)
 
     async def _say(self, control: Control, session: str, ids: list[str]) -> None:
@@ -353,3 +338,490 @@ class Server:
 
     def _stopped(self, control: Control) -> Callable[[str], Awaitable[object]]:
         return lambda session: control.stop(session=session)
+
+
+# The judge
+
+
+class Row(msgspec.Struct):
+    """A run as the database has it."""
+
+    id: str
+    session: str
+    text: str
+    started: bool
+    alias: str | None
+    parent: str | None
+    outcome: Outcome | None
+
+
+class Book:
+    """What the judge knows; a server is forked with it, and so knows what to answer for."""
+
+    def __init__(self, seed: int, mark: str) -> None:
+        self.seed, self.mark, self.start, self.began = seed, mark, 0, time.time()
+        self.acked: dict[str, str] = {}  # text: run
+        self.sent: dict[str, dict[str, Any]] = {}  # text: how it was sent
+        self.turned_away: set[str] = set()
+        self.buried: set[str] = set()
+        self.pruned = 0  # the last start that pruned
+        self.events: dict[str, dict[int, Event]] = {}  # as live watchers were told
+        self.endings: dict[str, Outcome] = {}  # told as durable
+        self.shown: dict[str, list[tuple[str, float]]] = defaultdict(list)  # run: pieces of its text, and when
+        self.questions: list[str] = []
+        self.rows: dict[str, Row] = {}  # as the last look at the database found them
+        self.fresh: list[str] = []  # runs of the last start
+        self.sessions: list[str] = []
+
+    @property
+    def to_ask(self) -> list[str]:
+        """Runs whose ending stands, or was told."""
+        return [run for run, row in self.rows.items() if row.outcome is not None or run in self.endings]
+
+    def last(self, session: str) -> int:
+        """The last position a watcher was told."""
+        return max(self.events.get(session, {}), default=0)
+
+    def by_session(self, runs: list[str]) -> dict[str, list[str]]:
+        """Runs in the sessions that they are in."""
+        found: dict[str, list[str]] = {}
+        for run in dict.fromkeys(runs):
+            if run in self.rows:
+                found.setdefault(self.rows[run].session, []).append(run)
+        return found
+
+
+class Judge:
+    """Starts servers on one directory, kills them, and compares what they tell."""
+
+    def __init__(self, place: Path, seed: int) -> None:
+        self._place = place
+        self._chance = random.Random(seed)
+        self._book = Book(seed, f"{os.getpid()}-{time.monotonic_ns():x}")
+        self._killed: list[float] = []  # when
+        self._over: set[str] = set()  # runs that this start told as ended
+        self._now: set[int] = set()  # positions that this start told
+        self._checks: Counter[str] = Counter()
+        self._seen: Counter[str] = Counter()
+        self.report = Report()
+
+    def check(self, what: str, holds: object, detail: object = "") -> None:
+        """Count a check; note it if it does not hold."""
+        self._checks[what] += 1
+        if not holds and len(self.report.broken) < 20:
+            self.report.broken.append(f"seed {self._book.seed}, start {self._book.start}: {what}: {detail}")
+
+    def play(self, kills: int) -> Report:
+        """Kill so many times, then let one server finish in peace."""
+        began = time.perf_counter()
+        while self.report.kills < kills and not self.report.broken:
+            self._one(self._chance.choices(("load", "open", "close"), (75, 15, 10))[0])
+        if not self.report.broken:
+            self._one("last")
+        self.report.checks, self.report.seen = dict(self._checks), dict(self._seen)
+        self.report.seconds = time.perf_counter() - began
+        return self.report
+
+    def _one(self, moment: str) -> None:
+        book = self._book
+        book.start, book.began = book.start + 1, time.time()
+        self._over.clear()
+        self._now.clear()
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(reading)
+            _serve(Server(self._place, book, writing, closes=moment == "close", last=moment == "last"), writing)
+        os.close(writing)
+        try:
+            lines = self._listen(pid, reading, moment)
+        finally:
+            os.close(reading)
+        self._read(lines)
+        self._look(last=moment == "last")
+        if moment == "last" or self._chance.random() < 0.5:  # else the next start finds keepers at work
+            self._gone(book.start, GONE_SECONDS)
+
+    def _listen(self, pid: int, reading: int, moment: str) -> list[bytes]:
+        """Take what a server tells, and kill it when its time has come."""
+        at = time.monotonic() + (self._chance.uniform(0, OPEN_SECONDS) if moment == "open" else START_SECONDS)
+        cues = {"load": (b'["asked"]', LOAD_SECONDS), "close": (b'["closing"]', CLOSE_SECONDS)}
+        cue, within = cues.get(moment, (b"", 0.0))
+        heard, killed = b"", False
+        while True:
+            ready, _, _ = select.select([reading], [], [], max(0.0, at - time.monotonic()))
+            if not ready:
+                self.check("a server is ready in time", moment == "open" or (cue and cue in heard), heard[-2000:])
+                self._kill(pid)
+                killed = True
+            piece = os.read(reading, 1 << 20)
+            if not piece:
+                break
+            if b'["ready"]\n' in piece:
+                self._gone(self._book.start - 1, 0.0)
+            heard += piece
+            if cue and cue in piece:
+                at = time.monotonic() + self._chance.uniform(0, within)
+            if killed:
+                at = time.monotonic() + START_SECONDS
+        _, status = os.waitpid(pid, 0)
+        self.report.kills += os.WIFSIGNALED(status)
+        self.check("a server ends only when killed or done", killed or b'["closed"]' in heard, heard[-2000:])
+        return heard.split(b"\n")[:-1]
+
+    def _kill(self, pid: int) -> None:
+        helpers = [one.pid for one in children(pid)] if self._chance.random() < 0.15 else []
+        self._killed.append(time.monotonic())
+        os.kill(pid, signal.SIGKILL)
+        for helper in helpers:
+            with contextlib.suppress(OSError):
+                os.kill(helper, signal.SIGKILL)
+        self._seen["helpers killed too"] += len(helpers)
+
+    def _gone(self, start: int, seconds: float) -> None:
+        """No process that a start up to this one began is alive."""
+        marks = [f"{MARK}={self._book.mark}-{n}\0".encode() for n in range(1, start + 1)]
+        until = time.monotonic() + seconds
+        while left := [name for name in os.listdir("/proc") if name.isdigit() and _carries(int(name), marks)]:
+            if time.monotonic() >= until:
+                break
+            time.sleep(0.005)
+        self.check("no process is left", not left, [_words(int(pid)) for pid in left])
+
+    # What was told
+
+    def _read(self, lines: list[bytes]) -> None:
+        book, before = self._book, set(self._book.endings)
+        for line in lines:
+            kind, *given = msgspec.json.decode(line)
+            self._seen[kind] += 1
+            getattr(self, "_on_" + kind.replace(" ", "_"), lambda *_: None)(*given)
+        book.fresh = [run for run in book.endings if run not in before]
+
+    def _on_broken(self, what: str) -> None:
+        self.check("verbs do not break", False, what)
+
+    def _on_sending(self, asked: dict[str, Any]) -> None:
+        self._book.sent[asked["text"]] = asked
+        if asked["session"] not in self._book.sessions:
+            self._book.sessions.append(asked["session"])
+
+    def _on_ack(self, text: str, run: str) -> None:
+        self._book.acked[text] = run
+        self._seen[f"sent {self._book.sent[text]['strategy']}"] += 1
+
+    def _on_turned_away(self, text: str, error: str, words: str) -> None:
+        self._book.turned_away.add(text)
+        self._book.sent.pop(text)
+        self._seen[f"turned away {error}"] += 1
+
+    def _on_buried(self, key: str) -> None:
+        self._book.buried.add(key)
+
+    def _on_pruning(self) -> None:
+        self._book.pruned = self._book.start
+
+    def _on_again(self, text: str, run: str) -> None:
+        self.check("a used key gets the answer it got", run == self._book.acked.get(text, run), (text, run))
+
+    def _on_outcome(self, run: str, outcome: object) -> None:
+        told = msgspec.convert(outcome, Outcome)
+        self._ends(told.run_id, told)
+
+    def _on_receipt(self, receipt: dict[str, Any]) -> None:
+        for fallen in receipt["runs"]:
+            self._ends(fallen["id"], msgspec.convert(fallen["outcome"], Outcome))
+
+    def _on_parked(self, session: str) -> None:
+        ends = [
+            (event.position >> 32, event.data.outcome)
+            for event in self._book.events.get(session, {}).values()
+            if isinstance(event.data, Ended) and event.generation is not None
+        ]
+        lately = {boot for boot, outcome in ends[-CRASHES:] if outcome.ending is Ending.LOST}
+        self.check("only what crashed three times is parked", len(lately) >= CRASHES, (session, ends[-CRASHES:]))
+
+    def _ends(self, run: str, outcome: Outcome) -> None:
+        """An ending was told: if as durable, it is the one for good."""
+        if not outcome.ended:
+            return
+        told = self._book.endings.get(run)
+        if told is not None:
+            self.check("an ending told stays the same", told.same_story(outcome), (told, outcome))
+        if outcome.durable:
+            self._book.endings[run] = outcome
+        self._seen[f"ended {outcome.ending}"] += told is None
+
+    def _on_event(self, told: object, at: float) -> None:
+        event = msgspec.convert(told, Event)
+        known = self._book.events.setdefault(event.session, {})
+        self.check("positions rise", event.position > self._book.last(event.session), event)
+        known[event.position] = event
+        self._now.add(event.position)
+        run = event.run_id
+        if run is None:
+            return
+        self.check("nothing of a run follows its end", run not in self._over, event)
+        match event.data:
+            case Ended(outcome=outcome):
+                self._over.add(run)
+                self._ends(run, outcome)
+            case Asked(question_id=question, state=QuestionState.OPEN):
+                self._book.questions.append(question)
+            case Delta(text=text):
+                self._book.shown[run].append((text, at))
+            case Block(text=text):
+                pieces = self._book.shown[run]
+                shown = "".join(piece for piece, _ in pieces)
+                rest = text if not text.startswith(_open(shown)) or not _open(shown) else text[len(_open(shown)) :]
+                pieces.append((rest + "\n\n", at))
+
+    def _on_replay(self, session: str, told: list[object]) -> None:
+        events = [msgspec.convert(event, Event) for event in told]
+        positions = [event.position for event in events]
+        self.check("a replay rises", positions == sorted(set(positions)), session)
+        have = dict(zip(positions, events, strict=True))
+        live = self._book.events.get(session, {})
+        lasting = [event.position for event in events if event.kind not in PASSING]
+        gaps = [event for event in events if isinstance(event.data, Gap)]
+        for position, event in live.items():
+            if position in have:
+                self.check("a position has one event", have[position] == event, (have[position], event))
+            elif position in self._now or event.kind in PASSING:
+                continue  # it came behind the replay; or it counted only while its run did
+            elif not (self._book.pruned and position < min(positions, default=0)):
+                kept = [each for each in lasting if each >> 32 == position >> 32 and each > position]
+                self.check("only the tail of a log is lost", not kept, (event, kept[:3]))
+                told_so = [gap for gap in gaps if gap.position > position and gap.data.after < position]
+                self.check("what is lost leaves a gap", told_so, event)
+        self._one_end(events, gaps)
+
+    def _one_end(self, events: list[Event], gaps: list[Event]) -> None:
+        over: set[str] = set()
+        calls: dict[str, list[ToolState]] = {}
+        for event in events:
+            run, data = event.run_id, event.data
+            if run is None:
+                continue
+            self.check("one end in a replay, and nothing behind it", run not in over, event)
+            for tool in (data,) if isinstance(data, Tool) else data.tools if isinstance(data, Ended) else ():
+                calls.setdefault(tool.call_id, []).append(tool.state)
+            if isinstance(data, Ended):
+                over.add(run)
+                self._ends(run, data.outcome)
+                if data.outcome.ending is Ending.LOST:
+                    boot = event.position >> 32
+                    self.check("a lost run is behind a gap", any(gap.position >> 32 == boot for gap in gaps), event)
+                    self._kept_text(run, data.outcome.text)
+        for call, states in calls.items():
+            closed = [state for state in states if state not in (ToolState.PENDING, ToolState.RUNNING)]
+            self.check("a call has one result at most", len(closed) <= 1, (call, states))
+
+    def _kept_text(self, run: str, text: str) -> None:
+        """What a watcher had seen of a lost run is kept, but for what had just been said."""
+        shown = "".join(piece for piece, _ in self._book.shown.get(run, ())).removesuffix("\n\n")
+        missing = len(shown) - len(text)
+        self.check("text shown is kept", shown.startswith(text) or text.startswith(shown), (run, shown, text))
+        if missing > 0:
+            at = 0
+            for piece, when in self._book.shown[run]:
+                at += len(piece)
+                if at > len(text):
+                    late = min((kill for kill in self._killed if kill > when), default=when) - when
+                    self.report.late_ms = max(self.report.late_ms, late * 1000)
+                    self.check("only the latest text is lost", late < LOSS_SECONDS, (run, late))
+                    break
+
+    def _on_says(self, run: str, said: dict[str, Any]) -> None:
+        """Every surface tells one ending."""
+        told = self._book.endings.get(run)
+        waited = msgspec.convert(said["wait"], Outcome)
+        if told is not None and waited.ending is not Ending.UNKNOWN:
+            self.check("an ending outlives a kill", told.same_story(waited), (told, waited))
+        if not waited.ended or waited.run_id != run:
+            return
+        self._ends(run, waited)
+        for surface in ("runs", "receipt"):
+            if said.get(surface) is not None:
+                other = msgspec.convert(said[surface], Outcome)
+                self.check(f"{surface} and wait agree", waited.same_story(other), (waited, other))
+        if said.get("timeline"):
+            self.check("timeline and wait agree", said["timeline"] == [waited.ending], (said["timeline"], waited))
+        if said.get("history") is not None:
+            self.check("history and wait agree", said["history"] == waited.ending, (said["history"], waited))
+
+    # What is there
+
+    def _look(self, *, last: bool) -> None:
+        """Look at a copy of the database and at the marks in the world."""
+        book = self._book
+        marks = [json.loads(line) for line in _lines(self._place / "witness")]
+        begun = Counter(text for kind, *rest in marks if kind == "begin" for text in rest[1])
+        effects = Counter(rest[0] for kind, *rest in marks if kind == "effect")
+        with _copy(self._place) as db:
+            if db is None:
+                return
+            self.check("integrity", db.execute("PRAGMA integrity_check").fetchall() == [("ok",)])
+            rows = {row.id: row for row in _rows(db)}
+            tools = {json.loads(given).get("name"): state for given, state in db.execute("SELECT arguments, state FROM tools")}
+            questions = dict(db.execute("SELECT id, state FROM questions"))
+            pending = db.execute("SELECT count(*) FROM receipts WHERE pending = 1").fetchone()[0]
+            passing = db.execute("SELECT count(*) FROM passing").fetchone()[0]
+        texts = {row.text: row for row in rows.values()}
+        self._forget(texts)
+        for text, run in book.acked.items():
+            self.check("an acked message is there", text in texts, (text, run))
+        for text in book.turned_away:
+            self.check("a message turned away is not", text not in texts and not begun[text], text)
+        for text, count in begun.items():
+            self.check("nothing runs twice", count == 1, (text, count))
+        for kind, *rest in marks:
+            if kind == "begin" and (row := rows.get(rest[0])) is not None:
+                self.check("a start is on record first", row.started, row)
+        for name, count in effects.items():
+            self.check("no tool runs twice", count == 1, (name, count))
+            if name.split("/")[0] in rows:
+                self.check("a tool's start is on record first", tools.get(name, "pending") != "pending", name)
+        for run, row in rows.items():
+            old = book.rows.get(run)
+            if old is not None and old.outcome is not None:
+                self.check("an ending in the store stands", row.outcome and row.outcome.same_story(old.outcome), (old, row))
+            if row.outcome is not None and row.outcome.ending is Ending.LOST:
+                self.check("only what had begun is lost", row.started or row.parent is not None, row)
+            if row.outcome is not None and row.outcome.ending is Ending.COMPLETED:
+                self.check("what completed had begun", begun[row.text] == 1, row)
+        for run, told in book.endings.items():
+            if run in rows:
+                kept = rows[run].outcome
+                self.check("an ending told is in the store", kept is not None and kept.same_story(told), (told, rows[run]))
+        for text, asked in book.sent.items():
+            if asked["key"] in book.buried:
+                self.check("what was stopped before it was seen never runs", not begun[text], text)
+        book.rows = rows
+        if last:
+            for row in rows.values():
+                while row.outcome is None and row.alias is not None:
+                    row = rows[row.alias]
+                self.check("every run has an ending", row.outcome is not None, row)
+            for question, state in questions.items():
+                self.check("no question stays open", state != "open", question)
+            self.check("every receipt is complete", pending == 0, pending)
+            self.check("deltas do not stay", passing == 0, passing)
+
+    def _forget(self, texts: dict[str, Row]) -> None:
+        """Messages of sessions that were pruned: a session is forgotten as a whole, up to some message, or not."""
+        book = self._book
+        for session in book.sessions:
+            mine = [text for text in book.acked if book.sent[text]["session"] == session and _start(text) < book.pruned]
+            gone = [text for text in mine if text not in texts]
+            if gone:
+                kept = min((_start(text) for text in mine if text in texts), default=book.pruned)
+                self.check("a session is forgotten whole", _start(gone[-1]) < kept, (session, gone, kept))
+            for text in gone:
+                self._seen["forgotten"] += 1
+                self._book.acked.pop(text)
+                self._book.sent.pop(text)
+
+
+def _serve(server: Server, told: int) -> None:
+    """Be the server; never returns."""
+    logging.disable(logging.ERROR)
+    code = 1
+    try:
+        asyncio.run(server.serve())
+        code = 0
+    except BaseException as error:
+        server.tell("broken", f"the server failed: {type(error).__name__}: {error}")
+    finally:
+        os._exit(code)
+
+
+def _open(shown: str) -> str:
+    return shown.rpartition("\n\n")[2]
+
+
+def _start(text: str) -> int:
+    return int(text.partition(".")[0])
+
+
+def _lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines() if path.exists() else []
+
+
+def _carries(pid: int, marks: list[bytes]) -> bool:
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    return any(mark in environment for mark in marks)
+
+
+def _words(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return f"{pid} {Path(f'/proc/{pid}/cmdline').read_bytes()!r} {Path(f'/proc/{pid}/stat').read_text()[:40]}"
+    return f"{pid} just gone"
+
+
+@contextlib.contextmanager
+def _copy(place: Path) -> Iterator[sqlite3.Connection | None]:
+    """Open a copy of the database as it is, with its write-ahead log."""
+    source, copy = place / "data", place / "copy"
+    copy.mkdir(exist_ok=True)
+    for name in ("interlock.db", "interlock.db-wal"):
+        (copy / name).unlink(missing_ok=True)
+        if (source / name).exists():
+            shutil.copy(source / name, copy / name)
+    (copy / "interlock.db-shm").unlink(missing_ok=True)
+    with contextlib.closing(sqlite3.connect(copy / "interlock.db")) as db:
+        made = db.execute("PRAGMA user_version").fetchone()[0]
+        yield db if made else None
+
+
+def _rows(db: sqlite3.Connection) -> Iterator[Row]:
+    for run, session, text, started, alias, parent, outcome in db.execute(
+        "SELECT id, session, text, started, alias, parent, outcome FROM runs ORDER BY serial"
+    ):
+        ended = None if outcome is None else msgspec.json.decode(outcome, type=Outcome)
+        yield Row(run, session, text, bool(started), alias, parent, ended)
+
+
+# A directory in a process of its own, where it can do no harm
+
+
+def play(seed: int, kills: int) -> Report:
+    """Play one directory here."""
+    with tempfile.TemporaryDirectory(prefix="interlock-crashes-") as directory:
+        return Judge(Path(directory), seed).play(kills)
+
+
+def play_apart(seed: int, kills: int) -> Report:
+    """Play one directory in a process of its own, limited; whoever is left there is counted by the kernel."""
+    argv = [sys.executable, "-m", __name__, f"--seed={seed}", f"--kills={kills}"]
+    env = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "LANG") if name in os.environ}
+    env |= {"PYTHONPATH": str(Path(interlock.__file__).parent.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    with scope() as directory:
+        done = subprocess.run(
+            entered(argv, directory), env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False,
+            timeout=60 + 10 * kills,
+        )  # fmt: skip
+        left = emptied(directory) if directory is not None else []
+    if done.returncode != 0:
+        raise RuntimeError(f"seed {seed} ended with {done.returncode}:\n{done.stderr.decode(errors='replace')[-4000:]}")
+    report = msgspec.json.decode(done.stdout, type=Report)
+    report.broken += [f"seed {seed}: {what}" for what in left]
+    return report
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog=__name__)
+    parser.add_argument("--seed", type=int, default=0, help="which moments")
+    parser.add_argument("--kills", type=int, default=10, help="how many")
+    asked = parser.parse_args(arguments)
+    report = play(asked.seed, asked.kills)
+    sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

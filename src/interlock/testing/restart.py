@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from interlock.app import open_control
+from interlock.core.decision import RunRow
 from interlock.core.events import Block, Ended, Event, transcript
 from interlock.core.names import Ending, RunId
 from interlock.core.outcome import Outcome
@@ -105,6 +106,9 @@ class Life:
         self._settings = settings
         self._begun: Counter[str] = Counter()
         self._sent: set[RunId] = set()
+        self._violation: Violation | None = None
+        waiting = [row for row in death.store._runs.values() if row.outcome is None and not row.started]
+        self._line = [row.id for row in sorted(waiting, key=lambda row: row.generation is None)]
         self.next: Death | None = None
 
     async def live(self) -> None:
@@ -127,6 +131,8 @@ class Life:
             await self._until_quiet(control)
             for run_id in self._death.known | self._sent:
                 await self._ended(control, run_id)
+        if self._violation is not None:
+            raise self._violation
         self._judge(store)
 
     async def _die(self) -> None:
@@ -142,13 +148,28 @@ class Life:
         for part in message.parts:
             self._begun[part.text] += 1
             if self._begun[part.text] > 1 or part.text in self._death.begun:
-                raise _broken(f"P5: message {part.text!r} began again after the server died")
+                self._fail(f"P5: message {part.text!r} began again after the server died")
         row = self._death.store._runs.get(run.id)
         if row is None or not row.started:
-            raise _broken(f"P5: {run.id} began before its started mark was in the store")
+            self._fail(f"P5: {run.id} began before its started mark was in the store")
+        elif run.id in self._line:
+            ahead = self._line[: self._line.index(run.id)]
+            late = [each for each in ahead if self._waits_before(each, row)]
+            if late:
+                self._fail(f"P5: {run.id} began before {late}, which had been accepted before it")
         await run.say("a")
         await asyncio.sleep(self._random.choice(PAUSES_SECONDS))
         return "again"
+
+    def _waits_before(self, run_id: RunId, row: RunRow) -> bool:
+        """Whether a message of the same session, accepted before another, still waits."""
+        other = self._death.store._runs[run_id]
+        same = other.session == row.session and other.outcome is None and other.alias is None
+        return same and not other.started
+
+    def _fail(self, text: str) -> None:
+        """Remember it: an agent's error is told as a failed run and goes no further."""
+        self._violation = self._violation or _broken(text)
 
     async def _compare(self, control: Control) -> None:
         """What was told before is told again."""

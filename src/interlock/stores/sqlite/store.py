@@ -291,6 +291,7 @@ class SqliteStore(Reads):
         ticket = Ticket(decision)
         assert self._writer is not None, "the store is not open"
         self._writer.decide(ticket)
+        self._arm()
         return ticket
 
     async def withdraw(self, ticket: Ticket) -> bool:
@@ -318,8 +319,11 @@ class SqliteStore(Reads):
         writer.add(event, passing=passing)
         if isinstance(event.data, Ended) and event.run_id is not None:
             self._end(event.session, event.run_id)
-        if self._flush is None:
-            assert self._loop is not None
+        self._arm()
+
+    def _arm(self) -> None:
+        """See to it that what nobody waits for is written soon."""
+        if self._flush is None and self._loop is not None:
             self._flush = self._loop.call_later(FLUSH_SECONDS, self._flush_now)
 
     def _end(self, session: SessionId, run_id: RunId) -> None:
@@ -339,8 +343,8 @@ class SqliteStore(Reads):
         self._flush = None
         if self._writer is not None:
             self._writer.flush()
-        if (self._pending_count or self._ended) and self._loop is not None:  # until they are in
-            self._flush = self._loop.call_later(FLUSH_SECONDS, self._flush_now)
+        if self._pending_count or self._ended:
+            self._arm()  # until they are in
 
     def _make_room(self) -> None:
         """The disk has taken nothing for long: the oldest events of whoever has most go, and that is told."""

@@ -94,7 +94,8 @@ class Writer:
             ticket.refuse(StoreFailed(f"{LINE} writes wait for the disk; nothing was kept, try again later"))
         else:
             self._line[ticket] = None
-            self._bell.put(None)
+            if not unhurried(ticket.decision):
+                self._bell.put(None)
 
     def give_back(self, ticket: Ticket) -> bool:
         """Take a decision out of the line; False if it is being written or was answered."""
@@ -437,6 +438,12 @@ class Writer:
                 beside.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             finally:
                 beside.close()
+
+
+def unhurried(decision: Decision) -> bool:
+    """Whether nobody waits for it: the completion of a receipt goes with whatever is written next, or soon."""
+    receipts = decision.receipts
+    return bool(receipts) and not decision.endings and all(each.drain is not Drain.PENDING for each in receipts)
 
 
 _UNSURE = (

@@ -1,0 +1,86 @@
+"""The commands and their options."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from interlock.core.names import RunId, SessionId
+from interlock.look import reading, telling
+from interlock.look.forgetting import age, forget
+from interlock.stores.sqlite.store import KEEP_DAYS
+
+commands = typer.Typer()
+
+
+def data_directory() -> Path:
+    """Return where a store is looked for unless --data or INTERLOCK_DATA says otherwise."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(state) if state.startswith("/") else Path("~/.local/state")) / "interlock"
+
+
+Data = Annotated[
+    Path,
+    typer.Option(
+        "--data",
+        metavar="DIR",
+        envvar="INTERLOCK_DATA",
+        default_factory=data_directory,
+        show_default="~/.local/state/interlock",
+        help="The store's directory.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+@commands.command("sessions", short_help="List the sessions of a store.")
+def sessions_command(data: Data, as_json: AsJson = False) -> None:
+    """List the sessions of a store, the latest first; also while a server has it."""
+    found = reading.look(data, reading.sessions)
+    telling.tell_json(found) if as_json else telling.tell_sessions(found)
+
+
+@commands.command("runs", short_help="List the runs of a store.")
+def runs_command(
+    data: Data,
+    session: Annotated[str | None, typer.Option(metavar="NAME", help="Only this session's.")] = None,
+    tree: Annotated[bool, typer.Option("--tree", help="With child runs, each below its parent.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help=f"Every run that is kept, not only the latest {reading.LATEST}.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List runs in the order they were admitted, with how they ended; also while a server has the store."""
+    wanted = None if session is None else SessionId(session)
+    found = reading.look(data, lambda store: reading.runs(store, wanted, tree=tree, every=every))
+    telling.tell_json(found) if as_json else telling.tell_runs(found, session)
+
+
+@commands.command("show", short_help="Show one run: how it ended, what it did, its receipt.")
+def show_command(
+    run: Annotated[str, typer.Argument(help="The run's id, as `interlock runs` lists it.")],
+    data: Data,
+    as_json: AsJson = False,
+) -> None:
+    """Show a run: its outcome, tools, questions, processes, receipt and timeline; also while it goes on."""
+    found = reading.look(data, lambda store: reading.show(store, RunId(run)))
+    telling.tell_json(found) if as_json else telling.tell_run(found)
+
+
+@commands.command("prune", short_help="Forget what is too old or too much.")
+def prune_command(
+    data: Data,
+    older_than: Annotated[
+        str, typer.Option(metavar="AGE", help="Forget sessions in which nobody wrote for so long: 12h, 30d, 8w.")
+    ] = f"{KEEP_DAYS:.0f}d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be forgotten.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Forget old sessions, and of others what is beyond the bounds; never what runs, waits or is scheduled.
+
+    A server does this by itself every hour; this is for a directory that none has.
+    """
+    found = asyncio.run(forget(data, age(older_than), dry_run=dry_run))
+    telling.tell_json(found) if as_json else telling.tell_forgotten(found)

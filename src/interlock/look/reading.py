@@ -1,0 +1,221 @@
+"""Finding it: questions to a store, whoever has it."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from interlock.core.decision import RunRow, SessionRow
+from interlock.core.errors import Unknown
+from interlock.core.events import Event, Spawned
+from interlock.core.names import ProcessState, RunId, SessionId
+from interlock.core.timeline import timeline
+from interlock.look.documents import ProcessLine, RunLine, Runs, SessionLine, Sessions, Shown
+from interlock.runtime.listing import as_tree, info_of_row
+from interlock.runtime.recovery import Story
+from interlock.runtime.settings import CRASHES
+from interlock.stores.base import SessionInfo, StoreFailed
+from interlock.stores.sqlite.schema import connect, migrations
+from interlock.stores.sqlite.store import Look
+
+T = TypeVar("T")
+
+LATEST = 20  # runs listed unless all are asked for
+READ_FOR_LATEST = 500  # children may be among them
+PAGE_EVENTS = 1_000
+LOOKS = 5  # at a run that goes on while it is looked at
+BUSY_MS = 5_000  # a server that starts may have the database locked for a moment
+EVERY = -1  # as a limit
+
+
+def look(directory: Path, ask: Callable[[Look], Awaitable[T]]) -> T:
+    """Ask the store in a directory something."""
+
+    async def asking() -> T:
+        async with Look(readable(directory)) as store:
+            return await ask(store)
+
+    return asyncio.run(asking())
+
+
+def readable(directory: Path) -> Path:
+    """Return the directory of a store that this version can read; otherwise say what it is."""
+    try:
+        directory = directory.expanduser().absolute()
+        file = Look(directory).path
+        if not file.exists():
+            raise StoreFailed(f"{directory} holds no interlock store; name its directory with --data")
+        with contextlib.closing(connect(file, writes=False)) as db:
+            db.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+            schema = db.execute("PRAGMA user_version").fetchone()[0]
+            ours = db.execute("SELECT count(*) FROM sqlite_master WHERE name IN ('facts', 'sessions', 'runs')")
+            known = schema > 0 and ours.fetchone()[0] == 3
+    except RuntimeError:
+        raise StoreFailed("there is no home directory here; name the store's directory with --data") from None
+    except OSError as error:
+        raise StoreFailed(f"{directory} cannot be read: {error.strerror}") from None
+    except sqlite3.Error as error:
+        raise StoreFailed(f"{file} cannot be read: {error}") from None
+    newest = migrations()[-1][0]
+    if not known:
+        raise StoreFailed(f"{file} is no interlock store; name its directory with --data")
+    if schema > newest:
+        raise StoreFailed(f"{file} has schema {schema}, this version knows {newest}; upgrade interlock")
+    if schema < newest:
+        raise StoreFailed(f"{file} has schema {schema}, this version {newest}; the next start of a server upgrades it")
+    return directory
+
+
+def in_use(directory: Path) -> bool:
+    """Return whether a server has the directory: for an instant its lock is asked for, to be shared with others."""
+    try:
+        handle = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+# Lists
+
+
+async def sessions(store: Look) -> Sessions:
+    """Find every session, the latest first."""
+    used = in_use(store.directory)
+    lines = tuple(map(_session_line, await store.sessions(limit=EVERY)))
+    return Sessions(data=str(store.directory), in_use=used, sessions=lines)
+
+
+def _session_line(info: SessionInfo) -> SessionLine:
+    row = info.session
+    return SessionLine(
+        id=row.id,
+        owner=row.owner,
+        generation=row.generation,
+        strategy=row.strategy,
+        runs=info.runs,
+        open=info.open,
+        latest_at=info.latest_at,
+        crashes=row.crashes,
+        parked=_parked(row),
+    )
+
+
+def _parked(row: SessionRow | None) -> bool:
+    return row is not None and row.crashes >= CRASHES
+
+
+async def runs(store: Look, session: SessionId | None, *, tree: bool, every: bool) -> Runs:
+    """Find runs of a session or of all, in the order they were admitted."""
+    used, limit = in_use(store.directory), EVERY if every else READ_FOR_LATEST
+    rows = await store.runs(session, tree=tree, limit=limit)
+    if session is not None and not rows and await store.session(session) is None:
+        raise Unknown(f"no session {session!r} in {store.directory}; `interlock sessions` lists them")
+    more = session is None and len(rows) == limit
+    if session is None and not tree:
+        rows = tuple(row for row in rows if row.parent is None)
+    known = {row.id: row for row in rows}
+    listed = [info_of_row(row) for row in rows]
+    lines = [_run_line(known[info.id], used, info.depth) for info in (as_tree(listed) if tree else listed)]
+    tops = [at for at, line in enumerate(lines) if line.depth == 0]
+    if not every and len(tops) > LATEST:
+        lines, more = lines[tops[-LATEST] :], True
+    return Runs(data=str(store.directory), in_use=used, runs=tuple(lines), more=more)
+
+
+def _run_line(row: RunRow, used: bool, depth: int = 0) -> RunLine:
+    return RunLine(
+        id=row.id,
+        session=row.session,
+        principal=row.principal,
+        kind=row.kind,
+        state=info_of_row(row).state,
+        unsettled=not used and not row.told and (row.alias is None or row.outcome is not None),
+        outcome=row.outcome,
+        text=row.text,
+        admitted_at=row.admitted_at,
+        started=row.started,
+        generation=row.generation,
+        key=row.key,
+        deadline=row.deadline,
+        parent=row.parent,
+        agent=row.agent,
+        detached=row.detached,
+        alias=row.alias,
+        depth=depth,
+    )
+
+
+# One run
+
+
+async def show(store: Look, run_id: RunId) -> Shown:
+    """Find what is kept of a run."""
+    for _ in range(LOOKS):
+        row = await store.run(run_id)
+        if row is None:
+            raise Unknown(f"no run {run_id!r} in {store.directory}; `interlock runs` lists them")
+        shown = await _shown(store, row)
+        if row == await store.run(run_id):  # else it went on meanwhile, and the parts may not fit together
+            break
+    return shown
+
+
+async def _shown(store: Look, row: RunRow) -> Shown:
+    used = in_use(store.directory)
+    events = [event for event in await _log(store, row.session) if event.run_id == row.id]
+    receipt = await store.receipt(row.id)
+    return Shown(
+        data=str(store.directory),
+        in_use=used,
+        parked=_parked(await store.session(row.session)),
+        run=_run_line(row, used),
+        reply=_reply(events) if row.outcome is None else row.outcome.text,
+        tools=await store.tools(row.id),
+        questions=await store.questions(row.id),
+        processes=tuple(_processes(events, over=row.outcome is not None, used=used)),
+        receipt=receipt,
+        timeline=tuple(timeline(row.id, events, receipt)),
+    )
+
+
+async def _log(store: Look, session: SessionId) -> list[Event]:
+    events: list[Event] = []
+    while page := (await store.events(session, after=events[-1].position if events else 0, limit=PAGE_EVENTS)).events:
+        events.extend(page)
+    return events
+
+
+def _reply(events: Iterable[Event]) -> str:
+    """What a run that has not ended has said so far."""
+    story = Story()
+    for event in events:
+        story.add(event)
+    return "\n\n".join(text for text in (*story.blocks, "".join(story.open)) if text)
+
+
+def _processes(events: Iterable[Event], *, over: bool, used: bool) -> list[ProcessLine]:
+    """What the log tells of a run's processes; of those that went with their run it does not tell the end."""
+    latest = {(event.data.pid, event.data.command): event.data for event in events if isinstance(event.data, Spawned)}
+    return [_process_line(told, over=not used or (over and not told.detached)) for told in latest.values()]
+
+
+def _process_line(told: Spawned, *, over: bool) -> ProcessLine:
+    return ProcessLine(
+        command=told.command,
+        state="ended" if over and told.state is ProcessState.RUNNING else told.state,
+        name=told.name,
+        pid=told.pid,
+        status=told.status,
+        background=told.background,
+        detached=told.detached,
+    )

@@ -1,0 +1,206 @@
+"""Telling people: tables in a terminal, plain columns in a pipe; every text in one line, without control characters."""
+
+import re
+import sys
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from interlock.core.decision import QuestionRow, ToolRow
+from interlock.core.lifecycle import State
+from interlock.core.names import Ending, ToolState
+from interlock.core.projection import client_words
+from interlock.core.receipt import Receipt
+from interlock.core.timeline import Moment
+from interlock.look.documents import Forgotten, ProcessLine, RunLine, Runs, SessionLine, Sessions, Shown
+
+CELL_CHARACTERS = 60  # of a text in a table
+LINE_CHARACTERS = 200  # of a text that has a line to itself
+UNITS = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
+UNSETTLED = "unsettled: the next start settles it"
+
+
+def tell_json(document: msgspec.Struct) -> None:
+    """Print a document for a program."""
+    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
+    sys.stdout.flush()
+
+
+def tell_sessions(found: Sessions) -> None:
+    """Print a list of sessions."""
+    table = [
+        (each.id, each.owner, str(each.runs), str(each.open), _ago(each.latest_at), _session_words(each, found.in_use))
+        for each in found.sessions
+    ]
+    _table(("session", "owner", "runs", "open", "last message", ""), table, empty=f"no sessions in {found.data}")
+
+
+def tell_runs(found: Runs, session: str | None) -> None:
+    """Print a list of runs."""
+    table = [
+        (
+            "  " * run.depth + run.id,
+            run.session,
+            run.agent or run.principal,
+            _ago(run.admitted_at),
+            _run_words(run),
+            run.text,
+        )
+        for run in found.runs
+    ]
+    where = found.data if session is None else f"session {session}"
+    _table(("run", "session", "by", "admitted", "how it stands", "message"), table, empty=f"no runs in {where}")
+    if found.more:
+        _print("these are the latest; --all lists every run")
+
+
+def tell_run(found: Shown) -> None:
+    """Print what is known of one run."""
+    run = found.run
+    facts = [
+        ("run", f"{run.id} of session {run.session}, by {run.principal}, {_ago(run.admitted_at)}"),
+        ("child", f"of {run.parent}, by agent {run.agent}" if run.parent is not None else ""),
+        ("message", run.text),
+        ("outcome", _run_words(run)),
+        ("session", "parked: it takes no message until it is reset" if found.parked else ""),
+        ("reply", ("(cut) " if _was_cut(run) else "") + found.reply),
+        *(("tool", _tool_words(tool, run)) for tool in found.tools),
+        *(("question", _question_words(question)) for question in found.questions),
+        *(("process", _process_words(process, run)) for process in found.processes),
+        ("receipt", "" if found.receipt is None else _receipt_words(found.receipt)),
+    ]
+    for name, value in facts:
+        if value:
+            _print(f"{name:9} {_line(value, LINE_CHARACTERS)}")
+    if found.timeline:
+        _print("")
+        began = found.timeline[0].at
+        _table(("when", "what", "", "", ""), [_moment_cells(moment, began) for moment in found.timeline])
+
+
+def tell_forgotten(found: Forgotten) -> None:
+    """Print what was forgotten."""
+    gone = found.forgotten
+    counts = (_count(gone.sessions, "session"), _count(gone.runs, "run"), _count(gone.events, "event"))
+    _print(f"{'would be forgotten' if found.dry_run else 'forgotten'}: {', '.join(counts)}")
+
+
+# Words
+
+
+def _session_words(session: SessionLine, in_use: bool) -> str:
+    if session.parked:
+        return f"parked after {_count(session.crashes, 'crash')} in a row: reset it to go on"
+    return UNSETTLED if session.open and not in_use else ""
+
+
+def _run_words(run: RunLine) -> str:
+    """How a run stands, in a few words."""
+    if run.outcome is not None:
+        return client_words(run.outcome)
+    if run.state is State.ALIASED:
+        return f"part of {run.alias}"
+    if not run.unsettled:
+        return run.state
+    return UNSETTLED if run.started or run.parent is not None else "queued: the next start takes it up"
+
+
+def _was_cut(run: RunLine) -> bool:
+    return run.outcome is not None and bool(run.outcome.text) and run.outcome.ending is not Ending.COMPLETED
+
+
+def _tool_words(tool: ToolRow, run: RunLine) -> str:
+    unknown = tool.state is ToolState.RUNNING and run.unsettled
+    return f"{'started, outcome unknown' if unknown else tool.state}: {tool.name}({tool.arguments})"
+
+
+def _question_words(question: QuestionRow) -> str:
+    answer = "" if question.answer is None else f" {question.answer} by {question.by}"
+    return f"{question.state}{answer}: {question.text}"
+
+
+def _process_words(process: ProcessLine, run: RunLine) -> str:
+    state = process.state
+    if state == "ended":
+        state = "ended with the server" if run.outcome is None else "ended with its run"
+    elif process.status is not None:
+        state = f"{state} with {process.status}"
+    return f"{state}: {process.command}" + (f" ({process.name})" if process.name else "")
+
+
+def _receipt_words(receipt: Receipt) -> str:
+    took, processes = receipt.fence_to_drained_ms, receipt.processes
+    said = [
+        f"{receipt.id}",
+        f"drain {receipt.drain}" + ("" if took is None else f" after {took / 1000:.3f} s"),
+        f"{_count(processes.ended, 'process')} ended, grade {receipt.grade}" if processes.ended else "",
+        f"{processes.detached} detached" if processes.detached else "",
+        f"refused {', '.join(f'{n} {kind}' for kind, n in receipt.refused.items())}" if receipt.refused else "",
+        f"not seen gone: {', '.join(receipt.unconfirmed)}" if receipt.unconfirmed else "",
+    ]
+    return "; ".join(filter(None, said))
+
+
+def _moment_cells(moment: Moment, began: float) -> tuple[str, ...]:
+    more = moment.detail or (f"{moment.count} times" if moment.count > 1 else "")
+    return (f"+{max(0.0, moment.at - began):.3f} s", moment.what, moment.name, moment.state, more)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') or noun.endswith('sh') else 's'}"
+
+
+def _ago(at: float | None) -> str:
+    """A time as a person reads it: 3 min ago."""
+    passed = 0.0 if at is None else time.time() - at
+    for seconds, unit in UNITS:
+        if passed >= seconds:
+            return f"{passed // seconds:.0f} {unit} ago"
+    return "never" if at is None else "just now"
+
+
+# Printing
+
+
+def _line(text: str, characters: int) -> str:
+    """A text in one line, without what a terminal would obey, and not too long."""
+    line = " ".join(text[: 4 * characters].split())
+    line = re.sub(r"[^\x20-\x7e]", lambda found: found[0] if found[0].isprintable() else "\ufffd", line)
+    return line if len(line) <= characters else line[: characters - 1] + "…"
+
+
+def _print(line: str) -> None:
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # for a terminal that cannot show it all
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()  # here, where nobody is surprised if the reader is gone (`| head`)
+
+
+def _table(heads: Sequence[str], table: Sequence[Sequence[str]], *, empty: str = "") -> None:
+    lines = [tuple(_cell(text) for text in row) for row in table]
+    if not lines:
+        _print(empty)
+    elif sys.stdout.isatty():
+        _draw(heads, lines)
+    else:
+        widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
+        for row in (heads, *lines):
+            _print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _cell(text: str) -> str:
+    indent = len(text) - len(text.lstrip(" "))
+    return " " * indent + _line(text, CELL_CHARACTERS)
+
+
+def _draw(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console  # noqa: PLC0415 - a pipe need not wait for it
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for head in heads:
+        drawn.add_column(head, overflow="fold")
+    for row in lines:
+        drawn.add_row(*map(Text, row))
+    Console(highlight=False).print(drawn)
