@@ -345,7 +345,9 @@ class Control:
             await self._mine(row.session, by)
         except Unknown:
             raise Unknown(f"no wake {wake!r} that {by} may remove; `wakes` lists them") from None
-        self._wakes.remove(wake_id)
+        removed = self._wakes.remove(wake_id)
+        if removed is not None:  # it is gone here, and tried again behind the caller's back where the store is slow
+            await removed.within(self.settings.commit_seconds)
 
     async def wakes(self, session: str, *, by: str = LOCAL) -> list[Wake]:
         """List a session's schedules."""
@@ -530,11 +532,12 @@ class Control:
         self.feed.close()
         await self._processes.close()
         with anyio.move_on_after(SLACK_SECONDS):
-            await self._store.close()
+            await self._store.close(clean=not self._registry.settling)
 
     def _let_go(self, run: LiveRun) -> None:
         if run.state in (State.SEATED, State.STARTED):
-            self._endings.end(run, Cause(ending=Ending.SHUTDOWN))
+            if not self._registry.settling:  # else it is an earlier start's, and the next one settles it
+                self._endings.end(run, Cause(ending=Ending.SHUTDOWN))
         elif run.state is State.QUEUED:  # it stays in the store's queue; whoever waits is told `pending`
             for timer in run.timers or ():
                 timer.cancel()

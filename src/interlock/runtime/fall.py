@@ -356,7 +356,7 @@ class Fall:
 
 def seat_next(registry: Registry, session: Session) -> LiveRun | None:
     """Give a free seat to the first message that waits for it."""
-    if session.seat is not None or registry.closing or session.parked or not session.waiting:
+    if session.seat is not None or registry.settling or registry.closing or session.parked or not session.waiting:
         return None
     collection = session.waiting[0].collection
     if collection is not None and not collection.ready:

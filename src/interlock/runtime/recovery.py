@@ -15,6 +15,7 @@ import msgspec
 
 from interlock.core.decision import Decision, RunRow
 from interlock.core.events import (
+    LOST_RESULT,
     NO_RESULT,
     Asked,
     Block,
@@ -112,18 +113,20 @@ class Gone:
     grace = 0.0
     state = BodyState.KILLED
 
-    def __init__(self) -> None:
+    def __init__(self, *, seen: bool) -> None:
         self.done = asyncio.Event()
-        self.done.set()
+        if seen:  # else its processes may still be there, and nobody can say
+            self.done.set()
 
     def cut(self) -> None:
-        """Nothing is left of it."""
+        """Nothing can be done to it any more."""
 
     def drop(self) -> None:
-        """Nothing is left of it."""
+        """Nothing can be done to it any more."""
 
     def abandon(self) -> None:
-        """Nothing is left of it."""
+        """Name it as what was not seen to be gone."""
+        self.state = BodyState.ABANDONED
 
 
 class Recovery:
@@ -151,13 +154,14 @@ class Recovery:
         self._processes = processes
         self._clock = clock
         self._settings = settings
+        self._swept = True
         self._insisted: list[Ticket] = []
 
     async def settle(self) -> None:
         """Settle everything; returns when every ending is told."""
-        swept = True
+        self._registry.settling = True  # nothing begins before everything is settled
         if not self._store.clean:
-            swept = await self._end_leftovers()
+            self._swept = await self._end_leftovers()
         unsettled = list(await read(self._store.unsettled()))
         if unsettled and not self._store.clean:
             log.warning("the last start was cut short; %d sessions are settled now", len(unsettled))
@@ -170,10 +174,13 @@ class Recovery:
             for fall in falls:
                 if fall is not None:  # else it fell with its parent
                     await fall.ended.wait()
-        await self._complete_receipts(swept)
+        await self._complete_receipts(self._swept)
         for ticket in self._insisted:
             await ticket.within(self._settings.commit_seconds)
         self._insisted.clear()
+        self._registry.settling = False
+        for session in list(self._registry.sessions.values()):
+            seat_next(self._registry, session)
 
     async def _end_leftovers(self) -> bool:
         """End processes that the last start left; True if there was somebody to see to that."""
@@ -202,7 +209,7 @@ class Recovery:
             for row in rows:
                 story = stories.get(row.id, Story())
                 if row.outcome is not None:
-                    await self._tell_again(row, story)
+                    await self._tell_again(session, row, story)
                 elif story.ended is not None:
                     self._keep_told(row, story.ended)
                 elif row.started or row.parent is not None:
@@ -219,7 +226,7 @@ class Recovery:
         run.said = story.said
         run.generation = self._registry.generations.get(session.id)  # it rose when this one took the seat
         run.started_at = story.started_at or row.admitted_at
-        run.bodies = [Gone()]
+        run.bodies = [Gone(seen=self._swept)]
         for block in story.blocks:
             run.reply.close(block)
         for delta in story.open:
@@ -298,7 +305,6 @@ class Recovery:
             self._stage.resume(run)
             if not run.said:
                 Outlet(run, self._feed).introduce()
-        seat_next(self._registry, session)
 
     async def _put_back(self, row: RunRow, into: LiveRun, *, told: bool) -> None:
         """Make a message part of the turn again that it was collected into."""
@@ -309,29 +315,33 @@ class Recovery:
         self._registry.absorb(part, into)
         assert into.collection is not None
         into.collection.parts.append(part)
+        into.deadline = min((each for each in (into.deadline, part.deadline) if each), default=None)
         if into.said and not told:
             Outlet(into, self._feed).introduce_part(part)
 
     # Endings that stand
 
-    async def _tell_again(self, row: RunRow, story: Story) -> None:
+    async def _tell_again(self, session: Session, row: RunRow, story: Story) -> None:
         """Tell an ending that the store holds and the log does not: the same one, with what it left open."""
         assert row.outcome is not None
         if story.ended is not None:
             self._keep_told(row, row.outcome)
             return
         say = self._feed.publish
-        if not story.said:
-            say(row.session, row, Said(text=row.text, by=row.principal))
-        if row.outcome.ending is Ending.COMPLETED and (rest := _unsaid(row.outcome.text, story)):
-            say(row.session, row, Block(text=rest))
+        if not story.said:  # (as `Outlet.introduce`: what ended before its session was anybody's leaves no text)
+            text = row.text if session.stored or row.generation is not None else ""
+            say(row.session, row, Said(text=text, by=row.principal))
+        for block in _unsaid(row.outcome, story):
+            say(row.session, row, Block(text=block))
         kept = {tool.call_id: tool for tool in await read(self._store.tools(row.id))}
         results = []
         for call in story.calls.values():
             if call.state in OPEN_CALLS:
                 began = call.call_id in kept and kept[call.call_id].state is not ToolState.SKIPPED
                 state = ToolState.INTERRUPTED if began else ToolState.SKIPPED
-                results.append(Tool(call_id=call.call_id, name=call.name, state=state, error=NO_RESULT[state]))
+                lost = began and row.outcome.ending is Ending.LOST
+                why = LOST_RESULT if lost else NO_RESULT[state]
+                results.append(Tool(call_id=call.call_id, name=call.name, state=state, error=why))
         void = [q.id for q in await read(self._store.questions(row.id)) if q.state is QuestionState.VOID]
         ended = Ended(
             outcome=row.outcome,
@@ -391,9 +401,15 @@ def _call(call_id: CallId, tool: Tool) -> ToolCall:
     return call
 
 
-def _unsaid(text: str, story: Story) -> str:
-    """The part of a reply that no block in the log holds."""
-    return text.removeprefix("\n\n".join(story.blocks)).removeprefix("\n\n")
+def _unsaid(outcome: Outcome, story: Story) -> list[str]:
+    """The blocks that closed a reply and are not in the log: what stood open, and what was returned."""
+    if outcome.ending is not Ending.COMPLETED:
+        return []
+    rest = outcome.text.removeprefix("\n\n".join(story.blocks)).removeprefix("\n\n")
+    unfinished = "".join(story.open)
+    if unfinished and rest.startswith(f"{unfinished}\n\n"):
+        return [unfinished, rest.removeprefix(f"{unfinished}\n\n")]
+    return [rest] if rest else []
 
 
 def _was_open(story: Story, question: QuestionId) -> bool:

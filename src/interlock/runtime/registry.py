@@ -72,6 +72,7 @@ class Registry:
         self.falls: dict[ReceiptId, Falling] = {}
         self.keys: dict[tuple[Principal, str], LiveRun] = {}
         self.generations = Generations()
+        self.settling = False  # what an earlier start left is taken up; nothing begins
         self.closing = False  # nothing new is taken
         self.closed = False  # nothing is told any more
         self.numbers = Numbers(boot)

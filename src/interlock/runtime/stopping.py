@@ -29,7 +29,7 @@ from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import Settings
 from interlock.runtime.sight import Sight
 from interlock.runtime.spawning import Running
-from interlock.stores.base import Store, read
+from interlock.stores.base import Store, Ticket, read
 
 T = TypeVar("T")
 
@@ -64,8 +64,14 @@ class Stopping:
 
     async def session(self, session_id: SessionId, by: Principal, order: Order | None = None) -> Receipt:
         """End everything of a session that the caller may end: what waits, what arrives, what is detached."""
+        until, marked = self._until(), None
         if order is not None and self._authority.may(Action.SEND, by):  # (a reader changes nothing)
-            self._mark(StopMark(session=session_id, channel=order.channel, by=by, at=order.at))
+            marked = self._mark(StopMark(session=session_id, channel=order.channel, by=by, at=order.at))
+        receipt = await self._stop_session(session_id, by)
+        durable = marked is None or await self._soon(marked, until) is not None
+        return msgspec.structs.replace(receipt, durable=receipt.durable and durable)
+
+    async def _stop_session(self, session_id: SessionId, by: Principal) -> Receipt:
         if session_id not in self._registry.sessions or self._registry.closed:
             return await self._absent(session_id, by)
         with self._registry.pinned(session_id) as session:  # whatever is read or raised here must be forgotten again
@@ -101,11 +107,10 @@ class Stopping:
         self._endings.close(fall)
         return fall
 
-    def _mark(self, mark: StopMark) -> None:
+    def _mark(self, mark: StopMark) -> Ticket | None:
         """Remember a stop by its place in its channel: what was written before it may still come."""
         self._registry.mark((mark,))
-        if not self._registry.closed:
-            self._endings.insist(Decision(marks=(mark,)))
+        return None if self._registry.closed else self._endings.insist(Decision(marks=(mark,)))
 
     async def reset(self, session_id: SessionId, by: Principal) -> Receipt:
         """End everything of a session and let its transcript begin anew; the generation goes on rising."""

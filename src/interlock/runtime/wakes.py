@@ -26,6 +26,7 @@ from interlock.runtime.live import LiveRun
 from interlock.runtime.registry import Registry
 from interlock.runtime.settings import WAKE_SECONDS, WAKES, Settings
 from interlock.runtime.values import number_of
+from interlock.stores.base import Ticket
 
 log = logging.getLogger("interlock")
 
@@ -107,13 +108,14 @@ class Wakes:
         """List a session's schedules."""
         return [_shown(armed) for armed in self._armed.values() if armed.row.session == session]
 
-    def remove(self, wake_id: WakeId) -> None:
+    def remove(self, wake_id: WakeId) -> Ticket | None:
         """Forget a schedule, here and in the store."""
         armed = self._armed.pop(wake_id, None)
-        if armed is not None:
-            if armed.timer is not None:
-                armed.timer.cancel()
-            self._endings.insist(Decision(unwakes=(wake_id,)))
+        if armed is None:
+            return None
+        if armed.timer is not None:
+            armed.timer.cancel()
+        return self._endings.insist(Decision(unwakes=(wake_id,)))
 
     def close(self) -> None:
         """Fire no more; what is in the store stays there."""

@@ -158,8 +158,8 @@ class Store(Protocol):
         """Make ready and return this start's boot number, higher than any before."""
         ...
 
-    async def close(self) -> None:
-        """Finish what was taken and let go."""
+    async def close(self, *, clean: bool = True) -> None:
+        """Finish what was taken and let go; unless `clean`, the next start is told that something was cut short."""
         ...
 
     def decide(self, decision: Decision) -> Ticket:

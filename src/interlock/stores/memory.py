@@ -119,10 +119,10 @@ class MemoryStore:
         self._boot += 1
         return self._boot
 
-    async def close(self) -> None:
+    async def close(self, *, clean: bool = True) -> None:
         if not self.faults.stall:
             self._flush()
-            self._closed_boot = self._boot
+            self._closed_boot = self._boot if clean else self._closed_boot
 
     # Decisions
 

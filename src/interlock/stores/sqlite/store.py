@@ -274,7 +274,7 @@ class SqliteStore(Reads):
             os.close(self._hold)
             self._hold = None
 
-    async def close(self) -> None:
+    async def close(self, *, clean: bool = True) -> None:
         """Write what was taken and let go of the directory."""
         if self._flush is not None:
             self._flush.cancel()
@@ -282,7 +282,7 @@ class SqliteStore(Reads):
             self._tidying.cancel()
         await self.stop_reading()  # first, so that the writer is the last one and leaves a single file
         if self._writer is not None:
-            await self._writer.close()
+            await self._writer.close(clean=clean)
         self._release()
 
     # Decisions

@@ -77,6 +77,7 @@ class Writer:
         self._resting_until = 0.0
         self._passed: dict[RunId | None, int] = {}  # passing events written, by run
         self._closing_at: float | None = None
+        self._clean = False  # nothing was cut short
         self._copying: threading.Thread | None = None
         self._dead: StoreFailed | None = None
         self._closed: asyncio.Future[None] = self._loop.create_future()
@@ -139,9 +140,10 @@ class Writer:
         self._bell.put(None)
         return done
 
-    async def close(self) -> None:
+    async def close(self, *, clean: bool = True) -> None:
         """Write what was taken and let go of the database; bounded unless the disk hangs."""
         if self._closing_at is None:
+            self._clean = clean
             self._closing_at = time.monotonic() + CLOSE_SECONDS
             self._due = self._dead is None
             self._bell.put(None)
@@ -178,7 +180,8 @@ class Writer:
             self._copying.join()
         with contextlib.suppress(sqlite3.Error):
             if self._dead is None and not self._lasting:
-                self._execute(SQL["close_boot"])
+                if self._clean:
+                    self._execute(SQL["close_boot"])
                 self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()

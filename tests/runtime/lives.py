@@ -1,0 +1,198 @@
+"""Lives of a control on one store: one is killed at an exact point, the next begins with what is left.
+
+On sqlite a killed life is a process of its own and dies of SIGKILL. On memory it is a thread that is never resumed:
+nothing of it runs behind the point, and what its store had not carried out by then is dropped.
+"""
+
+import asyncio
+import os
+import pickle
+import queue
+import select
+import signal
+import sqlite3
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+from typing import Any, NoReturn
+
+from interlock import Control, MemoryStore, Settings, open_control
+from interlock.core.decision import Decision
+from interlock.runtime.run import Agent
+from interlock.stores.memory import Faults
+from interlock.stores.sqlite import SqliteStore
+from interlock.stores.sqlite.store import Look
+from interlock.testing.processes import VirtualProcesses
+
+LIFE_SECONDS = 20.0
+PATIENT = Settings(commit_seconds=10.0, grace_seconds=0.05, drain_seconds=0.2, retry_seconds=0.05)
+"""The store has time, also on a busy disk; cleaning up has little."""
+
+Scene = Callable[[Control], Awaitable[Any]]
+Before = Callable[[Any], None]
+AnyStore = MemoryStore | SqliteStore
+
+
+class Place:
+    """A store that outlives its controls."""
+
+    def __init__(self, kind: str, directory: Path) -> None:
+        self.kind = kind
+        self.directory = directory
+        self._memory = MemoryStore()
+        self.store: Any = None  # of the life that is being played
+        self.control: Any = None
+        self._parked: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._pipe: int | None = None
+
+    def life(self, scene: Scene, agent: Agent, *, before: Before | None = None, **options: Any) -> Any:
+        """Play a scene, close control in good order, and return what the scene did."""
+        return asyncio.run(self._play(scene, agent, before, options))
+
+    def killed(self, scene: Scene, agent: Agent, *, before: Before | None = None, **options: Any) -> Any:
+        """Play a scene in which somebody calls `die`, and return what was handed to that."""
+
+        def play() -> None:
+            asyncio.run(self._play(scene, agent, before, options))
+
+        how, told = self._in_a_thread(play) if self.kind == "memory" else self._in_a_process(play)
+        assert how == "died", told
+        return told
+
+    def die(self, told: object = None, *, written: bool = True) -> NoReturn:
+        """End this life here and now: no line of it runs behind this one. What was given to the store is in it.
+
+        Unless `written` is False: then that is as it happens to be.
+        """
+        if written:
+            carried_out(self.store)
+        if self._pipe is None:
+            self._parked.put(("died", told))
+            threading.Event().wait()
+        else:
+            os.write(self._pipe, pickle.dumps(("died", told)))
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("there is no life behind this")
+
+    async def _play(self, scene: Scene, agent: Agent, before: Before | None, options: dict[str, Any]) -> Any:
+        store = self.store = self._memory if self.kind == "memory" else SqliteStore(self.directory)
+        if before is not None:
+            before(store)
+        given: dict[str, Any] = {"settings": PATIENT, "processes": VirtualProcesses(Random(0)), **options}
+        async with asyncio.timeout(LIFE_SECONDS), open_control(agent, store=store, **given) as control:
+            self.control = control
+            return await scene(control)
+
+    def _in_a_thread(self, play: Callable[[], None]) -> tuple[str, Any]:
+        def live() -> None:
+            try:
+                play()
+                self._parked.put(("outlived", "the scene ended and nobody had died"))
+            except BaseException:
+                self._parked.put(("failed", traceback.format_exc()))
+
+        threading.Thread(target=live, name="a life", daemon=True).start()
+        told = self._parked.get(timeout=2 * LIFE_SECONDS)
+        store = self._memory
+        store._line.clear()
+        store._lost.clear()
+        store._flushing = False
+        store.faults = Faults()
+        for hooked in ("decide", "append", "_flush"):
+            vars(store).pop(hooked, None)
+        return told
+
+    def _in_a_process(self, play: Callable[[], None]) -> tuple[str, Any]:
+        reader, writer = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # threads of other lives are parked for good
+            pid = os.fork()
+        if pid == 0:
+            try:
+                os.close(reader)
+                self._pipe = writer
+                play()
+                told = ("outlived", "the scene ended and nobody had died")
+            except BaseException:
+                told = ("failed", traceback.format_exc())
+            os.write(writer, pickle.dumps(told))
+            os._exit(1)
+        os.close(writer)
+        said = _all_of(reader)
+        if not said:
+            os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        return pickle.loads(said) if said else ("hung", f"nothing was heard of it, status {status}")
+
+    def look(self, question: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Ask the store something while nobody has it."""
+
+        async def ask() -> Any:
+            if self.kind == "memory":
+                return await question(self._memory)
+            async with Look(self.directory) as store:
+                return await question(store)
+
+        return asyncio.run(ask())
+
+
+def _all_of(reader: int) -> bytes:
+    said, until = b"", time.monotonic() + 2 * LIFE_SECONDS
+    while select.select([reader], [], [], max(0.0, until - time.monotonic()))[0]:
+        piece = os.read(reader, 65_536)
+        if not piece:
+            break
+        said += piece
+    os.close(reader)
+    return said
+
+
+def carried_out(store: AnyStore) -> None:
+    """Block until everything the store was given is in it; nobody was told of that yet."""
+    if isinstance(store, MemoryStore):
+        store._flush()
+        return
+    done = threading.Event()
+    assert store._writer is not None
+    store._writer.flush()
+    store._writer.chore(lambda _: done.set())
+    assert done.wait(LIFE_SECONDS), "the disk took nothing"
+
+
+def kept_out(store: AnyStore) -> Callable[[], None]:
+    """See to it that the store carries nothing out, though it can be read; call what is returned to let it."""
+    if isinstance(store, MemoryStore):
+        vars(store)["_flush"] = lambda: None
+
+        def let_in() -> None:
+            del vars(store)["_flush"]
+            store._flush()
+
+        return let_in
+    other = sqlite3.connect(store.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    return other.close
+
+
+def behind(
+    store: AnyStore, method: str, then: Callable[[], None], *, when: Callable[[Any], bool] = lambda _: True
+) -> None:
+    """Do something right behind each call of a store's method that `when` picks, in the same step."""
+    real = getattr(store, method)
+
+    def hooked(given: Any) -> Any:
+        result = real(given)
+        if when(given):
+            then()
+        return result
+
+    setattr(store, method, hooked)
+
+
+def ends(ending: str) -> Callable[[Decision], bool]:
+    """Pick decisions that end a run so."""
+    return lambda decision: any(row.outcome is not None and row.outcome.ending == ending for row in decision.endings)
