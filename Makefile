@@ -3,6 +3,7 @@ PYTHON ?= python3
 SEEDS ?= 100000
 SEED ?=
 PROCESSES ?= 10000
+CRASHES ?= 2000
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -30,10 +31,11 @@ check: $(READY) ## lint, format, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-prove: $(READY) tools ## check the model, explore SEEDS=100000 schedules (SEED=n replays one), cut PROCESSES=10000
+prove: $(READY) tools ## search the model, explore SEEDS=100000 (SEED=n replays), cut PROCESSES=10000, kill CRASHES=2000
 	@$(if $(SEED),true,$(BIN)/python -m interlock.testing.model)
 	@$(BIN)/python -m interlock.testing.prove $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 	@$(if $(SEED),true,$(BIN)/python -m interlock.testing.prove --processes $(PROCESSES))
+	@$(if $(SEED),true,$(BIN)/python -m interlock.testing.prove --crashes $(CRASHES))
 
 bench: $(BENCH_READY) ## print every figure the docs quote
 	@$(BIN)/python -m bench

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
-from bench import crowd, family, fence, flood, memory, raced, schedules, survivors, takeover, trees
+from bench import crowd, durable, family, fence, flood, memory, raced, recovery, schedules, survivors, takeover, trees
 from bench.picture import draw
 from bench.result import Result, table
 from bench.scale import Scale
@@ -20,6 +20,8 @@ MEASURES: dict[str, Callable[[Scale], list[Result]]] = {
     "crowd": crowd.measure,
     "family": family.measure,
     "memory": memory.measure,
+    "durable": durable.measure,
+    "recovery": recovery.measure,
     "schedules": schedules.measure,
     "trees": trees.measure,
     "survivors": survivors.measure,

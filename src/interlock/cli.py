@@ -407,7 +407,7 @@ def main() -> None:
     except OSError as error:  # what is left to be printed is left
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not isinstance(error, BrokenPipeError):
-            _say(str(error))
+            _say(str(error.strerror or error))
         status = TROUBLE
     sys.exit(status if isinstance(status, int) else 0)
 

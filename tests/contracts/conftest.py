@@ -1,51 +1,192 @@
-"""The stores that must keep the contract."""
+"""The stores that must keep the contract, and how to make each of them misbehave for real."""
 
-from collections.abc import Callable
+import itertools
+import os
+import resource
+import shutil
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from interlock import MemoryStore
+from interlock.core.decision import Decision
 from interlock.stores import bounds
+from interlock.stores.base import Store
 from interlock.stores.sqlite import SqliteStore
 
+FOREVER_DAYS = 1e6  # rows in tests are of 1970: no age is too old for them
+LOCK_SECONDS = 10.0  # for the writer to let go of the database once
 
-class MemoryKit:
-    """Makes memory stores; small ones forget after a handful."""
 
-    name = "memory"
+class Kit:
+    """Makes stores of one kind, makes them misbehave, and leaves nothing behind."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._directory = directory
         self._monkeypatch = monkeypatch
 
-    def make(self) -> MemoryStore:
+    def make(self) -> Store:
         """Return a fresh store."""
-        return MemoryStore()
+        raise NotImplementedError
 
-    def small(self, **given: int) -> MemoryStore:
+    def small(self, **given: int) -> Store:
         """Return a store with small bounds."""
         for name, bound in given.items():
             self._monkeypatch.setattr(bounds, name, bound)
+        return self.make()
+
+    async def tidy(self, store: Store) -> None:
+        """Have the bounds kept now: memory keeps them at once, sqlite when it prunes what is written."""
+        await store.decide(Decision())  # takes along what was appended before it
+        await store.prune()
+
+    async def reopened(self, store: Store) -> Store:
+        """Close a store and return the next start's, open."""
+        raise NotImplementedError
+
+    async def killed(self, store: Store) -> Store:
+        """Return the next start's store, open, as if the last had been killed at this instant."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Close what was made, and remove it."""
+
+
+class MemoryKit(Kit):
+    """Memory has switches for its faults."""
+
+    name = "memory"
+
+    def make(self) -> MemoryStore:
         return MemoryStore()
 
+    async def reopened(self, store: MemoryStore) -> MemoryStore:
+        await store.close()
+        await store.open()
+        return store
 
-class SqliteKit(MemoryKit):
-    """Makes stores in directories."""
+    async def killed(self, store: MemoryStore) -> MemoryStore:
+        await store.open()
+        return store
+
+    def stall(self, store: MemoryStore) -> None:
+        """Take decisions and reads, answer none."""
+        store.faults.stall = True
+
+    def fail(self, store: MemoryStore) -> None:
+        """Refuse every decision and read."""
+        store.faults.fail = True
+
+    def lose(self, store: MemoryStore) -> None:
+        """Carry decisions out, lose the answer.
+
+        Memory only: it stands in for a store at the far end of a wire. SQLite's answer comes from a thread of this
+        process, and nothing lies between the commit and the answer where one could get lost and the other not.
+        """
+        store.faults.lose = True
+
+    def resume(self, store: MemoryStore) -> None:
+        """Clear every fault."""
+        store.resume()
+
+
+class SqliteKit(Kit):
+    """SQLite is held up and failed by the real thing: another connection's lock, and a limit on the file's size."""
 
     name = "sqlite"
 
-    def make(self):
-        import tempfile
-        return SqliteStore(tempfile.mkdtemp())
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(directory, monkeypatch)
+        self._made: list[SqliteStore] = []
+        self._count = itertools.count()
+        self._others: list[sqlite3.Connection] = []
+        self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def small(self, **given):
-        super().small(**given)
-        return self.make()
+    def make(self) -> SqliteStore:
+        return self._store(self._directory / f"store-{next(self._count)}")
+
+    def _store(self, directory: Path) -> SqliteStore:
+        store = SqliteStore(directory, keep_days=FOREVER_DAYS)
+        self._made.append(store)
+        return store
+
+    async def reopened(self, store: SqliteStore) -> SqliteStore:
+        await store.close()
+        again = self._store(store.directory)
+        await again.open()
+        return again
+
+    async def killed(self, store: SqliteStore) -> SqliteStore:
+        """What a kill leaves is what is in the files; the kernel has let go of the lock."""
+        left = self._directory / f"left-{next(self._count)}"
+        left.mkdir(mode=0o700)
+        for suffix in ("", "-wal"):
+            name = f"{store.path.name}{suffix}"
+            shutil.copy(store.directory / name, left / name)
+        again = self._store(left)
+        await again.open()
+        return again
+
+    def stall(self, store: SqliteStore) -> None:
+        """Another connection has the write lock: nothing is written, reads go on."""
+        other = sqlite3.connect(store.path, isolation_level=None, timeout=LOCK_SECONDS)
+        other.execute("BEGIN IMMEDIATE")
+        self._others.append(other)
+
+    def fail(self, store: SqliteStore) -> None:
+        """The write-ahead log may not grow: the next page is cut off in the middle, the one after it refused (EFBIG).
+
+        This holds for root too, and needs no mount. (It is the limit of every file of this process; the others are
+        smaller.)
+        """
+        longest = store.path.with_name(f"{store.path.name}-wal").stat().st_size + 1_000
+        resource.setrlimit(resource.RLIMIT_FSIZE, (longest, self._limits[1]))
+
+    def resume(self, store: SqliteStore) -> None:
+        """Clear every fault."""
+        resource.setrlimit(resource.RLIMIT_FSIZE, self._limits)
+        while self._others:
+            self._others.pop().close()
+
+    async def close(self) -> None:
+        while self._made:
+            store = self._made.pop()
+            self.resume(store)
+            await store.close()
+            shutil.rmtree(store.directory, ignore_errors=True)  # (two starts had the same)
 
 
-KITS = [MemoryKit, SqliteKit]
+KITS = {kit.name: kit for kit in (MemoryKit, SqliteKit)}
 
 
-@pytest.fixture(params=KITS, ids=lambda kit: kit.name)
-def kit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MemoryKit:
+@pytest.fixture
+def room() -> Iterator[Path]:
+    """Where stores are made: in memory if the machine has that, since no power is cut here."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as directory:
+        yield Path(directory)
+
+
+@pytest.fixture(params=KITS)
+def kit(request: pytest.FixtureRequest, room: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kit]:
     """A maker of stores of one kind."""
-    return request.param(monkeypatch)
+    yield KITS[request.param](room, monkeypatch)
+    nothing_is_left()
+
+
+@pytest.fixture
+def kits(room: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Kit, ...]]:
+    """A maker of stores of each kind."""
+    yield tuple(kit(room, monkeypatch) for kit in KITS.values())
+    nothing_is_left()
+
+
+def nothing_is_left() -> None:
+    """No thread of a store outlives the test that closed it."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("interlock store"):
+            thread.join(5)
+            assert not thread.is_alive(), f"{thread.name} outlived its store"

@@ -59,7 +59,9 @@ def readable(directory: Path) -> Path:
     except OSError as error:
         raise StoreFailed(f"{directory} cannot be read: {error.strerror}") from None
     except sqlite3.Error as error:
-        raise StoreFailed(f"{file} cannot be read: {error}") from None
+        unwritable = error.sqlite_errorcode == sqlite3.SQLITE_CANTOPEN  # SQLite needs room for its index beside it
+        hint = "; copy its directory to a place that can be written" if unwritable else ""
+        raise StoreFailed(f"{file} cannot be read: {error}{hint}") from None
     newest = migrations()[-1][0]
     if not known:
         raise StoreFailed(f"{file} is no interlock store; name its directory with --data")
@@ -139,7 +141,7 @@ def _run_line(row: RunRow, used: bool, depth: int = 0) -> RunLine:
         principal=row.principal,
         kind=row.kind,
         state=info_of_row(row).state,
-        unsettled=not used and not row.told and (row.alias is None or row.outcome is not None),
+        unsettled=not used and (row.alias is None if row.outcome is None else not row.told),
         outcome=row.outcome,
         text=row.text,
         admitted_at=row.admitted_at,
@@ -205,8 +207,19 @@ def _reply(events: Iterable[Event]) -> str:
 
 def _processes(events: Iterable[Event], *, over: bool, used: bool) -> list[ProcessLine]:
     """What the log tells of a run's processes; of those that went with their run it does not tell the end."""
-    latest = {(event.data.pid, event.data.command): event.data for event in events if isinstance(event.data, Spawned)}
-    return [_process_line(told, over=not used or (over and not told.detached)) for told in latest.values()]
+    latest: list[Spawned] = []
+    for event in events:
+        if isinstance(told := event.data, Spawned):
+            at = next((at for at, other in enumerate(latest) if _ends(told, other)), len(latest))
+            latest[at : at + 1] = [told]
+    return [_process_line(told, over=not used or (over and not told.detached)) for told in latest]
+
+
+def _ends(told: Spawned, begun: Spawned) -> bool:
+    """Whether an event tells the end of a process (which had no pid yet when it was told to begin)."""
+    if told.state is ProcessState.RUNNING or begun.state is not ProcessState.RUNNING:
+        return False
+    return (told.command, told.name, told.background) == (begun.command, begun.name, begun.background)
 
 
 def _process_line(told: Spawned, *, over: bool) -> ProcessLine:

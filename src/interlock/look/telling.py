@@ -9,7 +9,7 @@ import msgspec
 
 from interlock.core.decision import QuestionRow, ToolRow
 from interlock.core.lifecycle import State
-from interlock.core.names import Ending, ToolState
+from interlock.core.names import Drain, Ending, ToolState
 from interlock.core.projection import client_words
 from interlock.core.receipt import Receipt
 from interlock.core.timeline import Moment
@@ -68,7 +68,7 @@ def tell_run(found: Shown) -> None:
         *(("tool", _tool_words(tool, run)) for tool in found.tools),
         *(("question", _question_words(question)) for question in found.questions),
         *(("process", _process_words(process, run)) for process in found.processes),
-        ("receipt", "" if found.receipt is None else _receipt_words(found.receipt)),
+        ("receipt", "" if found.receipt is None else _receipt_words(found.receipt, found.in_use)),
     ]
     for name, value in facts:
         if value:
@@ -129,11 +129,14 @@ def _process_words(process: ProcessLine, run: RunLine) -> str:
     return f"{state}: {process.command}" + (f" ({process.name})" if process.name else "")
 
 
-def _receipt_words(receipt: Receipt) -> str:
+def _receipt_words(receipt: Receipt, in_use: bool) -> str:
     took, processes = receipt.fence_to_drained_ms, receipt.processes
+    after = "" if took is None else f" after {took / 1000:.3f} s"
+    if receipt.drain is Drain.PENDING and not in_use:
+        after = " (the next start completes it)"
     said = [
         f"{receipt.id}",
-        f"drain {receipt.drain}" + ("" if took is None else f" after {took / 1000:.3f} s"),
+        f"drain {receipt.drain}{after}",
         f"{_count(processes.ended, 'process')} ended, grade {receipt.grade}" if processes.ended else "",
         f"{processes.detached} detached" if processes.detached else "",
         f"refused {', '.join(f'{n} {kind}' for kind, n in receipt.refused.items())}" if receipt.refused else "",
@@ -148,7 +151,7 @@ def _moment_cells(moment: Moment, began: float) -> tuple[str, ...]:
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') or noun.endswith('sh') else 's'}"
+    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith(('s', 'sh')) else 's'}"
 
 
 def _ago(at: float | None) -> str:

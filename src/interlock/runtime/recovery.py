@@ -67,7 +67,7 @@ OPEN_CALLS = (ToolState.PENDING, ToolState.RUNNING)
 class Story:
     """What the log tells of one run."""
 
-    __slots__ = ("blocks", "calls", "children", "ended", "open", "parts", "questions", "said", "started_at")
+    __slots__ = ("blocks", "calls", "children", "ended", "open", "parts", "proof", "questions", "said", "started_at")
 
     def __init__(self) -> None:
         self.said = False
@@ -79,6 +79,7 @@ class Story:
         self.questions: dict[QuestionId, Asked] = {}
         self.children: set[RunId] = set()  # whose endings it was told
         self.ended: Outcome | None = None
+        self.proof: Receipt | None = None  # the whole receipt, as it was last told
 
     def add(self, event: Event) -> None:
         """Read one event of the run."""
@@ -211,7 +212,7 @@ class Recovery:
                 if row.outcome is not None:
                     await self._tell_again(session, row, story)
                 elif story.ended is not None:
-                    self._keep_told(row, story.ended)
+                    await self._keep_told(row, story.ended, story.proof)
                 elif row.started or row.parent is not None:
                     living[row.id] = await self._bring_back(session, row, story, living)
             if len(living) > began and not session_id.startswith(RUN_SESSION):
@@ -325,7 +326,7 @@ class Recovery:
         """Tell an ending that the store holds and the log does not: the same one, with what it left open."""
         assert row.outcome is not None
         if story.ended is not None:
-            self._keep_told(row, row.outcome)
+            await self._keep_told(row, row.outcome)
             return
         say = self._feed.publish
         if not story.said:  # (as `Outlet.introduce`: what ended before its session was anybody's leaves no text)
@@ -364,10 +365,20 @@ class Recovery:
             if child.parent == row.id and child.outcome is not None and child.id not in story.children
         ]
 
-    def _keep_told(self, row: RunRow, outcome: Outcome) -> None:
+    async def _keep_told(self, row: RunRow, outcome: Outcome, proof: Receipt | None = None) -> None:
         """The log tells how it ended; the store is to say the same."""
-        ended = msgspec.structs.replace(row, outcome=outcome)
-        self._insisted.append(self._endings.insist(Decision(endings=(ended,), told=(row.id,))))
+        tools = await read(self._store.tools(row.id))
+        told = Decision(
+            endings=(msgspec.structs.replace(row, outcome=outcome),),
+            told=(row.id,),
+            tools=tuple(
+                msgspec.structs.replace(tool, state=ToolState.INTERRUPTED)
+                for tool in tools
+                if tool.state in OPEN_CALLS and outcome.ending is not Ending.COMPLETED
+            ),
+            receipts=() if proof is None else (proof,),
+        )
+        self._insisted.append(self._endings.insist(told))
 
     # Receipts
 
@@ -387,6 +398,9 @@ def _stories(events: Iterable[Event]) -> dict[RunId, Story]:
     for event in events:
         if event.run_id is not None:
             stories.setdefault(event.run_id, Story()).add(event)
+        elif isinstance(event.data, Proof) and event.data.receipt.session == event.session:
+            for run in event.data.receipt.runs:
+                stories.setdefault(run.id, Story()).proof = event.data.receipt
     return stories
 
 

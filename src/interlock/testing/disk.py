@@ -1,199 +1,46 @@
-"""The disk, made to fail: `python -m interlock.testing.disk --bare --control` kills at every write and every fsync.
+"""Killed at every write and every fsync: `python -m interlock.testing.disk --bare --control`.
 
-strace does it: it comes to a living process, counts the calls on the store's files, and kills before the n-th, for
-every n until the scene ends unharmed. (It counts by thread, from when it came; the store has one thread that writes.)
-The judge knows nothing of the store: it reads the database with plain sqlite3, and what the scene said line by line.
+Each scene is played again and again, killed before its first call on the store's files, its second, and so on until it
+ends unharmed (testing/strace.py). The judge reads the database with plain sqlite3, and what the scene said.
 1. What was acknowledged is there. What was not is there whole, or not at all.
 2. The database is sound, and the next start settles it: no message is lost, none runs twice, none runs on.
+3. The next start is killed at every write too.
 """
 
 import argparse
 import asyncio
 import contextlib
-import ctypes
-import logging
 import multiprocessing
 import os
-import shutil
 import signal
-import socket
-import sqlite3
-import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
-import msgspec
 from interlock.app import open_control
 from interlock.core.decision import Decision
-from interlock.core.events import Event, Said
+from interlock.core.events import Asked, Event
 from interlock.core.names import Ending
 from interlock.core.outcome import Outcome
+from interlock.core.receipt import Receipt
 from interlock.runtime.control import Control
 from interlock.runtime.run import Message, Run
 from interlock.runtime.settings import Settings
 from interlock.stores.sqlite import SqliteStore, writer
+from interlock.testing.strace import SECONDS, Played, Script, State, done, missing, play, points, read
 
-CALLS = "write,pwrite64,pwritev,ftruncate,fallocate,fsync,fdatasync,rename,unlink"
-FILES = ("interlock.db", "interlock.db-wal", "interlock.db-journal", "lock", "")
-SECONDS = 60.0  # for anything here that should take one
-POINTS = 10_000  # a scene that writes more often never ends
+SHELF = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a kill needs no real disk, and fsync is slow
 KINDS = ("lost", "torn", "damaged", "twice", "running", "changed")
-PR_SET_PTRACER = 0x59616D61
 
-State = dict[str, list[dict[str, Any]]]
-
-
-# strace
-
-
-def missing() -> str | None:
-    """Say what this machine lacks; None if strace can be used."""
-    if shutil.which("strace") is None:
-        return "this needs strace (Debian: `apt-get install strace`, or `make tools` as root)"
-    tried = subprocess.run(["strace", "-qq", "-o", "/dev/null", "true"], capture_output=True, text=True, check=False)
-    return None if tried.returncode == 0 else f"strace may not trace here: {tried.stderr.strip()}"
-
-
-def until(done: Callable[[], object], what: str) -> None:
-    """Wait for something, a bounded time."""
-    end = time.monotonic() + SECONDS
-    while not done():
-        if time.monotonic() > end:
-            raise TimeoutError(f"{what}: not within {SECONDS} s")
-        time.sleep(0.001)
-
-
-@contextlib.contextmanager
-def traced(pid: int, directory: Path, *options: str, log: Path | None = None) -> Iterator[None]:
-    """Have strace look at what a process, this one or another, does to the store's files, from here to there."""
-    if pid == os.getpid():  # else only root could be traced by its own child
-        ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(-1))
-    files = [option for name in FILES for option in ("-P", str(directory / name).rstrip("/"))]
-    command = ["strace", "-f", "-qq", "-o", str(log or "/dev/null"), *files, *options, "-p", str(pid)]
-    strace = subprocess.Popen(command)
-    try:
-        until(lambda: strace.poll() is not None or _tracers(pid) == {strace.pid}, "strace")
-        yield
-    finally:
-        strace.terminate()
-        strace.wait(SECONDS)
-
-
-def _tracers(pid: int) -> set[int]:
-    found = set()
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            found.add(int((task / "status").read_text().split("TracerPid:")[1].split()[0]))
-    return found
-
-
-@contextlib.contextmanager
-def fault(calls: str, what: str, directory: Path) -> Iterator[None]:
-    """Let this process's own calls on the store's files fail: `fault("pwrite64", "error=EROFS", DIR)`."""
-    with traced(os.getpid(), directory, "-e", f"trace={calls}", "-e", f"inject={calls}:{what}"):
-        yield
-
-
-# One crash
-
-
-class Script:
-    """What a scene has: a directory, a place for effects, someone who hears what it says."""
-
-    def __init__(self, directory: Path, wire: socket.socket) -> None:
-        self.directory = directory
-        self._wire = wire
-
-    def say(self, *words: str) -> None:
-        """Tell the judge; it hears even what was said in the last instant."""
-        self._wire.sendall((" ".join(words) + "\n").encode())
-
-    def ready(self) -> None:
-        """Wait for strace to come."""
-        self.say("ready")
-        self._wire.recv(3)
-
-    def effect(self, *words: str) -> None:
-        """Do something to the world that cannot be taken back."""
-        with effects(self.directory).open("a") as world:
-            world.write(" ".join(words) + "\n")
-
-
-Act = Callable[[Script], Awaitable[None]]
-
-
-class Played(NamedTuple):
-    """How a scene came out."""
-
-    said: list[str]
-    killed: bool
-    before: State  # what the database held when strace came
-
-
-def play(act: Act, directory: Path, kill_at: int | None = None) -> Played:
-    """Play a scene in a process of its own; with `kill_at`, kill it before its n-th call on the store's files."""
-    ours, theirs = socket.socketpair()
-    pid = os.fork()
-    if pid == 0:
-        _be(act, directory, theirs)
-    theirs.close()
-    ours.settimeout(SECONDS)
-    said: list[str] = []
-    before: State = {}
-    with ours, ours.makefile("r") as lines, contextlib.ExitStack() as stack:
-        for line in map(str.rstrip, lines):
-            if line == "ready":
-                before = read(directory)
-                if kill_at is not None:
-                    kill = f"inject={CALLS}:signal=SIGKILL:when={kill_at}"
-                    stack.enter_context(traced(pid, directory, "-e", f"trace={CALLS}", "-e", kill))
-                ours.sendall(b"go\n")
-            else:
-                said.append(line)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if status not in (0, -signal.SIGKILL):
-        raise RuntimeError("\n".join(said))
-    return Played(said, status != 0, before)
-
-
-def _be(act: Act, directory: Path, wire: socket.socket) -> None:
-    async def main() -> None:
-        await asyncio.wait_for(act(Script(directory, wire)), SECONDS)  # type: ignore[arg-type]
-
-    status = 1
-    try:
-        logging.disable(logging.CRITICAL)
-        asyncio.run(main())
-        status = 0
-    except BaseException:
-        wire.sendall(traceback.format_exc().encode())
-    finally:
-        os._exit(status)
-
-
-def points(act: Act, template: Path, place: Path) -> Iterator[tuple[int, Path, Played]]:
-    """Play a scene on copies of a directory, killed at its first call, its second, and so on until it ends."""
-    for n in range(1, POINTS):
-        directory = place / str(n)
-        if template.exists():
-            shutil.copytree(template, directory)
-        if effects(template).exists():
-            shutil.copy(effects(template), effects(directory))
-        played = play(act, directory, n)
-        yield n, directory, played
-        shutil.rmtree(directory)
-        if not played.killed:
-            return
-    raise RuntimeError(f"the scene did not end within {POINTS} calls")
+Steps = tuple[tuple[str, ...], ...]
 
 
 # The judge
@@ -205,25 +52,6 @@ class Verdict(NamedTuple):
     scene: str
     points: int
     troubles: list[tuple[str, str]]  # of which kind, and where
-
-
-def effects(directory: Path) -> Path:
-    """Where the effects of a scene are written: beside its store."""
-    return directory.with_suffix(".effects")
-
-
-def read(directory: Path) -> State:
-    """Return everything a database holds, by table, from a copy that is thrown away."""
-    with tempfile.TemporaryDirectory() as place:
-        for name in FILES[:3]:
-            if (directory / name).exists():
-                shutil.copy(directory / name, place)
-        with contextlib.closing(sqlite3.connect(Path(place) / FILES[0])) as db:
-            db.row_factory = sqlite3.Row
-            sound = [dict(row) for row in db.execute("PRAGMA integrity_check")]
-            tables = [row["name"] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-            state = {name: [dict(row) for row in db.execute(f"SELECT * FROM {name}")] for name in tables}  # noqa: S608
-    return state if sound == [{"integrity_check": "ok"}] else {"damaged": sound}
 
 
 def boot(state: State) -> int:
@@ -242,7 +70,7 @@ def crash_bare(scene: str) -> Verdict:
     given = [] if scene == OPENING else steps[: steps.index(scene)]
     troubles: list[tuple[str, str]] = []
     seen: list[tuple[str, Played, State]] = []
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory(dir=SHELF) as made:
         place = Path(made)
         if given:
             play(lambda script: bare(script, given), place / "template")
@@ -272,17 +100,16 @@ def crash_control(scene: str) -> Verdict:
     troubles: list[tuple[str, str]] = []
     told: list[str] = []
     crashed = 0
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory(dir=SHELF) as made:
         place = Path(made)
-        act: Act = lambda script: serve(script, CONTROL[scene])  # noqa: E731
+        template, steps = place / "template", CONTROL[scene]
         if scene == RECOVERY:
-            told = play(act, place / "template").said
-            act = recover
-        for n, directory, played in points(act, place / "template", place):
+            told = play(lambda script: serve(script, steps), template).said
+        act = recover if scene == RECOVERY else serve
+        for n, directory, played in points(lambda script: act(script, steps), template, place):
             crashed += played.killed
-            again = play(recover, directory).said
+            again = play(lambda script: recover(script, steps), directory).said
             troubles += [(kind, f"{scene}, {n}: {what}") for kind, what in judge(directory, told + played.said, again)]
-            effects(directory).unlink()
     return Verdict(scene, crashed, troubles)
 
 
@@ -301,7 +128,7 @@ def judge(directory: Path, told: list[str], again: list[str]) -> Iterator[tuple[
             yield "changed", " ".join(rest)
     for run in running(state):
         yield "running", run
-    did = Counter(effects(directory).read_text().splitlines() if effects(directory).exists() else ())
+    did = Counter(done(directory))
     for what, times in did.items():
         if times > 1:
             yield "twice", what
@@ -434,7 +261,7 @@ async def settle(script: Script) -> None:
 
 RECOVERY = "recovery"
 QUEUE = "queue"
-CONTROL: dict[str, tuple[tuple[str, ...], ...]] = {
+CONTROL: dict[str, Steps] = {
     "send and final": (("send", "a", "one"), ("wait", "one")),
     "takeover": (("send", "a", "long-one"), ("begun", "long-one"), ("send", "a", "two"), ("wait", "two")),
     "tool": (("send", "a", "tool-one"), ("wait", "tool-one")),
@@ -448,3 +275,161 @@ CONTROL: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
 }
 SETTINGS = Settings(commit_seconds=SECONDS / 2)  # a machine under strace is slow, and a refusal no part of these scenes
+
+
+class Armed(SqliteStore):
+    """A store that lets strace come once it is open, so that its one writing thread is counted from there."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__(script.directory)
+        self._script = script
+
+    async def open(self) -> int:
+        """Open, and wait for strace."""
+        boot = await super().open()
+        self._script.ready()
+        return boot
+
+
+class People:
+    """Those who use a control: they send and stop, and remember only what they were told."""
+
+    def __init__(self, script: Script, control: Control) -> None:
+        self.script = script
+        self.control = control
+        self.runs: dict[str, str] = {}
+
+    async def send(self, session: str, text: str, strategy: str | None = None) -> None:
+        """Send a message; its text is its key."""
+        sent = await self.control.send(session, text, key=text, strategy=strategy)
+        self.runs[text] = sent.run_id
+        self.script.say("sent", text, sent.run_id)
+
+    async def wait(self, text: str) -> None:
+        """Wait for an end."""
+        outcome = await self.control.wait(self.runs[text])
+        if outcome.durable:
+            self.script.say("ended", outcome.run_id, outcome.ending)
+
+    async def stop(self, session: str) -> None:
+        """Stop whatever a session does."""
+        self._heard(await self.control.stop(session=session))
+
+    async def cut(self, text: str) -> None:
+        """Stop one run."""
+        self._heard(await self.control.stop(run=self.runs[text]))
+
+    def _heard(self, receipt: Receipt) -> None:
+        for run in receipt.runs if receipt.durable else ():
+            self.script.say("ended", run.id, run.outcome.ending)
+
+    async def begun(self, text: str) -> None:
+        """Wait until an agent has begun, or its tool."""
+        while not any(text in line for line in done(self.script.directory)):
+            await asyncio.sleep(0.001)
+
+    async def asked(self, text: str) -> str:
+        """Wait for a question."""
+        async for event in self.control.watch(run=self.runs[text]):
+            if isinstance(event.data, Asked):
+                return event.data.question_id
+        raise RuntimeError(f"{text} ended and had not asked")
+
+    async def answer(self, text: str) -> None:
+        """Answer the question."""
+        await self.control.answer(await self.asked(text), True)
+
+    async def die(self) -> None:
+        """Be killed, with everything going on."""
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _opened(script: Script) -> contextlib.AbstractAsyncContextManager[Control]:
+    async def tool(text: str) -> None:
+        script.effect("tool", text)
+        if "long" in text:
+            await asyncio.Event().wait()
+
+    async def agent(run: Run, message: Message) -> str:
+        script.effect("began", message.text)
+        await run.say("so ")
+        await run.say("far")
+        if "tool" in message.text:
+            await run.call(tool, text=message.text)
+        elif "ask" in message.text:
+            await run.ask("Really?")
+        elif "long" in message.text:
+            await asyncio.Event().wait()
+        return "done"
+
+    return open_control(agent, store=Armed(script), settings=SETTINGS)
+
+
+async def serve(script: Script, steps: Steps) -> None:
+    """Do what people do; the control is closed at the end."""
+    async with _opened(script) as control:
+        people = People(script, control)
+        for verb, *given in steps:
+            await getattr(people, verb)(*given)
+    script.say("done")
+
+
+async def recover(script: Script, steps: Steps) -> None:
+    """The next start: everything is sent again with its key, and ends."""
+    async with _opened(script) as control:
+        people = People(script, control)
+        for verb, *given in steps:
+            if verb == "send":
+                await people.send(*given)
+        for text in people.runs:
+            await (people.cut(text) if "long" in text or "ask" in text else people.wait(text))
+    script.say("done")
+
+
+# The command line
+
+
+def campaign(scenes: list[tuple[str, str]], jobs: int) -> Iterator[Verdict]:
+    """Play scenes, several at a time, each in the order of its writes."""
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap_unordered(_crash, scenes)
+
+
+def _crash(asked: tuple[str, str]) -> Verdict:
+    kind, scene = asked
+    return crash_bare(scene) if kind == "bare" else crash_control(scene)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; 0 if nothing was broken."""
+    parser = argparse.ArgumentParser(prog="interlock.testing.disk", description=__doc__)
+    parser.add_argument("--bare", action="store_true", help="the store alone")
+    parser.add_argument("--control", action="store_true", help="a whole control")
+    parser.add_argument("--scene", help="this scene only")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    asked = parser.parse_args(arguments)
+    console = Console()
+    if lacks := missing():
+        console.print(lacks, markup=False)
+        return 1
+    chosen = [("bare", scene) for scene in BARE if asked.bare] + [
+        ("control", scene) for scene in CONTROL if asked.control
+    ]
+    began, broken, crashed = time.monotonic(), 0, 0
+    table = Table("scene", title="killed at every write and every fsync")
+    for name in ("crash points", *KINDS):
+        table.add_column(name, justify="right")
+    for verdict in campaign([each for each in chosen if asked.scene in (None, each[1])], asked.jobs):
+        counts = Counter(kind for kind, _ in verdict.troubles)
+        console.print(f"{verdict.scene}: {verdict.points} crash points, {len(verdict.troubles)} troubles", markup=False)
+        for kind, where in verdict.troubles[:10]:
+            console.print(f"  {kind}: {where}", markup=False)
+        table.add_row(verdict.scene, str(verdict.points), *(str(counts[kind]) for kind in KINDS))
+        broken, crashed = broken + len(verdict.troubles), crashed + verdict.points
+    console.print(table)
+    console.print(f"{crashed} crash points in {time.monotonic() - began:.1f} s on {asked.jobs} cores; {broken} broken")
+    return min(1, broken)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
