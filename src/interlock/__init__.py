@@ -38,6 +38,7 @@ from interlock.runtime.spawning import Finished, ProcessInfo, Running
 from interlock.runtime.tool import ToolResult, tool
 from interlock.runtime.wakes import Wake
 from interlock.stores.memory import MemoryStore
+from interlock.stores.sqlite import SqliteStore
 
 __all__ = [
     # open and drive
@@ -45,6 +46,7 @@ __all__ = [
     "Control",
     "Grade",
     "MemoryStore",
+    "SqliteStore",
     "Settings",
     "is_stop",
     "open_control",

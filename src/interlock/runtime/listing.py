@@ -54,6 +54,7 @@ def info_of_row(row: RunRow) -> RunInfo:
         principal=row.principal,
         kind=row.kind,
         state=state,
+        generation=row.generation,
         outcome=row.outcome,
         parent=row.parent,
         agent=row.agent,

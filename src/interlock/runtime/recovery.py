@@ -165,7 +165,7 @@ class Recovery:
             self._swept = await self._end_leftovers()
         unsettled = list(await read(self._store.unsettled()))
         if unsettled and not self._store.clean:
-            log.warning("the last start was cut short; %d sessions are settled now", len(unsettled))
+            log.warning("the last start was cut short; sessions settled now: %d", len(unsettled))
         living: dict[RunId, LiveRun] = {}  # a parent before its children, so that they fall with it
         for session_id in unsettled:
             await self._take_up(session_id, living)

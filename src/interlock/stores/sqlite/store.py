@@ -14,6 +14,7 @@ import os
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
@@ -44,6 +45,7 @@ T = TypeVar("T")
 DATABASE = "interlock.db"
 FLUSH_SECONDS = 0.05  # events that no decision takes along are written after this
 PENDING_EVENTS = 100_000  # held in memory while the disk takes nothing
+HOLD_TRIES, HOLD_SECONDS = 50, 0.005  # for the directory's lock
 READS = 10_000  # that may wait
 LAST_READ_SECONDS = 1.0  # for the reader to finish when the store is closed
 FIRST_TIDY_SECONDS = 60.0  # after the start, and then
@@ -412,18 +414,25 @@ def hold(directory: Path) -> int:
     """Take the kernel's lock on a directory; it is gone with this process, however that ends."""
     path = directory / "lock"
     handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    if not _taken(handle):
         holder = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
         os.close(handle)
-        raise StoreFailed(
-            f"{directory} is in use by another interlock (process {holder}); stop that one, or use another directory"
-        ) from None
+        which = "this process" if holder == str(os.getpid()) else f"another interlock (process {holder})"
+        raise StoreFailed(f"{directory} is in use by {which}; stop that one, or use another directory")
     os.truncate(handle, 0)
     os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
     _HELD.add(handle)
     return handle
+
+
+def _taken(handle: int) -> bool:
+    """Take the lock; whoever only looks whether it is taken has it for an instant."""
+    for _ in range(HOLD_TRIES):
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(HOLD_SECONDS)
+    return False
 
 
 _HELD: set[int] = set()

@@ -1,0 +1,124 @@
+"""What the judge of the crash campaign knows: what was told, and what the database and the world hold."""
+
+import contextlib
+import json
+import shutil
+import sqlite3
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from interlock.core.events import Event
+from interlock.core.outcome import Outcome
+
+SAID = """
+SELECT e.run_id, e.data FROM (SELECT * FROM events UNION ALL SELECT * FROM passing) e JOIN runs r ON r.id = e.run_id
+WHERE r.ending IS NULL ORDER BY e.position
+"""
+RUNS = "SELECT id, session, text, started, alias, parent, outcome FROM runs ORDER BY serial"
+
+
+class Row(msgspec.Struct):
+    """A run as the database has it."""
+
+    id: str
+    session: str
+    text: str
+    started: bool
+    alias: str | None
+    parent: str | None
+    outcome: Outcome | None
+
+
+class Book:
+    """What the judge knows. A server is forked with it, and so knows what to answer for."""
+
+    def __init__(self, seed: int, mark: str) -> None:
+        self.seed, self.mark, self.start, self.began = seed, mark, 0, time.time()
+        self.acked: dict[str, str] = {}  # text: run
+        self.taken: dict[str, int] = {}  # text: the start that acked it
+        self.sent: dict[str, dict[str, Any]] = {}  # text: how it was sent
+        self.turned_away: set[str] = set()
+        self.buried: set[str] = set()  # keys that were stopped before they were seen
+        self.answered: set[str] = set()  # questions
+        self.pruned = 0  # the last start that pruned
+        self.events: dict[str, dict[int, Event]] = {}  # as live watchers were told
+        self.endings: dict[str, Outcome] = {}  # told as durable
+        self.shown: dict[str, list[tuple[str, float]]] = defaultdict(list)  # run: pieces of its text, and when
+        self.said: dict[str, str] = {}  # run: what the log had of it when its server was killed
+        self.questions: list[str] = []
+        self.rows: dict[str, Row] = {}  # as the last look at the database found them
+        self.fresh: list[str] = []  # runs of the last start
+        self.sessions: list[str] = []
+
+    @property
+    def to_ask(self) -> list[str]:
+        """Runs whose ending stands, or was told."""
+        return [run for run, row in self.rows.items() if row.outcome is not None or run in self.endings]
+
+    def last(self, session: str) -> int:
+        """The last position a watcher was told."""
+        return max(self.events.get(session, {}), default=0)
+
+    def by_session(self, runs: list[str]) -> dict[str, list[str]]:
+        """Runs in the sessions that they are in."""
+        found: dict[str, list[str]] = {}
+        for run in dict.fromkeys(runs):
+            if run in self.rows:
+                found.setdefault(self.rows[run].session, []).append(run)
+        return found
+
+
+class Found:
+    """A copy of the database, looked at with plain sqlite3, and the marks that agents and tools left outside."""
+
+    def __init__(self, place: Path) -> None:
+        marks = [json.loads(line) for line in _lines(place / "witness")]
+        self.begun: list[tuple[str, list[str]]] = [(run, texts) for kind, run, *texts in marks if kind == "begin"]
+        self.times = Counter(text for _, texts in self.begun for text in texts)
+        self.effects = Counter(name for kind, name, *_ in marks if kind == "effect")
+        self.rows: dict[str, Row] = {}
+        self.tools: dict[str, str] = {}  # by the name in their arguments: where they stand
+        self.questions: dict[str, str] = {}
+        self.said: dict[str, str] = {}  # what the log has of runs that have not ended
+        self.integrity = "ok"
+        self.pending = self.passing = 0
+        with contextlib.closing(sqlite3.connect(_copied(place / "data", place / "copy"))) as db:
+            if db.execute("PRAGMA user_version").fetchone()[0]:
+                self._read(db)
+
+    def _read(self, db: sqlite3.Connection) -> None:
+        self.integrity = "\n".join(row[0] for row in db.execute("PRAGMA integrity_check"))
+        for run, session, text, started, alias, parent, outcome in db.execute(RUNS):
+            ended = None if outcome is None else msgspec.json.decode(outcome, type=Outcome)
+            self.rows[run] = Row(run, session, text, bool(started), alias, parent, ended)
+        for arguments, state in db.execute("SELECT arguments, state FROM tools"):
+            self.tools[json.loads(arguments)["name"]] = state
+        blocks: dict[str, list[str]] = {}
+        for run, data in db.execute(SAID):
+            told, parts = json.loads(data), blocks.setdefault(run, [""])
+            if told["type"] == "delta":
+                parts[-1] += told["text"]
+            elif told["type"] == "block":
+                parts[-1:] = [told["text"], ""]
+        self.said = {run: "\n\n".join(part for part in parts if part) for run, parts in blocks.items()}
+        self.questions = dict(db.execute("SELECT id, state FROM questions"))
+        self.pending = db.execute("SELECT count(*) FROM receipts WHERE pending = 1").fetchone()[0]
+        self.passing = db.execute("SELECT count(*) FROM passing").fetchone()[0]
+
+
+def _lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines() if path.exists() else []
+
+
+def _copied(source: Path, copy: Path) -> Path:
+    """Copy the database as it is, with its write-ahead log."""
+    shutil.rmtree(copy, ignore_errors=True)
+    copy.mkdir()
+    for name in ("interlock.db", "interlock.db-wal"):
+        if (source / name).exists():
+            shutil.copy(source / name, copy / name)
+    return copy / "interlock.db"
