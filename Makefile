@@ -47,11 +47,13 @@ clean: ## remove .venv, caches and build output
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests bench examples -name __pycache__ -prune -exec rm -rf {} +
 
-# The model is searched by spin, a Debian package; whoever is not root is told by the tests what to install.
+# The model is searched by spin; disks and clocks are made to fail by strace and libfaketime: Debian packages, all of
+# them. Whoever is not root is told by the tests what to install.
 tools:
-	@{ command -v spin && echo '#include <stdio.h>' | gcc -E -xc -; } >/dev/null 2>&1 || [ "$$(id -u)" != 0 ] || { \
-		echo "installing spin and gcc"; apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
-		apt-get -qq install -y --no-install-recommends spin gcc libc6-dev >/dev/null; }
+	@{ command -v spin && command -v strace && command -v faketime && echo '#include <stdio.h>' | gcc -E -xc -; } \
+		>/dev/null 2>&1 || [ "$$(id -u)" != 0 ] || { \
+		echo "installing spin, gcc, strace and faketime"; apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
+		apt-get -qq install -y --no-install-recommends spin gcc libc6-dev strace faketime >/dev/null; }
 
 # Debian splits venv off into a package of its own. Without it, virtualenv from PyPI does the same, kept in build/.
 $(BIN)/pip:

@@ -22,14 +22,14 @@ from interlock.testing.hostile.processes import NoScope
 JOBS = 2
 DIRECTORIES = 4
 KILLS = 13  # on each
-PLANTED_KILLS = 6  # on one directory; a planted bug is found on one of the first
+PLANTED_KILLS = 6  # on each of the directories that a planted bug is looked for in
+PLANTED_DIRECTORIES = 12  # at most
 PLANTED = {  # the bug, and what the judge says of it
     "ack-before-commit": "an acked message is there",
     "waiting-forgotten": "every run has an ending",
     "started-begins-again": "nothing runs twice",
     "ending-told-again": "one end in a replay",
     "partial-text-forgotten": "text",
-    "tool-start-not-recorded": "a tool's start is on record first",
     "receipts-left-pending": "every receipt is complete",
     "question-not-voided": "question",
 }
@@ -76,7 +76,7 @@ def searches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Fut
 
     def search(name: str, place: Path) -> list[str]:
         source = plant(PATCHES[name], place)
-        for seed in range(DIRECTORIES):
+        for seed in range(PLANTED_DIRECTORIES):
             if broken := apart(seed, PLANTED_KILLS, source).broken:
                 return broken
         return []

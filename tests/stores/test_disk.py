@@ -34,7 +34,7 @@ from interlock.testing import disk, strace
 from interlock.testing.strace import Script, State, done, play, read
 
 PATIENT = Settings(commit_seconds=30)  # where only a crash may keep the store from taking something
-QUICK = Settings(commit_seconds=0.2, retry_seconds=0.02)
+QUICK = Settings(commit_seconds=0.2, retry_seconds=0.02, grace_seconds=0.5, drain_seconds=1)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def shelf() -> Iterator[Path]:
 
 
 def run_main(main: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(), 30))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(main(), 20))  # type: ignore[arg-type]
 
 
 async def until(done: Callable[[], Awaitable[Any]]) -> None:
@@ -298,10 +298,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     )
     if made.returncode != 0:
         pytest.skip(f"a small disk is a tmpfs of its own, and that cannot be mounted here: {made.stderr.strip()}")
+    # Whatever becomes of this process, the pipe is closed and the disk unmounted.
+    ends = subprocess.Popen(["sh", "-c", 'cat; umount --lazy "$0"', place], stdin=subprocess.PIPE)
     try:
         yield place
     finally:
-        subprocess.run(["umount", "--lazy", place], check=True)
+        ends.communicate()
+    assert ends.returncode == 0
 
 
 @contextlib.contextmanager

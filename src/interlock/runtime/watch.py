@@ -18,7 +18,7 @@ from interlock.runtime.registry import Registry
 from interlock.runtime.settings import WATCH_EVENTS
 from interlock.stores.base import Store, read
 
-PAGE_EVENTS = 256
+PAGE_EVENTS = 1_024
 
 
 class Buffer:

@@ -15,8 +15,11 @@ from interlock.core.events import Event
 from interlock.core.outcome import Outcome
 
 SAID = """
-SELECT e.run_id, e.data FROM (SELECT * FROM events UNION ALL SELECT * FROM passing) e JOIN runs r ON r.id = e.run_id
-WHERE r.ending IS NULL ORDER BY e.position
+SELECT e.position, e.run_id, e.data FROM events e JOIN runs r ON r.id = e.run_id WHERE r.ending IS NULL
+UNION ALL
+SELECT e.value ->> 0, p.run_id, e.value -> 3 FROM passing p JOIN runs r ON r.id = p.run_id, json_each(p.events) e
+WHERE r.ending IS NULL
+ORDER BY 1
 """
 RUNS = "SELECT id, session, text, started, alias, parent, outcome FROM runs ORDER BY serial"
 
@@ -98,7 +101,7 @@ class Found:
         for arguments, state in db.execute("SELECT arguments, state FROM tools"):
             self.tools[json.loads(arguments)["name"]] = state
         blocks: dict[str, list[str]] = {}
-        for run, data in db.execute(SAID):
+        for _, run, data in db.execute(SAID):
             told, parts = json.loads(data), blocks.setdefault(run, [""])
             if told["type"] == "delta":
                 parts[-1] += told["text"]

@@ -207,7 +207,9 @@ class Judge:
         else:  # its sender had not heard
             taken = [(row.id, row.alias) for row in self._book.rows.values() if row.text == text]
             self.check("a message sent again is the one taken", all(run in each for each in taken), (text, run, taken))
-            self._book.acked[text], self._book.taken[text] = run, self._book.start
+            new = _boot(run) > max(map(_boot, self._book.rows), default=0)  # else a key may outlive its run
+            self._book.acked[text] = run
+            self._book.taken[text] = self._book.start if new else int(text.partition(".")[0])
 
     def _on_outcome(self, run: str, outcome: object) -> None:
         told = msgspec.convert(outcome, Outcome)
@@ -435,6 +437,10 @@ def _stopped_again(row: Row, acked: str | None) -> bool:
     return acked is not None and row.id != acked and row.alias is None and not row.started and row.outcome is not None
 
 
+def _boot(run: str) -> int:
+    return int(run.split("-")[1], 16)
+
+
 def _open(shown: str) -> str:
     return shown.rpartition("\n\n")[2]
 
@@ -476,7 +482,8 @@ def play_apart(seed: int, kills: int, *, source: Path = Path(interlock.__file__)
     if done.returncode != 0:
         raise RuntimeError(f"seed {seed} ended with {done.returncode}:\n{done.stderr.decode(errors='replace')[-4000:]}")
     report = msgspec.json.decode(done.stdout, type=Report)
-    report.broken += [f"seed {seed}: {what}" for what in left]
+    if not report.broken:  # (else it was left in the middle)
+        report.broken += [f"seed {seed}: {what}" for what in left]
     return report
 
 

@@ -1,5 +1,6 @@
 """Between records and rows. Whole values (outcomes, receipts, event data) are JSON text, readable by any tool."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ Row = tuple[Any, ...]
 _encode = msgspec.json.Encoder().encode
 _outcome = msgspec.json.Decoder(Outcome).decode
 _data = msgspec.json.Decoder(Data).decode
+_passing = msgspec.json.Decoder(list[tuple[int, float, int | None, Data]]).decode
 _receipt = msgspec.json.Decoder(Receipt).decode
 _wake = msgspec.json.Decoder(WakeRow).decode
 
@@ -195,14 +197,30 @@ def of_event(event: Event) -> Row:
     return (event.session, event.position, event.at, event.run_id, event.generation, text_of(event.data))
 
 
-def event_of(session: SessionId, row: Row) -> Event:
-    """As `events` gives it."""
-    position, at, run_id, generation, data = row
-    return Event(
-        position=position,
-        at=at,
-        session=session,
-        run_id=None if run_id is None else RunId(run_id),
-        generation=generation,
-        data=_data(data),
-    )
+def events_of(session: SessionId, found: Iterable[Row]) -> list[Event]:
+    """As `events` gives them."""
+    return [
+        Event(position=position, at=at, session=session, run_id=run_id, generation=generation, data=_data(data))
+        for position, at, run_id, generation, data in found
+    ]
+
+
+def of_passing(events: list[Event]) -> list[Row]:
+    """As `add_passing` takes them: what each run said is one row."""
+    said: dict[tuple[SessionId, RunId | None], list[Event]] = {}
+    for event in events:
+        said.setdefault((event.session, event.run_id), []).append(event)
+    return [
+        (each[-1].position, session, run_id, text_of([(e.position, e.at, e.generation, e.data) for e in each]))
+        for (session, run_id), each in said.items()
+    ]
+
+
+def passing_of(session: SessionId, after: int, found: Iterable[Row]) -> list[Event]:
+    """As `passing` gives them."""
+    return [
+        Event(position=position, at=at, session=session, run_id=run_id, generation=generation, data=data)
+        for run_id, events in found
+        for position, at, generation, data in _passing(events)
+        if position > after
+    ]

@@ -47,14 +47,14 @@ def connect(path: Path, *, writes: bool) -> sqlite3.Connection:
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Bring the database to this schema, or refuse one that is newer."""
-    if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
-        raise StoreFailed(f"{path} cannot keep a write-ahead log here; choose a directory on a local disk")
     have = connection.execute("PRAGMA user_version").fetchone()[0]
     newest = migrations()[-1][0]
     if have > newest:
         raise StoreFailed(
             f"{path} has schema {have}, this version knows {newest}; upgrade interlock, or use another directory"
         )
+    if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
+        raise StoreFailed(f"{path} cannot keep a write-ahead log here; choose a directory on a local disk")
     for number, script in migrations():
         if number > have:
             connection.executescript(f"BEGIN IMMEDIATE;\n{script}\nPRAGMA user_version = {number};\nCOMMIT;")

@@ -43,7 +43,7 @@ log = logging.getLogger("interlock")
 T = TypeVar("T")
 
 DATABASE = "interlock.db"
-FLUSH_SECONDS = 0.05  # events that no decision takes along are written after this
+FLUSH_SECONDS = 0.1  # events that no decision takes along are written after this
 PENDING_EVENTS = 100_000  # held in memory while the disk takes nothing
 HOLD_TRIES, HOLD_SECONDS = 50, 0.005  # for the directory's lock
 READS = 10_000  # that may wait
@@ -84,7 +84,7 @@ class Reads:
             try:
                 if connection is None:
                     connection = connect(self.path, writes=False)
-                result = work(connection)
+                result = _at_one_instant(connection, work)
             except Exception as error:
                 failure = StoreFailed(f"the store cannot be read ({type(error).__name__}: {error}); try again later")
                 self._settle(answer, None, failure)
@@ -197,13 +197,25 @@ class Reads:
     async def events(self, session: SessionId, *, after: int, limit: int) -> Page:
         def look(db: sqlite3.Connection) -> Page:
             dropped = db.execute(SQL["dropped"], (session,)).fetchone()
-            found = db.execute(SQL["events"], (session, after, limit))
+            events = rows.events_of(session, db.execute(SQL["events"], (session, after, limit)))
+            passing = rows.passing_of(session, after, db.execute(SQL["passing"], (session, after, limit)))
+            if passing:
+                events = sorted(events + passing, key=attrgetter("position"))[:limit]
             return Page(
-                events=tuple(rows.event_of(session, row) for row in found),
+                events=tuple(events),
                 lost_to=dropped[0] if dropped is not None and dropped[0] > after else 0,
             )
 
         return await self._ask(look)
+
+
+def _at_one_instant(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
+    """Let everything that one question reads be of one state of the database."""
+    connection.execute("BEGIN")
+    try:
+        return work(connection)
+    finally:
+        connection.execute("COMMIT")
 
 
 class Look(Reads):
@@ -374,6 +386,8 @@ class SqliteStore(Reads):
         """Read a stretch of the log, with what is not written yet; without deltas of runs that have ended."""
         held = [event for position, event in self._pending.get(session, {}).items() if position > after]
         over = dict(self._ended)
+        if not held and not over and session not in self._dropped:
+            return await super().events(session, after=after, limit=limit)
         found: dict[int, Event] = {}
         at, lost_to, more = after, self._dropped.get(session, 0), True
         while more:

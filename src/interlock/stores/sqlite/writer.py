@@ -39,10 +39,12 @@ Answer = Verdict | StoreFailed
 
 LINE = 10_000  # decisions that may wait; endings are taken beyond it
 TAKEN_ALONG = 1_000  # lasting events that a decision takes along
-PIECE_EVENTS = 64  # passing events written before the line is looked at again
+PIECE_EVENTS = 1_000  # passing events written before the line is looked at again
 REST_SECONDS = 0.5  # between two tries to write events that the disk did not take
 CHECKPOINT_BYTES = 4 * 1024 * 1024  # of write-ahead log: copied into the database beside the writer
 RESTART_BYTES = 64 * 1024 * 1024  # and here the writer waits for that
+FRAME_BYTES = 24 + 4096  # of that log: a header and a page
+BATCHES = 64  # of decisions in a row, after which events have their turn
 CLOSE_SECONDS = 0.5  # for a database that someone else has locked
 UNSURE = {  # after these nobody knows what the disk holds
     sqlite3.SQLITE_IOERR_FSYNC,
@@ -75,6 +77,7 @@ class Writer:
         self._chores: deque[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]] = deque()
         self._due = False  # events are to be written now
         self._resting_until = 0.0
+        self._batches = 0  # of decisions, since events had their turn
         self._passed: dict[RunId | None, int] = {}  # passing events written, by run
         self._closing_at: float | None = None
         self._clean = False  # nothing was cut short
@@ -165,10 +168,12 @@ class Writer:
 
     def _step(self) -> bool:
         """Do one piece of work; True if there may be more."""
-        if self._line:
+        if self._line and self._batches < BATCHES:
+            self._batches += 1
             self._write_decisions()
-        elif self._due:
+        elif self._due or self._line:
             self._due = self._write_events()
+            self._batches = 0
         elif self._chores:
             self._do_chore(*self._chores.popleft())
         else:
@@ -363,7 +368,7 @@ class Writer:
         over, dropped = [self._over.popleft() for _ in range(len(self._over))], dict(self._dropped)
         try:
             self._execute("PRAGMA synchronous = NORMAL")  # no fsync: the next decision's covers it
-            if not self._begin(lambda: not self._line):
+            if not self._begin(lambda: not self._line or self._batches >= BATCHES):
                 self._over.extendleft(reversed(over))
                 return True
             lasting = self._take(TAKEN_ALONG)
@@ -373,10 +378,12 @@ class Writer:
                 self._execute(SQL["tell_run"], (run_id,))
                 self._passed.pop(run_id, None)
             self._connection.executemany(SQL["remember_dropped"], dropped.items())
-            while not self._line and (piece := self._take(PIECE_EVENTS, passing=True)):
+            while piece := self._take(PIECE_EVENTS, passing=True):
                 passing += piece
-                self._connection.executemany(SQL["add_passing"], _as_rows(piece))
+                self._connection.executemany(SQL["add_passing"], rows.of_passing(piece))
                 self._trim(piece)
+                if self._line:
+                    break
             self._execute("COMMIT")
         except Exception as error:
             self._rollback()
@@ -404,8 +411,8 @@ class Writer:
         for event in piece:
             count = self._passed[event.run_id] = self._passed.get(event.run_id, 0) + 1
             if count > 2 * bounds.PASSING_EVENTS:
-                self._execute(SQL["trim_passing"], (event.session, event.run_id, bounds.PASSING_EVENTS))
-                self._passed[event.run_id] = bounds.PASSING_EVENTS
+                self._execute(SQL["trim_passing"], (event.session, event.run_id))
+                self._passed[event.run_id] = count // 2
 
     def _do_chore(self, work: Callable[[sqlite3.Connection], Any], done: asyncio.Future[Any]) -> None:
         try:
@@ -423,16 +430,19 @@ class Writer:
 
     def _copy_if_long(self) -> None:
         """Keep the write-ahead log short: its pages go into the database beside the writer, or at the worst here."""
-        try:
-            size = self._wal.stat().st_size
-        except OSError:
-            return
-        if size > RESTART_BYTES:
-            with contextlib.suppress(sqlite3.Error):
+        with contextlib.suppress(OSError, sqlite3.Error):
+            if self._reaches(RESTART_BYTES):
                 self._execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
-        elif size > CHECKPOINT_BYTES and (self._copying is None or not self._copying.is_alive()):
-            self._copying = threading.Thread(target=self._copy, name="interlock store copies", daemon=True)
-            self._copying.start()
+            elif (self._copying is None or not self._copying.is_alive()) and self._reaches(CHECKPOINT_BYTES):
+                self._copying = threading.Thread(target=self._copy, name="interlock store copies", daemon=True)
+                self._copying.start()
+
+    def _reaches(self, size: int) -> bool:
+        """Whether the log is so long. Its file never shrinks, but each frame of the present log repeats its salts."""
+        with self._wal.open("rb", buffering=0) as wal:
+            salts = wal.read(32)[16:24]
+            wal.seek(32 + size // FRAME_BYTES * FRAME_BYTES)
+            return wal.read(16)[8:16] == salts
 
     def _copy(self) -> None:
         with contextlib.suppress(sqlite3.Error):

@@ -4,9 +4,8 @@ INSERT INTO events (session, position, at, run_id, generation, data) VALUES (?, 
 ON CONFLICT DO NOTHING;
 
 -- name: add_passing
--- What passes.
-INSERT INTO passing (session, position, at, run_id, generation, data) VALUES (?, ?, ?, ?, ?, ?)
-ON CONFLICT DO NOTHING;
+-- What passes: what a run said in a moment.
+INSERT INTO passing (position, session, run_id, events) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING;
 
 -- name: drop_passing
 -- A run has ended: its blocks and its terminal event tell what lasts.
@@ -17,9 +16,10 @@ DELETE FROM passing WHERE session = ? AND run_id = ?;
 UPDATE runs SET told = 1 WHERE id = ? AND told = 0;
 
 -- name: trim_passing
--- Keep the newest of a run's passing events; the block that closes them holds their text.
+-- Forget the older half of a run's passing events; the block that closes them holds their text.
 DELETE FROM passing WHERE session = ?1 AND run_id = ?2 AND position <= (
-    SELECT position FROM passing WHERE session = ?1 AND run_id = ?2 ORDER BY position DESC LIMIT 1 OFFSET ?3
+    SELECT position FROM passing WHERE session = ?1 AND run_id = ?2 ORDER BY position
+    LIMIT 1 OFFSET (SELECT count(*) / 2 FROM passing WHERE session = ?1 AND run_id = ?2)
 );
 
 -- name: oldest_dropped

@@ -91,12 +91,12 @@ SELECT body FROM receipts WHERE id = coalesce((SELECT receipt FROM runs WHERE id
 SELECT body FROM receipts WHERE pending = 1 ORDER BY serial;
 
 -- name: events
--- A stretch of a session's log.
-SELECT position, at, run_id, generation, data FROM (
-    SELECT position, at, run_id, generation, data FROM events WHERE session = ?1 AND position > ?2
-    UNION ALL
-    SELECT position, at, run_id, generation, data FROM passing WHERE session = ?1 AND position > ?2
-) ORDER BY position LIMIT ?3;
+-- A stretch of what lasts of a session's log.
+SELECT position, at, run_id, generation, data FROM events WHERE session = ? AND position > ? ORDER BY position LIMIT ?;
+
+-- name: passing
+-- And of what passes.
+SELECT run_id, events FROM passing WHERE session = ? AND position > ? ORDER BY position LIMIT ?;
 
 -- name: dropped
 -- Up to where a session's log was dropped.

@@ -136,16 +136,15 @@ CREATE TABLE events (
     PRIMARY KEY (session, position)
 ) WITHOUT ROWID;
 
--- The log: what counts only while its run does (deltas, typing, progress).
+-- The log: what counts only while its run does (deltas, typing, progress). A row is what one run said in a moment;
+-- by the position of the last, so that what many say at once goes to few pages.
 CREATE TABLE passing (
+    position INTEGER PRIMARY KEY,
     session TEXT NOT NULL,
-    position INTEGER NOT NULL,
-    at REAL NOT NULL,
-    run_id TEXT,
-    generation INTEGER,
-    data TEXT NOT NULL,
-    PRIMARY KEY (session, position)
-) WITHOUT ROWID;
+    run_id TEXT NOT NULL,
+    events TEXT NOT NULL
+);
+CREATE INDEX passing_of_run ON passing (session, run_id);
 
 -- Up to which position a session's log was dropped.
 CREATE TABLE dropped (
