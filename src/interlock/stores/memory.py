@@ -111,7 +111,8 @@ class MemoryStore:
         self._receipts: dict[ReceiptId, Receipt] = {}
         self._runless: OrderedDict[ReceiptId, None] = OrderedDict()  # of stops that took detached processes only
         self._receipt_of: dict[RunId, ReceiptId] = {}
-        self._last: dict[SessionId, tuple[int, Outcome | None]] = {}
+        self._drained: set[RunId] = set()  # by a receipt
+        self._last: dict[SessionId, tuple[int, RunId]] = {}
         self._logs: dict[SessionId, _Log] = {}
 
     async def open(self) -> int:
@@ -235,9 +236,6 @@ class MemoryStore:
             strategy=row.strategy if row.generation >= known.generation else known.strategy,
             crashes=row.crashes if row.generation >= known.generation else known.crashes,
         )
-        latest, _ = self._last.get(row.id, (-1, None))
-        if row.renewed > known.renewed and row.renewed >= latest:
-            self._last[row.id] = (row.renewed, None)  # what ended before this is no previous turn
 
     def _insert_run(self, row: RunRow) -> None:
         if row.id in self._runs:
@@ -260,6 +258,7 @@ class MemoryStore:
     def _forget_run(self, row: RunRow) -> None:
         run_id = row.id
         del self._runs[run_id]
+        self._drained.discard(run_id)
         self._tools.pop(run_id, None)
         for question in self._questions_of.pop(run_id, ()):
             del self._questions[question]
@@ -280,15 +279,31 @@ class MemoryStore:
         if known is None:
             self._insert_run(row)
             seat = row.generation
+            self._note_drained(row.id)
         else:
             seat = row.generation if row.generation is not None else known.generation
             self._runs[row.id] = msgspec.structs.replace(
                 known, outcome=row.outcome, cut=row.cut, generation=seat, told=known.told or row.told
             )
-        latest, _ = self._last.get(row.session, (-1, None))
+            self._note_drained(row.id)
+        latest, _ = self._last.get(row.session, (-1, ""))
         if seat is not None and seat >= latest:  # what never had the seat was no turn; a late write is no later turn
-            self._last[row.session] = (seat, row.outcome)
+            self._last[row.session] = (seat, row.id)
         return None
+
+    def _note_drained(self, run_id: RunId) -> None:
+        """What is in the store is durable; once drained it stays so."""
+        row = self._runs[run_id]
+        if row.outcome is not None:
+            drained = row.outcome.drained or run_id in self._drained
+            told = msgspec.structs.replace(row.outcome, drained=drained, durable=True)
+            self._runs[run_id] = msgspec.structs.replace(row, outcome=told)
+
+    def _previous(self, session: SessionId) -> Outcome | None:
+        """How the last turn ended; what ended before the transcript began anew is none."""
+        seat, run_id = self._last.get(session, (-1, RunId("")))
+        known, row = self._sessions.get(session), self._runs.get(run_id)
+        return None if row is None or (known is not None and seat <= known.renewed) else row.outcome
 
     def _keep_question(self, row: QuestionRow) -> None:
         known = self._questions.get(row.id)
@@ -341,10 +356,9 @@ class MemoryStore:
                 del self._receipts[self._runless.popitem(last=False)[0]]
         for run in known:
             self._receipt_of[run.id] = receipt.id
-            row = self._runs[run.id]
-            if row.outcome is not None:
-                told = msgspec.structs.replace(row.outcome, drained=run.outcome.drained, durable=True)
-                self._runs[run.id] = msgspec.structs.replace(row, outcome=told)
+            if run.outcome.drained:
+                self._drained.add(run.id)
+            self._note_drained(run.id)
 
     # Events
 
@@ -379,7 +393,7 @@ class MemoryStore:
             session=self._sessions.get(session),
             key=None if key is None else self._keys.get((principal, key)),
             buried=key is not None and key in self._tombstones.get(principal, ()),
-            previous=self._last[session][1] if session in self._last else None,
+            previous=self._previous(session),
             marks=tuple(self._marks.get(session, {}).values()),
         )
 

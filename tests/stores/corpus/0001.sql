@@ -12,50 +12,50 @@ CREATE TABLE events (
     data TEXT NOT NULL,
     PRIMARY KEY (session, position)
 ) WITHOUT ROWID;
-INSERT INTO "events" VALUES('busy',4294967353,1.79481450089148354535e+09,'r-1-36',7,'{"type":"message","text":"wait","by":"alice","of":null}');
-INSERT INTO "events" VALUES('busy',4294967359,1.79481450089318418498e+09,'r-1-36',7,'{"type":"started"}');
-INSERT INTO "events" VALUES('busy',4294967360,1.79481450089325022699e+09,'r-1-3b',NULL,'{"type":"message","text":"queued 0","by":"alice","of":null}');
-INSERT INTO "events" VALUES('busy',4294967363,1.79481450089447379112e+09,'r-1-42',NULL,'{"type":"message","text":"queued 1","by":"alice","of":null}');
-INSERT INTO "events" VALUES('question',4294967349,1.79481450088877868657e+09,'r-1-30',7,'{"type":"message","text":"ask","by":"alice","of":null}');
-INSERT INTO "events" VALUES('question',4294967352,1.79481450089139533046e+09,'r-1-30',7,'{"type":"started"}');
-INSERT INTO "events" VALUES('question',4294967356,1.79481450089167737958e+09,'r-1-30',7,'{"type":"block","text":"hel"}');
-INSERT INTO "events" VALUES('question',4294967358,1.79481450089172434808e+09,'r-1-30',7,'{"type":"question","question_id":"q-1-3d","text":"Deploy?","state":"open","choices":["staging","the moon"],"tool":null,"arguments":null,"answer":null,"by":null}');
-INSERT INTO "events" VALUES('run:r-1-1a',4294967324,1.79481450085468816754e+09,'r-1-1a',1,'{"type":"message","text":"help","by":"alice","of":null}');
-INSERT INTO "events" VALUES('run:r-1-1a',4294967325,1.79481450085583162309e+09,'r-1-1a',1,'{"type":"started"}');
-INSERT INTO "events" VALUES('run:r-1-1a',4294967327,1.79481450085756301881e+09,'r-1-1a',1,'{"type":"block","text":"helped"}');
-INSERT INTO "events" VALUES('run:r-1-1a',4294967328,1.79481450085757064825e+09,'r-1-1a',1,'{"type":"ended","outcome":{"run_id":"r-1-1a","ending":"completed","text":"helped","started_at":1794814500.855826,"ended_at":1794814500.8559358},"cut":"","tools":[],"void":[],"children":[]}');
-INSERT INTO "events" VALUES('run:r-1-1a',4294967330,1.79481450085766434674e+09,NULL,NULL,'{"type":"receipt","receipt":{"id":"f-1-1e","session":"run:r-1-1a","cause":"completed","by":null,"runs":[{"id":"r-1-1a","outcome":{"run_id":"r-1-1a","ending":"completed","text":"helped","started_at":1794814500.855826,"ended_at":1794814500.8559358,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794814500.8559358,"ended_at":1794814500.85754,"drained_at":1794814500.857607,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null}}');
-INSERT INTO "events" VALUES('stopped',4294967337,1.79481450087006282802e+09,'r-1-28',3,'{"type":"message","text":"wait","by":"bob","of":null}');
-INSERT INTO "events" VALUES('stopped',4294967339,1.79481450087305092816e+09,'r-1-28',3,'{"type":"ended","outcome":{"run_id":"r-1-28","ending":"stopped","by":"bob","ended_at":1794814500.870311},"cut":"","tools":[],"void":[],"children":[]}');
-INSERT INTO "events" VALUES('stopped',4294967340,1.79481450087311601637e+09,NULL,NULL,'{"type":"receipt","receipt":{"id":"f-1-2a","session":"stopped","cause":"stopped","by":"bob","runs":[{"id":"r-1-28","outcome":{"run_id":"r-1-28","ending":"stopped","by":"bob","ended_at":1794814500.870311,"drained":true},"body":"none","refused":{}}],"fenced_at":1794814500.870311,"ended_at":1794814500.8730307,"drained_at":1794814500.8730767,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null}}');
-INSERT INTO "events" VALUES('talk',4294967298,1.79481450082728958127e+09,'r-1-1',1,'{"type":"message","text":"hello","by":"alice","of":null}');
-INSERT INTO "events" VALUES('talk',4294967299,1.79481450083157777781e+09,'r-1-1',1,'{"type":"started"}');
-INSERT INTO "events" VALUES('talk',4294967302,1.79481450083410024641e+09,'r-1-1',1,'{"type":"block","text":"hel"}');
-INSERT INTO "events" VALUES('talk',4294967303,1.79481450083411455155e+09,'r-1-1',1,'{"type":"block","text":"heard hello"}');
-INSERT INTO "events" VALUES('talk',4294967304,1.79481450083411931987e+09,'r-1-1',1,'{"type":"ended","outcome":{"run_id":"r-1-1","ending":"completed","text":"hel\n\nheard hello","started_at":1794814500.8315654,"ended_at":1794814500.831775},"cut":"","tools":[],"void":[],"children":[]}');
-INSERT INTO "events" VALUES('talk',4294967305,1.79481450083422923091e+09,NULL,NULL,'{"type":"receipt","receipt":{"id":"f-1-5","session":"talk","cause":"completed","by":null,"runs":[{"id":"r-1-1","outcome":{"run_id":"r-1-1","ending":"completed","text":"hel\n\nheard hello","started_at":1794814500.8315654,"ended_at":1794814500.831775,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794814500.831775,"ended_at":1794814500.8340702,"drained_at":1794814500.8341634,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null}}');
-INSERT INTO "events" VALUES('talk',4294967307,1.79481450083728480337e+09,'r-1-a',3,'{"type":"message","text":"tool","by":"alice","of":null}');
-INSERT INTO "events" VALUES('talk',4294967308,1.79481450083879566191e+09,'r-1-a',3,'{"type":"started"}');
-INSERT INTO "events" VALUES('talk',4294967310,1.7948145008389656544e+09,'r-1-a',3,'{"type":"block","text":"hel"}');
-INSERT INTO "events" VALUES('talk',4294967311,1.79481450083898520474e+09,'r-1-a',3,'{"type":"tool","call_id":"r-1-a.1","name":"look","state":"pending","arguments":"{\"what\":\"short\"}","result":null,"error":null}');
-INSERT INTO "events" VALUES('talk',4294967312,1.79481450084004306791e+09,'r-1-a',3,'{"type":"tool","call_id":"r-1-a.1","name":"look","state":"running","arguments":null,"result":null,"error":null}');
-INSERT INTO "events" VALUES('talk',4294967313,1.79481450084131050112e+09,'r-1-a',3,'{"type":"tool","call_id":"r-1-a.1","name":"look","state":"finished","arguments":null,"result":"\"short 停\"","error":null}');
-INSERT INTO "events" VALUES('talk',4294967315,1.79481450084459781641e+09,'r-1-a',3,'{"type":"block","text":"heard tool"}');
-INSERT INTO "events" VALUES('talk',4294967316,1.79481450084460687635e+09,'r-1-a',3,'{"type":"ended","outcome":{"run_id":"r-1-a","ending":"completed","text":"hel\n\nheard tool","started_at":1794814500.8387895,"ended_at":1794814500.8413801},"cut":"","tools":[],"void":[],"children":[]}');
-INSERT INTO "events" VALUES('talk',4294967317,1.7948145008447120189e+09,NULL,NULL,'{"type":"receipt","receipt":{"id":"f-1-12","session":"talk","cause":"completed","by":null,"runs":[{"id":"r-1-a","outcome":{"run_id":"r-1-a","ending":"completed","text":"hel\n\nheard tool","started_at":1794814500.8387895,"ended_at":1794814500.8413801,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794814500.8413801,"ended_at":1794814500.8445668,"drained_at":1794814500.8446515,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[{"name":"look","state":"finished","run_id":"r-1-a"}],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null}}');
-INSERT INTO "events" VALUES('talk',4294967319,1.79481450085050272939e+09,'r-1-16',5,'{"type":"message","text":"child","by":"alice","of":null}');
-INSERT INTO "events" VALUES('talk',4294967320,1.79481450085199403764e+09,'r-1-16',5,'{"type":"started"}');
-INSERT INTO "events" VALUES('talk',4294967323,1.79481450085467600817e+09,'r-1-16',5,'{"type":"child","child":"r-1-1a","session":"run:r-1-1a","agent":"helper","detached":false,"outcome":null}');
-INSERT INTO "events" VALUES('talk',4294967329,1.79481450085758829113e+09,'r-1-16',5,'{"type":"child","child":"r-1-1a","session":"run:r-1-1a","agent":"helper","detached":false,"outcome":{"run_id":"r-1-1a","ending":"completed","text":"helped","started_at":1794814500.855826,"ended_at":1794814500.8559358}}');
-INSERT INTO "events" VALUES('talk',4294967332,1.79481450086081171036e+09,'r-1-16',5,'{"type":"block","text":"hel"}');
-INSERT INTO "events" VALUES('talk',4294967333,1.79481450086081838601e+09,'r-1-16',5,'{"type":"block","text":"heard child"}');
-INSERT INTO "events" VALUES('talk',4294967334,1.79481450086082243919e+09,'r-1-16',5,'{"type":"ended","outcome":{"run_id":"r-1-16","ending":"completed","text":"hel\n\nheard child","started_at":1794814500.8519855,"ended_at":1794814500.8577816},"cut":"","tools":[],"void":[],"children":[]}');
-INSERT INTO "events" VALUES('talk',4294967335,1.79481450086090087887e+09,NULL,NULL,'{"type":"receipt","receipt":{"id":"f-1-23","session":"talk","cause":"completed","by":null,"runs":[{"id":"r-1-16","outcome":{"run_id":"r-1-16","ending":"completed","text":"hel\n\nheard child","started_at":1794814500.8519855,"ended_at":1794814500.8577816,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794814500.8577816,"ended_at":1794814500.8607888,"drained_at":1794814500.8608599,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null}}');
-INSERT INTO "events" VALUES('tool',4294967343,1.79481450088392353054e+09,'r-1-2e',7,'{"type":"message","text":"stuck","by":"alice","of":null}');
-INSERT INTO "events" VALUES('tool',4294967345,1.79481450088668656353e+09,'r-1-2e',7,'{"type":"started"}');
-INSERT INTO "events" VALUES('tool',4294967347,1.7948145008868560791e+09,'r-1-2e',7,'{"type":"block","text":"hel"}');
-INSERT INTO "events" VALUES('tool',4294967348,1.79481450088687753676e+09,'r-1-2e',7,'{"type":"tool","call_id":"r-1-2e.1","name":"look","state":"pending","arguments":"{\"what\":\"long\"}","result":null,"error":null}');
-INSERT INTO "events" VALUES('tool',4294967351,1.79481450089027070996e+09,'r-1-2e',7,'{"type":"tool","call_id":"r-1-2e.1","name":"look","state":"running","arguments":null,"result":null,"error":null}');
+INSERT INTO "events" VALUES('busy',4294967353,1.79481593676366877557e+09,'r-1-36',7,'{"type":"message","text":"wait","by":"alice","of":null}');
+INSERT INTO "events" VALUES('busy',4294967359,1.79481593676497340203e+09,'r-1-36',7,'{"type":"started"}');
+INSERT INTO "events" VALUES('busy',4294967360,1.79481593676506423953e+09,'r-1-3b',NULL,'{"type":"message","text":"queued 0","by":"alice","of":null}');
+INSERT INTO "events" VALUES('busy',4294967363,1.79481593676601409916e+09,'r-1-42',NULL,'{"type":"message","text":"queued 1","by":"alice","of":null}');
+INSERT INTO "events" VALUES('question',4294967349,1.79481593676189589503e+09,'r-1-30',7,'{"type":"message","text":"ask","by":"alice","of":null}');
+INSERT INTO "events" VALUES('question',4294967352,1.79481593676355862618e+09,'r-1-30',7,'{"type":"started"}');
+INSERT INTO "events" VALUES('question',4294967356,1.79481593676396441461e+09,'r-1-30',7,'{"type":"block","text":"hel"}');
+INSERT INTO "events" VALUES('question',4294967358,1.79481593676402020453e+09,'r-1-30',7,'{"type":"question","question_id":"q-1-3d","text":"Deploy?","state":"open","choices":["staging","the moon"],"tool":null,"arguments":null,"answer":null,"by":null}');
+INSERT INTO "events" VALUES('run:r-1-1a',4294967324,1.79481593674745941164e+09,'r-1-1a',1,'{"type":"message","text":"help","by":"alice","of":null}');
+INSERT INTO "events" VALUES('run:r-1-1a',4294967325,1.79481593674815106389e+09,'r-1-1a',1,'{"type":"started"}');
+INSERT INTO "events" VALUES('run:r-1-1a',4294967327,1.79481593674957275392e+09,'r-1-1a',1,'{"type":"block","text":"helped"}');
+INSERT INTO "events" VALUES('run:r-1-1a',4294967328,1.79481593674958062175e+09,'r-1-1a',1,'{"type":"ended","outcome":{"run_id":"r-1-1a","ending":"completed","text":"helped","started_at":1794815936.748144,"ended_at":1794815936.748252},"cut":"","tools":[],"void":[],"children":[]}');
+INSERT INTO "events" VALUES('run:r-1-1a',4294967330,1794815936.74968,NULL,NULL,'{"type":"receipt","receipt":{"id":"f-1-1e","session":"run:r-1-1a","cause":"completed","by":null,"runs":[{"id":"r-1-1a","outcome":{"run_id":"r-1-1a","ending":"completed","text":"helped","started_at":1794815936.748144,"ended_at":1794815936.748252,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794815936.748252,"ended_at":1794815936.7495463,"drained_at":1794815936.749618,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null}}');
+INSERT INTO "events" VALUES('stopped',4294967337,1.79481593675340747834e+09,'r-1-28',3,'{"type":"message","text":"wait","by":"bob","of":null}');
+INSERT INTO "events" VALUES('stopped',4294967339,1.79481593675545549396e+09,'r-1-28',3,'{"type":"ended","outcome":{"run_id":"r-1-28","ending":"stopped","by":"bob","ended_at":1794815936.7536805},"cut":"","tools":[],"void":[],"children":[]}');
+INSERT INTO "events" VALUES('stopped',4294967340,1.79481593675553083421e+09,NULL,NULL,'{"type":"receipt","receipt":{"id":"f-1-2a","session":"stopped","cause":"stopped","by":"bob","runs":[{"id":"r-1-28","outcome":{"run_id":"r-1-28","ending":"stopped","by":"bob","ended_at":1794815936.7536805,"drained":true},"body":"none","refused":{}}],"fenced_at":1794815936.7536805,"ended_at":1794815936.755435,"drained_at":1794815936.7554824,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null}}');
+INSERT INTO "events" VALUES('talk',4294967298,1.79481593673486065866e+09,'r-1-1',1,'{"type":"message","text":"hello","by":"alice","of":null}');
+INSERT INTO "events" VALUES('talk',4294967299,1.79481593673582482339e+09,'r-1-1',1,'{"type":"started"}');
+INSERT INTO "events" VALUES('talk',4294967302,1.79481593673747849464e+09,'r-1-1',1,'{"type":"block","text":"hel"}');
+INSERT INTO "events" VALUES('talk',4294967303,1.79481593673749351505e+09,'r-1-1',1,'{"type":"block","text":"heard hello"}');
+INSERT INTO "events" VALUES('talk',4294967304,1.79481593673749971386e+09,'r-1-1',1,'{"type":"ended","outcome":{"run_id":"r-1-1","ending":"completed","text":"hel\n\nheard hello","started_at":1794815936.7358136,"ended_at":1794815936.736019},"cut":"","tools":[],"void":[],"children":[]}');
+INSERT INTO "events" VALUES('talk',4294967305,1.79481593673760890959e+09,NULL,NULL,'{"type":"receipt","receipt":{"id":"f-1-5","session":"talk","cause":"completed","by":null,"runs":[{"id":"r-1-1","outcome":{"run_id":"r-1-1","ending":"completed","text":"hel\n\nheard hello","started_at":1794815936.7358136,"ended_at":1794815936.736019,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794815936.736019,"ended_at":1794815936.7374485,"drained_at":1794815936.737546,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null}}');
+INSERT INTO "events" VALUES('talk',4294967307,1794815936.73957,'r-1-a',3,'{"type":"message","text":"tool","by":"alice","of":null}');
+INSERT INTO "events" VALUES('talk',4294967308,1.79481593674074506759e+09,'r-1-a',3,'{"type":"started"}');
+INSERT INTO "events" VALUES('talk',4294967310,1.79481593674092483516e+09,'r-1-a',3,'{"type":"block","text":"hel"}');
+INSERT INTO "events" VALUES('talk',4294967311,1.79481593674094748501e+09,'r-1-a',3,'{"type":"tool","call_id":"r-1-a.1","name":"look","state":"pending","arguments":"{\"what\":\"short\"}","result":null,"error":null}');
+INSERT INTO "events" VALUES('talk',4294967312,1.79481593674192070955e+09,'r-1-a',3,'{"type":"tool","call_id":"r-1-a.1","name":"look","state":"running","arguments":null,"result":null,"error":null}');
+INSERT INTO "events" VALUES('talk',4294967313,1.79481593674197220807e+09,'r-1-a',3,'{"type":"tool","call_id":"r-1-a.1","name":"look","state":"finished","arguments":null,"result":"\"short 停\"","error":null}');
+INSERT INTO "events" VALUES('talk',4294967315,1.7948159367434363365e+09,'r-1-a',3,'{"type":"block","text":"heard tool"}');
+INSERT INTO "events" VALUES('talk',4294967316,1.79481593674344491956e+09,'r-1-a',3,'{"type":"ended","outcome":{"run_id":"r-1-a","ending":"completed","text":"hel\n\nheard tool","started_at":1794815936.740737,"ended_at":1794815936.7420642},"cut":"","tools":[],"void":[],"children":[]}');
+INSERT INTO "events" VALUES('talk',4294967317,1.79481593674355173117e+09,NULL,NULL,'{"type":"receipt","receipt":{"id":"f-1-12","session":"talk","cause":"completed","by":null,"runs":[{"id":"r-1-a","outcome":{"run_id":"r-1-a","ending":"completed","text":"hel\n\nheard tool","started_at":1794815936.740737,"ended_at":1794815936.7420642,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794815936.7420642,"ended_at":1794815936.743411,"drained_at":1794815936.7434936,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[{"name":"look","state":"finished","run_id":"r-1-a"}],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null}}');
+INSERT INTO "events" VALUES('talk',4294967319,1.79481593674542880059e+09,'r-1-16',5,'{"type":"message","text":"child","by":"alice","of":null}');
+INSERT INTO "events" VALUES('talk',4294967320,1.79481593674632215499e+09,'r-1-16',5,'{"type":"started"}');
+INSERT INTO "events" VALUES('talk',4294967323,1.79481593674744653696e+09,'r-1-16',5,'{"type":"child","child":"r-1-1a","session":"run:r-1-1a","agent":"helper","detached":false,"outcome":null}');
+INSERT INTO "events" VALUES('talk',4294967329,1.79481593674959826467e+09,'r-1-16',5,'{"type":"child","child":"r-1-1a","session":"run:r-1-1a","agent":"helper","detached":false,"outcome":{"run_id":"r-1-1a","ending":"completed","text":"helped","started_at":1794815936.748144,"ended_at":1794815936.748252}}');
+INSERT INTO "events" VALUES('talk',4294967332,1794815936.75141,'r-1-16',5,'{"type":"block","text":"hel"}');
+INSERT INTO "events" VALUES('talk',4294967333,1.79481593675141882894e+09,'r-1-16',5,'{"type":"block","text":"heard child"}');
+INSERT INTO "events" VALUES('talk',4294967334,1.79481593675142312048e+09,'r-1-16',5,'{"type":"ended","outcome":{"run_id":"r-1-16","ending":"completed","text":"hel\n\nheard child","started_at":1794815936.746314,"ended_at":1794815936.7498133},"cut":"","tools":[],"void":[],"children":[]}');
+INSERT INTO "events" VALUES('talk',4294967335,1.79481593675151681896e+09,NULL,NULL,'{"type":"receipt","receipt":{"id":"f-1-23","session":"talk","cause":"completed","by":null,"runs":[{"id":"r-1-16","outcome":{"run_id":"r-1-16","ending":"completed","text":"hel\n\nheard child","started_at":1794815936.746314,"ended_at":1794815936.7498133,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794815936.7498133,"ended_at":1794815936.7513852,"drained_at":1794815936.751473,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null}}');
+INSERT INTO "events" VALUES('tool',4294967343,1794815936.75953,'r-1-2e',7,'{"type":"message","text":"stuck","by":"alice","of":null}');
+INSERT INTO "events" VALUES('tool',4294967345,1.79481593676085472103e+09,'r-1-2e',7,'{"type":"started"}');
+INSERT INTO "events" VALUES('tool',4294967347,1.79481593676112413408e+09,'r-1-2e',7,'{"type":"block","text":"hel"}');
+INSERT INTO "events" VALUES('tool',4294967348,1794815936.76115,'r-1-2e',7,'{"type":"tool","call_id":"r-1-2e.1","name":"look","state":"pending","arguments":"{\"what\":\"long\"}","result":null,"error":null}');
+INSERT INTO "events" VALUES('tool',4294967351,1.79481593676293349265e+09,'r-1-2e',7,'{"type":"tool","call_id":"r-1-2e.1","name":"look","state":"running","arguments":null,"result":null,"error":null}');
 CREATE TABLE facts (
     name TEXT PRIMARY KEY,
     value INTEGER NOT NULL
@@ -81,23 +81,20 @@ CREATE TABLE marks (
     session TEXT NOT NULL,
     channel TEXT NOT NULL,
     "by" TEXT NOT NULL,
-    near REAL NOT NULL,
+    place TEXT NOT NULL,
     at TEXT NOT NULL,
     UNIQUE (session, channel, "by")
 );
-INSERT INTO "marks" VALUES(1,'stopped','chat','bob',1.23456789012345671677e+19,'12345678901234567890');
+INSERT INTO "marks" VALUES(1,'stopped','chat','bob','1002012345678901234567890.','12345678901234567890');
 CREATE TABLE passing (
+    position INTEGER PRIMARY KEY,
     session TEXT NOT NULL,
-    position INTEGER NOT NULL,
-    at REAL NOT NULL,
-    run_id TEXT,
-    generation INTEGER,
-    data TEXT NOT NULL,
-    PRIMARY KEY (session, position)
-) WITHOUT ROWID;
-INSERT INTO "passing" VALUES('busy',4294967361,1.7948145008932778836e+09,'r-1-36',7,'{"type":"delta","text":"hel"}');
-INSERT INTO "passing" VALUES('question',4294967354,1.79481450089153051373e+09,'r-1-30',7,'{"type":"delta","text":"hel"}');
-INSERT INTO "passing" VALUES('tool',4294967346,1.79481450088678860669e+09,'r-1-2e',7,'{"type":"delta","text":"hel"}');
+    run_id TEXT NOT NULL,
+    events TEXT NOT NULL
+);
+INSERT INTO "passing" VALUES(4294967346,'tool','r-1-2e','[[4294967346,1794815936.7610114,7,{"type":"delta","text":"hel"}]]');
+INSERT INTO "passing" VALUES(4294967354,'question','r-1-30','[[4294967354,1794815936.7637565,7,{"type":"delta","text":"hel"}]]');
+INSERT INTO "passing" VALUES(4294967361,'busy','r-1-36','[[4294967361,1794815936.765101,7,{"type":"delta","text":"hel"}]]');
 CREATE TABLE questions (
     serial INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
@@ -118,11 +115,11 @@ CREATE TABLE receipts (
     runless INTEGER NOT NULL,
     body TEXT NOT NULL
 );
-INSERT INTO "receipts" VALUES(1,'f-1-5',0,0,'{"id":"f-1-5","session":"talk","cause":"completed","by":null,"runs":[{"id":"r-1-1","outcome":{"run_id":"r-1-1","ending":"completed","text":"hel\n\nheard hello","started_at":1794814500.8315654,"ended_at":1794814500.831775,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794814500.831775,"ended_at":1794814500.8340702,"drained_at":1794814500.8341634,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null}');
-INSERT INTO "receipts" VALUES(2,'f-1-12',0,0,'{"id":"f-1-12","session":"talk","cause":"completed","by":null,"runs":[{"id":"r-1-a","outcome":{"run_id":"r-1-a","ending":"completed","text":"hel\n\nheard tool","started_at":1794814500.8387895,"ended_at":1794814500.8413801,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794814500.8413801,"ended_at":1794814500.8445668,"drained_at":1794814500.8446515,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[{"name":"look","state":"finished","run_id":"r-1-a"}],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null}');
-INSERT INTO "receipts" VALUES(3,'f-1-1e',0,0,'{"id":"f-1-1e","session":"run:r-1-1a","cause":"completed","by":null,"runs":[{"id":"r-1-1a","outcome":{"run_id":"r-1-1a","ending":"completed","text":"helped","started_at":1794814500.855826,"ended_at":1794814500.8559358,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794814500.8559358,"ended_at":1794814500.85754,"drained_at":1794814500.857607,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null}');
-INSERT INTO "receipts" VALUES(4,'f-1-23',0,0,'{"id":"f-1-23","session":"talk","cause":"completed","by":null,"runs":[{"id":"r-1-16","outcome":{"run_id":"r-1-16","ending":"completed","text":"hel\n\nheard child","started_at":1794814500.8519855,"ended_at":1794814500.8577816,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794814500.8577816,"ended_at":1794814500.8607888,"drained_at":1794814500.8608599,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null}');
-INSERT INTO "receipts" VALUES(5,'f-1-2a',0,0,'{"id":"f-1-2a","session":"stopped","cause":"stopped","by":"bob","runs":[{"id":"r-1-28","outcome":{"run_id":"r-1-28","ending":"stopped","by":"bob","ended_at":1794814500.870311,"drained":true},"body":"none","refused":{}}],"fenced_at":1794814500.870311,"ended_at":1794814500.8730307,"drained_at":1794814500.8730767,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null}');
+INSERT INTO "receipts" VALUES(1,'f-1-5',0,0,'{"id":"f-1-5","session":"talk","cause":"completed","by":null,"runs":[{"id":"r-1-1","outcome":{"run_id":"r-1-1","ending":"completed","text":"hel\n\nheard hello","started_at":1794815936.7358136,"ended_at":1794815936.736019,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794815936.736019,"ended_at":1794815936.7374485,"drained_at":1794815936.737546,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null}');
+INSERT INTO "receipts" VALUES(2,'f-1-12',0,0,'{"id":"f-1-12","session":"talk","cause":"completed","by":null,"runs":[{"id":"r-1-a","outcome":{"run_id":"r-1-a","ending":"completed","text":"hel\n\nheard tool","started_at":1794815936.740737,"ended_at":1794815936.7420642,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794815936.7420642,"ended_at":1794815936.743411,"drained_at":1794815936.7434936,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[{"name":"look","state":"finished","run_id":"r-1-a"}],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null}');
+INSERT INTO "receipts" VALUES(3,'f-1-1e',0,0,'{"id":"f-1-1e","session":"run:r-1-1a","cause":"completed","by":null,"runs":[{"id":"r-1-1a","outcome":{"run_id":"r-1-1a","ending":"completed","text":"helped","started_at":1794815936.748144,"ended_at":1794815936.748252,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794815936.748252,"ended_at":1794815936.7495463,"drained_at":1794815936.749618,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null}');
+INSERT INTO "receipts" VALUES(4,'f-1-23',0,0,'{"id":"f-1-23","session":"talk","cause":"completed","by":null,"runs":[{"id":"r-1-16","outcome":{"run_id":"r-1-16","ending":"completed","text":"hel\n\nheard child","started_at":1794815936.746314,"ended_at":1794815936.7498133,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794815936.7498133,"ended_at":1794815936.7513852,"drained_at":1794815936.751473,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null}');
+INSERT INTO "receipts" VALUES(5,'f-1-2a',0,0,'{"id":"f-1-2a","session":"stopped","cause":"stopped","by":"bob","runs":[{"id":"r-1-28","outcome":{"run_id":"r-1-28","ending":"stopped","by":"bob","ended_at":1794815936.7536805,"drained":true},"body":"none","refused":{}}],"fenced_at":1794815936.7536805,"ended_at":1794815936.755435,"drained_at":1794815936.7554824,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null}');
 CREATE TABLE runs (
     serial INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
@@ -147,16 +144,16 @@ CREATE TABLE runs (
     drained INTEGER NOT NULL DEFAULT 0,
     receipt TEXT
 );
-INSERT INTO "runs" VALUES(1,'r-1-1','talk','alice','chat','hello',1.79481450082530331609e+09,'key of hello',NULL,NULL,NULL,NULL,0,NULL,1,1,'completed','{"run_id":"r-1-1","ending":"completed","text":"hel\n\nheard hello","started_at":1794814500.8315654,"ended_at":1794814500.831775}','',1,1,'f-1-5');
-INSERT INTO "runs" VALUES(2,'r-1-a','talk','alice','chat','tool',1794814500.83444,'key of tool',NULL,NULL,NULL,NULL,0,NULL,3,1,'completed','{"run_id":"r-1-a","ending":"completed","text":"hel\n\nheard tool","started_at":1794814500.8387895,"ended_at":1794814500.8413801}','',1,1,'f-1-12');
-INSERT INTO "runs" VALUES(3,'r-1-16','talk','alice','chat','child',1.79481450084488725659e+09,'key of child',NULL,NULL,NULL,NULL,0,NULL,5,1,'completed','{"run_id":"r-1-16","ending":"completed","text":"hel\n\nheard child","started_at":1794814500.8519855,"ended_at":1794814500.8577816}','',1,1,'f-1-23');
-INSERT INTO "runs" VALUES(4,'r-1-1a','run:r-1-1a','alice','child','help',1.7948145008531274795e+09,NULL,NULL,'r-1-16','talk','helper',0,NULL,1,1,'completed','{"run_id":"r-1-1a","ending":"completed","text":"helped","started_at":1794814500.855826,"ended_at":1794814500.8559358}','',1,1,'f-1-1e');
-INSERT INTO "runs" VALUES(5,'r-1-28','stopped','bob','chat','wait',1.79481450086105251309e+09,NULL,NULL,NULL,NULL,NULL,0,NULL,3,1,'stopped','{"run_id":"r-1-28","ending":"stopped","by":"bob","ended_at":1794814500.870311}','',1,1,'f-1-2a');
-INSERT INTO "runs" VALUES(6,'r-1-2e','tool','alice','chat','stuck',1.79481450088225340843e+09,NULL,NULL,NULL,NULL,NULL,0,NULL,7,1,NULL,NULL,'',0,0,NULL);
-INSERT INTO "runs" VALUES(7,'r-1-30','question','alice','chat','ask',1.79481450088402867313e+09,NULL,NULL,NULL,NULL,NULL,0,NULL,7,1,NULL,NULL,'',0,0,NULL);
-INSERT INTO "runs" VALUES(8,'r-1-36','busy','alice','chat','wait',1.79481450088889431951e+09,NULL,NULL,NULL,NULL,NULL,0,NULL,7,1,NULL,NULL,'',0,0,NULL);
-INSERT INTO "runs" VALUES(9,'r-1-3b','busy','alice','chat','queued 0',1.79481450089162158966e+09,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,0,NULL,NULL,'',0,0,NULL);
-INSERT INTO "runs" VALUES(10,'r-1-42','busy','alice','chat','queued 1',1.79481450089332318304e+09,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,0,NULL,NULL,'',0,0,NULL);
+INSERT INTO "runs" VALUES(1,'r-1-1','talk','alice','chat','hello',1.79481593673267054555e+09,'key of hello',NULL,NULL,NULL,NULL,0,NULL,1,1,'completed','{"run_id":"r-1-1","ending":"completed","text":"hel\n\nheard hello","started_at":1794815936.7358136,"ended_at":1794815936.736019}','',1,1,'f-1-5');
+INSERT INTO "runs" VALUES(2,'r-1-a','talk','alice','chat','tool',1.79481593673777580257e+09,'key of tool',NULL,NULL,NULL,NULL,0,NULL,3,1,'completed','{"run_id":"r-1-a","ending":"completed","text":"hel\n\nheard tool","started_at":1794815936.740737,"ended_at":1794815936.7420642}','',1,1,'f-1-12');
+INSERT INTO "runs" VALUES(3,'r-1-16','talk','alice','chat','child',1.7948159367437224388e+09,'key of child',NULL,NULL,NULL,NULL,0,NULL,5,1,'completed','{"run_id":"r-1-16","ending":"completed","text":"hel\n\nheard child","started_at":1794815936.746314,"ended_at":1794815936.7498133}','',1,1,'f-1-23');
+INSERT INTO "runs" VALUES(4,'r-1-1a','run:r-1-1a','alice','child','help',1.79481593674649906157e+09,NULL,NULL,'r-1-16','talk','helper',0,NULL,1,1,'completed','{"run_id":"r-1-1a","ending":"completed","text":"helped","started_at":1794815936.748144,"ended_at":1794815936.748252}','',1,1,'f-1-1e');
+INSERT INTO "runs" VALUES(5,'r-1-28','stopped','bob','chat','wait',1.79481593675167870518e+09,NULL,NULL,NULL,NULL,NULL,0,NULL,3,1,'stopped','{"run_id":"r-1-28","ending":"stopped","by":"bob","ended_at":1794815936.7536805}','',1,1,'f-1-2a');
+INSERT INTO "runs" VALUES(6,'r-1-2e','tool','alice','chat','stuck',1.79481593675836133957e+09,NULL,NULL,NULL,NULL,NULL,0,NULL,7,1,NULL,NULL,'',0,0,NULL);
+INSERT INTO "runs" VALUES(7,'r-1-30','question','alice','chat','ask',1.79481593675968551632e+09,NULL,NULL,NULL,NULL,NULL,0,NULL,7,1,NULL,NULL,'',0,0,NULL);
+INSERT INTO "runs" VALUES(8,'r-1-36','busy','alice','chat','wait',1.79481593676203060152e+09,NULL,NULL,NULL,NULL,NULL,0,NULL,7,1,NULL,NULL,'',0,0,NULL);
+INSERT INTO "runs" VALUES(9,'r-1-3b','busy','alice','chat','queued 0',1.79481593676386785504e+09,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,0,NULL,NULL,'',0,0,NULL);
+INSERT INTO "runs" VALUES(10,'r-1-42','busy','alice','chat','queued 1',1.79481593676516342165e+09,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,0,NULL,NULL,'',0,0,NULL);
 CREATE TABLE sessions (
     id TEXT PRIMARY KEY,
     owner TEXT NOT NULL,
@@ -193,7 +190,7 @@ CREATE TABLE wakes (
     id TEXT PRIMARY KEY,
     body TEXT NOT NULL
 ) WITHOUT ROWID;
-INSERT INTO "wakes" VALUES('w-1-2d','{"id":"w-1-2d","session":"talk","principal":"alice","text":"look","since":1794814500.8751721,"at":null,"every":86400.0,"cron":null}');
+INSERT INTO "wakes" VALUES('w-1-2d','{"id":"w-1-2d","session":"talk","principal":"alice","text":"look","since":1794815936.7573185,"at":null,"every":86400.0,"cron":null}');
 CREATE INDEX runs_of_session ON runs (session, generation);
 CREATE INDEX runs_of_home ON runs (home) WHERE home IS NOT NULL;
 CREATE INDEX runs_of_alias ON runs (alias) WHERE alias IS NOT NULL;
@@ -204,5 +201,6 @@ CREATE INDEX questions_of_run ON questions (run_id);
 CREATE INDEX marks_of_principal ON marks ("by", serial);
 CREATE INDEX receipts_pending ON receipts (serial) WHERE pending = 1;
 CREATE INDEX receipts_runless ON receipts (serial) WHERE runless = 1;
+CREATE INDEX passing_of_run ON passing (session, run_id);
 COMMIT;
 PRAGMA user_version = 1;

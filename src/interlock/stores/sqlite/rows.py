@@ -1,6 +1,7 @@
 """Between records and rows. Whole values (outcomes, receipts, event data) are JSON text, readable by any tool."""
 
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -161,12 +162,17 @@ def question_of(row: Row) -> QuestionRow:
 
 def of_mark(row: StopMark) -> Row:
     """As `keep_mark` takes it."""
-    try:
-        near = float(row.at)
-    except OverflowError:
-        near = float("inf") if row.at > 0 else float("-inf")
-    exact = str(row.at) if isinstance(row.at, int) else repr(row.at)
-    return (row.session, row.channel, row.by, near, exact)
+    return (row.session, row.channel, row.by, _place(row.at), repr(row.at))
+
+
+def _place(number: int | float) -> str:
+    """A number as text that compares as the number does: its length before its digits, all of it turned if negative."""
+    whole, _, rest = format(Decimal(number).copy_abs(), "f").partition(".")
+    text = f"{len(whole):04}{whole}.{rest.rstrip('0')}"
+    return f"1{text}" if number >= 0 else f"0{text.translate(_TURNED)}~"
+
+
+_TURNED = str.maketrans("0123456789", "9876543210")
 
 
 def mark_of(row: Row) -> StopMark:

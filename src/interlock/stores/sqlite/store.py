@@ -15,7 +15,7 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
@@ -35,8 +35,8 @@ from interlock.core.receipt import Receipt
 from interlock.stores.base import Loaded, Page, Pruned, SessionInfo, StoreFailed, Ticket
 from interlock.stores.sqlite import pruning, rows
 from interlock.stores.sqlite.schema import connect, migrate, statements
+from interlock.stores.sqlite.writer import ORPHAN_SECONDS, Writer
 from interlock.stores.sqlite.writer import SQL as WRITES
-from interlock.stores.sqlite.writer import Writer
 
 log = logging.getLogger("interlock")
 
@@ -79,7 +79,7 @@ class Reads:
 
     def _read(self) -> None:
         connection: sqlite3.Connection | None = None
-        while (asked := self._questions.get()) is not None:
+        while (asked := self._next()) is not None:
             work, answer = asked
             try:
                 if connection is None:
@@ -92,6 +92,15 @@ class Reads:
                 self._settle(answer, result, None)
         if connection is not None:
             connection.close()
+
+    def _next(self) -> tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]] | None:
+        """The next question; None: no more will come."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._questions.get(timeout=ORPHAN_SECONDS)
+            assert self._asked_in is not None
+            if self._asked_in.is_closed():
+                return None
 
     def _settle(self, answer: asyncio.Future[Any], result: object, failure: StoreFailed | None) -> None:
         def settle() -> None:
@@ -160,9 +169,8 @@ class Reads:
     async def runs(self, session: SessionId | None, *, tree: bool = False, limit: int = 1_000) -> tuple[RunRow, ...]:
         if session is None:
             return tuple(map(rows.run_of, reversed(await self._all("latest_runs", limit))))
-        found = await self._all("runs", session)
-        if tree:
-            found += await self._all("children", session)
+        names = ("runs", "children") if tree else ("runs",)
+        found = await self._ask(lambda db: [row for name in names for row in db.execute(SQL[name], (session,))])
         return tuple(map(rows.run_of, found))
 
     async def unsettled(self) -> tuple[SessionId, ...]:
@@ -248,6 +256,7 @@ class SqliteStore(Reads):
         self._pending_count = 0
         self._ended: dict[RunId, None] = {}  # whose `ended` is not written yet: their deltas are out of the log
         self._dropped: dict[SessionId, int] = {}
+        self._readings: list[tuple[SessionId, list[Event]]] = []  # pages that are being read
         self.clean = True
 
     async def open(self) -> int:
@@ -261,7 +270,7 @@ class SqliteStore(Reads):
         except BaseException:
             self._release()
             raise
-        self._writer = Writer(self.path, connection, self._written)
+        self._writer = Writer(self.path, connection, self._written, self._release)
         self.start_reading()
         self._tidying = self._loop.create_task(self._tidy(), name="interlock store tidies")
         return boot
@@ -292,6 +301,7 @@ class SqliteStore(Reads):
         """Write what was taken and let go of the directory."""
         if self._flush is not None:
             self._flush.cancel()
+            self._flush = None
         if self._tidying is not None:
             self._tidying.cancel()
         await self.stop_reading()  # first, so that the writer is the last one and leaves a single file
@@ -331,6 +341,9 @@ class SqliteStore(Reads):
         self._pending.setdefault(event.session, {})[event.position] = event
         self._pending_count += 1
         writer.add(event, passing=passing)
+        for session, held in self._readings:
+            if session == event.session:
+                held.append(event)
         if isinstance(event.data, Ended) and event.run_id is not None:
             self._end(event.session, event.run_id)
         self._arm()
@@ -385,19 +398,35 @@ class SqliteStore(Reads):
     async def events(self, session: SessionId, *, after: int, limit: int) -> Page:
         """Read a stretch of the log, with what is not written yet; without deltas of runs that have ended."""
         held = [event for position, event in self._pending.get(session, {}).items() if position > after]
+        with self._reading(session, held):
+            return await self._events(session, after, limit, held)
+
+    @contextlib.contextmanager
+    def _reading(self, session: SessionId, held: list[Event]) -> Iterator[None]:
+        """While a page is read what is appended belongs to it: else it could hold an event and not the one before."""
+        reading = (session, held)
+        self._readings.append(reading)
+        try:
+            yield
+        finally:
+            self._readings = [each for each in self._readings if each is not reading]
+
+    async def _events(self, session: SessionId, after: int, limit: int, held: list[Event]) -> Page:
         over = dict(self._ended)
-        if not held and not over and session not in self._dropped:
-            return await super().events(session, after=after, limit=limit)
         found: dict[int, Event] = {}
         at, lost_to, more = after, self._dropped.get(session, 0), True
         while more:
             page = await super().events(session, after=at, limit=limit)
+            if at == after and not (held or over or self._ended or lost_to):
+                return page  # as it is on the disk
             lost_to, more = max(lost_to, page.lost_to), len(page.events) == limit
             found.update({event.position: event for event in page.events if not _passed(event, over)})
             if page.events:
                 at = page.events[-1].position
             more = more and len(found) < limit
-        found.update({event.position: event for event in held if not _passed(event, over)})
+        over |= self._ended
+        found.update({event.position: event for event in held if event.position > after})
+        found = {position: event for position, event in found.items() if not _passed(event, over)}
         events = sorted(found.values(), key=attrgetter("position"))
         return Page(events=tuple(events[:limit]), lost_to=lost_to if lost_to > after else 0)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from interlock.core.decision import Decision, Verdict
-from interlock.core.events import Event
+from interlock.core.events import Ended, Event
 from interlock.core.names import Drain, RunId, SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
@@ -43,6 +43,7 @@ PIECE_EVENTS = 1_000  # passing events written before the line is looked at agai
 REST_SECONDS = 0.5  # between two tries to write events that the disk did not take
 CHECKPOINT_BYTES = 4 * 1024 * 1024  # of write-ahead log: copied into the database beside the writer
 RESTART_BYTES = 64 * 1024 * 1024  # and here the writer waits for that
+ORPHAN_SECONDS = 1.0  # between two looks whether the loop is still there
 FRAME_BYTES = 24 + 4096  # of that log: a header and a page
 BATCHES = 64  # of decisions in a row, after which events have their turn
 CLOSE_SECONDS = 0.5  # for a database that someone else has locked
@@ -60,12 +61,15 @@ SQL = {**statements("decisions"), **statements("events"), **statements("prune")}
 class Writer:
     """Decisions and events on their way into the database. All methods but `_…` are the loop's."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, written: Written) -> None:
+    def __init__(
+        self, path: Path, connection: sqlite3.Connection, written: Written, orphaned: Callable[[], None]
+    ) -> None:
         self._path = path
         self._wal = path.with_name(f"{path.name}-wal")
         self._connection = connection
         self._execute = connection.execute
         self._written = written
+        self._orphaned = orphaned
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -115,10 +119,10 @@ class Writer:
 
     def forget(self, events: list[Event]) -> None:
         """Do not write these after all."""
-        gone = {event.position for event in events}
+        gone = {(event.session, event.position) for event in events}
         with self._lock:
-            self._lasting = deque(event for event in self._lasting if event.position not in gone)
-            self._passing = deque(event for event in self._passing if event.position not in gone)
+            self._lasting = deque(each for each in self._lasting if (each.session, each.position) not in gone)
+            self._passing = deque(each for each in self._passing if (each.session, each.position) not in gone)
 
     def end(self, session: SessionId, run_id: RunId) -> None:
         """Drop a run's passing events, and note that its end was told."""
@@ -157,7 +161,8 @@ class Writer:
     def _work(self) -> None:
         try:
             while self._closing_at is None or self._line or self._due or self._chores:
-                self._bell.get()
+                if not self._rung():
+                    break  # the loop was closed and nobody closed us
                 while self._step():
                     pass
         except BaseException as error:  # a bug here must not leave anyone waiting for ever
@@ -165,6 +170,16 @@ class Writer:
             self._die(StoreFailed(f"the store failed ({error}); restart to go on"))
         finally:
             self._let_go()
+
+    def _rung(self) -> bool:
+        """Wait until there is work; False if the loop that gives it is no more."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                self._bell.get(timeout=ORPHAN_SECONDS)
+                return True
+            if self._loop.is_closed():
+                self._dead = StoreFailed("the loop of this store was closed")
+                return False
 
     def _step(self) -> bool:
         """Do one piece of work; True if there may be more."""
@@ -190,6 +205,8 @@ class Writer:
                 self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
+        if self._loop.is_closed():
+            self._orphaned()
         self._in_loop(_finish, self._closed, None)
 
     def _in_loop(self, callback: Callable[..., object], *args: Any) -> None:
@@ -234,9 +251,33 @@ class Writer:
 
     def _commit(self, batch: list[Ticket], events: list[Event]) -> list[Answer]:
         self._connection.executemany(SQL["add_event"], _as_rows(events))
-        answers = [self._carry_out(ticket.decision) for ticket in batch]
+        self._execute("SAVEPOINT batch")
+        try:
+            answers = [self._carry_out(ticket.decision) for ticket in batch]
+        except Exception as error:
+            if _of_disk(error):
+                raise
+            self._execute("ROLLBACK TO batch")  # the lock stays ours: nobody can come between and keep them waiting
+            answers = [self._carry_out_alone(ticket.decision) for ticket in batch]
+        for event in events:
+            if isinstance(event.data, Ended) and event.run_id is not None:  # in the log: its deltas are not
+                self._execute(SQL["drop_passing"], (event.session, event.run_id))
+                self._execute(SQL["tell_run"], (event.run_id,))
         self._execute("COMMIT")
         return answers
+
+    def _carry_out_alone(self, decision: Decision) -> Answer:
+        """One that cannot be written is taken back, and spoils no other."""
+        self._execute("SAVEPOINT alone")
+        try:
+            answer = self._carry_out(decision)
+        except Exception as error:
+            if _of_disk(error):
+                raise
+            self._execute("ROLLBACK TO alone")
+            answer = StoreFailed(f"the store cannot hold it ({_reason(error)}); nothing was kept")
+        self._execute("RELEASE alone")
+        return answer
 
     def _take(self, most: int, *, passing: bool = False) -> list[Event]:
         """Take the oldest events out of a line that the loop goes on to fill."""
@@ -252,18 +293,15 @@ class Writer:
         """A batch failed: what the disk refuses is refused; else each is tried alone, so that one spoils no other."""
         if _code(error) in UNSURE or _code(error) & 0xFF in UNSURE:
             self._die(StoreFailed(_UNSURE.format(_name(error))), batch)
-        elif alone and (len(batch) <= 1 or _of_disk(error)):
+        elif alone:
             if not batch:  # not even the lock could be had
                 with self._lock:
                     batch = list(self._line)
                     self._line.clear()
             failure = StoreFailed(f"the store did not take it ({_reason(error)}); nothing was kept, try again later")
             self._in_loop(self._tell, [(ticket, failure) for ticket in batch], [])
-        elif _of_disk(error):  # it may fit without the events
+        else:  # it may fit without the events
             self._write_alone(batch)
-        else:
-            for ticket in batch:
-                self._write_alone([ticket])
 
     def _write_alone(self, batch: list[Ticket]) -> None:
         try:
@@ -345,7 +383,7 @@ class Writer:
 
     def _found(self, run_id: RunId) -> Outcome | None:
         known = self._execute(SQL["found_outcome"], (run_id,)).fetchone()
-        return None if known is None else rows.outcome_of(known[0])
+        return None if known is None else rows.outcome_of(known[0], drained=known[1])
 
     def _keep_receipt(self, receipt: Receipt) -> None:
         known = [
@@ -473,6 +511,7 @@ def _of_disk(error: Exception) -> bool:
 def _as_rows(events: Iterable[Event]) -> Iterable[rows.Row]:
     for event in events:
         try:
+            event.session.encode(), (event.run_id or "").encode()
             yield rows.of_event(event)
         except Exception:  # (nothing that passed the outlet should be like that)
             log.exception("an event of session %s cannot be written", event.session)

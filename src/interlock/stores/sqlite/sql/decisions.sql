@@ -50,7 +50,7 @@ WHERE ending IS NULL OR ending = 'lost';
 
 -- name: found_outcome
 -- The ending that stands.
-SELECT outcome FROM runs WHERE id = ?;
+SELECT outcome, drained FROM runs WHERE id = ?;
 
 -- name: start_run
 -- The mark before the agent's first step.
@@ -96,13 +96,12 @@ INSERT INTO wakes (id, body) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET body =
 DELETE FROM wakes WHERE id = ?;
 
 -- name: keep_mark
--- A mark only moves on. Numbers too long for a REAL are told apart by their digits.
-INSERT INTO marks (session, channel, "by", near, at) VALUES (?, ?, ?, ?, ?)
+-- A mark only moves on; `place` is the number written so that texts compare as their numbers do.
+INSERT INTO marks (session, channel, "by", place, at) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (session, channel, "by") DO UPDATE SET
     serial = (SELECT max(serial) + 1 FROM marks),
-    at = CASE WHEN (excluded.near, length(excluded.at), excluded.at) > (near, length(at), at)
-        THEN excluded.at ELSE at END,
-    near = max(near, excluded.near);
+    at = CASE WHEN excluded.place > place THEN excluded.at ELSE at END,
+    place = max(place, excluded.place);
 
 -- name: known_runs
 -- Whether any of a receipt's runs is still known.
@@ -115,4 +114,4 @@ ON CONFLICT (id) DO UPDATE SET pending = excluded.pending, runless = excluded.ru
 
 -- name: receipt_of_run
 -- The receipt that a run is found by.
-UPDATE runs SET receipt = ?, drained = ? WHERE id = ?;
+UPDATE runs SET receipt = ?, drained = max(drained, ?) WHERE id = ?;

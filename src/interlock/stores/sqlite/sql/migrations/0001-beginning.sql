@@ -102,13 +102,13 @@ CREATE TABLE wakes (
     body TEXT NOT NULL
 ) WITHOUT ROWID;
 
--- Where in their own channels stops stood. `at` is exact, `near` is what numbers of any length are compared by first.
+-- Where in their own channels stops stood. `at` is exact, `place` its text to compare by.
 CREATE TABLE marks (
     serial INTEGER PRIMARY KEY,
     session TEXT NOT NULL,
     channel TEXT NOT NULL,
     "by" TEXT NOT NULL,
-    near REAL NOT NULL,
+    place TEXT NOT NULL,
     at TEXT NOT NULL,
     UNIQUE (session, channel, "by")
 );
