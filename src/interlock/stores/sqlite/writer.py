@@ -16,7 +16,7 @@ import queue
 import sqlite3
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -446,11 +446,11 @@ class Writer:
 
     def _trim(self, piece: list[Event]) -> None:
         """Keep a long run's passing events within their bound."""
-        for event in piece:
-            count = self._passed[event.run_id] = self._passed.get(event.run_id, 0) + 1
+        for (session, run_id), said in Counter((event.session, event.run_id) for event in piece).items():
+            count = self._passed[run_id] = self._passed.get(run_id, 0) + said
             if count > 2 * bounds.PASSING_EVENTS:
-                self._execute(SQL["trim_passing"], (event.session, event.run_id))
-                self._passed[event.run_id] = count // 2
+                self._execute(SQL["trim_passing"], (session, run_id))
+                self._passed[run_id] = count // 2
 
     def _do_chore(self, work: Callable[[sqlite3.Connection], Any], done: asyncio.Future[Any]) -> None:
         try:

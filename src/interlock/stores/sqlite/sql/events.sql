@@ -17,7 +17,7 @@ UPDATE runs SET told = 1 WHERE id = ? AND told = 0;
 
 -- name: trim_passing
 -- Forget the older half of a run's passing events; the block that closes them holds their text.
-DELETE FROM passing WHERE session = ?1 AND run_id = ?2 AND position <= (
+DELETE FROM passing WHERE session = ?1 AND run_id = ?2 AND position < (
     SELECT position FROM passing WHERE session = ?1 AND run_id = ?2 ORDER BY position
     LIMIT 1 OFFSET (SELECT count(*) / 2 FROM passing WHERE session = ?1 AND run_id = ?2)
 );
