@@ -9,7 +9,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -157,6 +157,7 @@ class Recovery:
         self._settings = settings
         self._swept = True
         self._insisted: list[Ticket] = []
+        self._gaps: set[SessionId] = set()
 
     async def settle(self) -> None:
         """Settle everything; returns when every ending is told."""
@@ -204,8 +205,7 @@ class Recovery:
         stories = _stories(events)
         with self._registry.pinned(session_id) as session:
             self._inbox.take_up(session, known)
-            if not self._store.clean:
-                self._feed.publish(session_id, None, Gap(after=events[-1].position if events else 0))
+            await self._tell_gap(session_id, events)
             began = len(living)
             for row in rows:
                 story = stories.get(row.id, Story())
@@ -220,6 +220,15 @@ class Recovery:
                 if session.parked:
                     log.error("session %s is parked: the server went down %d times with it", session_id, CRASHES)
             await self._readmit(session, [row for row in rows if _waits(row, stories)], stories)
+
+    async def _tell_gap(self, session_id: SessionId, events: Sequence[Event] | None = None) -> None:
+        """Tell, once in a session, that what came last before the crash may not be there."""
+        if self._store.clean or session_id in self._gaps:
+            return
+        self._gaps.add(session_id)
+        if events is None:
+            events = await whole_log(self._store, session_id)
+        self._feed.publish(session_id, None, Gap(after=events[-1].position if events else 0))
 
     async def _bring_back(self, session: Session, row: RunRow, story: Story, living: dict[RunId, LiveRun]) -> LiveRun:
         """Return a run that had begun as it last was known, on its seat."""
@@ -389,8 +398,27 @@ class Recovery:
                 continue
             done = _completed(receipt, self._clock.wall(), swept)
             self._insisted.append(self._endings.insist(Decision(receipts=(done,))))
-            if done.session is not None:
-                self._feed.publish(done.session, None, Proof(receipt=done))
+            for session_id, shown in (await self._shares(done)).items():
+                await self._tell_gap(session_id)  # it may have been told there
+                self._feed.publish(session_id, None, Proof(receipt=shown))
+
+    async def _shares(self, receipt: Receipt) -> dict[SessionId, Receipt]:
+        """A receipt as each session is told of it: the whole where it fell, elsewhere of the runs there."""
+        of: dict[SessionId, list[RunId]] = {}
+        for fallen in receipt.runs:
+            row = await read(self._store.run(fallen.id))
+            for session_id in () if row is None else (row.session, row.home if row.detached else None):
+                if session_id is not None:
+                    of.setdefault(session_id, []).append(fallen.id)
+        shares = {
+            session_id: msgspec.structs.replace(
+                receipt,
+                runs=tuple(run for run in receipt.runs if run.id in ids),
+                tools=tuple(tool for tool in receipt.tools if tool.run_id in ids),
+            )
+            for session_id, ids in of.items()
+        }
+        return shares if receipt.session is None else {**shares, receipt.session: receipt}
 
 
 def _stories(events: Iterable[Event]) -> dict[RunId, Story]:

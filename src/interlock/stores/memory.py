@@ -196,8 +196,10 @@ class MemoryStore:
             elif row is not None and row.outcome is not None:
                 found.append(row.outcome)
         for run_id in decision.told:
-            if run_id in self._runs:
-                self._runs[run_id] = msgspec.structs.replace(self._runs[run_id], told=True)
+            if (row := self._runs.get(run_id)) is not None:
+                self._runs[run_id] = msgspec.structs.replace(row, told=True)
+                if row.session in self._logs:
+                    self._logs[row.session].passing.pop(run_id, None)
         for key in decision.keys:
             self._keep_key(key)
         for tombstone in decision.tombstones:

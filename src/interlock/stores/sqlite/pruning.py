@@ -38,7 +38,7 @@ async def prune(read: Does, write: Does, *, before: float | None, keep_days: flo
     since = time.time() - keep_days * DAY_SECONDS if before is None else before
     while old := await read(lambda db: _column(db, SQL["old_sessions"], since, PIECE)):
         for session in old:
-            runs += await write(lambda db, name=session: _forget_session(db, name))  # type: ignore[misc]
+            runs += await write(lambda db, name=session: _forget_session(db, name, since))  # type: ignore[misc]
         sessions += len(old)
     for session in await read(lambda db: _column(db, SQL["long_sessions"], bounds.RUNS_KEPT)):
         while gone := await read(
@@ -64,7 +64,9 @@ def _forget_runs(db: sqlite3.Connection, ids: Sequence[str]) -> int:
     return len(ids)
 
 
-def _forget_session(db: sqlite3.Connection, session: str) -> int:
+def _forget_session(db: sqlite3.Connection, session: str, since: float) -> int:
+    if db.execute(SQL["is_old"], (session, since)).fetchone() is None:
+        return 0  # somebody came back
     runs = _forget_runs(db, _column(db, SQL["runs_of_sessions"], session))
     for what in ("session", "events", "passing", "dropped", "marks"):
         db.execute(SQL[f"forget_{what}"], (session,))

@@ -357,7 +357,6 @@ class SqliteStore(Reads):
         """Take a run's deltas out of the log; those that were not written never are."""
         assert self._writer is not None
         self._ended[run_id] = None
-        self._writer.end(session, run_id)
         kept = self._pending[session]
         gone = [event for event in kept.values() if event.kind in PASSING and event.run_id == run_id]
         for event in gone:
@@ -365,6 +364,7 @@ class SqliteStore(Reads):
         if gone:
             self._pending_count -= len(gone)
             self._writer.forget(gone)
+        self._writer.end(session, run_id)  # behind that: what is written after the drop would stay for good
 
     def _flush_now(self) -> None:
         self._flush = None

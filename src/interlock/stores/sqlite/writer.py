@@ -359,6 +359,7 @@ class Writer:
                 found.append(other)
         for run_id in decision.told:
             execute(SQL["tell_run"], (run_id,))
+            execute(SQL["drop_passing_of"], (run_id,))
         for key in decision.keys:
             execute(SQL["keep_key"], rows.of_key(key))
         for tombstone in decision.tombstones:

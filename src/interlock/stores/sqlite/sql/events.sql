@@ -11,6 +11,10 @@ INSERT INTO passing (position, session, run_id, events) VALUES (?, ?, ?, ?) ON C
 -- A run has ended: its blocks and its terminal event tell what lasts.
 DELETE FROM passing WHERE session = ? AND run_id = ?;
 
+-- name: drop_passing_of
+-- The same, for a run whose session is not at hand.
+DELETE FROM passing WHERE session = (SELECT session FROM runs WHERE id = ?1) AND run_id = ?1;
+
 -- name: tell_run
 -- A run's terminal event is in the log.
 UPDATE runs SET told = 1 WHERE id = ? AND told = 0;

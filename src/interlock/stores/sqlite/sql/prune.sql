@@ -21,6 +21,13 @@ HAVING coalesce(max(r.admitted_at), 0) < ?1 AND sum(r.ending IS NULL AND r.alias
     AND NOT EXISTS (SELECT 1 FROM runs c WHERE c.home = s.id AND c.ending IS NULL)
 LIMIT ?2;
 
+-- name: is_old
+-- Whether a session that was found so still is: a message may have come meanwhile.
+SELECT 1 FROM sessions s WHERE s.id = ?1 AND s.id NOT IN (SELECT json_extract(body, '$.session') FROM wakes)
+    AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.session = s.id
+        AND (r.admitted_at >= ?2 OR (r.ending IS NULL AND r.alias IS NULL)))
+    AND NOT EXISTS (SELECT 1 FROM runs c WHERE c.home = s.id AND c.ending IS NULL);
+
 -- name: runs_of_sessions
 -- All runs of a session and below it.
 SELECT id FROM runs WHERE session = ?1 UNION SELECT id FROM runs WHERE home = ?1;
