@@ -29,7 +29,7 @@ from interlock.runtime.live import Collection, LiveRun, Sent, delegated
 from interlock.runtime.outlet import Feed, Outlet
 from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import ARRIVALS, COLLECT_TIMES, COLLECTED, Settings
-from interlock.stores.base import Loaded, Store, StoreFailed, Ticket, committed
+from interlock.stores.base import Loaded, Store, StoreFailed, Ticket, Unsure, committed
 
 PATIENCE_SECONDS = 0.1  # arrivals so close behind a first message that fails are turned away with it
 PASSES = 1  # takeovers that may go ahead of a waiting message of someone else
@@ -381,7 +381,7 @@ class Inbox:
             if run.alias is not None:
                 return False
         if not inside and not run.fallen:
-            self._withdraw(run)
+            self._withdraw(run, ticket)
             return False
         run.session.stored |= inside
         await self._nothing_left_to_tell(run)
@@ -419,7 +419,7 @@ class Inbox:
             run.sent = msgspec.structs.replace(run.sent or self._sent(run), state=State.ENDED)
         run.acked.set()
 
-    def _withdraw(self, run: LiveRun) -> None:
+    def _withdraw(self, run: LiveRun, ticket: Ticket) -> None:
         """The message never was: its place, its key and its id are free of it."""
         run.move(Move.WITHDRAW)
         self._registry.unseat(run)
@@ -429,7 +429,8 @@ class Inbox:
         for timer in run.timers or ():
             timer.cancel()
         seat_next(self._registry, run.session)
-        self.turn_away(run, Unavailable("the store did not take the message in time; nothing was kept, send it again"))
+        problem = Unavailable("the store did not take the message in time; nothing was kept, send it again")
+        self.turn_away(run, ticket.failure if isinstance(ticket.failure, Unsure) else problem)
 
     def turn_away(self, run: LiveRun, problem: InterlockError) -> None:
         """Tell the sender that the message was not taken, unless it was stopped: then that is its ending."""

@@ -39,6 +39,10 @@ class StoreFailed(Unavailable):
     """The store could not do it; nothing of it was kept."""
 
 
+class Unsure(StoreFailed):
+    """The disk failed: nobody knows whether it was kept, and nothing more is taken before a restart."""
+
+
 class OldToken(StoreFailed):
     """A write under a writer right that has passed to someone else; nothing of it was kept, and never will be."""
 
@@ -64,6 +68,11 @@ class Ticket:
     def inside(self) -> bool:
         """True once the decision is in the store."""
         return self._verdict is not None
+
+    @property
+    def failure(self) -> StoreFailed | None:
+        """Why it never will be, once the store has said so."""
+        return self._error
 
     def accept(self, verdict: Verdict) -> None:
         """Answer: it is in."""

@@ -24,7 +24,7 @@ from interlock.testing.hostile import BEHAVIOURS, HELPER, Kit
 from interlock.testing.loop import Mode, SeededLoop, run_seeded
 from interlock.testing.oracle import Oracle, Violation
 from interlock.testing.processes import Book, VirtualProcesses
-from interlock.testing.restart import Death, Life, at_this_instant
+from interlock.testing.restart import Death, Life, Reaper
 from interlock.testing.threads import VirtualThreads
 
 SETTINGS = Settings(
@@ -106,15 +106,6 @@ class Scene:
         self._vanishing: list[asyncio.Task[Any]] = []
         self._orders = 10
         self.keyed: dict[tuple[str, str], tuple[str, str, RunId]] = {}
-        self.death: Death | None = None
-
-    async def die(self) -> None:
-        """Remember what a disk holds at some instant; everybody goes on as if nothing was."""
-        await asyncio.sleep(self._random.choice(self._pauses))
-        for _ in range(self._random.randrange(100)):
-            await asyncio.sleep(0)
-        self.death = at_this_instant(self._oracle, self._store, self._random)
-        self.death.keyed = dict(self.keyed)
 
     async def play(self) -> None:
         """Let everyone act, then put everything right and end what is left."""
@@ -362,13 +353,13 @@ async def _main(
         processes.book = Book(kit.oracle)
         judged.append(kit.oracle)
         scene = Scene(random, kit.oracle, store, theme)
-        dying = asyncio.ensure_future(scene.die()) if agent is None and seed % DEATH_SEEDS == 2 else None
+        reaper = Reaper(kit.oracle, store, Random(f"death {seed}"))
+        if agent is None and seed % DEATH_SEEDS == 2:
+            reaper.wait(scene.keyed)
         await scene.play()
-        if dying is not None:
-            await dying
         await kit.oracle.finish()
         await processes.book.close()
-    return scene.death
+    return reaper.death
 
 
 def _judged(kit: Kit, agent: Agent) -> Agent:

@@ -9,6 +9,7 @@ then. A new control opens on the copy, perhaps dies itself, and in the end every
 
 import asyncio
 from collections import Counter, deque
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -45,16 +46,43 @@ class Death:
         self.keyed: dict[tuple[str, str], tuple[str, str, RunId]] = {}  # by principal and key: session, text, run
 
 
-def at_this_instant(oracle: Oracle, store: MemoryStore, random: Random) -> Death:
-    """Die in the first life, which the oracle judges."""
-    death = Death(store, random)
-    unsure = {run_id for run_id, outcome in oracle._told.items() if not outcome.durable}  # as was said at the time
-    death.known = set(oracle._accepted) - unsure
-    death.told = {run_id: outcome for run_id, outcome in oracle._told.items() if outcome.durable}
-    # That a message was handed to a run is written down right behind it; whatever the run records waits for that.
-    loose = {row.text for row in death.store._runs.values() if row.alias is None and not row.started}
-    death.begun = set(oracle._begun) - (oracle._handed & loose)
-    return death
+class Reaper:
+    """Takes what a disk holds at some instant of a first life, which goes on and is none the wiser."""
+
+    def __init__(self, oracle: Oracle, store: MemoryStore, random: Random) -> None:
+        self._oracle = oracle
+        self._store = store
+        self._random = random
+        self.death: Death | None = None
+
+    def wait(self, keyed: dict[tuple[str, str], tuple[str, str, RunId]]) -> None:
+        """Strike after so many things were kept or noticed: also between a decision and its answer."""
+        left = self._random.randrange(1, 70)
+
+        def passes(after: Callable[..., Any]) -> Callable[..., Any]:
+            def passed(*given: Any) -> Any:
+                nonlocal left
+                result = after(*given)
+                left -= 1
+                if left == 0:
+                    self.death = self._strike()
+                    self.death.keyed = dict(keyed)
+                return result
+
+            return passed
+
+        self._store._carry_out = passes(self._store._carry_out)  # type: ignore[method-assign]
+        self._oracle._note = passes(self._oracle._note)  # type: ignore[method-assign]
+
+    def _strike(self) -> Death:
+        oracle, death = self._oracle, Death(self._store, self._random)
+        unsure = {run_id for run_id, outcome in oracle._told.items() if not outcome.durable}  # as was said at the time
+        death.known = set(oracle._accepted) - unsure
+        death.told = {run_id: outcome for run_id, outcome in oracle._told.items() if outcome.durable}
+        # That a message was handed to a run is written down right behind it; whatever the run records waits for that.
+        loose = {row.text for row in death.store._runs.values() if row.alias is None and not row.started}
+        death.begun = set(oracle._begun) - (oracle._handed & loose)
+        return death
 
 
 def surviving(store: MemoryStore, random: Random) -> MemoryStore:

@@ -276,7 +276,11 @@ class SqliteStore(Reads):
         return boot
 
     def _open(self) -> tuple[sqlite3.Connection, int]:
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self.directory.is_dir():
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            above = os.open(self.directory.parent, os.O_RDONLY | os.O_CLOEXEC)
+            os.fsync(above)  # SQLite sees to the directory itself, not to its name
+            os.close(above)
         self._hold = hold(self.directory)
         os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         connection = connect(self.path, writes=True)

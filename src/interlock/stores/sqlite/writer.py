@@ -27,7 +27,7 @@ from interlock.core.names import Drain, RunId, SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.stores import bounds
-from interlock.stores.base import OldToken, StoreFailed, Ticket
+from interlock.stores.base import OldToken, StoreFailed, Ticket, Unsure
 from interlock.stores.sqlite import rows
 from interlock.stores.sqlite.schema import connect, statements
 
@@ -292,7 +292,7 @@ class Writer:
     def _refuse(self, batch: list[Ticket], error: Exception, *, alone: bool) -> None:
         """A batch failed: what the disk refuses is refused; else each is tried alone, so that one spoils no other."""
         if _code(error) in UNSURE or _code(error) & 0xFF in UNSURE:
-            self._die(StoreFailed(_UNSURE.format(_name(error))), batch)
+            self._die(Unsure(_UNSURE.format(_name(error))), batch)
         elif alone:
             if not batch:  # not even the lock could be had
                 with self._lock:
@@ -312,6 +312,10 @@ class Writer:
             self._refuse(batch, error, alone=True)
         else:
             self._in_loop(self._tell, list(zip(batch, answers, strict=True)), [])
+
+    def _die_if_unsure(self, error: Exception) -> None:
+        if _code(error) in UNSURE or _code(error) & 0xFF in UNSURE:
+            self._die(Unsure(_UNSURE.format(_name(error))))
 
     def _die(self, failure: StoreFailed, batch: Iterable[Ticket] = ()) -> None:
         """Take nothing more, and leave nobody waiting."""
@@ -431,7 +435,7 @@ class Writer:
             self._over.extendleft(reversed(over))
             self._resting_until = time.monotonic() + REST_SECONDS
             if _code(error) in UNSURE:
-                self._die(StoreFailed(_UNSURE.format(_name(error))))
+                self._die(Unsure(_UNSURE.format(_name(error))))
             else:
                 log.warning("events wait for the disk: %s", _reason(error))
             return False
@@ -461,7 +465,9 @@ class Writer:
             self._execute("COMMIT")
         except Exception as error:
             self._rollback()
-            self._in_loop(_fail, done, StoreFailed(f"the store could not tidy up ({_reason(error)})"))
+            self._die_if_unsure(error)
+            failure = self._dead or StoreFailed(f"the store could not tidy up ({_reason(error)})")
+            self._in_loop(_fail, done, failure)
         else:
             self._in_loop(_finish, done, result)
 
@@ -471,7 +477,7 @@ class Writer:
         """Keep the write-ahead log short: its pages go into the database beside the writer, or at the worst here."""
         with contextlib.suppress(OSError, sqlite3.Error):
             if self._reaches(RESTART_BYTES):
-                self._execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+                self._checkpoint(self._connection, "RESTART")
             elif (self._copying is None or not self._copying.is_alive()) and self._reaches(CHECKPOINT_BYTES):
                 self._copying = threading.Thread(target=self._copy, name="interlock store copies", daemon=True)
                 self._copying.start()
@@ -483,11 +489,17 @@ class Writer:
             wal.seek(32 + size // FRAME_BYTES * FRAME_BYTES)
             return wal.read(16)[8:16] == salts
 
+    def _checkpoint(self, connection: sqlite3.Connection, how: str) -> None:
+        try:
+            connection.execute(f"PRAGMA wal_checkpoint({how})").fetchone()
+        except sqlite3.Error as error:  # what cannot be copied stays where it is; but see rule 4
+            self._die_if_unsure(error)
+
     def _copy(self) -> None:
         with contextlib.suppress(sqlite3.Error):
             beside = connect(self._path, writes=True)
             try:
-                beside.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                self._checkpoint(beside, "PASSIVE")
             finally:
                 beside.close()
 
