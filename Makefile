@@ -35,7 +35,8 @@ prove: $(READY) tools ## search the model, explore SEEDS=100000 (SEED=n replays)
 	@$(if $(SEED),true,$(BIN)/python -m interlock.testing.model)
 	@$(BIN)/python -m interlock.testing.prove $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 	@$(if $(SEED),true,$(BIN)/python -m interlock.testing.prove --processes $(PROCESSES))
-	@$(if $(SEED),true,$(BIN)/python -m interlock.testing.prove --crashes $(CRASHES))
+	@$(if $(SEED),true,$(BIN)/python -m proofs disk --bare --control)
+	@$(if $(SEED),true,$(BIN)/python -m proofs crashes --kills $(CRASHES))
 
 bench: $(BENCH_READY) ## print every figure the docs quote
 	@$(BIN)/python -m bench

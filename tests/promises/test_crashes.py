@@ -13,10 +13,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from proofs import crashes
+from proofs.crashing import MARK
 from tests.test_planted import PATCHES, plant
 
-from interlock.testing import crashes
-from interlock.testing.crashing import MARK
 from interlock.testing.hostile.processes import NoScope
 
 JOBS = 2

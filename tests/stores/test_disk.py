@@ -22,6 +22,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from proofs import disk, strace
+from proofs.strace import Script, State, done, play, read
 
 from interlock import Message, Run, Settings, Unavailable, open_control
 from interlock.core.decision import Decision
@@ -30,8 +32,6 @@ from interlock.core.names import Ending, RunId, SessionId
 from interlock.runtime.control import Control
 from interlock.stores.base import StoreFailed, Ticket
 from interlock.stores.sqlite import SqliteStore, writer
-from interlock.testing import disk, strace
-from interlock.testing.strace import Script, State, done, play, read
 
 PATIENT = Settings(commit_seconds=30)  # where only a crash may keep the store from taking something
 QUICK = Settings(commit_seconds=0.2, retry_seconds=0.02, grace_seconds=0.5, drain_seconds=1)

@@ -3,7 +3,6 @@
 python -m interlock.testing.prove --seeds 100000     explore
 python -m interlock.testing.prove --seed 4711        replay one seed exactly, and print its trace
 python -m interlock.testing.prove --processes 10000  cut hostile processes, and look for what is left
-python -m interlock.testing.prove --crashes 2000     kill servers under load, and look for what they had promised
 """
 
 import argparse
@@ -15,7 +14,6 @@ import os
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -24,7 +22,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from interlock.processes.base import Grade
-from interlock.testing import crashes
 from interlock.testing.explore import play
 from interlock.testing.hostile.processes import CASES, DROPPED_UID, Batch, Cell, NoScope, play_apart
 from interlock.testing.loop import ordered_anyio
@@ -34,8 +31,6 @@ COLLECT_SEEDS = 100
 CHUNKS_PER_PROCESS = 10
 BATCH_ROUNDS = 20  # of every case, in one process
 BATCH_WIDTH = 3  # trials at a time in one process: they wait more than they work
-DIRECTORY_KILLS = 20  # on one directory
-ENOUGH_KILLS = 1_000  # for every check to have been made
 
 
 class Chunk(NamedTuple):
@@ -89,7 +84,8 @@ def _chunks(first: int, count: int, jobs: int) -> Iterator[Chunk]:
         yield from pool.imap_unordered(_explore, zip(starts, sizes, strict=True))
 
 
-def _progress(console: Console) -> Progress:
+def progress_bar(console: Console) -> Progress:
+    """How far long work has come."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console)
 
@@ -99,7 +95,7 @@ def prove(first: int, count: int, jobs: int, console: Console) -> int:
     traces: set[str] = set()
     broken: list[tuple[int, str]] = []
     steps, busy, began = 0, 0.0, time.perf_counter()
-    with _progress(console) as progress:
+    with progress_bar(console) as progress:
         bar = progress.add_task("schedules", total=count)
         for chunk in _chunks(first, count, jobs):
             traces |= chunk.traces
@@ -173,7 +169,7 @@ def prove_processes(first: int, count: int, jobs: int, console: Console) -> int:
     per_batch = BATCH_ROUNDS * len(CASES)
     asked = [(settings[n % len(settings)], first + n) for n in range(-(-count // per_batch))]
     began = time.perf_counter()
-    with _progress(console) as progress, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+    with progress_bar(console) as progress, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         bar = progress.add_task("hostile processes", total=len(asked) * per_batch)
         playing = {
             pool.submit(play_apart, one.grade, seed=seed, rounds=BATCH_ROUNDS, width=BATCH_WIDTH, uid=one.uid): one
@@ -230,54 +226,6 @@ def _table(setting: Setting, batches: list[Batch]) -> Table:
     return table
 
 
-# Crashes
-
-
-def prove_crashes(first: int, count: int, jobs: int, console: Console) -> int:
-    """Kill servers under load, with a progress bar; return how many checks did not hold."""
-    checks: Counter[str] = Counter()
-    seen: Counter[str] = Counter()
-    broken: list[str] = []
-    kills, late_ms, began = 0, 0.0, time.perf_counter()
-    seeds = range(first, first - (-count // DIRECTORY_KILLS))
-    with _progress(console) as progress, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        bar = progress.add_task("kills", total=len(seeds) * DIRECTORY_KILLS)
-        playing = [pool.submit(crashes.play_apart, seed, DIRECTORY_KILLS) for seed in seeds]
-        for played in concurrent.futures.as_completed(playing):
-            try:
-                report = played.result()
-            except (NoScope, RuntimeError, subprocess.TimeoutExpired) as error:
-                report = crashes.Report(broken=[str(error)])
-            checks.update(report.checks)
-            seen.update(report.seen)
-            broken += report.broken
-            kills, late_ms = kills + report.kills, max(late_ms, report.late_ms)
-            for what in report.broken:
-                console.print(what, markup=False, highlight=False)
-            progress.advance(bar, DIRECTORY_KILLS)
-    wall = time.perf_counter() - began
-    for title, counted in (("checks", checks), ("the load, and how runs ended", seen)):
-        table = Table("what", "times", title=title)
-        for name, times in sorted(counted.items()):
-            table.add_row(name, str(times))
-        console.print(table)
-    never = [f"never checked: {what}" for what in crashes.CHECKS if what not in checks]
-    for what in never:
-        console.print(what, markup=False)
-    broken += never if kills >= ENOUGH_KILLS else []
-    console.print(
-        f"{kills} kills (seeds {first} to {seeds[-1]}) in {wall:.1f} s: {kills / wall:.1f}/s on {jobs} cores; "
-        f"{sum(checks.values())} checks, {len(broken)} broken; text shown and lost was at most {late_ms:.0f} ms old",
-        highlight=False,
-    )
-    if broken:
-        console.print(
-            f"play a seed again with\npython -m interlock.testing.crashes --seed SEED --kills {DIRECTORY_KILLS}",
-            markup=False,
-        )
-    return len(broken)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="interlock.testing.prove", description=__doc__)
@@ -285,7 +233,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="replay this one")
     parser.add_argument("--processes", type=int, help="cut so many hostile processes instead")
-    parser.add_argument("--crashes", type=int, help="kill servers under load so many times instead")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--until-found", action="store_true", help="one process, stop at the first broken seed")
     asked = parser.parse_args(arguments)
@@ -294,8 +241,6 @@ def main(arguments: list[str] | None = None) -> int:
         return replay(asked.seed, console)
     if asked.processes is not None:
         return min(1, prove_processes(asked.first, asked.processes, asked.jobs, console))
-    if asked.crashes is not None:
-        return min(1, prove_crashes(asked.first, asked.crashes, asked.jobs, console))
     if asked.until_found:
         chunk = explore(asked.first, asked.seeds, until_found=True)
         for seed, what in chunk.broken:

@@ -1,4 +1,4 @@
-"""Killed at every write and every fsync: `python -m interlock.testing.disk --bare --control`.
+"""Killed at every write and every fsync: `python -m proofs.disk --bare --control`.
 
 Each scene is played again and again, killed before its first call on the store's files, its second, and so on until it
 ends unharmed (testing/strace.py). The judge reads the database with plain sqlite3, and what the scene said.
@@ -35,7 +35,7 @@ from interlock.runtime.control import Control
 from interlock.runtime.run import Message, Run
 from interlock.runtime.settings import Settings
 from interlock.stores.sqlite import SqliteStore, writer
-from interlock.testing.strace import SECONDS, Played, Script, State, done, missing, play, points, read
+from proofs.strace import SECONDS, Played, Script, State, done, missing, play, points, read
 
 SHELF = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a kill needs no real disk, and fsync is slow
 KINDS = ("lost", "torn", "damaged", "twice", "running", "changed")
@@ -402,7 +402,7 @@ def _crash(asked: tuple[str, str]) -> Verdict:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; 0 if nothing was broken."""
-    parser = argparse.ArgumentParser(prog="interlock.testing.disk", description=__doc__)
+    parser = argparse.ArgumentParser(prog="proofs.disk", description=__doc__)
     parser.add_argument("--bare", action="store_true", help="the store alone")
     parser.add_argument("--control", action="store_true", help="a whole control")
     parser.add_argument("--scene", help="this scene only")

@@ -5,7 +5,7 @@
 2. The judge asks the next server through its verbs, and looks at a copy of the database with plain sqlite3.
 3. How often each check was made is counted: one that never was proves nothing.
 
-python -m interlock.testing.crashes --seed 7 --kills 10     play one directory here, unlimited; print JSON
+python -m proofs.crashes --seed 7 --kills 10     play one directory here, unlimited; print JSON
 """
 
 import argparse
@@ -30,9 +30,9 @@ import interlock
 from interlock.core.events import Asked, Block, Delta, Ended, Event, Gap, Tool
 from interlock.core.names import PASSING, Ending, QuestionState, ToolState
 from interlock.core.outcome import Outcome
-from interlock.testing.crashbook import Book, Found, Row
-from interlock.testing.crashing import LOAD_SECONDS, MARK, STUBBORN, Server, serve
 from interlock.testing.hostile.processes import children, emptied, entered, scope
+from proofs.crashbook import Book, Found, Row
+from proofs.crashing import LOAD_SECONDS, MARK, STUBBORN, Server, serve
 
 OPEN_SECONDS = 0.12  # within which those kills come that are to hit opening and recovery
 PARKED_AFTER = 3  # kills in a row with a run of the session going
@@ -470,9 +470,9 @@ def play(seed: int, kills: int) -> Report:
 
 def play_apart(seed: int, kills: int, *, source: Path = Path(interlock.__file__).parent.parent) -> Report:
     """Play one directory in a process of its own, limited; whoever is left there is counted by the kernel."""
-    argv = [sys.executable, "-m", __name__, f"--seed={seed}", f"--kills={kills}"]
+    argv = [sys.executable, "-m", "proofs.crashes", f"--seed={seed}", f"--kills={kills}"]
     env = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "LANG") if name in os.environ}
-    env |= {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+    env |= {"PYTHONPATH": f"{source}{os.pathsep}{Path(__file__).parent.parent}", "PYTHONDONTWRITEBYTECODE": "1"}
     with scope() as directory:
         done = subprocess.run(
             entered(argv, directory), env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False,

@@ -29,7 +29,7 @@ from interlock.runtime.run import Message, Run
 from interlock.runtime.settings import Settings
 from interlock.runtime.watch import whole_log
 from interlock.stores.sqlite import SqliteStore
-from interlock.testing.crashbook import Book
+from proofs.crashbook import Book
 
 SESSIONS = ("s0", "s1", "s2")
 STUBBORN = "stubborn"  # a session that is left alone: its runs end by kills only, so that it is parked

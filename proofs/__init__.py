@@ -1,0 +1,1 @@
+"""Proofs of what is ours alone, not of anyone's agent: that the store and recovery keep what was acknowledged."""
