@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from interlock.processes import kernel
+from interlock.processes import kernel, probe
 
 HYBRID_MOUNTS = """\
 31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
@@ -155,3 +155,9 @@ def test_an_emptied_cgroup_counts_as_empty(tmp_path: Path) -> None:
     kernel.kill_cgroup(gone)
     kernel.remove_cgroup(gone)
     kernel.remove_tree(gone)
+
+
+def test_a_trial_that_is_cut_short_can_be_swept_up() -> None:
+    """Its leaf is named by whoever tries, so that the next start knows whether they live."""
+    name = os.path.basename(probe.trial_leaf("/home"))
+    assert kernel.owner_lives(name.removeprefix(kernel.MARK)) is True

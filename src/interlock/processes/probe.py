@@ -41,9 +41,14 @@ def probe(wanted: str | None = None) -> dict[str, Any]:
     return facts
 
 
+def trial_leaf(home: str) -> str:
+    """Name a leaf for a trial: by its owner, so that whoever is killed during it is swept up behind."""
+    return f"{home}/{kernel.MARK}{kernel.owner_of(os.getpid())}"
+
+
 def try_cgroup(home: str) -> str:
     """Hold a process in a leaf and end it by the leaf; return what was in the way, nothing if it worked."""
-    leaf = f"{home}/{kernel.MARK}trial-{os.getpid()}"
+    leaf = trial_leaf(home)
     try:
         os.mkdir(leaf, 0o755)
     except OSError as error:
@@ -120,7 +125,7 @@ def _limit_by(what: str, home: str | None) -> tuple[str, str | None]:
         pass  # we are in it ourselves, as a rule: controllers want their cgroup empty
     beside = kernel.own_cgroup_v1(what)
     if beside is not None:
-        trial = f"{beside}/{kernel.MARK}trial-{os.getpid()}"
+        trial = trial_leaf(beside)
         try:
             os.mkdir(trial, 0o755)
             os.rmdir(trial)

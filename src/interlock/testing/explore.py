@@ -279,7 +279,12 @@ class Scene:
 
 
 def play(
-    seed: int, *, mode: Mode | None = None, agent: Agent | None = None, messages: tuple[str, ...] = ("hello",)
+    seed: int,
+    *,
+    mode: Mode | None = None,
+    agent: Agent | None = None,
+    messages: tuple[str, ...] = ("hello",),
+    deaths: bool = True,
 ) -> Played:
     """Play one seed; raises Violation, Stuck, or whatever broke. With an agent of yours, the oracle judges that one."""
     random = Random(seed)
@@ -302,7 +307,8 @@ def play(
             charge=CHARGE_SECONDS,
             on_close=on_close,
         )
-        _live_again(seed, random, chosen, death)
+        if deaths:
+            _live_again(seed, random, chosen, death)
     except BaseException:
         if judged and judged[0].violation is not None:
             raise judged[0].violation from None  # the first thing that went wrong, not what followed from it
