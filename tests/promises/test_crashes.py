@@ -28,7 +28,6 @@ PLANTED = {  # the bug, and what the judge says of it
     "ack-before-commit": "an acked message is there",
     "waiting-forgotten": "every run has an ending",
     "started-begins-again": "nothing runs twice",
-    "partial-text-forgotten": "text",
     "receipts-left-pending": "every receipt is complete",
     "question-not-voided": "question",
 }

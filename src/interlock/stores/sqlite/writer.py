@@ -45,7 +45,7 @@ CHECKPOINT_BYTES = 4 * 1024 * 1024  # of write-ahead log: copied into the databa
 RESTART_BYTES = 64 * 1024 * 1024  # and here the writer waits for that
 ORPHAN_SECONDS = 1.0  # between two looks whether the loop is still there
 FRAME_BYTES = 24 + 4096  # of that log: a header and a page
-BATCHES = 64  # of decisions in a row, after which events have their turn
+LATE_SECONDS = 0.1  # that events wait for decisions, and then have their turn
 CLOSE_SECONDS = 0.5  # for a database that someone else has locked
 UNSURE = {  # after these nobody knows what the disk holds
     sqlite3.SQLITE_IOERR_FSYNC,
@@ -81,7 +81,7 @@ class Writer:
         self._chores: deque[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]] = deque()
         self._due = False  # events are to be written now
         self._resting_until = 0.0
-        self._batches = 0  # of decisions, since events had their turn
+        self._due_since = 0.0
         self._passed: dict[RunId | None, int] = {}  # passing events written, by run
         self._closing_at: float | None = None
         self._clean = False  # nothing was cut short
@@ -135,7 +135,8 @@ class Writer:
     def flush(self) -> None:
         """Write events now."""
         if self._dead is None and self._closing_at is None:
-            self._due = True
+            if not self._due:
+                self._due, self._due_since = True, time.monotonic()
             self._bell.put(None)
 
     def chore(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
@@ -183,17 +184,20 @@ class Writer:
 
     def _step(self) -> bool:
         """Do one piece of work; True if there may be more."""
-        if self._line and self._batches < BATCHES:
-            self._batches += 1
+        if self._line and not self._late():
             self._write_decisions()
-        elif self._due or self._line:
+        elif self._due:
             self._due = self._write_events()
-            self._batches = 0
+            self._due_since = time.monotonic()
         elif self._chores:
             self._do_chore(*self._chores.popleft())
         else:
             return False
         return True
+
+    def _late(self) -> bool:
+        """Whether events have waited for decisions long enough: they cost no fsync."""
+        return self._due and time.monotonic() - self._due_since > LATE_SECONDS
 
     def _let_go(self) -> None:
         if self._copying is not None:
@@ -411,7 +415,7 @@ class Writer:
         over, dropped = [self._over.popleft() for _ in range(len(self._over))], dict(self._dropped)
         try:
             self._execute("PRAGMA synchronous = NORMAL")  # no fsync: the next decision's covers it
-            if not self._begin(lambda: not self._line or self._batches >= BATCHES):
+            if not self._begin(lambda: not self._line or self._late()):
                 self._over.extendleft(reversed(over))
                 return True
             lasting = self._take(TAKEN_ALONG)
