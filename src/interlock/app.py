@@ -66,18 +66,24 @@ async def open_control(
     )
     policy = Policy(approval)
     opened = _store(store)
-    control = Control(
-        agent=agent,
-        agents=agents,
-        policy=policy,
-        store=opened,
-        boot=await opened.open(),
-        settings=chosen,
-        admins=admins,
-        readers=readers,
-        threads=threads,
-        processes=processes if processes is not None else LocalProcesses(confinement),
-    )
+    kept = processes if processes is not None else LocalProcesses(confinement)
+    boot = await opened.open()
+    try:
+        control = Control(
+            agent=agent,
+            agents=agents,
+            policy=policy,
+            store=opened,
+            boot=boot,
+            settings=chosen,
+            admins=admins,
+            readers=readers,
+            threads=threads,
+            processes=kept,
+        )
+    except BaseException:
+        await opened.close(clean=opened.clean)
+        raise
     try:
         await control.recover()
         yield control

@@ -4,7 +4,6 @@ This is no start of a server: what a killed one left stays as it is, for the nex
 """
 
 import contextlib
-import os
 import re
 import sqlite3
 import time
@@ -18,7 +17,7 @@ from interlock.look.reading import BUSY_MS, readable
 from interlock.stores.base import Pruned, StoreFailed
 from interlock.stores.sqlite import pruning
 from interlock.stores.sqlite.schema import connect
-from interlock.stores.sqlite.store import KEEP_DAYS, Look, hold
+from interlock.stores.sqlite.store import KEEP_DAYS, Look, hold, let_go
 
 T = TypeVar("T")
 
@@ -48,7 +47,7 @@ async def forget(directory: Path, older_than: float, *, dry_run: bool) -> Forgot
     except sqlite3.Error as error:
         raise StoreFailed(f"{directory} cannot be written: {error}") from None
     finally:
-        os.close(held)
+        let_go(held)
     return Forgotten(data=str(directory), dry_run=dry_run, older_than_seconds=older_than, forgotten=gone)
 
 

@@ -461,7 +461,7 @@ class Control:
         self._here()
         if (session is None) == (run is None):
             raise BadInput("watch one thing: a session, or run=")
-        if not isinstance(after, int) or isinstance(after, bool):
+        if not isinstance(after, int) or isinstance(after, bool) or not 0 <= after < 2**63:
             raise BadInput(f"after= is an event's position, not {after!r:.40}; 0 replays from the beginning")
         principal = Principal(name_of(by, "by"))
         only = None if run is None else RunId(name_of(run, "run"))

@@ -89,7 +89,7 @@ class Inbox:
             await run.turn.wait()
             if run.problem is not None:
                 raise run.problem
-            ticket = self._step(run, known)
+            ticket = run.admission = self._step(run, known)
             if ticket is not None and not run.session.stored:
                 await self._found(run, ticket)
             elif ticket is not None and run.state is not State.SEATED and self._strategy(run) is Strategy.COLLECT:

@@ -256,12 +256,13 @@ class LiveRun:
     """A run that is not yet both durable and drained."""
 
     __slots__ = (
-        "absorbed", "acked", "admitted_at", "agent", "alias", "alias_ticket", "announced", "asking", "begun", "blamed",
-        "bodies", "called", "calls", "calls_made", "child_falls", "children", "collection", "deadline", "descendants",
-        "detached", "digest", "ended", "fall", "fence", "finished", "generation", "holds", "home", "id", "joining",
-        "kept", "key", "kind", "limits", "method", "order", "outcome", "parent", "passed", "phase", "principal",
-        "problem", "provider_started", "questions", "refusal_budget", "reply", "resting", "said", "sealed", "sent",
-        "session", "started_at", "state", "steers", "strategy", "superseded", "text", "timers", "touched", "turn",
+        "absorbed", "acked", "admission", "admitted_at", "agent", "alias", "alias_ticket", "announced", "asking",
+        "begun", "blamed", "bodies", "called", "calls", "calls_made", "child_falls", "children", "collection",
+        "deadline", "descendants", "detached", "digest", "ended", "fall", "fence", "finished", "generation", "holds",
+        "home", "id", "joining", "kept", "key", "kind", "limits", "method", "order", "outcome", "parent", "passed",
+        "phase", "principal", "problem", "provider_started", "questions", "refusal_budget", "reply", "resting",
+        "said", "sealed", "sent", "session", "started_at", "state", "steers", "strategy", "superseded", "text",
+        "timers", "touched", "turn", "withheld",
     )  # fmt: skip
 
     def __init__(
@@ -318,6 +319,8 @@ class LiveRun:
         self.generation: int | None = None
         self.superseded: RunId | None = None
         self.sent: Sent | None = None
+        self.admission: Ticket | None = None  # whether the store has it
+        self.withheld = False  # it ended before its session was anybody's: whoever founds that must not read it
         self.problem: InterlockError | None = None  # why the message was not taken
         self.said = False  # its `message` event is out
         self.sealed = False  # its terminal event is out

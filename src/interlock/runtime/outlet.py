@@ -163,9 +163,7 @@ class Outlet:
         run = self._run
         if not run.said:
             run.said = True
-            # A message that ended before its session was anybody's leaves no text: whoever founds it could read that.
-            text = run.text if run.session.stored or run.generation is not None else ""
-            self._feed.publish(run.session.id, run, Said(text=text, by=run.principal))
+            self._feed.publish(run.session.id, run, Said(text="" if run.withheld else run.text, by=run.principal))
             for part in run.collection.parts if run.collection is not None else ():
                 self.introduce_part(part)
 

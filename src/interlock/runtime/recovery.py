@@ -210,7 +210,7 @@ class Recovery:
             for row in rows:
                 story = stories.get(row.id, Story())
                 if row.outcome is not None:
-                    await self._tell_again(session, row, story)
+                    await self._tell_again(row, story)
                 elif story.ended is not None:
                     await self._keep_told(row, story.ended, story.proof)
                 elif row.started or row.parent is not None:
@@ -233,7 +233,7 @@ class Recovery:
     async def _bring_back(self, session: Session, row: RunRow, story: Story, living: dict[RunId, LiveRun]) -> LiveRun:
         """Return a run that had begun as it last was known, on its seat."""
         run = await self._live(session, row, living.get(row.parent) if row.parent is not None else None)
-        run.said = story.said
+        run.said = True  # before it began; its log may have been shortened since
         run.generation = self._registry.generations.get(session.id)  # it rose when this one took the seat
         run.started_at = story.started_at or row.admitted_at
         run.bodies = [Gone(seen=self._swept)]
@@ -281,7 +281,7 @@ class Recovery:
         begun: dict[str, None] = {}
         for kept in await read(self._store.tools(row.id)):
             begun[kept.name] = None
-            if kept.call_id not in story.calls:
+            if kept.call_id not in story.calls and kept.state in OPEN_CALLS:
                 told = Tool(call_id=kept.call_id, name=kept.name, state=ToolState.PENDING, arguments=kept.arguments)
                 self._feed.publish(row.session, run, told)
                 calls[kept.call_id] = _call(kept.call_id, told)
@@ -331,16 +331,15 @@ class Recovery:
 
     # Endings that stand
 
-    async def _tell_again(self, session: Session, row: RunRow, story: Story) -> None:
+    async def _tell_again(self, row: RunRow, story: Story) -> None:
         """Tell an ending that the store holds and the log does not: the same one, with what it left open."""
         assert row.outcome is not None
         if story.ended is not None:
             await self._keep_told(row, row.outcome)
             return
         say = self._feed.publish
-        if not story.said:  # (as `Outlet.introduce`: what ended before its session was anybody's leaves no text)
-            text = row.text if session.stored or row.generation is not None else ""
-            say(row.session, row, Said(text=text, by=row.principal))
+        if not story.said and not row.started:
+            say(row.session, row, Said(text=row.text, by=row.principal))
         for block in _unsaid(row.outcome, story):
             say(row.session, row, Block(text=block))
         kept = {tool.call_id: tool for tool in await read(self._store.tools(row.id))}

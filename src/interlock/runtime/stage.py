@@ -32,7 +32,7 @@ from interlock.runtime.run import Agent, Message, Part, Run
 from interlock.runtime.settings import Settings
 from interlock.runtime.spawning import Spawning
 from interlock.runtime.tool import describe_error
-from interlock.stores.base import Store, committed
+from interlock.stores.base import Store, Unsure, committed
 
 PROVIDER = "provider"
 
@@ -102,7 +102,7 @@ class Stage:
                 await self._carry(run)
         except BaseException as error:
             if not run.acked.is_set():
-                self._inbox.turn_away(run, Unavailable("the message was not taken; send it again"))
+                self._inbox.turn_away(run, _not_taken(run))
             elif not run.fallen and not self._registry.closing and not run.ended.is_set():
                 self._endings.end(run, _failed(f"its task broke: {describe_error(error)}", ErrorKind.AGENT))
             raise
@@ -206,6 +206,14 @@ def _message(run: LiveRun) -> Message:
         previous=run.session.previous,
         parts=parts,
     )
+
+
+def _not_taken(run: LiveRun) -> Unavailable:
+    """What its sender is told when a message's task was cut short: the truth, as far as it is known."""
+    ticket = run.admission
+    if ticket is None or (ticket.answered and not ticket.inside):
+        return Unavailable("the message was not taken; send it again")
+    return Unsure("whether the message was kept is not known; send it again with the same key")
 
 
 def _failed(error: str, kind: ErrorKind) -> Cause:

@@ -9,6 +9,7 @@ import msgspec
 from interlock.core.errors import BadInput
 from interlock.core.events import Json
 from interlock.core.names import ToolState
+from interlock.runtime.values import name_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__interlock_tool__"
@@ -58,7 +59,8 @@ def tool(
         if thread and _is_async(marked):
             raise BadInput(f"tool {marked.__name__} is async: drop thread=True, it is cut without a thread")
         worker = not thread and not _is_async(marked)
-        spec = ToolSpec(name=name or marked.__name__, thread=thread, grace=grace, asks=approval == "ask", worker=worker)
+        called = name_of(name or marked.__name__, "a tool's name")
+        spec = ToolSpec(name=called, thread=thread, grace=grace, asks=approval == "ask", worker=worker)
         setattr(marked, _MARK, spec)
         return marked
 
@@ -71,7 +73,7 @@ def spec_of(function: Callable[..., Any]) -> ToolSpec:
         raise BadInput(f"a tool is a function, not {type(function).__name__}; pass the function itself")
     spec = getattr(function, _MARK, None)
     if not isinstance(spec, ToolSpec):
-        name = getattr(function, "__name__", type(function).__name__)
+        name = name_of(getattr(function, "__name__", type(function).__name__), "a tool's name")
         spec = ToolSpec(name=name, worker=not _is_async(function))
     return spec
 

@@ -62,7 +62,7 @@ def order_of(value: object) -> Order | None:
         return None
     match value:
         case (str() as channel, int() | float() as at) if math.isfinite(number_of(at)):
-            return Order(name_of(channel, "the channel"), at)
+            return Order(name_of(channel, "the channel"), int(at) if isinstance(at, int) else float(at))
         case _:
             raise BadInput(f"order= is (channel, the channel's own number or time), not {value!r:.60}")
 

@@ -3,7 +3,7 @@
 LOG_EVENTS = 10_000  # kept per session
 PASSING_EVENTS = 10_000  # deltas, typing and progress kept per run while it lives
 RUNS_KEPT = 1_000  # ended runs kept per session, and children per tree
-KEYS_KEPT = 100_000
+KEYS_KEPT = 10_000  # per principal, so that nobody can push out another's
 RUNLESS_KEPT = 1_000  # receipts of stops that took detached processes only
-TOMBSTONES_KEPT = 1_000  # per principal, so that nobody can push out another's
+TOMBSTONES_KEPT = 1_000  # per principal
 MARKS_KEPT = 1_000  # per principal

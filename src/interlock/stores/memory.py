@@ -105,7 +105,7 @@ class MemoryStore:
         self._wakes: dict[WakeId, WakeRow] = {}
         self._marks: dict[SessionId, dict[tuple[str, Principal], StopMark]] = {}
         self._marks_of: dict[Principal, OrderedDict[tuple[SessionId, str], None]] = {}
-        self._keys: OrderedDict[tuple[Principal, str], KeyRow] = OrderedDict()
+        self._keys: dict[Principal, OrderedDict[str, KeyRow]] = {}
         self._tombstones: dict[Principal, OrderedDict[str, None]] = {}
         self._tools: dict[RunId, dict[CallId, ToolRow]] = {}
         self._receipts: dict[ReceiptId, Receipt] = {}
@@ -332,13 +332,16 @@ class MemoryStore:
                 del self._marks[session]
 
     def _keep_key(self, row: KeyRow) -> None:
-        known = self._keys.get((row.principal, row.key))
+        kept = self._keys.setdefault(row.principal, OrderedDict())
+        known = kept.get(row.key)
         own = self._runs.get(row.run_id)
         alone = own is not None and known is not None and own.alias == known.run_id and own.outcome is not None
         if known is None or alone:  # it was to be part of that run, and ended by itself
-            self._keys[row.principal, row.key] = row
-        if len(self._keys) > bounds.KEYS_KEPT:
-            self._keys.popitem(last=False)
+            kept[row.key] = row
+        for oldest in list(itertools.islice(kept, min(OLDEST_SEEN, max(0, len(kept) - bounds.KEYS_KEPT)))):
+            message = self._runs.get(kept[oldest].run_id)
+            if message is None or message.outcome is not None:
+                del kept[oldest]
 
     def _bury(self, tombstone: Tombstone) -> None:
         kept = self._tombstones.setdefault(tombstone.principal, OrderedDict())
@@ -393,7 +396,7 @@ class MemoryStore:
         await self._readable()
         return Loaded(
             session=self._sessions.get(session),
-            key=None if key is None else self._keys.get((principal, key)),
+            key=None if key is None else self._keys.get(principal, OrderedDict()).get(key),
             buried=key is not None and key in self._tombstones.get(principal, ()),
             previous=self._previous(session),
             marks=tuple(self._marks.get(session, {}).values()),

@@ -19,6 +19,7 @@ T = TypeVar("T")
 SQL = statements("prune")
 EVENTS = statements("events")
 
+PIECE_EVENTS = 2_000  # of a log, in one transaction
 PIECE = 200  # runs or sessions forgotten in one transaction
 DAY_SECONDS = 86_400.0
 FORGOTTEN = ("tools", "questions", "child_events", "child_sessions", "receipts", "runs")  # in this order
@@ -47,7 +48,8 @@ async def prune(read: Does, write: Does, *, before: float | None, keep_days: flo
             await write(lambda db, ids=gone: _forget_runs(db, ids))  # type: ignore[misc]
             runs += len(gone)
     for session in await read(lambda db: _column(db, SQL["long_logs"], bounds.LOG_EVENTS)):
-        events += await write(lambda db, name=session: _shorten_log(db, name))  # type: ignore[misc]
+        while cut := await write(lambda db, name=session: _shorten_log(db, name)):  # type: ignore[misc]
+            events += cut
     await write(_bound)
     return Pruned(sessions=sessions, runs=runs, events=events)
 
@@ -77,8 +79,10 @@ def _shorten_log(db: sqlite3.Connection, session: str) -> int:
     found = db.execute(EVENTS["oldest_dropped"], (session, bounds.LOG_EVENTS)).fetchone()
     if found is None:
         return 0
-    gone = db.execute(EVENTS["drop_events"], (session, found[0])).rowcount
-    db.execute(EVENTS["remember_dropped"], (session, found[0]))
+    piece = db.execute(EVENTS["end_of_piece"], (session, PIECE_EVENTS)).fetchone()
+    upto = found[0] if piece is None else min(found[0], piece[0])
+    gone = db.execute(EVENTS["drop_events"], (session, upto)).rowcount
+    db.execute(EVENTS["remember_dropped"], (session, upto))
     return gone
 
 

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import anyio
+
 from interlock.core.decision import (
     Decision,
     QuestionRow,
@@ -29,6 +31,7 @@ from interlock.core.decision import (
     ToolRow,
     WakeRow,
 )
+from interlock.core.errors import BadInput
 from interlock.core.events import Ended, Event
 from interlock.core.names import PASSING, Principal, QuestionId, ReceiptId, RunId, SessionId
 from interlock.core.receipt import Receipt
@@ -47,7 +50,7 @@ FLUSH_SECONDS = 0.1  # events that no decision takes along are written after thi
 PENDING_EVENTS = 100_000  # held in memory while the disk takes nothing
 HOLD_TRIES, HOLD_SECONDS = 50, 0.005  # for the directory's lock
 READS = 10_000  # that may wait
-LAST_READ_SECONDS = 1.0  # for the reader to finish when the store is closed
+LAST_READ_SECONDS = 0.3  # for the reader to finish when the store is closed
 FIRST_TIDY_SECONDS = 60.0  # after the start, and then
 TIDY_SECONDS = 3_600.0  # between two looks for what is too old or too much
 KEEP_DAYS = 90.0  # a session in which nobody wrote for so long is forgotten
@@ -58,7 +61,10 @@ class Reads:
     """A thread that reads, and every question of the store's port."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self.directory = Path(directory).expanduser()
+        try:
+            self.directory = Path(directory).expanduser().absolute()  # whoever changes directory later changes nothing
+        except (RuntimeError, TypeError) as error:
+            raise BadInput(f"{directory!r:.100} is no directory for a store: {error}") from None
         self.path = self.directory / DATABASE
         self._questions: queue.SimpleQueue[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]] | None]
         self._questions = queue.SimpleQueue()
@@ -262,9 +268,15 @@ class SqliteStore(Reads):
     async def open(self) -> int:
         """Take the directory and return this start's boot number; raise if another process has it."""
         self._loop = asyncio.get_running_loop()
+        opening = asyncio.ensure_future(asyncio.to_thread(self._open))
         try:
-            connection, boot = await asyncio.to_thread(self._open)
-        except (OSError, sqlite3.Error) as error:
+            connection, boot = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            with anyio.CancelScope(shield=True), contextlib.suppress(Exception):
+                (await opening)[0].close()
+            self._release()
+            raise
+        except (OSError, ValueError, sqlite3.Error) as error:
             self._release()
             raise StoreFailed(f"the store in {self.directory} cannot be opened: {error}") from error
         except BaseException:
@@ -296,10 +308,9 @@ class SqliteStore(Reads):
         return connection, boot
 
     def _release(self) -> None:
-        if self._hold is not None:
-            _HELD.discard(self._hold)
-            os.close(self._hold)
-            self._hold = None
+        held, self._hold = self._hold, None
+        if held is not None:
+            let_go(held)
 
     async def close(self, *, clean: bool = True) -> None:
         """Write what was taken and let go of the directory."""
@@ -310,8 +321,7 @@ class SqliteStore(Reads):
             self._tidying.cancel()
         await self.stop_reading()  # first, so that the writer is the last one and leaves a single file
         if self._writer is not None:
-            await self._writer.close(clean=clean)
-        self._release()
+            await self._writer.close(clean=clean)  # which lets go of the directory, whoever waits for that
 
     # Decisions
 
@@ -379,14 +389,18 @@ class SqliteStore(Reads):
 
     def _make_room(self) -> None:
         """The disk has taken nothing for long: the oldest events of whoever has most go, and that is told."""
-        session = max(self._pending, key=lambda each: len(self._pending[each]))
-        kept = self._pending[session]
-        gone = [kept.pop(position) for position in list(kept)[: max(1, len(kept) // 2)]]
-        self._pending_count -= len(gone)
         assert self._writer is not None
-        self._writer.forget(gone)
-        self._dropped[session] = gone[-1].position
-        self._writer.drop(session, gone[-1].position)
+        wanted = PENDING_EVENTS // 10
+        for session in sorted(self._pending, key=lambda each: len(self._pending[each]), reverse=True):
+            kept = self._pending[session]
+            gone = [kept.pop(position) for position in list(kept)[: max(1, len(kept) // 2)]]
+            self._pending_count -= len(gone)
+            self._writer.forget(gone)
+            self._dropped[session] = gone[-1].position
+            self._writer.drop(session, gone[-1].position)
+            wanted -= len(gone)
+            if wanted <= 0:
+                return
 
     def _written(self, events: list[Event], over: list[tuple[SessionId, RunId]]) -> None:
         """In the loop: these are in the database now, and the deltas of these runs out of it."""
@@ -466,10 +480,20 @@ def hold(directory: Path) -> int:
         os.close(handle)
         which = "this process" if holder == str(os.getpid()) else f"another interlock (process {holder})"
         raise StoreFailed(f"{directory} is in use by {which}; stop that one, or use another directory")
-    os.truncate(handle, 0)
-    os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
     _HELD.add(handle)
+    try:
+        os.truncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+    except BaseException:
+        let_go(handle)
+        raise
     return handle
+
+
+def let_go(handle: int) -> None:
+    """Give a directory's lock back."""
+    _HELD.discard(handle)
+    os.close(handle)
 
 
 def _taken(handle: int) -> bool:

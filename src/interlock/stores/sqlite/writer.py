@@ -39,10 +39,12 @@ Answer = Verdict | StoreFailed
 
 LINE = 10_000  # decisions that may wait; endings are taken beyond it
 TAKEN_ALONG = 1_000  # lasting events that a decision takes along
+FORGOTTEN = 50_000  # events that may stand in the lines though nobody wants them any more
 PIECE_EVENTS = 1_000  # passing events written before the line is looked at again
 REST_SECONDS = 0.5  # between two tries to write events that the disk did not take
 CHECKPOINT_BYTES = 4 * 1024 * 1024  # of write-ahead log: copied into the database beside the writer
-RESTART_BYTES = 64 * 1024 * 1024  # and here the writer waits for that
+RESTART_BYTES = 64 * 1024 * 1024  # and here the writer begins it anew,
+RESTART_PAGES = 2_000  # once so few are left to copy that nobody has to wait for long
 ORPHAN_SECONDS = 1.0  # between two looks whether the loop is still there
 FRAME_BYTES = 24 + 4096  # of that log: a header and a page
 LATE_SECONDS = 0.1  # that events wait for decisions, and then have their turn
@@ -62,20 +64,23 @@ class Writer:
     """Decisions and events on their way into the database. All methods but `_…` are the loop's."""
 
     def __init__(
-        self, path: Path, connection: sqlite3.Connection, written: Written, orphaned: Callable[[], None]
+        self, path: Path, connection: sqlite3.Connection, written: Written, let_go: Callable[[], None]
     ) -> None:
         self._path = path
         self._wal = path.with_name(f"{path.name}-wal")
         self._connection = connection
         self._execute = connection.execute
         self._written = written
-        self._orphaned = orphaned
+        self._let_go_of = let_go
+        self._file = _identity(path)
+        self._backlog: int | None = None  # pages of the log that were not copied, when that was last tried
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._line: dict[Ticket, None] = {}
         self._lasting: deque[Event] = deque()
         self._passing: deque[Event] = deque()
+        self._forgotten: set[tuple[SessionId, int]] = set()  # of these lines, and not to be written
         self._over: deque[tuple[SessionId, RunId]] = deque()
         self._dropped: dict[SessionId, int] = {}
         self._chores: deque[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]] = deque()
@@ -96,14 +101,21 @@ class Writer:
 
     def decide(self, ticket: Ticket) -> None:
         """Put a decision in the line at once."""
+        with self._lock:  # else it could come into a line that was just taken
+            refusal = self._refusal(ticket)
+            if refusal is None:
+                self._line[ticket] = None
+        if refusal is not None:
+            ticket.refuse(refusal)
+        elif not unhurried(ticket.decision):
+            self._bell.put(None)
+
+    def _refusal(self, ticket: Ticket) -> StoreFailed | None:
         if self._dead is not None or self._closing_at is not None:
-            ticket.refuse(self._dead or StoreFailed("the store is closed; nothing was kept"))
-        elif len(self._line) >= LINE and not ticket.decision.endings:
-            ticket.refuse(StoreFailed(f"{LINE} writes wait for the disk; nothing was kept, try again later"))
-        else:
-            self._line[ticket] = None
-            if not unhurried(ticket.decision):
-                self._bell.put(None)
+            return self._dead or StoreFailed("the store is closed; nothing was kept")
+        if len(self._line) >= LINE and not ticket.decision.endings:
+            return StoreFailed(f"{LINE} writes wait for the disk; nothing was kept, try again later")
+        return None
 
     def give_back(self, ticket: Ticket) -> bool:
         """Take a decision out of the line; False if it is being written or was answered."""
@@ -119,10 +131,15 @@ class Writer:
 
     def forget(self, events: list[Event]) -> None:
         """Do not write these after all."""
-        gone = {(event.session, event.position) for event in events}
         with self._lock:
-            self._lasting = deque(each for each in self._lasting if (each.session, each.position) not in gone)
-            self._passing = deque(each for each in self._passing if (each.session, each.position) not in gone)
+            self._forgotten.update((event.session, event.position) for event in events)
+            if len(self._forgotten) > FORGOTTEN:  # the disk has taken nothing for long
+                self._lasting = deque(self._wanted(self._lasting))
+                self._passing = deque(self._wanted(self._passing))
+                self._forgotten.clear()
+
+    def _wanted(self, events: Iterable[Event]) -> Iterable[Event]:
+        return (event for event in events if (event.session, event.position) not in self._forgotten)
 
     def end(self, session: SessionId, run_id: RunId) -> None:
         """Drop a run's passing events, and note that its end was told."""
@@ -209,8 +226,7 @@ class Writer:
                 self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
-        if self._loop.is_closed():
-            self._orphaned()
+        self._let_go_of()
         self._in_loop(_finish, self._closed, None)
 
     def _in_loop(self, callback: Callable[..., object], *args: Any) -> None:
@@ -241,11 +257,11 @@ class Writer:
         try:
             if not self._begin(lambda: self._line):
                 return
-            with self._lock:
-                batch = list(self._line)
-                self._line.clear()
+            batch = self._claim()
             events = self._take(TAKEN_ALONG)
             answers = self._commit(batch, events)
+            if _identity(self._path) != self._file:
+                raise _Replaced("the store's file was removed or replaced while it was in use")
         except Exception as error:
             self._rollback()
             self._put_back(events)
@@ -287,7 +303,20 @@ class Writer:
         """Take the oldest events out of a line that the loop goes on to fill."""
         with self._lock:
             line = self._passing if passing else self._lasting
-            return [line.popleft() for _ in range(min(most, len(line)))]
+            taken: list[Event] = []
+            while line and len(taken) < most:
+                event = line.popleft()
+                if (event.session, event.position) in self._forgotten:
+                    self._forgotten.discard((event.session, event.position))
+                else:
+                    taken.append(event)
+            return taken
+
+    def _claim(self) -> list[Ticket]:
+        """Take the whole line; from here on nothing of it can be withdrawn."""
+        with self._lock:
+            taken, self._line = self._line, {}
+        return list(taken)
 
     def _put_back(self, events: list[Event], *, passing: bool = False) -> None:
         with self._lock:
@@ -295,13 +324,10 @@ class Writer:
 
     def _refuse(self, batch: list[Ticket], error: Exception, *, alone: bool) -> None:
         """A batch failed: what the disk refuses is refused; else each is tried alone, so that one spoils no other."""
-        if _code(error) in UNSURE or _code(error) & 0xFF in UNSURE:
-            self._die(Unsure(_UNSURE.format(_name(error))), batch)
+        if isinstance(error, _Replaced) or _code(error) in UNSURE or _code(error) & 0xFF in UNSURE:
+            self._die(Unsure(_UNSURE.format(error if isinstance(error, _Replaced) else _reason(error))), batch)
         elif alone:
-            if not batch:  # not even the lock could be had
-                with self._lock:
-                    batch = list(self._line)
-                    self._line.clear()
+            batch = batch or self._claim()  # (not even the lock could be had)
             failure = StoreFailed(f"the store did not take it ({_reason(error)}); nothing was kept, try again later")
             self._in_loop(self._tell, [(ticket, failure) for ticket in batch], [])
         else:  # it may fit without the events
@@ -323,11 +349,10 @@ class Writer:
 
     def _die(self, failure: StoreFailed, batch: Iterable[Ticket] = ()) -> None:
         """Take nothing more, and leave nobody waiting."""
-        self._dead = failure
-        log.error("%s", failure)
         with self._lock:
-            waiting = [*batch, *self._line]
-            self._line.clear()
+            self._dead = failure
+        log.error("%s", failure)
+        waiting = [*batch, *self._claim()]
         self._due = False
         self._in_loop(self._tell, [(ticket, failure) for ticket in waiting], [])
         while self._chores:
@@ -480,9 +505,11 @@ class Writer:
     def _copy_if_long(self) -> None:
         """Keep the write-ahead log short: its pages go into the database beside the writer, or at the worst here."""
         with contextlib.suppress(OSError, sqlite3.Error):
-            if self._reaches(RESTART_BYTES):
-                self._checkpoint(self._connection, "RESTART")
-            elif (self._copying is None or not self._copying.is_alive()) and self._reaches(CHECKPOINT_BYTES):
+            if self._copying is not None and self._copying.is_alive():
+                return
+            if self._backlog is not None and self._backlog < RESTART_PAGES and self._reaches(RESTART_BYTES):
+                self._checkpoint(self._connection, "RESTART")  # nearly all of it was copied beside us
+            elif self._reaches(CHECKPOINT_BYTES):
                 self._copying = threading.Thread(target=self._copy, name="interlock store copies", daemon=True)
                 self._copying.start()
 
@@ -495,7 +522,8 @@ class Writer:
 
     def _checkpoint(self, connection: sqlite3.Connection, how: str) -> None:
         try:
-            connection.execute(f"PRAGMA wal_checkpoint({how})").fetchone()
+            _, pages, copied = connection.execute(f"PRAGMA wal_checkpoint({how})").fetchone()
+            self._backlog = pages - copied if how == "PASSIVE" else None
         except sqlite3.Error as error:  # what cannot be copied stays where it is; but see rule 4
             self._die_if_unsure(error)
 
@@ -506,6 +534,18 @@ class Writer:
                 self._checkpoint(beside, "PASSIVE")
             finally:
                 beside.close()
+
+
+class _Replaced(Exception):
+    """What we write into is not what the next start would open."""
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def unhurried(decision: Decision) -> bool:

@@ -30,6 +30,10 @@ DELETE FROM passing WHERE session = ?1 AND run_id = ?2 AND position < (
 -- The position up to which a session's log is beyond its bound.
 SELECT position FROM events WHERE session = ? ORDER BY position DESC LIMIT 1 OFFSET ?;
 
+-- name: end_of_piece
+-- The position of one of the oldest events of a session.
+SELECT position FROM events WHERE session = ? ORDER BY position LIMIT 1 OFFSET ?;
+
 -- name: drop_events
 -- Drop the beginning of a session's log.
 DELETE FROM events WHERE session = ? AND position <= ?;

@@ -15,7 +15,7 @@ SELECT id FROM (
 -- name: old_sessions
 -- Sessions where nothing lives or is scheduled and no message came since a time.
 SELECT s.id FROM sessions s LEFT JOIN runs r ON r.session = s.id
-WHERE s.id NOT LIKE 'run:%' AND s.id NOT IN (SELECT json_extract(body, '$.session') FROM wakes)
+WHERE s.id NOT GLOB 'run:*' AND s.id NOT IN (SELECT json_extract(body, '$.session') FROM wakes)
 GROUP BY s.id
 HAVING coalesce(max(r.admitted_at), 0) < ?1 AND sum(r.ending IS NULL AND r.alias IS NULL) IS NOT TRUE
     AND NOT EXISTS (SELECT 1 FROM runs c WHERE c.home = s.id AND c.ending IS NULL)
@@ -91,8 +91,10 @@ DELETE FROM dropped WHERE session = ?;
 DELETE FROM marks WHERE session = ?;
 
 -- name: bound_keys
--- The newest keys are kept.
-DELETE FROM keys WHERE serial <= (SELECT serial FROM keys ORDER BY serial DESC LIMIT 1 OFFSET ?);
+-- The newest of each principal are kept, and those of messages that have not ended.
+DELETE FROM keys WHERE serial IN (SELECT serial FROM (
+    SELECT serial, run_id, row_number() OVER (PARTITION BY principal ORDER BY serial DESC) AS place FROM keys
+) WHERE place > ? AND run_id NOT IN (SELECT id FROM runs WHERE ending IS NULL));
 
 -- name: bound_tombstones
 -- The newest of each principal are kept, so that nobody can push out another's.

@@ -7,7 +7,7 @@ SELECT id, owner, generation, strategy, since, renewed, crashes FROM sessions WH
 SELECT s.id, s.owner, s.generation, s.strategy, s.since, s.renewed, s.crashes,
     count(r.serial), sum(r.ending IS NULL AND r.alias IS NULL), max(r.admitted_at)
 FROM sessions s LEFT JOIN runs r ON r.session = s.id
-WHERE s.id NOT LIKE 'run:%'
+WHERE s.id NOT GLOB 'run:*'
 GROUP BY s.id ORDER BY max(r.serial) DESC LIMIT ?;
 
 -- name: key
