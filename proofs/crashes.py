@@ -348,6 +348,10 @@ class Judge:
         """Compare what was told with the database and with the marks in the world."""
         book, found = self._book, Found(self._place)
         texts = {row.text: row for row in found.rows.values() if not _stopped_again(row, book.acked.get(row.text))}
+        for text, run in book.acked.items():
+            row = found.rows.get(run)
+            if row is not None and not row.text and row.outcome is not None:
+                texts[text] = row  # it ended before its session was anybody's, and left no text
         self.check("integrity", found.integrity == "ok", found.integrity)
         self._forget(texts)
         for text, run in book.acked.items():

@@ -43,7 +43,7 @@ def test_the_ack_follows_the_commit(latency: float) -> None:
                 sent = await control.send("s", f"hello {n}", by="alice", key=f"k{n}")
                 row = store._runs.get(sent.run_id)
                 assert row is not None and row.text == f"hello {n}"
-                assert ("alice", f"k{n}") in store._keys and "s" in store._sessions
+                assert f"k{n}" in store._keys["alice"] and "s" in store._sessions
 
     seeded(main)
 

@@ -113,17 +113,17 @@ def test_a_key_of_another_method_is_refused() -> None:
         store = MemoryStore()
         async with open_control(idles, store=store, settings=BRIEF) as control:
             mine = await control.send("s", "mine", by="alice", key="mine")
-            own = store._keys["alice", "mine"]
+            own = store._keys["alice"]["mine"]
             other = KeyRow(principal="alice", key="k", method="agent", digest=own.digest, run_id="r-0-1")
             await store.decide(Decision(keys=(other,)))
-            store._keys["alice", "twin"] = KeyRow(
+            store._keys["alice"]["twin"] = KeyRow(
                 principal="alice", key="twin", method="agent", digest=own.digest, run_id="r-0-2"
             )
             with pytest.raises(KeyConflict, match="use a new key"):
                 await control.send("s", "mine", by="alice", key="twin")
             with pytest.raises(KeyConflict):
                 await control.send("s", "other text", by="alice", key="k")
-            assert store._keys["alice", "k"] is other
+            assert store._keys["alice"]["k"] is other
             assert (await control.wait(mine.run_id, timeout=1)).ending is Ending.PENDING
             assert list(control._registry.keys) == [("alice", "mine")]
 

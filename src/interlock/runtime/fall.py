@@ -100,7 +100,7 @@ class Fall:
         self.queued += run.parent is None and run.state in (State.ARRIVING, State.QUEUED)
         run.move(Move.END)
         run.fall = self
-        run.withheld = not run.session.stored and run.generation is None
+        run.withheld = run.session.loaded and not run.session.stored and run.generation is None
         self.runs.append(run)
         if run.session.seat is run:
             self._registry.unseat(run)
@@ -270,8 +270,7 @@ class Fall:
         )
 
     def _row(self, run: LiveRun) -> RunRow:
-        row = msgspec.structs.replace(run.row(), cut=self.cut_text(run))
-        return msgspec.structs.replace(row, text="") if run.withheld else row
+        return msgspec.structs.replace(run.row(), cut=self.cut_text(run))
 
     @staticmethod
     def cut_text(run: LiveRun) -> str:

@@ -173,6 +173,9 @@ class Inbox:
             session.renewed = known.session.renewed
             session.crashes = known.session.crashes
             self._registry.generations.restore(session.id, known.session.generation)
+        else:  # nobody's: what fell before this was known is not for whoever founds it
+            for run in [run for fall in session.falls or () for run in fall.runs]:
+                run.withheld |= run.session is session and run.generation is None
         if session.previous is None:
             session.previous = known.previous
         self._registry.mark(known.marks)

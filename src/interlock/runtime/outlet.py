@@ -163,7 +163,9 @@ class Outlet:
         run = self._run
         if not run.said:
             run.said = True
-            self._feed.publish(run.session.id, run, Said(text="" if run.withheld else run.text, by=run.principal))
+            nobodys = run.generation is None and not run.session.stored
+            text = "" if run.withheld or nobodys else run.text
+            self._feed.publish(run.session.id, run, Said(text=text, by=run.principal))
             for part in run.collection.parts if run.collection is not None else ():
                 self.introduce_part(part)
 

@@ -279,7 +279,8 @@ class MemoryStore:
         if known is not None and known.outcome is not None and known.outcome.ending is not Ending.LOST:
             return None if known.outcome.same_story(row.outcome) else known.outcome
         if known is None:
-            self._insert_run(row)
+            nobodys = row.generation is None and row.session not in self._sessions  # not for whoever founds it
+            self._insert_run(msgspec.structs.replace(row, text="") if nobodys else row)
             seat = row.generation
             self._note_drained(row.id)
         else:
