@@ -329,7 +329,7 @@ def test_room_for_events_is_made_for_many_at_once(tmp_path: Path, monkeypatch: p
                 store.append(block(n + 1, SessionId(f"s{n}")))
             store.append(block(101, SessionId("last")))
             assert store._pending_count == 91
-            assert len(store._dropped) == 10
+            assert len(store._dropped) == 10 and len(store._pending) == 91
         await store.close()
         assert count(tmp_path, "events") == 91
 
@@ -384,6 +384,33 @@ def test_nothing_is_acknowledged_into_a_file_that_nobody_will_find(tmp_path: Pat
     play(main)
 
 
+def test_nor_by_a_second_try(tmp_path: Path) -> None:
+    """A decision that did not fit with the events that waited is tried alone, and into the same file."""
+    state, commits = tmp_path / "state", list[str]()
+
+    async def main() -> None:
+        store = made(state)
+        await store.open()
+        assert store._writer is not None
+        connection = store._writer._connection
+
+        def fail_once(statement: str) -> None:
+            if statement == "COMMIT":
+                commits.append(statement)
+                if len(commits) == 1:
+                    connection.interrupt()
+
+        connection.set_trace_callback(fail_once)
+        shutil.rmtree(state)
+        store.append(block(1))
+        with pytest.raises(Unsure, match="removed or replaced"):
+            await store.decide(admit("lost"))
+        assert len(commits) == 2
+        await store.close()
+
+    play(main)
+
+
 @contextlib.contextmanager
 def no_room() -> Iterator[None]:
     """No file of this process can become longer, as on a full disk."""
@@ -408,7 +435,10 @@ def test_a_start_on_a_full_disk_lets_go_of_the_directory(tmp_path: Path) -> None
     play(main)
 
 
-def test_a_cancelled_start_lets_go_of_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_cancelled_start_lets_go_of_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
     """Cancelled while its thread waits for the lock, which that has only afterwards: it is given back."""
     monkeypatch.setattr(stores, "HOLD_TRIES", 1_000)
 
@@ -420,8 +450,10 @@ def test_a_cancelled_start_lets_go_of_the_directory(tmp_path: Path, monkeypatch:
         await holder.open()
         opening = asyncio.create_task(store.open())
         await until(lambda: handles() == 2)
-        opening.cancel()
-        await asyncio.sleep(0)  # it has heard of that before the lock is free
+        for _ in range(times):
+            opening.cancel()
+            for _ in range(3):
+                await asyncio.sleep(0)  # it has heard of that before the lock is free
         await holder.close()
         with pytest.raises(asyncio.CancelledError):
             await opening

@@ -272,8 +272,12 @@ class SqliteStore(Reads):
         try:
             connection, boot = await asyncio.shield(opening)
         except asyncio.CancelledError:
-            with anyio.CancelScope(shield=True), contextlib.suppress(Exception):
-                (await opening)[0].close()
+            with anyio.CancelScope(shield=True):
+                while not opening.done():  # whoever cancels again waits too: its thread has the lock, or will
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait([opening])
+            if not opening.exception():
+                opening.result()[0].close()
             self._release()
             raise
         except (OSError, ValueError, sqlite3.Error) as error:
@@ -395,6 +399,8 @@ class SqliteStore(Reads):
             kept = self._pending[session]
             gone = [kept.pop(position) for position in list(kept)[: max(1, len(kept) // 2)]]
             self._pending_count -= len(gone)
+            if not kept:
+                del self._pending[session]
             self._writer.forget(gone)
             self._dropped[session] = gone[-1].position
             self._writer.drop(session, gone[-1].position)

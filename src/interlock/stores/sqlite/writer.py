@@ -260,8 +260,6 @@ class Writer:
             batch = self._claim()
             events = self._take(TAKEN_ALONG)
             answers = self._commit(batch, events)
-            if _identity(self._path) != self._file:
-                raise _Replaced("the store's file was removed or replaced while it was in use")
         except Exception as error:
             self._rollback()
             self._put_back(events)
@@ -284,6 +282,8 @@ class Writer:
                 self._execute(SQL["drop_passing"], (event.session, event.run_id))
                 self._execute(SQL["tell_run"], (event.run_id,))
         self._execute("COMMIT")
+        if _identity(self._path) != self._file:
+            raise _Replaced("the store's file was removed or replaced while it was in use")
         return answers
 
     def _carry_out_alone(self, decision: Decision) -> Answer:
