@@ -44,6 +44,7 @@ from interlock.stores.sqlite.writer import SQL as WRITES
 log = logging.getLogger("interlock")
 
 T = TypeVar("T")
+Asked = tuple[Callable[[sqlite3.Connection], Any], "asyncio.Future[Any]"]
 
 DATABASE = "interlock.db"
 FLUSH_SECONDS = 0.1  # events that no decision takes along are written after this
@@ -66,15 +67,17 @@ class Reads:
         except (RuntimeError, TypeError) as error:
             raise BadInput(f"{directory!r:.100} is no directory for a store: {error}") from None
         self.path = self.directory / DATABASE
-        self._questions: queue.SimpleQueue[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]] | None]
-        self._questions = queue.SimpleQueue()
+        self._questions: queue.SimpleQueue[Asked | None] = queue.SimpleQueue()
         self._reader: threading.Thread | None = None
         self._asked_in: asyncio.AbstractEventLoop | None = None
 
     def start_reading(self) -> None:
         """Begin to answer."""
         self._asked_in = asyncio.get_running_loop()
-        self._reader = threading.Thread(target=self._read, name="interlock store reads", daemon=True)
+        self._questions = queue.SimpleQueue()  # a reader of before may still be busy with its own
+        self._reader = threading.Thread(
+            target=self._read, args=(self._questions,), name="interlock store reads", daemon=True
+        )
         self._reader.start()
 
     async def stop_reading(self) -> None:
@@ -83,9 +86,9 @@ class Reads:
             self._questions.put(None)
             await asyncio.to_thread(self._reader.join, LAST_READ_SECONDS)
 
-    def _read(self) -> None:
+    def _read(self, questions: "queue.SimpleQueue[Asked | None]") -> None:
         connection: sqlite3.Connection | None = None
-        while (asked := self._next()) is not None:
+        while (asked := self._next(questions)) is not None:
             work, answer = asked
             try:
                 if connection is None:
@@ -99,11 +102,11 @@ class Reads:
         if connection is not None:
             connection.close()
 
-    def _next(self) -> tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]] | None:
+    def _next(self, questions: "queue.SimpleQueue[Asked | None]") -> "Asked | None":
         """The next question; None: no more will come."""
         while True:
             with contextlib.suppress(queue.Empty):
-                return self._questions.get(timeout=ORPHAN_SECONDS)
+                return questions.get(timeout=ORPHAN_SECONDS)
             assert self._asked_in is not None
             if self._asked_in.is_closed():
                 return None
