@@ -648,7 +648,9 @@ def test_children_fall_with_their_processes(tmp_path: Path) -> None:
         async with open_control(parent, agents={"worker": worker}) as control:
             sent = await control.send("s", "go")
             pid = await pid_in(at)
-            assert [each.pid for each in await control.processes("s")] == [pid]
+            async with asyncio.timeout(10):
+                while [each.pid for each in await control.processes("s")] != [pid]:  # its keeper tells of it soon
+                    await asyncio.sleep(0.01)
             await control.stop(session="s")
             await control.wait(sent.run_id, drained=True)
             assert not there(pid)
