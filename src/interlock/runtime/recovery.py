@@ -33,6 +33,7 @@ from interlock.core.events import (
 )
 from interlock.core.lifecycle import Move, State
 from interlock.core.names import (
+    PASSING,
     BodyState,
     CallId,
     Drain,
@@ -228,7 +229,10 @@ class Recovery:
         self._gaps.add(session_id)
         if events is None:
             events = await whole_log(self._store, session_id)
-        self._feed.publish(session_id, None, Gap(after=events[-1].position if events else 0))
+        lasting = (
+            event.position for event in events if event.kind not in PASSING
+        )  # (deltas are written apart)
+        self._feed.publish(session_id, None, Gap(after=max(lasting, default=0)))
 
     async def _bring_back(self, session: Session, row: RunRow, story: Story, living: dict[RunId, LiveRun]) -> LiveRun:
         """Return a run that had begun as it last was known, on its seat."""
