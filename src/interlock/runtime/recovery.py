@@ -229,9 +229,7 @@ class Recovery:
         self._gaps.add(session_id)
         if events is None:
             events = await whole_log(self._store, session_id)
-        lasting = (
-            event.position for event in events if event.kind not in PASSING
-        )  # (deltas are written apart)
+        lasting = (event.position for event in events if event.kind not in PASSING)  # (deltas are written apart)
         self._feed.publish(session_id, None, Gap(after=max(lasting, default=0)))
 
     async def _bring_back(self, session: Session, row: RunRow, story: Story, living: dict[RunId, LiveRun]) -> LiveRun:
