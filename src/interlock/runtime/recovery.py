@@ -398,10 +398,10 @@ class Recovery:
             if receipt.id in self._registry.falls:
                 continue
             done = _completed(receipt, self._clock.wall(), swept)
-            self._insisted.append(self._endings.insist(Decision(receipts=(done,))))
             for session_id, shown in (await self._shares(done)).items():
                 await self._tell_gap(session_id)  # it may have been told there
                 self._feed.publish(session_id, None, Proof(receipt=shown))
+            self._insisted.append(self._endings.insist(Decision(receipts=(done,))))  # behind that: it takes them along
 
     async def _shares(self, receipt: Receipt) -> dict[SessionId, Receipt]:
         """A receipt as each session is told of it: the whole where it fell, elsewhere of the runs there."""
