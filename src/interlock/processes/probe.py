@@ -41,6 +41,9 @@ def probe(wanted: str | None = None) -> dict[str, Any]:
     return facts
 
 
+LEFT_SECONDS = 30  # that a child of a trial lives on when whoever tries is killed
+
+
 def trial_leaf(home: str) -> str:
     """Name a leaf for a trial: by its owner, so that whoever is killed during it is swept up behind."""
     return f"{home}/{kernel.MARK}{kernel.owner_of(os.getpid())}"
@@ -61,6 +64,7 @@ def try_cgroup(home: str) -> str:
         try:
             child = os.fork()
             if child == 0:
+                signal.alarm(LEFT_SECONDS)
                 while True:
                     signal.pause()
         finally:
@@ -87,6 +91,7 @@ def try_subreaper() -> str:
         os.setsid()
         grandchild = os.fork()
         if grandchild == 0:
+            signal.alarm(LEFT_SECONDS)
             while True:
                 signal.pause()
         os.write(writing, str(grandchild).encode())
