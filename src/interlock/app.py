@@ -20,7 +20,7 @@ from interlock.stores.base import Store
 from interlock.stores.memory import MemoryStore
 from interlock.stores.sqlite import SqliteStore
 
-SQLITE = "sqlite:///"
+SQLITE = "sqlite:///"  # and a path, as other libraries write it: sqlite:///here, sqlite:////var/lib/there
 
 
 @asynccontextmanager
@@ -95,9 +95,7 @@ def _store(store: str | Store) -> Store:
     if store == "memory://":
         return MemoryStore()
     if isinstance(store, str) and store.startswith(SQLITE) and len(store) > len(SQLITE):
-        return SqliteStore(
-            store.removeprefix(SQLITE)
-        )  # as in other libraries: sqlite:///here, sqlite:////var/lib/there
+        return SqliteStore(store.removeprefix(SQLITE))
     if isinstance(store, str) or not hasattr(store, "decide"):
         raise BadInput(f"no store {store!r}; use memory://, sqlite:///DIR, or a store object")
     return store

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import tempfile
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,16 +23,16 @@ FOREVER_DAYS = 1e6  # rows in tests are of 1970: no age is too old for them
 LOCK_SECONDS = 10.0  # for the writer to let go of the database once
 
 
-class Kit:
+class Kit(ABC):
     """Makes stores of one kind, makes them misbehave, and leaves nothing behind."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._directory = directory
         self._monkeypatch = monkeypatch
 
+    @abstractmethod
     def make(self) -> Store:
         """Return a fresh store."""
-        raise NotImplementedError
 
     def small(self, **given: int) -> Store:
         """Return a store with small bounds."""
@@ -44,14 +45,15 @@ class Kit:
         await store.decide(Decision())  # takes along what was appended before it
         await store.prune()
 
+    @abstractmethod
     async def reopened(self, store: Store) -> Store:
         """Close a store and return the next start's, open."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def killed(self, store: Store) -> Store:
         """Return the next start's store, open, as if the last had been killed at this instant."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def close(self) -> None:
         """Close what was made, and remove it."""
 
@@ -63,6 +65,9 @@ class MemoryKit(Kit):
 
     def make(self) -> MemoryStore:
         return MemoryStore()
+
+    async def close(self) -> None:
+        """Nothing is left of it."""
 
     async def reopened(self, store: MemoryStore) -> MemoryStore:
         await store.close()

@@ -15,6 +15,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -807,6 +808,27 @@ def test_a_store_is_opened_again_while_a_read_of_before_goes_on(tmp_path: Path) 
         await waits
         assert await store.run(RunId("r")) is None
         await store.close()
+
+    play(main)
+
+
+def test_a_full_thread_pool_keeps_nobody_from_opening_or_closing(tmp_path: Path) -> None:
+    """The loop's own threads are the embedder's: a store needs none of them, and lets go of its directory."""
+
+    async def main() -> None:
+        busy = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            asyncio.get_running_loop().set_default_executor(pool)
+            waits = asyncio.get_running_loop().run_in_executor(None, busy.wait)
+            try:
+                for _ in range(2):
+                    store = made(tmp_path)
+                    await store.open()
+                    await store.decide(admit("r"))
+                    await store.close()
+            finally:
+                busy.set()
+            await waits
 
     play(main)
 

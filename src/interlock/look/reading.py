@@ -18,7 +18,8 @@ from interlock.look.documents import ProcessLine, RunLine, Runs, SessionLine, Se
 from interlock.runtime.listing import as_tree, info_of_row
 from interlock.runtime.recovery import Story
 from interlock.runtime.settings import CRASHES
-from interlock.stores.base import SessionInfo, StoreFailed
+from interlock.runtime.watch import whole_log
+from interlock.stores.base import SessionInfo, StoreFailed, is_unsettled
 from interlock.stores.sqlite.schema import connect, migrations
 from interlock.stores.sqlite.store import Look
 
@@ -26,7 +27,6 @@ T = TypeVar("T")
 
 LATEST = 20  # runs listed unless all are asked for
 READ_FOR_LATEST = 500  # children may be among them
-PAGE_EVENTS = 1_000
 LOOKS = 5  # at a run that goes on while it is looked at
 BUSY_MS = 5_000  # a server that starts may have the database locked for a moment
 EVERY = -1  # as a limit
@@ -141,7 +141,7 @@ def _run_line(row: RunRow, used: bool, depth: int = 0) -> RunLine:
         principal=row.principal,
         kind=row.kind,
         state=info_of_row(row).state,
-        unsettled=not used and (row.alias is None if row.outcome is None else not row.told),
+        unsettled=not used and is_unsettled(row),
         outcome=row.outcome,
         text=row.text,
         admitted_at=row.admitted_at,
@@ -174,7 +174,7 @@ async def show(store: Look, run_id: RunId) -> Shown:
 
 async def _shown(store: Look, row: RunRow) -> Shown:
     used = in_use(store.directory)
-    events = [event for event in await _log(store, row.session) if event.run_id == row.id]
+    events = [event for event in await whole_log(store, row.session) if event.run_id == row.id]
     receipt = await store.receipt(row.id)
     return Shown(
         data=str(store.directory),
@@ -188,13 +188,6 @@ async def _shown(store: Look, row: RunRow) -> Shown:
         receipt=receipt,
         timeline=tuple(timeline(row.id, events, receipt)),
     )
-
-
-async def _log(store: Look, session: SessionId) -> list[Event]:
-    events: list[Event] = []
-    while page := (await store.events(session, after=events[-1].position if events else 0, limit=PAGE_EVENTS)).events:
-        events.extend(page)
-    return events
 
 
 def _reply(events: Iterable[Event]) -> str:

@@ -21,6 +21,7 @@ from interlock.core.events import LOST_RESULT, NO_RESULT, ChildEnd, Ended, Tool
 from interlock.core.lifecycle import Move, State, may
 from interlock.core.names import (
     BodyState,
+    CallId,
     Drain,
     Effect,
     Ending,
@@ -114,7 +115,7 @@ class Fall:
         if settled.early:
             self._feed.drop(run)
         self.closing[run.id] = self._close_reply(run, settled, closing)
-        self.tools[run.id] = self._close_calls(run)
+        self.tools[run.id] = self._close_calls(run, settled)
         run.outcome = self._outcome(run, settled)
         if not run.acked.is_set() and (key := run.key_row()) is not None:
             self.keys.append(key)
@@ -170,14 +171,12 @@ class Fall:
             run.reply.close(text)
         return tuple(blocks)
 
-    def _close_calls(self, run: LiveRun) -> tuple[Tool, ...]:
+    def _close_calls(self, run: LiveRun, cause: Cause) -> tuple[Tool, ...]:
         """Give every open tool call a result: skipped if it was not permitted yet, else interrupted."""
         results = []
         for call in (run.calls or {}).values():
             call.state = ToolState.SKIPPED if call.state is ToolState.PENDING else ToolState.INTERRUPTED
-            lost = run.fence.cause is not None and run.fence.cause.ending is Ending.LOST
-            why = LOST_RESULT if lost and call.state is ToolState.INTERRUPTED else NO_RESULT[call.state]
-            results.append(Tool(call_id=call.id, name=call.name, state=call.state, error=why))
+            results.append(without_result(call.id, call.name, call.state, cause.ending))
         return tuple(results)
 
     def _outcome(self, run: LiveRun, cause: Cause) -> Outcome:
@@ -365,6 +364,12 @@ def seat_next(registry: Registry, session: Session) -> LiveRun | None:
     run = session.waiting.pop(0)
     registry.seat(run)
     return run
+
+
+def without_result(call_id: CallId, name: str, state: ToolState, ending: Ending) -> Tool:
+    """What is told of a call that its run's end left without a result."""
+    lost = ending is Ending.LOST and state is ToolState.INTERRUPTED
+    return Tool(call_id=call_id, name=name, state=state, error=LOST_RESULT if lost else NO_RESULT[state])
 
 
 def held_by(run: LiveRun) -> list[Containment]:

@@ -7,8 +7,10 @@
 """
 
 import logging
+from collections.abc import Iterable
 from typing import Protocol
 
+from interlock.core.decision import RunRow
 from interlock.core.errors import BadInput
 from interlock.core.events import Block, Data, Delta, Ended, Event, Said
 from interlock.core.names import Effect, RunId, SessionId
@@ -106,6 +108,15 @@ class Feed:
         for subscribers in list(self._subscribers.values()):
             for subscriber in list(subscribers):
                 subscriber.close()
+
+
+def tell_again(feed: Feed, row: RunRow, terminal: Ended, *, said: bool, blocks: Iterable[str]) -> None:
+    """Publish the end of a run that an earlier start decided and did not tell: its last, as `Outlet.seal` is."""
+    if not said:
+        feed.publish(row.session, row, Said(text=row.text, by=row.principal))
+    for text in blocks:
+        feed.publish(row.session, row, Block(text=text))
+    feed.publish(row.session, row, terminal)
 
 
 class Outlet:

@@ -15,8 +15,6 @@ import msgspec
 
 from interlock.core.decision import Decision, RunRow
 from interlock.core.events import (
-    LOST_RESULT,
-    NO_RESULT,
     Asked,
     Block,
     ChildEnd,
@@ -37,6 +35,7 @@ from interlock.core.names import (
     BodyState,
     CallId,
     Drain,
+    Effect,
     Ending,
     QuestionId,
     QuestionState,
@@ -50,10 +49,10 @@ from interlock.processes.base import Processes
 from interlock.runtime.clock import Clock
 from interlock.runtime.delegation import RUN_SESSION
 from interlock.runtime.ending import Endings
-from interlock.runtime.fall import seat_next
+from interlock.runtime.fall import seat_next, without_result
 from interlock.runtime.inbox import Inbox
 from interlock.runtime.live import Collection, LiveRun, Question, Sent, ToolCall
-from interlock.runtime.outlet import Feed, Outlet
+from interlock.runtime.outlet import Feed, Outlet, tell_again
 from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import CRASHES, RECOVERED, Settings
 from interlock.runtime.stage import Stage
@@ -285,7 +284,7 @@ class Recovery:
             begun[kept.name] = None
             if kept.call_id not in story.calls and kept.state in OPEN_CALLS:
                 told = Tool(call_id=kept.call_id, name=kept.name, state=ToolState.PENDING, arguments=kept.arguments)
-                self._feed.publish(row.session, run, told)
+                Outlet(run, self._feed).emit(Effect.TOOL, told)
                 calls[kept.call_id] = _call(kept.call_id, told)
             if kept.call_id in calls and kept.state is not ToolState.PENDING:
                 calls[kept.call_id].state = ToolState.RUNNING
@@ -339,20 +338,13 @@ class Recovery:
         if story.ended is not None:
             await self._keep_told(row, row.outcome)
             return
-        say = self._feed.publish
-        if not story.said and not row.started:
-            say(row.session, row, Said(text=row.text, by=row.principal))
-        for block in _unsaid(row.outcome, story):
-            say(row.session, row, Block(text=block))
         kept = {tool.call_id: tool for tool in await read(self._store.tools(row.id))}
         results = []
         for call in story.calls.values():
             if call.state in OPEN_CALLS:
                 began = call.call_id in kept and kept[call.call_id].state is not ToolState.SKIPPED
                 state = ToolState.INTERRUPTED if began else ToolState.SKIPPED
-                lost = began and row.outcome.ending is Ending.LOST
-                why = LOST_RESULT if lost else NO_RESULT[state]
-                results.append(Tool(call_id=call.call_id, name=call.name, state=state, error=why))
+                results.append(without_result(call.call_id, call.name, state, row.outcome.ending))
         void = [q.id for q in await read(self._store.questions(row.id)) if q.state is QuestionState.VOID]
         ended = Ended(
             outcome=row.outcome,
@@ -361,10 +353,11 @@ class Recovery:
             void=tuple(question for question in void if _was_open(story, question)),
             children=tuple(await self._children(row, story)),
         )
-        say(row.session, row, ended)
+        said, blocks = story.said or row.started, _unsaid(row.outcome, story)
+        tell_again(self._feed, row, ended, said=said, blocks=blocks)
         receipt = await read(self._store.receipt(row.id))
         if receipt is not None and receipt.drain is not Drain.PENDING:  # else it is told when it is completed
-            say(row.session, None, Proof(receipt=receipt))
+            self._feed.publish(row.session, None, Proof(receipt=receipt))
 
     async def _children(self, row: RunRow, story: Story) -> list[ChildEnd]:
         """The children whose endings were not told in the run's own stream."""

@@ -16,7 +16,7 @@ from interlock.runtime.clock import Clock
 from interlock.runtime.outlet import Feed
 from interlock.runtime.registry import Registry
 from interlock.runtime.settings import WATCH_EVENTS
-from interlock.stores.base import Store, read
+from interlock.stores.base import Log, Store, read
 
 PAGE_EVENTS = 1_024
 
@@ -140,7 +140,7 @@ class Watch:
         )
 
 
-async def whole_log(store: Store, session: SessionId, *, after: int = 0) -> list[Event]:
+async def whole_log(store: Log, session: SessionId, *, after: int = 0) -> list[Event]:
     """Return everything a session's log still holds behind a position, read page by page."""
     events: list[Event] = []
     while True:

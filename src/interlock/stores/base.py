@@ -157,7 +157,15 @@ class Pruned(msgspec.Struct, frozen=True, kw_only=True):
     events: int = 0
 
 
-class Store(Protocol):
+class Log(Protocol):
+    """Whatever a session's events can be read from."""
+
+    async def events(self, session: SessionId, *, after: int, limit: int) -> Page:
+        """Return the events behind a position, in order."""
+        ...
+
+
+class Store(Log, Protocol):
     """Remembers sessions, messages, endings and events."""
 
     clean: bool
@@ -239,9 +247,10 @@ class Store(Protocol):
         """Return a receipt by its own id or by the id of a run in it."""
         ...
 
-    async def events(self, session: SessionId, *, after: int, limit: int) -> Page:
-        """Return the events behind a position, in order."""
-        ...
+
+def is_unsettled(row: RunRow) -> bool:
+    """Whether a run has no ending, or one that the log does not tell; what another run took in ends with that."""
+    return row.alias is None if row.outcome is None else not row.told
 
 
 async def read(asked: Awaitable[T]) -> T:

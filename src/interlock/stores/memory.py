@@ -41,7 +41,7 @@ from interlock.core.names import (
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.stores import bounds
-from interlock.stores.base import Loaded, OldToken, Page, Pruned, StoreFailed, Ticket
+from interlock.stores.base import Loaded, OldToken, Page, Pruned, StoreFailed, Ticket, is_unsettled
 
 OLDEST_SEEN = 200  # of a session's runs, looked at for each new one
 
@@ -418,10 +418,10 @@ class MemoryStore:
 
     async def unsettled(self) -> tuple[SessionId, ...]:
         await self._readable()
-        return tuple(dict.fromkeys(row.session for row in self._runs.values() if _unsettled(row)))
+        return tuple(dict.fromkeys(row.session for row in self._runs.values() if is_unsettled(row)))
 
     async def unsettled_runs(self, session: SessionId) -> tuple[RunRow, ...]:
-        return tuple(row for row in await self.runs(session) if _unsettled(row))
+        return tuple(row for row in await self.runs(session) if is_unsettled(row))
 
     async def parts(self, run_id: RunId) -> tuple[RunRow, ...]:
         await self._readable()
@@ -454,7 +454,3 @@ class MemoryStore:
     async def receipt(self, wanted: ReceiptId | RunId) -> Receipt | None:
         await self._readable()
         return self._receipts.get(self._receipt_of.get(RunId(wanted), ReceiptId(wanted)))
-
-
-def _unsettled(row: RunRow) -> bool:
-    return row.alias is None if row.outcome is None else not row.told

@@ -13,7 +13,6 @@ from interlock.core.names import (
     Principal,
     QuestionId,
     QuestionState,
-    ReceiptId,
     RunId,
     RunKind,
     SessionId,
@@ -190,12 +189,6 @@ def wake_of(row: Row) -> WakeRow:
 def receipt_of(row: Row) -> Receipt:
     """As `receipt` gives it."""
     return _receipt(row[0])
-
-
-def receipt_id(receipt: Receipt) -> ReceiptId:
-    """The id of a receipt that is to be kept."""
-    assert receipt.id is not None
-    return receipt.id
 
 
 def of_event(event: Event) -> Row:

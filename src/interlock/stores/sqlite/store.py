@@ -84,7 +84,24 @@ class Reads:
         """Answer what was asked, and no more."""
         if self._reader is not None:
             self._questions.put(None)
-            await asyncio.to_thread(self._reader.join, LAST_READ_SECONDS)
+            reader = self._reader
+            await self._beside(lambda: reader.join(LAST_READ_SECONDS))
+
+    def _beside(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+        """Do what blocks in a thread of our own: the loop's pool may be full of the embedder's work."""
+        self._asked_in = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = self._asked_in.create_future()
+
+        def run() -> None:
+            try:
+                result = work()
+            except BaseException as error:
+                self._settle(answer, None, error)
+            else:
+                self._settle(answer, result, None)
+
+        threading.Thread(target=run, name="interlock store", daemon=True).start()
+        return answer
 
     def _read(self, questions: "queue.SimpleQueue[Asked | None]") -> None:
         connection: sqlite3.Connection | None = None
@@ -111,7 +128,7 @@ class Reads:
             if self._asked_in.is_closed():
                 return None
 
-    def _settle(self, answer: asyncio.Future[Any], result: object, failure: StoreFailed | None) -> None:
+    def _settle(self, answer: asyncio.Future[Any], result: object, failure: BaseException | None) -> None:
         def settle() -> None:
             if answer.done():
                 return
@@ -271,9 +288,12 @@ class SqliteStore(Reads):
     async def open(self) -> int:
         """Take the directory and return this start's boot number; raise if another process has it."""
         self._loop = asyncio.get_running_loop()
-        opening = asyncio.ensure_future(asyncio.to_thread(self._open))
+        if hasattr(self._loop, "wall"):
+            raise BadInput("there is no disk on a virtual clock; use a MemoryStore")
+        opening = self._beside(self._open)
         try:
             connection, boot = await asyncio.shield(opening)
+            self._writer = Writer(self.path, connection, self._written, self._release)
         except asyncio.CancelledError:
             with anyio.CancelScope(shield=True):
                 while not opening.done():  # whoever cancels again waits too: its thread has the lock, or will
@@ -289,7 +309,6 @@ class SqliteStore(Reads):
         except BaseException:
             self._release()
             raise
-        self._writer = Writer(self.path, connection, self._written, self._release)
         self.start_reading()
         self._tidying = self._loop.create_task(self._tidy(), name="interlock store tidies")
         return boot

@@ -3,8 +3,9 @@
 1. It takes the database's lock first and the decisions second: while somebody else has the lock they can be withdrawn.
 2. Whatever waits is one transaction and one fsync (group commit). If that fails for a reason of its own content, each
    is tried alone, so that one cannot spoil another. No room, or no right to write: refused, and nothing was kept.
-3. Lasting events that were appended before a decision are in the store with it. Deltas and the like are written
-   between decisions, in small pieces, without fsync: kill -9 loses none of them that was written, a power cut may.
+3. Lasting events that were appended before a decision are in the store with it (the oldest thousand). Deltas and the
+   like are written between decisions, in small pieces, without fsync: kill -9 loses none of them that was written, a
+   power cut may.
 4. A failed fsync is the end of this store until the next start: nobody knows what the disk holds (the kernel may have
    dropped the pages), so nothing is retried and nothing more is taken.
 """
@@ -324,8 +325,8 @@ class Writer:
 
     def _refuse(self, batch: list[Ticket], error: Exception, *, alone: bool) -> None:
         """A batch failed: what the disk refuses is refused; else each is tried alone, so that one spoils no other."""
-        if isinstance(error, _Replaced) or _code(error) in UNSURE or _code(error) & 0xFF in UNSURE:
-            self._die(Unsure(_UNSURE.format(error if isinstance(error, _Replaced) else _reason(error))), batch)
+        if _unsure(error):
+            self._die(Unsure(_UNSURE.format(_reason(error))), batch)
         elif alone:
             batch = batch or self._claim()  # (not even the lock could be had)
             failure = StoreFailed(f"the store did not take it ({_reason(error)}); nothing was kept, try again later")
@@ -344,8 +345,8 @@ class Writer:
             self._in_loop(self._tell, list(zip(batch, answers, strict=True)), [])
 
     def _die_if_unsure(self, error: Exception) -> None:
-        if _code(error) in UNSURE or _code(error) & 0xFF in UNSURE:
-            self._die(Unsure(_UNSURE.format(_name(error))))
+        if _unsure(error):
+            self._die(Unsure(_UNSURE.format(_reason(error))))
 
     def _die(self, failure: StoreFailed, batch: Iterable[Ticket] = ()) -> None:
         """Take nothing more, and leave nobody waiting."""
@@ -463,9 +464,8 @@ class Writer:
             self._put_back(passing, passing=True)
             self._over.extendleft(reversed(over))
             self._resting_until = time.monotonic() + REST_SECONDS
-            if _code(error) in UNSURE:
-                self._die(Unsure(_UNSURE.format(_name(error))))
-            else:
+            self._die_if_unsure(error)
+            if self._dead is None:
                 log.warning("events wait for the disk: %s", _reason(error))
             return False
         finally:
@@ -560,6 +560,11 @@ _UNSURE = (
 )
 
 
+def _unsure(error: Exception) -> bool:
+    """Whether nobody knows what the disk holds after this."""
+    return isinstance(error, _Replaced) or _code(error) in UNSURE or _code(error) & 0xFF in UNSURE
+
+
 def _of_disk(error: Exception) -> bool:
     """Whether it was the disk's or the database's fault, not that of what was to be written."""
     return isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError
@@ -583,7 +588,7 @@ def _name(error: BaseException) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    return f"{_name(error)}: {error}"
+    return str(error) if isinstance(error, _Replaced) else f"{_name(error)}: {error}"
 
 
 def _fail(done: asyncio.Future[Any], failure: StoreFailed) -> None:

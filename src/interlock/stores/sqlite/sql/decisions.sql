@@ -105,10 +105,6 @@ ON CONFLICT (session, channel, "by") DO UPDATE SET
     at = CASE WHEN excluded.place > place THEN excluded.at ELSE at END,
     place = max(place, excluded.place);
 
--- name: known_runs
--- Whether any of a receipt's runs is still known.
-SELECT count(*) FROM runs WHERE id IN (SELECT value FROM json_each(?));
-
 -- name: keep_receipt
 -- A receipt grows until everything is drained.
 INSERT INTO receipts (id, pending, runless, body) VALUES (?, ?, ?, ?)
