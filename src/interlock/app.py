@@ -1,18 +1,22 @@
 """Where the rooms are wired together: `open_control`."""
 
 import dataclasses
-import inspect
 import os
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 
 from interlock.core.errors import BadInput
 from interlock.core.names import Strategy
+from interlock.hosts.driver import HostDriver
+from interlock.hosts.finding import find_agent
+from interlock.hosts.forked import ForkedHosts
 from interlock.processes.base import Confinement, Processes
 from interlock.processes.local import LocalProcesses
 from interlock.runtime.approvals import Policy
 from interlock.runtime.control import Control
+from interlock.runtime.driver import Driver
 from interlock.runtime.inline import Threads
+from interlock.runtime.port import InlineDriver
 from interlock.runtime.run import Agent
 from interlock.runtime.settings import Settings
 from interlock.runtime.values import name_of, seconds_of, strategy_of
@@ -25,9 +29,10 @@ SQLITE = "sqlite:///"  # and a path, as other libraries write it: sqlite:///here
 
 @asynccontextmanager
 async def open_control(
-    agent: Agent,
+    agent: Agent | str,
     *,
-    agents: Mapping[str, Agent] | None = None,
+    agents: Mapping[str, Agent | str] | None = None,
+    driver: str | Driver = "inline",
     approval: str | Collection[str] | None = None,
     store: str | Store = "memory://",
     deadline: float | None = None,
@@ -49,9 +54,6 @@ async def open_control(
         )
     if agents is not None and not isinstance(agents, Mapping):
         raise BadInput("agents= takes names and agents: {'tester': tester}")
-    for each in (agent, *(agents or {}).values()):
-        if not callable(each) or not _is_async(each):
-            raise BadInput("an agent is one async callable: `async def agent(run, message)`")
     for name in agents or {}:
         name_of(name, "an agent's name")
     if isinstance(admins, str) or isinstance(readers, str):
@@ -67,22 +69,29 @@ async def open_control(
     policy = Policy(approval)
     opened = _store(store)
     kept = processes if processes is not None else LocalProcesses(confinement)
-    boot = await opened.open()
+    driving = _driver(driver, agent, agents or {}, threads, kept)
+    try:
+        await driving.open()  # first: an agent that cannot be imported has nothing to do with the store
+        boot = await opened.open()
+    except BaseException:
+        await driving.close()
+        await kept.close()
+        raise
     try:
         control = Control(
-            agent=agent,
-            agents=agents,
+            driver=driving,
             policy=policy,
             store=opened,
             boot=boot,
             settings=chosen,
             admins=admins,
             readers=readers,
-            threads=threads,
             processes=kept,
         )
     except BaseException:
         await opened.close(clean=opened.clean)
+        await driving.close()
+        await kept.close()
         raise
     try:
         await control.recover()
@@ -101,5 +110,19 @@ def _store(store: str | Store) -> Store:
     return store
 
 
-def _is_async(agent: object) -> bool:
-    return inspect.iscoroutinefunction(agent) or inspect.iscoroutinefunction(type(agent).__call__)
+def _driver(
+    driver: str | Driver,
+    agent: Agent | str,
+    agents: Mapping[str, Agent | str],
+    threads: Threads | None,
+    processes: Processes,
+) -> Driver:
+    if not isinstance(driver, str):
+        return driver
+    if driver == "host":
+        if not isinstance(processes, LocalProcesses):
+            raise BadInput("driver='host' needs processes of this machine; leave processes= out")
+        return HostDriver(ForkedHosts(agent, agents, processes))
+    if driver != "inline":
+        raise BadInput(f"no driver {driver!r:.40}; use 'inline' (in this loop) or 'host' (in a process of its own)")
+    return InlineDriver(find_agent(agent), {name: find_agent(each) for name, each in agents.items()}, threads)

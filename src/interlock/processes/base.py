@@ -54,6 +54,7 @@ class Confinement:
     grade: Grade | None = None
     pids: int | None = 4096
     memory: int | None = None  # bytes
+    host_memory: int | None = 2 * 1024**3  # bytes that one host, and what its libraries start, may use
     output_bytes: int = OUTPUT_BYTES
     environment: tuple[str, ...] = ENVIRONMENT
     agent_user: str | None = None

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from interlock.core.names import BodyState
-from interlock.processes import wire
+from interlock.processes import kernel, wire
 from interlock.processes.base import SpawnFailed, SpawnOrder
 from interlock.processes.output import Input, Output
 
@@ -267,6 +267,21 @@ class LocalContainment:
         output, given, terminal = kept
         process.attach(output, given, terminal, limit=confinement.output_bytes)
         return process
+
+    def members(self) -> frozenset[int]:
+        """Return the processes it holds, as far as they can be seen at this instant."""
+        try:
+            if self.leaf is not None:
+                return frozenset(int(pid) for pid in kernel.read(self.leaf + "/cgroup.procs").split())
+        except OSError:
+            return frozenset()
+        found: set[int] = set()
+        rest = [] if self.keeper is None else [self.keeper]
+        while rest:
+            below = set(kernel.children_of(rest.pop())) - found
+            found |= below
+            rest += below
+        return frozenset(found)
 
     def end_one(self, number: int) -> None:
         """End one process and its group."""

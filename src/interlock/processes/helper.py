@@ -42,6 +42,8 @@ class Kept:
 class Helper:
     """Forks keepers, and stands in for those that die."""
 
+    keeper = Keeper  # what it forks
+
     def __init__(self, sock: socket, gateway: int, owner: str) -> None:
         self._sock = sock
         self._gateway = gateway
@@ -55,9 +57,9 @@ class Helper:
         self._made: set[str] = set()
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         kernel.prctl(kernel.PR_SET_NAME, b"interlock-help")
-        self._wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         self._poll = select.poll()
         self._poll.register(sock.fileno(), select.POLLIN)
         self._poll.register(self._wake, select.POLLIN)
@@ -184,10 +186,8 @@ class Helper:
         status = 1
         try:
             signal.set_wakeup_fd(-1)
-            keep = sorted({0, 1, 2, fd, lifeline, *([self._gateway] if self._gateway >= 0 else [])})
-            for low, high in zip(keep, [*keep[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
-                os.closerange(low + 1, high)
-            Keeper(
+            self._close_all_but(fd, lifeline)
+            self.keeper(
                 socket(fileno=fd),
                 lifeline,
                 self._gateway,
@@ -203,6 +203,11 @@ class Helper:
             status = 0
         finally:
             os._exit(status)
+
+    def _close_all_but(self, fd: int, lifeline: int) -> None:
+        keep = sorted({0, 1, 2, fd, lifeline, *([self._gateway] if self._gateway >= 0 else [])})
+        for low, high in zip(keep, [*keep[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+            os.closerange(low + 1, high)
 
     def _prepare(
         self, of_runs: list[str], names: tuple[str, str], limits: tuple[int | None, int | None]

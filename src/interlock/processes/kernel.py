@@ -60,6 +60,17 @@ def children() -> list[int]:
         return [pid for pid in pids() if (status := stat(pid)) is not None and status[1] == me]
 
 
+def children_of(pid: int) -> list[int]:
+    """Return the children of any process, whichever of its threads started them."""
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            found += [int(child) for child in read(f"/proc/{pid}/task/{task}/children").split()]
+    except OSError:
+        return found
+    return found
+
+
 def pids() -> list[int]:
     """Return every process that can be seen."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]

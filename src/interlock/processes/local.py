@@ -19,13 +19,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from interlock.core.errors import BadInput
 from interlock.processes import kernel, wire
 from interlock.processes.base import ROOT, Confinement, Grade, Machine, SpawnFailed, SpawnOrder, allowed
-from interlock.processes.containment import LocalContainment, Sender
+from interlock.processes.containment import LocalContainment, LocalProcess, Sender
 from interlock.processes.workers import Worker, Workers
 
 log = logging.getLogger("interlock")
@@ -47,11 +47,19 @@ _controls = itertools.count(1)
 class Helper:
     """The helper process, seen from here."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", sock: socket.socket) -> None:
-        self.process = process
+    def __init__(self, process: "subprocess.Popen[bytes] | LocalProcess", sock: socket.socket) -> None:
+        self.process: Any = process
         self.sock = sock
         self.sender: Sender | None = None  # made on the loop; the helper itself is started in a thread
         self.alive = True
+
+    def wake(self) -> None:
+        """Let it run: what it is to end may have stopped it."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def bury(self) -> None:
+        """Wait for its death; called in a thread."""
+        self.process.wait()
 
     def send(self, message: tuple[Any, ...], fds: tuple[int, ...] = ()) -> None:
         """Send in this step, or as soon as there is room."""
@@ -68,6 +76,24 @@ class Helper:
         self.sock.close()
 
 
+class SecondHelper(Helper):
+    """A helper that is kept itself, since it has imported what others wrote; it forks warm processes."""
+
+    def __init__(self, containment: LocalContainment, process: LocalProcess, sock: socket.socket) -> None:
+        super().__init__(process, sock)
+        self.containment = containment
+        self.facts: dict[str, object] = {}
+
+    def wake(self) -> None:
+        """Let it run."""
+        if self.process.pid is not None and not self.process.exited.is_set():
+            with contextlib.suppress(OSError):
+                os.kill(self.process.pid, signal.SIGCONT)
+
+    def bury(self) -> None:
+        """Its keeper reaps it."""
+
+
 class LocalProcesses:
     """Every process of a control. `subreaper`: this process has no other children, and may end any it does not know."""
 
@@ -78,6 +104,7 @@ class LocalProcesses:
         self._user = _user(self.confinement.agent_user)
         self._user_environment = _environment_of(self.confinement.agent_user)
         self._helper: Helper | None = None
+        self._facts: dict[str, object] = {}
         self._starting: asyncio.Task[Machine] | None = None
         self._containments: dict[int, LocalContainment] = {}
         self._numbers = itertools.count(1)
@@ -132,6 +159,7 @@ class LocalProcesses:
             home=None if facts["home"] is None else str(facts["home"]),
             swept=swept,
         )
+        self._facts = facts
         self._homes |= {str(facts[name]) for name in ("home", "pids_home", "memory_home") if facts[name] is not None}
         self._helper = helper
         if self._closed:
@@ -173,11 +201,15 @@ class LocalProcesses:
         self._drop_helper(helper)
         if not answer.done():
             answer.set_exception(ConnectionResetError("the helper died"))
+            answer.exception()  # whoever waits is told; nobody need wait
         if self._helper is helper:
             self._helper = None
         for containment in list(self._containments.values()):
             if not containment._open:  # the others hear their keeper's last word, or that there is none
                 self.bereft(containment)
+        if isinstance(helper, SecondHelper):
+            helper.containment.cut()
+            self._rescued(self._bury_with(helper))
 
     def _drop_helper(self, helper: Helper) -> None:
         if helper.alive:
@@ -185,8 +217,8 @@ class LocalProcesses:
             threading.Thread(target=self._bury, args=(helper,), name="reap the helper", daemon=True).start()
 
     def _bury(self, helper: Helper) -> None:
-        helper.process.wait()
-        self._helpers.discard(helper.process.pid)
+        helper.bury()
+        self._helpers.discard(helper.process.pid or 0)
 
     def _end_helper(self, helper: Helper) -> None:
         self._drop_helper(helper)
@@ -195,7 +227,7 @@ class LocalProcesses:
     def finish(self, containment: LocalContainment) -> None:
         """Ask the helper to stand in for a keeper."""
         if containment.helper.alive:
-            containment.helper.process.send_signal(signal.SIGCONT)  # what it is to end may have stopped it
+            containment.helper.wake()
             with contextlib.suppress(OSError):
                 containment.helper.send(("finish", containment.number))
         else:
@@ -204,9 +236,19 @@ class LocalProcesses:
     def bereft(self, containment: LocalContainment) -> None:
         """A containment has no keeper. The helper will tell of it; if that died as well, look for ourselves."""
         if not containment.helper.alive and not containment.done.is_set():
-            task = asyncio.get_running_loop().create_task(self._rescue(containment), name="rescue")
-            self._rescues.add(task)
-            task.add_done_callback(self._rescues.discard)
+            self._rescued(self._rescue(containment))
+
+    def _rescued(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name="rescue")
+        self._rescues.add(task)
+        task.add_done_callback(self._rescues.discard)
+
+    async def _bury_with(self, helper: "SecondHelper") -> None:
+        """A second helper is gone. What it made was below its own keeper: seen empty there, it is empty."""
+        await helper.containment.done.wait()
+        for containment in list(self._containments.values()):
+            if containment.helper is helper and containment.leaf is None:
+                containment.empty(1)
 
     async def _rescue(self, containment: LocalContainment) -> None:
         """Helper and keeper are dead. End what they left by the leaf, or as the subreaper that it came to."""
@@ -231,21 +273,67 @@ class LocalProcesses:
 
     # Containments
 
-    def contain(self, of: str, *, grace: float = 0.0, once: bool = False) -> LocalContainment:
+    async def second_helper(self, order: SpawnOrder, wanted: object, seconds: float) -> SecondHelper:
+        """Start a helper of another program, which is told what is wanted of it and says what it is."""
+        await self.ready()
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        mine.setblocking(False)
+        containment = self.contain("zygote", as_user=False, limits=(None, None))
+        try:
+            process = containment.spawn(order, stdio=(theirs.fileno(), 2, 2))
+        except BaseException:
+            containment.cut()
+            mine.close()
+            raise
+        finally:
+            theirs.close()
+        helper = SecondHelper(containment, process, mine)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[tuple[dict[str, object], int]] = loop.create_future()
+        loop.add_reader(mine.fileno(), self._readable, helper, answer)
+        try:
+            helper.send(("open", self._facts, self._owner, os.getpid(), wanted))
+            async with asyncio.timeout(seconds):
+                helper.facts, _ = await answer
+        except (OSError, TimeoutError) as error:
+            raise SpawnFailed(errno.EIO, f"it did not answer: {error!r}") from None
+        finally:
+            answer.cancel()
+            if not helper.facts:  # whatever went wrong, or whoever went away
+                self.drop_second(helper)
+        return helper
+
+    def drop_second(self, helper: SecondHelper) -> None:
+        """End a second helper, and with it what it made."""
+        if helper.alive:
+            self._lost_helper(helper, asyncio.get_running_loop().create_future())
+
+    def contain(
+        self,
+        of: str,
+        *,
+        grace: float = 0.0,
+        once: bool = False,
+        helper: Helper | None = None,
+        as_user: bool = True,
+        limits: tuple[int | None, int | None] | None = None,
+    ) -> LocalContainment:
         """Make a containment; its keeper is on its way when this returns."""
-        helper = self._helper
+        helper = helper or self._helper
         if helper is None or not helper.alive or self.machine is None or self._closed:
             raise SpawnFailed(errno.EAGAIN, "the helper is gone; try again, it will be started anew")
         number = next(self._numbers)
         names = (kernel.file_name(of), f"k{number}")
-        limits = (self.confinement.pids, self.confinement.memory)
+        limits = limits or (self.confinement.pids, self.confinement.memory)
         try:
             mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
             raise SpawnFailed(error.errno or errno.EIO, f"no keeper could be asked for: {error.strerror}") from None
         mine.setblocking(False)
         try:
-            helper.send(("keep", number, names, limits, grace, once, self._user), (theirs.fileno(),))
+            helper.send(
+                ("keep", number, names, limits, grace, once, self._user if as_user else None), (theirs.fileno(),)
+            )
         except OSError as error:
             mine.close()
             raise SpawnFailed(error.errno or errno.EIO, f"no keeper could be asked for: {error.strerror}") from None

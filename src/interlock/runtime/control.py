@@ -7,7 +7,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from datetime import datetime, timedelta
 
@@ -39,15 +39,14 @@ from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
 from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.delegation import RUN_SESSION
+from interlock.runtime.driver import Driver
 from interlock.runtime.ending import Endings
 from interlock.runtime.inbox import Inbox
-from interlock.runtime.inline import DaemonThreads, Threads
 from interlock.runtime.listing import RunInfo, as_tree, info_of, info_of_row
 from interlock.runtime.live import LiveRun, Order, Sent
 from interlock.runtime.outlet import Feed
 from interlock.runtime.recovery import Recovery
 from interlock.runtime.registry import Registry
-from interlock.runtime.run import Agent
 from interlock.runtime.settings import FALLS, Settings
 from interlock.runtime.sight import Sight
 from interlock.runtime.spawning import ProcessInfo, Running, Spawning
@@ -67,15 +66,13 @@ class Control:
     def __init__(
         self,
         *,
-        agent: Agent,
-        agents: Mapping[str, Agent] | None = None,
+        driver: Driver,
         policy: Policy,
         store: Store,
         boot: int,
         settings: Settings,
         admins: Collection[str] = (),
         readers: Collection[str] = (),
-        threads: Threads | None = None,
         processes: Processes,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -83,6 +80,7 @@ class Control:
         self._loop = loop
         self._closing: asyncio.Task[None] | None = None
         self._store = store
+        self._driver = driver
         self._processes = processes
         self._authority = Authority(admins, readers)
         self._registry = Registry(boot)
@@ -126,8 +124,7 @@ class Control:
         )
         self._stage = Stage(
             self._registry,
-            agent=agent,
-            agents=dict(agents or {}),
+            driver=driver,
             policy=policy,
             approvals=self._approvals,
             inbox=self._inbox,
@@ -136,7 +133,6 @@ class Control:
             feed=self.feed,
             store=store,
             crew=self._crew,
-            threads=threads or DaemonThreads(),
             spawning=Spawning(
                 self._registry, processes=processes, crew=self._crew, clock=self._clock, settings=settings
             ),
@@ -530,6 +526,7 @@ class Control:
         self._crew.cut()
         await self._crew.wait(SLACK_SECONDS)
         self.feed.close()
+        await self._driver.close()
         await self._processes.close()
         with anyio.move_on_after(SLACK_SECONDS):
             await self._store.close(clean=not self._registry.settling)

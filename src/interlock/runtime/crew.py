@@ -38,6 +38,11 @@ class Crew:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a task of control failed: %s", task.get_name(), exc_info=error)
 
+    @property
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """Those that are at work."""
+        return list(self._tasks)
+
     async def wait(self, seconds: float) -> None:
         """Wait for every task, at most so long."""
         with anyio.move_on_after(seconds):

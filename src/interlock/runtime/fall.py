@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("interlock")
 
 WORST = tuple(reversed(Grade)).index
+FATES = ("none", "reused", "settling", "killed").index  # of hosts; of several the receipt tells the worst
 WITH_PARENT = Cause(ending=Ending.PARENT_ENDED)
 
 
@@ -341,6 +342,7 @@ class Fall:
             ),
             refused=refused,
             tools=tuple(tool for run in shown for tool in _listed(run))[:TOOLS_LISTED],
+            host=max((run.host for run in shown), key=FATES, default="none"),
             questions=sum(len(self.void[run.id]) for run in shown),
             queued=self.queued if whole else 0,
             holds=self.held if whole else 0,

@@ -10,12 +10,14 @@ import contextlib
 import contextvars
 import ctypes
 import threading
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, Protocol
 
-from interlock.core.errors import Refused
-from interlock.core.names import BodyState, ToolState
-from interlock.runtime.live import ToolCall
+from interlock.core.errors import Refused, Stale
+from interlock.core.names import BodyState, RunId, ToolState
+from interlock.runtime.crew import Crew
+from interlock.runtime.live import Body, ToolCall
+from interlock.runtime.tool import ToolSpec
 
 THREADS = 64  # synchronous tools that may run at once
 
@@ -101,7 +103,7 @@ class Leash:
 class ThreadBody:
     """A synchronous tool in a thread: it cannot be ended, only fenced."""
 
-    def __init__(self, name: str, call: ToolCall) -> None:
+    def __init__(self, name: str, call: ToolCall | None = None) -> None:
         self.name = name
         self.grace = 0.0
         self.state = BodyState.RUNNING
@@ -125,7 +127,8 @@ class ThreadBody:
     def abandon(self) -> None:
         """Say that it still runs."""
         self.state = BodyState.ABANDONED
-        self._call.state = ToolState.ABANDONED
+        if self._call is not None:
+            self._call.state = ToolState.ABANDONED
 
     def finish(self, value: Any, error: BaseException | None) -> None:
         """Take the result; called on the loop."""
@@ -170,3 +173,75 @@ class DaemonThreads:
     def _done(self, body: ThreadBody, value: Any, error: BaseException | None) -> None:
         self._running -= 1
         body.finish(value, error)
+
+
+class Bodies:
+    """Code of one run that runs in this loop: the agent's own, then those of its tools."""
+
+    def __init__(self, run_id: RunId, running: list[Body], *, crew: Crew, threads: Threads) -> None:
+        self._run_id = run_id
+        self.running = running
+        self._crew = crew
+        self._threads = threads
+
+    async def in_place(self, spec: ToolSpec, body: Coroutine[Any, Any, Any], call: ToolCall | None = None) -> Any:
+        """Run a tool's body in the calling task; in a task the agent made itself it gets a leash of its own."""
+        task = asyncio.current_task()
+        for other in self.running:
+            if isinstance(other, Leash) and other.holds(task):
+                other.grace = max(other.grace, spec.grace)
+                return await body
+        leash = Leash(body, name=f"tool {spec.name}", call=call, grace=spec.grace)
+        self._add(leash)
+        try:
+            return await leash
+        except Dropped:
+            raise Stale(f"run {self._run_id} has ended; its tool {spec.name} was not resumed") from None
+
+    async def in_thread(self, name: str, work: Callable[[], Any], call: ToolCall | None = None) -> Any:
+        """Run a tool's body in a thread of its own."""
+        body = ThreadBody(f"thread of tool {name}", call)
+        self._threads.start(work, body)
+        self._add(body)
+        await body.done.wait()
+        if body.error is not None:
+            raise body.error
+        return body.value
+
+    async def side_by_side(
+        self, bodies: Sequence[tuple[ToolSpec, Coroutine[Any, Any, None]]], calls: Sequence[ToolCall | None]
+    ) -> None:
+        """Run bodies next to each other, each a root task on a leash of its own; wait for all."""
+        leashes = []
+        for (spec, body), call in zip(bodies, calls, strict=True):
+            leash = Leash(body, name=f"tool {spec.name}", call=call, grace=spec.grace)
+            self._add(leash)
+            leashes.append(leash)
+            self._crew.start(_quietly(leash), name=f"{self._run_id} {spec.name}")
+        try:
+            for leash in leashes:
+                await leash.done.wait()
+        except BaseException:
+            for leash in leashes:
+                leash.cut()  # the agent gave the batch up, or the run fell: nobody waits for them any more
+            raise
+
+    def _add(self, body: Body) -> None:
+        """Let the fall know what to cut; bodies that are done make room, all but the agent's own."""
+        self.running[1:] = [other for other in self.running[1:] if not other.done.is_set()]
+        self.running.append(body)
+
+    def drop(self) -> None:
+        """Resume none of them."""
+        for body in self.running:
+            body.drop()
+
+
+async def _quietly(leash: Leash) -> None:
+    """Drive a side body to its end; what it raised is in its result, or its run has fallen."""
+    try:
+        await leash
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # SystemExit in a root task would stop the embedder's loop
+        return

@@ -377,6 +377,11 @@ class LiveRun:
         """What became of the agent's own code, the first of the run's bodies."""
         return self.bodies[0].state if self.bodies else BodyState.NONE
 
+    @property
+    def host(self) -> str:
+        """What becomes of the host that the agent's code runs in, if it has one: settling, reused or killed."""
+        return getattr(self.bodies[0], "fate", "none") if self.bodies else "none"
+
     def move(self, move: Move) -> None:
         """Move in the lifecycle table, or raise."""
         self.state = advance(self.state, move)

@@ -50,6 +50,10 @@ Agent = Callable[["Run", Message], Coroutine[Any, Any, str | None]]
 """An agent is one async callable."""
 
 
+Work = bytes | Callable[[], Any]
+"""A tool's body, ready to be run: packed for another process, or as it is."""
+
+
 class Port(Protocol):
     """What a run asks of control; arguments are plain values except for the bodies, which stay with the agent."""
 
@@ -62,22 +66,20 @@ class Port(Protocol):
     def typing(self, on: bool) -> None: ...
     def progress(self, text: str, done: float | None, total: float | None) -> None: ...
     def phase(self, name: str | None) -> str | None: ...
-    def steered(self) -> list[Message]: ...
+    async def steered(self) -> list[Message]: ...
     async def ask(self, text: str, choices: tuple[str, ...] | None, seconds: float | None) -> bool | str: ...
     async def delegate(self, agent: str, text: str, deadline: float | None, detached: bool) -> Child: ...
     async def hold(self, name: str) -> Hold: ...
     def release(self, name: str) -> None: ...
     async def spawn(self, order: SpawnOrder) -> Running: ...
-    def record(self, wanted: Sequence[tuple[str, Json, bool]]) -> list[CallId]: ...
+    def record(self, wanted: Sequence[tuple[ToolSpec, Json]]) -> list[CallId]: ...
     async def permit(self, call: CallId) -> None: ...
     def finish(self, call: CallId, state: ToolState, result: Json | None, error: str | None) -> None: ...
     def give_up(self, call: CallId) -> None: ...
     def blame(self, phase: str, error: BaseException) -> None: ...
     async def history(self) -> list[Entry]: ...
-    async def in_place(self, call: CallId, spec: ToolSpec, body: Coroutine[Any, Any, Any]) -> Any: ...
-    def pack(self, function: Callable[..., Any], arguments: dict[str, Any], name: str) -> bytes | None: ...
-    async def in_worker(self, call: CallId, work: bytes) -> Any: ...
-    async def in_thread(self, call: CallId, name: str, work: Callable[[], Any]) -> Any: ...
+    def prepare(self, spec: ToolSpec, function: Callable[..., Any], arguments: dict[str, Any]) -> Work: ...
+    async def perform(self, call: CallId, spec: ToolSpec, work: Work) -> Any: ...
     async def side_by_side(self, bodies: Sequence[tuple[CallId, ToolSpec, Coroutine[Any, Any, None]]]) -> None: ...
 
 
@@ -104,7 +106,7 @@ class Run:
         await self._port.checkpoint()
         if not self._port.current:
             raise Stale(f"run {self.id} has ended; let Stale pass")
-        return self._port.steered()
+        return await self._port.steered()
 
     async def say(self, text: str) -> None:
         """Stream a piece of the reply."""
@@ -154,31 +156,27 @@ class Run:
     async def call(self, function: Callable[..., Any], /, **arguments: Any) -> Any:
         """Call a tool through the gate and return its result; what it raises is raised here."""
         spec, values = spec_of(function), plain(arguments, f"the arguments of {_name(function)}")
-        work = self._port.pack(function, arguments, spec.name) if spec.worker else None
+        work = self._port.prepare(spec, function, arguments)
         await self._port.checkpoint()
-        [call] = self._port.record([(spec.name, values, spec.asks)])
-        return await self._perform(call, spec, function, arguments, work)
+        [call] = self._port.record([(spec, values)])
+        return await self._perform(call, spec, work)
 
     async def batch(
         self, calls: Sequence[tuple[Callable[..., Any], dict[str, Any]]], *, parallel: bool = False
     ) -> list[ToolResult]:
         """Call several tools, recorded together first; results come in order, an error does not stop the others."""
-        wanted = [(spec_of(function), function, arguments) for function, arguments in calls]
-        values = [
-            (spec.name, plain(arguments, f"the arguments of {spec.name}"), spec.asks) for spec, _, arguments in wanted
-        ]
-        works = [
-            self._port.pack(function, arguments, spec.name) if spec.worker else None
-            for spec, function, arguments in wanted
-        ]
+        specs = [spec_of(function) for function, _ in calls]
+        given = list(zip(specs, calls, strict=True))
+        values = [(spec, plain(arguments, f"the arguments of {spec.name}")) for spec, (_, arguments) in given]
+        works = [self._port.prepare(spec, function, arguments) for spec, (function, arguments) in given]
         await self._port.checkpoint()
         ids = self._port.record(values)
         results: list[ToolResult | None] = [None] * len(ids)
 
         async def one(index: int) -> None:
-            spec, function, arguments = wanted[index]
+            spec = specs[index]
             try:
-                value = await self._perform(ids[index], spec, function, arguments, works[index])
+                value = await self._perform(ids[index], spec, works[index])
                 results[index] = ToolResult(name=spec.name, state=ToolState.FINISHED, value=value)
             except Exception as error:
                 state = ToolState.SKIPPED if isinstance(error, Denied) else ToolState.FAILED
@@ -190,7 +188,7 @@ class Run:
 
         try:
             if parallel:
-                await self._port.side_by_side([(ids[i], wanted[i][0], one(i)) for i in range(len(ids))])
+                await self._port.side_by_side([(ids[i], specs[i], one(i)) for i in range(len(ids))])
             else:
                 for index in range(len(ids)):
                     await one(index)
@@ -201,17 +199,10 @@ class Run:
         self._port.check(Effect.RESULT)
         return [result for result in results if result is not None]
 
-    async def _perform(
-        self, call: CallId, spec: ToolSpec, function: Callable[..., Any], arguments: dict[str, Any], work: bytes | None
-    ) -> Any:
+    async def _perform(self, call: CallId, spec: ToolSpec, work: Work) -> Any:
         try:
             await self._port.permit(call)
-            if work is not None:
-                value = await self._port.in_worker(call, work)
-            elif spec.thread:
-                value = await self._port.in_thread(call, spec.name, lambda: function(**arguments))
-            else:
-                value = await self._port.in_place(call, spec, function(**arguments))
+            value = await self._port.perform(call, spec, work)
             result = plain(value, f"what tool {spec.name} returned")
         except Exception as error:
             self._port.finish(call, ToolState.FAILED, None, describe_error(error))
@@ -368,6 +359,20 @@ class Spawn(Generic[T]):
         self._running.end()
         if self._port.current:
             await self._running.stop()
+
+
+def check_order(order: SpawnOrder) -> SpawnOrder:
+    """Return an order that came from another process, or say what is wrong with it."""
+    _argv(order.argv)
+    _cwd(order.cwd)
+    _environment(order.env)
+    seconds_of(order.timeout, "timeout", None)
+    seconds_of(order.grace, "grace", None)
+    if order.name is not None:
+        name_of(order.name, "name")
+    if order.inherit:
+        raise BadInput("a process of a host cannot have control's own descriptors")
+    return order
 
 
 def _argv(argv: tuple[object, ...]) -> tuple[str, ...]:

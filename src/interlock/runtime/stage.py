@@ -7,10 +7,9 @@
 """
 
 import asyncio
-from collections.abc import Mapping
 
 from interlock.core.decision import Decision
-from interlock.core.errors import BadInput, Unavailable
+from interlock.core.errors import Unavailable
 from interlock.core.events import Started
 from interlock.core.lifecycle import Move, State
 from interlock.core.names import Effect, Ending, ErrorKind
@@ -20,18 +19,19 @@ from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
 from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.delegation import Delegation
+from interlock.runtime.driver import AgentFailed, Driver
 from interlock.runtime.ending import Endings
 from interlock.runtime.gate import Gate
 from interlock.runtime.inbox import Inbox, endings_told
-from interlock.runtime.inline import Dropped, Leash, Threads
+from interlock.runtime.inline import Dropped
 from interlock.runtime.live import LiveRun
 from interlock.runtime.outlet import Feed, Outlet
-from interlock.runtime.port import InlinePort
 from interlock.runtime.registry import Registry
-from interlock.runtime.run import Agent, Message, Part, Run
+from interlock.runtime.run import Message, Part
 from interlock.runtime.settings import Settings
 from interlock.runtime.spawning import Spawning
 from interlock.runtime.tool import describe_error
+from interlock.runtime.verbs import Verbs
 from interlock.stores.base import Store, Unsure, committed
 
 PROVIDER = "provider"
@@ -44,8 +44,7 @@ class Stage:
         self,
         registry: Registry,
         *,
-        agent: Agent,
-        agents: Mapping[str, Agent],
+        driver: Driver,
         policy: Policy,
         approvals: Approvals,
         inbox: Inbox,
@@ -54,14 +53,12 @@ class Stage:
         feed: Feed,
         store: Store,
         crew: Crew,
-        threads: Threads,
         spawning: Spawning,
         clock: Clock,
         settings: Settings,
     ) -> None:
         self._registry = registry
-        self._agent = agent
-        self._agents = agents
+        self._driver = driver
         self._policy = policy
         self._approvals = approvals
         self._inbox = inbox
@@ -70,12 +67,11 @@ class Stage:
         self._feed = feed
         self._store = store
         self._crew = crew
-        self._threads = threads
         self._spawning = spawning
         self._clock = clock
         self._settings = settings
         self._delegation = Delegation(
-            registry, stage=self, names=tuple(agents), endings=endings, clock=clock, settings=settings
+            registry, stage=self, names=driver.names, endings=endings, clock=clock, settings=settings
         )
 
     def begin(self, run: LiveRun) -> LiveRun:
@@ -138,21 +134,13 @@ class Stage:
         return not run.fallen
 
     async def _drive(self, run: LiveRun) -> None:
-        """Run the agent on a leash, from its first step to its last."""
+        """Have the agent run, from its first step to its last."""
         outlet = Outlet(run, self._feed)
         run.move(Move.START)
         run.started_at = self._clock.wall()
         outlet.emit(Effect.PHASE, Started())
-        agent = self._agent if run.agent is None else self._agents[run.agent]
         try:
-            body = agent(self._handle(run, outlet), _message(run))
-            if not asyncio.iscoroutine(body):
-                raise BadInput("the agent is not async; declare it with `async def agent(run, message)`")
-            leash = Leash(body, name=f"agent of {run.id}")
-            run.bodies = [leash]
-            text = await leash
-            if text is not None and not isinstance(text, str):
-                raise BadInput(f"the agent returned {type(text).__name__}; return the reply as text, or None")
+            text = await self._driver.drive(run, self._verbs(run, outlet), _message(run))
             outlet.measure(text or "")
         except BaseException as error:
             self._failed(run, error)
@@ -162,10 +150,9 @@ class Stage:
             if self._endings.end(run, Cause(ending=Ending.COMPLETED), closing=text) is None:
                 run.fence.refuse(Effect.FINAL)
 
-    def _handle(self, run: LiveRun, outlet: Outlet) -> Run:
-        assert run.generation is not None
+    def _verbs(self, run: LiveRun, outlet: Outlet) -> Verbs:
         gate = Gate(run, outlet, self._store, self._settings, self._approvals, self._policy)
-        port = InlinePort(
+        return self._driver.port(
             run,
             outlet=outlet,
             gate=gate,
@@ -175,10 +162,8 @@ class Stage:
             holds=self._registry.holds,
             store=self._store,
             crew=self._crew,
-            threads=self._threads,
             spawning=self._spawning,
         )
-        return Run(port, run_id=run.id, session=run.session.id, generation=run.generation)
 
     def _failed(self, run: LiveRun, error: BaseException) -> None:
         """The agent's code ended with an error; if the run had fallen that changes nothing."""
@@ -186,6 +171,9 @@ class Stage:
             return
         if isinstance(error, asyncio.CancelledError) and self._registry.closing:
             self._endings.end(run, Cause(ending=Ending.SHUTDOWN))
+            return
+        if isinstance(error, AgentFailed):
+            self._endings.end(run, _failed(error.text, error.kind))
             return
         phase = run.blamed[0] if run.blamed is not None and run.blamed[1] is error else run.phase
         run.blamed = None

@@ -1,0 +1,210 @@
+"""The host driver: agents in processes of their own, one for each session, kept warm between its turns.
+
+1. Control imports no agent code. What it knows of the agent is its name.
+2. A session's host is taken for its next turn if its last one left it clean; else the next turn gets a fresh one at
+   once. Nobody waits for an old host, but for a moment: a polite one has settled by then.
+3. Idle hosts are bounded in number and age. A spare, forked and started, waits for the first session that has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from typing import Protocol
+
+import msgspec
+
+from interlock.core.errors import BadInput
+from interlock.core.names import ErrorKind, RunKind, SessionId
+from interlock.hosts.turn import Cut, Host, HostTurn
+from interlock.processes.base import SpawnFailed
+from interlock.runtime.driver import AgentFailed
+from interlock.runtime.live import LiveRun
+from interlock.runtime.run import Message
+from interlock.runtime.verbs import Verbs
+
+IDLE_HOSTS = 64
+IDLE_SECONDS = 600.0
+PATIENCE_SECONDS = 0.01  # for a session's last host to settle
+CLOSE_SECONDS = 3.0
+
+
+class HostsInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the hosts of a control so far. `warm`: they are forked from a zygote; if not, `why`."""
+
+    warm: bool
+    why: str = ""
+    started: int = 0
+    reused: int = 0
+    killed: int = 0
+    idle: int = 0
+    busy: int = 0
+    spare: bool = False
+
+
+class Hosts(Protocol):
+    """Where hosts come from."""
+
+    names: tuple[str, ...]  # of agents that a run may delegate to
+    cold: str | None  # why they cannot be forked warm
+
+    async def open(self) -> None:
+        """Make ready, or raise what is wrong with the agents."""
+        ...
+
+    async def start(self) -> Host:
+        """Start a host that is ready for a turn, or raise SpawnFailed."""
+        ...
+
+    async def close(self) -> None:
+        """Let go."""
+        ...
+
+
+class HostDriver:
+    """Runs agents in hosts."""
+
+    port: type[Verbs] = Verbs
+
+    def __init__(self, hosts: Hosts) -> None:
+        self._hosts = hosts
+        self.names = hosts.names
+        self._idle: OrderedDict[SessionId, Host] = OrderedDict()
+        self._timers: dict[Host, asyncio.TimerHandle] = {}
+        self._busy: dict[HostTurn, Host] = {}
+        self._last: dict[SessionId, HostTurn] = {}  # the turn that has not settled yet, of each session
+        self._spare: Host | None = None
+        self._sparing: asyncio.Task[None] | None = None
+        self._closed = False
+        self._started = self._reused = self._killed = 0
+
+    @property
+    def info(self) -> HostsInfo:
+        """What became of the hosts so far."""
+        return HostsInfo(
+            warm=self._hosts.cold is None,
+            why=self._hosts.cold or "",
+            started=self._started,
+            reused=self._reused,
+            killed=self._killed,
+            idle=len(self._idle),
+            busy=len(self._busy),
+            spare=self._spare is not None,
+        )
+
+    async def open(self) -> None:
+        """Make ready, or raise what is wrong with the agents; a spare is on its way when this returns."""
+        await self._hosts.open()
+        self._prepare_spare()
+
+    async def _start(self) -> Host:
+        host = await self._hosts.start()
+        self._started += 1
+        return host
+
+    def _prepare_spare(self) -> None:
+        if not self._closed and self._spare is None and (self._sparing is None or self._sparing.done()):
+            self._sparing = asyncio.get_running_loop().create_task(self._make_spare(), name="prepare a spare host")
+
+    async def _make_spare(self) -> None:
+        with contextlib.suppress(SpawnFailed, BadInput):  # whoever needs one is told then
+            host = await self._start()
+            if self._closed or self._spare is not None:
+                host.kill()
+            else:
+                self._spare = host
+
+    async def _take(self, run: LiveRun) -> Host:
+        """Return a host for a run: its session's own, the spare, or a new one."""
+        session = run.session
+        last = self._last.get(session.id)
+        if last is not None and not last.killed:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    await last.done.wait()
+        host = self._idle.pop(session.id, None)
+        if host is not None:
+            self._timers.pop(host).cancel()
+            if host.alive and host.renewed == session.renewed:
+                self._reused += 1
+                return host
+            host.kill()
+        host, self._spare = self._spare, None
+        try:
+            if host is None or not host.alive:
+                sparing = self._sparing
+                if sparing is not None and not sparing.done():  # it is nearly there
+                    await asyncio.wait([sparing])
+                    host, self._spare = self._spare, None
+            if host is None or not host.alive:
+                host = await self._start()
+        finally:
+            self._prepare_spare()
+        host.renewed = session.renewed
+        host.containment.name = f"the host of {session.id}"
+        return host
+
+    async def drive(self, run: LiveRun, verbs: Verbs, message: Message) -> str | None:
+        """Have a host run the agent, and return its reply."""
+        try:
+            host = await self._take(run)
+        except SpawnFailed as failure:
+            raise AgentFailed(failure.strerror or str(failure), ErrorKind.HOST) from None
+        if run.fallen:  # while it was being made
+            self._put_back(run, host)
+            raise Cut
+        host.remember()
+        turn = host.turn = HostTurn(host.turns, host, verbs, self._settled)
+        self._busy[turn] = host
+        self._last[run.session.id] = turn
+        run.bodies = [turn]
+        turn.begin(message)
+        return await turn.result
+
+    def _settled(self, turn: HostTurn) -> None:
+        """A turn is over in every respect; its host is kept for the session's next one if it can be."""
+        host, run = self._busy.pop(turn), turn.run
+        host.turn = None
+        latest = self._last.get(run.session.id) is turn
+        if latest:
+            del self._last[run.session.id]
+        if turn.killed:
+            self._killed += 1
+            return
+        self._put_back(run, host, keep=latest)
+
+    def _put_back(self, run: LiveRun, host: Host, *, keep: bool = True) -> None:
+        session = run.session.id
+        if self._closed or not keep or not host.alive or run.kind is RunKind.CHILD or session in self._idle:
+            host.kill()
+            return
+        self._idle[session] = host
+        self._timers[host] = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._retire, session, host)
+        while len(self._idle) > IDLE_HOSTS:
+            self._retire(*next(iter(self._idle.items())))
+
+    def _retire(self, session: SessionId, host: Host) -> None:
+        """Nobody has needed it for long enough."""
+        if self._idle.get(session) is host:
+            del self._idle[session]
+            self._timers.pop(host).cancel()
+            host.kill()
+
+    async def close(self) -> None:
+        """End every host, then the zygote; bounded."""
+        self._closed = True
+        if self._sparing is not None and not self._sparing.done():
+            self._sparing.cancel()
+            await asyncio.wait([self._sparing])
+        hosts = [*self._idle.values(), *([self._spare] if self._spare is not None else [])]
+        hosts += self._busy.values()
+        for timer in self._timers.values():
+            timer.cancel()
+        for host in hosts:
+            host.kill()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                for host in hosts:
+                    await host.containment.done.wait()
+        await self._hosts.close()

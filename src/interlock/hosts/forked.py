@@ -1,0 +1,131 @@
+"""Where hosts come from: forked warm from a zygote, or spawned where the agent's module cannot be forked.
+
+1. The zygote imports the agents, once. What it finds of threads, sockets or children is told (`cold`), and then every
+   host imports for itself.
+2. A zygote that was killed is started again when it is next needed. Its hosts went with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from interlock.core.errors import BadInput
+from interlock.hosts import link
+from interlock.hosts.finding import SERVED, agent_name
+from interlock.hosts.process import HostProcess
+from interlock.processes.base import ROOT, SpawnFailed, SpawnOrder
+from interlock.processes.local import LocalProcesses, SecondHelper
+
+log = logging.getLogger("interlock")
+
+IMPORT_SECONDS = 60.0
+HELLO_SECONDS = 30.0
+BOOT = "import os, sys; sys.path[:] = sys.argv[1].split(os.pathsep); from interlock.hosts.{} import main; main()"
+
+
+class ForkedHosts:
+    """Hosts of this machine."""
+
+    def __init__(self, agent: object, agents: Mapping[str, object], processes: LocalProcesses) -> None:
+        self._agents = {name: agent_name(each) for name, each in {SERVED: agent, **agents}.items()}
+        self.names = tuple(agents)
+        self.cold: str | None = None
+        self._processes = processes
+        self._zygote: SecondHelper | None = None
+        self._starting: asyncio.Task[SecondHelper | None] | None = None
+        self._numbers = itertools.count(1)
+
+    async def open(self) -> None:
+        """Import the agents in the zygote, or raise what is wrong with them."""
+        if hasattr(asyncio.get_running_loop(), "wall"):
+            raise BadInput(
+                "there are no hosts on a virtual clock; use driver='inline', or interlock.testing.VirtualHosts"
+            )
+        await self._ready()
+        if self.cold is not None:
+            log.warning("hosts are spawned, not forked warm: %s", self.cold)
+
+    async def _ready(self) -> SecondHelper | None:
+        """See to it that there is a zygote, unless the agent cannot be forked; whoever asks waits for the same one."""
+        if self.cold is not None:
+            return None
+        if self._zygote is not None and self._zygote.alive:
+            return self._zygote
+        if self._starting is None or self._starting.done():
+            self._starting = asyncio.get_running_loop().create_task(self._start_zygote(), name="start the zygote")
+        return await asyncio.shield(self._starting)
+
+    async def _start_zygote(self) -> SecondHelper | None:
+        wanted = (sys.path, self._agents)
+        try:
+            zygote = await self._processes.second_helper(self._order("zygote"), wanted, IMPORT_SECONDS)
+        except SpawnFailed as failure:
+            raise SpawnFailed(
+                failure.errno or 0, f"the agent's module could not be imported: {failure.strerror}"
+            ) from None
+        if zygote.facts["warm"]:
+            self._zygote = zygote
+            return zygote
+        self._processes.drop_second(zygote)
+        why = str(zygote.facts["why"])
+        if zygote.facts.get("broken"):
+            raise BadInput(f"the agent could not be imported: {why}")
+        self.cold = why
+        return None
+
+    def _order(self, program: str) -> SpawnOrder:
+        path = os.pathsep.join([str(Path(ROOT).parent), *sys.path])
+        env: dict[str, str | None] = {}
+        if self._processes.confinement.agent_user is None:  # the embedder's own code, with its own environment
+            env = dict(os.environ)
+        return SpawnOrder(argv=(sys.executable, "-c", BOOT.format(program), path), env=env, background=True)
+
+    async def start(self) -> HostProcess:
+        """Start a host, and wait for its greeting."""
+        zygote = await self._ready()
+        await self._processes.ready()
+        limits = (self._processes.confinement.pids, self._processes.confinement.host_memory)
+        mine, theirs = socket.socketpair()
+        mine.setblocking(False)
+        containment = None
+        try:
+            containment = self._processes.contain(
+                f"host-{next(self._numbers)}", once=True, helper=zygote, limits=limits
+            )
+            process = containment.spawn(self._order("host"), stdio=(theirs.fileno(), 2, 2))
+        except BaseException:
+            mine.close()
+            if containment is not None:
+                containment.cut()
+            raise
+        finally:
+            theirs.close()
+        host = HostProcess(containment, process, mine)
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                await process.started()
+                host.watch_death()
+                if zygote is None:
+                    host.send(link.Load(tuple(sys.path), self._agents))
+                await host.hello
+        except TimeoutError:
+            raise SpawnFailed(110, "the host did not greet in time") from None
+        finally:
+            if not host.hello.done() or host.hello.cancelled() or host.hello.exception() is not None:
+                host.kill()
+        return host
+
+    async def close(self) -> None:
+        """Let the zygote go, and with it whatever it made."""
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        if self._zygote is not None:
+            self._processes.drop_second(self._zygote)

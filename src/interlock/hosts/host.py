@@ -1,0 +1,683 @@
+"""Inside a host: one loop that serves the turns of one session, and the Run verbs as messages to control.
+
+1. The fence is control's. What the host knows of a fall it applies at once; what it does not know yet control refuses.
+2. A fallen turn is cut here as it would be inline: one cancel, and nothing more. Whoever takes too long is killed from
+   outside, with the whole host.
+3. After an early end the host says whether anything the turn began is left (tasks, timers, threads); then it is not
+   used again.
+"""
+
+import asyncio
+import itertools
+import os
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any, NoReturn, Protocol, TypeVar
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from interlock.core import errors
+from interlock.core.errors import BadInput, InterlockError, Stale
+from interlock.core.events import Entry, Json
+from interlock.core.fence import describe
+from interlock.core.names import CallId, Effect, Ending, RunId, ToolState
+from interlock.core.outcome import Cause
+from interlock.hosts import link
+from interlock.hosts.finding import find_agent
+from interlock.processes import kernel
+from interlock.processes.base import SpawnFailed, SpawnOrder
+from interlock.runtime.crew import Crew
+from interlock.runtime.delegation import Child
+from interlock.runtime.holds import Hold
+from interlock.runtime.inline import Bodies, DaemonThreads, Leash, Threads
+from interlock.runtime.live import Body
+from interlock.runtime.run import Agent, Message, Run, Work
+from interlock.runtime.settings import REFUSALS, REPLY_BYTES
+from interlock.runtime.spawning import Finished, Running
+from interlock.runtime.tool import ToolSpec, describe_error
+
+T = TypeVar("T")
+
+HIGH_BYTES, LOW_BYTES = 256 * 1024, 64 * 1024  # said and not yet taken by control, before a verb waits
+READ_BYTES = 256 * 1024
+
+
+class Link(Protocol):
+    """The host's end of the link."""
+
+    @property
+    def full(self) -> bool:
+        """True if control is behind."""
+        ...
+
+    def send(self, word: link.Word) -> None:
+        """Say something; it is on its way before the loop comes round."""
+        ...
+
+    async def room(self) -> None:
+        """Wait until control has taken most of what was said."""
+        ...
+
+    def exchange(self, word: link.Request) -> link.Answer | link.Refusal:
+        """Ask for something and wait for the answer here and now."""
+        ...
+
+
+class SocketLink:
+    """The link of a process of its own."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._out = bytearray()
+        self._flushing = False
+        self._frames = link.Frames(link.Told)
+        self._room: asyncio.Event | None = None
+        self.hear: Callable[[link.Told], None] = lambda _: None
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    @property
+    def full(self) -> bool:
+        """True if control is behind."""
+        return len(self._out) > HIGH_BYTES
+
+    def send(self, word: link.Word) -> None:
+        """Say something; what is said in one turn of the loop travels together."""
+        self._out += link.frame(word)
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        while self._out:
+            try:
+                del self._out[: self._sock.send(self._out)]
+            except (BlockingIOError, InterruptedError):
+                self._loop.add_writer(self._sock.fileno(), self._writable)
+                return
+            except OSError:
+                self._gone()
+        self._flushing = False
+        if self._room is not None:
+            self._room.set()
+
+    def _writable(self) -> None:
+        self._loop.remove_writer(self._sock.fileno())
+        self._flush()
+        if self._room is not None and len(self._out) <= LOW_BYTES:
+            self._room.set()
+
+    async def room(self) -> None:
+        """Wait until control has taken most of what was said."""
+        while self.full:
+            if self._room is None or self._room.is_set():
+                self._room = asyncio.Event()
+            await self._room.wait()
+
+    def _readable(self) -> None:
+        try:
+            data = self._sock.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._gone()
+        self._frames.feed(data)
+        for word in self._frames:
+            self.hear(word)
+
+    def exchange(self, word: link.Request) -> link.Answer | link.Refusal:
+        """Ask for something and wait for the answer here and now; whatever else arrives is heard afterwards."""
+        self._out += link.frame(word)
+        self._sock.setblocking(True)
+        later: list[link.Told] = []
+        answer: link.Answer | link.Refusal | None = None
+        try:
+            self._sock.sendall(self._out)
+            self._out.clear()
+            while answer is None:
+                self._frames.feed(self._sock.recv(READ_BYTES) or self._gone())
+                for heard in self._frames:
+                    if isinstance(heard, link.Answer | link.Refusal) and heard.number == word.number:
+                        answer = heard
+                    else:
+                        later.append(heard)
+            return answer
+        except OSError:
+            self._gone()
+        finally:
+            self._sock.setblocking(False)
+            for heard in later:
+                self._loop.call_soon(self.hear, heard)
+
+    def close(self) -> None:
+        """Let go of the socket."""
+        self._loop.remove_reader(self._sock.fileno())
+        self._sock.close()
+
+    @staticmethod
+    def _gone() -> NoReturn:
+        """Control is gone, or has hung up: there is nobody left to work for."""
+        os._exit(0)
+
+
+class Turn:
+    """One turn of the session, as the host sees it."""
+
+    def __init__(self, number: int, before: frozenset[object]) -> None:
+        self.number = number
+        self.before = before  # what was at work in the process when it began
+        self.bodies: list[Body] = []
+        self.over = asyncio.Event()  # the agent's own code has ended
+
+    @property
+    def quiet(self) -> bool:
+        """True if no body of it runs."""
+        return all(body.done.is_set() for body in self.bodies)
+
+
+class HostPort:
+    """What an agent in a host reaches of control: every verb a message."""
+
+    def __init__(self, begin: link.Begin, turn: Turn, line: Link, *, crew: Crew, threads: Threads) -> None:
+        self.run_id: RunId = begin.run_id
+        self.cause: Cause | None = None
+        self.turn = turn
+        self.processes: WeakValueDictionary[int, HostRunning] = WeakValueDictionary()
+        self._link = line
+        self._loop = asyncio.get_running_loop()
+        self._bodies = Bodies(begin.run_id, turn.bodies, crew=crew, threads=threads)
+        self._numbers = itertools.count(begin.turn << 32)
+        self._answers: dict[int, asyncio.Future[link.Answer]] = {}
+        self._calls_made = 0
+        self._said = 0
+        self._phase: str | None = None
+        self._blamed: tuple[str, BaseException] | None = None
+        self._problem: BaseException | None = None
+        self._refusals = REFUSALS
+
+    # The fence, as far as it is known here
+
+    @property
+    def current(self) -> bool:
+        """True while control has not said otherwise."""
+        return self.cause is None
+
+    def fall(self, cause: Cause) -> None:
+        """Control says that the run has fallen, or the agent has returned."""
+        if self.cause is None:
+            self.cause = cause
+
+    async def checkpoint(self) -> None:
+        """Let others run, and wait while control is behind."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise BadInput(
+                "a run's verbs belong to the loop that its agent runs on; "
+                "from a thread use asyncio.run_coroutine_threadsafe(run.say(...), loop)"
+            )
+        await asyncio.sleep(0)
+        if self._link.full:
+            await self._link.room()
+        if self.cause is not None:
+            self._refusals -= 1
+            if self._refusals < 0:
+                self._bodies.drop()
+        else:
+            self.raise_problem()
+
+    def raise_problem(self) -> None:
+        """Raise what control said of something that was not waited for."""
+        problem, self._problem = self._problem, None
+        if problem is not None:
+            raise problem
+
+    def check(self, effect: Effect) -> None:
+        """Raise Stale if the run is known to have fallen; control counts what was tried."""
+        if self.cause is not None:
+            self._link.send(link.Tried(self.turn.number, effect))
+            raise Stale(describe(self.run_id, self.cause, effect))
+
+    # Saying
+
+    def delta(self, text: str) -> None:
+        self.check(Effect.DELTA)
+        if text:
+            self.measure(text)
+            self._link.send(link.Say(self.turn.number, text))
+
+    def block(self, text: str) -> None:
+        self.check(Effect.BLOCK)
+        if text:
+            self.measure(text)
+            self._link.send(link.Post(self.turn.number, text))
+
+    def measure(self, text: str) -> None:
+        """Refuse text that no reply can hold, here as control would."""
+        if self._said + len(text) > REPLY_BYTES:
+            raise BadInput(
+                f"this run has said {REPLY_BYTES} bytes, the most one reply may hold; end it or write a file"
+            )
+        self._said += len(text)
+
+    def typing(self, on: bool) -> None:
+        self.check(Effect.TYPING)
+        self._link.send(link.SetTyping(self.turn.number, on))
+
+    def progress(self, text: str, done: float | None, total: float | None) -> None:
+        self.check(Effect.PROGRESS)
+        self._link.send(link.SetProgress(self.turn.number, text, done, total))
+
+    def phase(self, name: str | None) -> str | None:
+        self.check(Effect.PHASE)
+        before, self._phase = self._phase, name
+        self._link.send(link.SetPhase(self.turn.number, name))
+        return before
+
+    def blame(self, phase: str, error: BaseException) -> None:
+        """Remember the innermost phase an error came from."""
+        if self._blamed is None or self._blamed[1] is not error:
+            self._blamed = (phase, error)
+
+    def phase_of(self, error: BaseException) -> str | None:
+        """Return the phase an error came from."""
+        return self._blamed[0] if self._blamed is not None and self._blamed[1] is error else self._phase
+
+    # Asking control
+
+    async def _ask(self, make: Callable[[int], link.Request], kind: type[T] | Any) -> Any:
+        number = next(self._numbers)
+        answer: asyncio.Future[link.Answer] = self._loop.create_future()
+        self._answers[number] = answer
+        self._link.send(make(number))
+        try:
+            return msgspec.msgpack.decode((await answer).value, type=kind)
+        except asyncio.CancelledError:
+            self._link.send(link.Cancel(self.turn.number, number))
+            raise
+        finally:
+            del self._answers[number]
+
+    def hear(self, word: link.Answer | link.Refusal) -> None:
+        """Take the answer to a request, if anyone still waits for it."""
+        answer = self._answers.get(word.number)
+        if answer is None or answer.done():
+            return
+        if isinstance(word, link.Answer):
+            answer.set_result(word)
+        else:
+            answer.set_exception(_error(word.kind, word.text, word.errno))
+
+    def trouble(self, word: link.Problem) -> None:
+        """Remember what went wrong; the next verb raises it."""
+        self._problem = self._problem or _error(word.kind, word.text)
+
+    async def steered(self) -> list[Message]:
+        answer: link.SteeredTo = await self._ask(partial(link.Check, self.turn.number), link.SteeredTo)
+        return list(answer.messages)
+
+    async def ask(self, text: str, choices: tuple[str, ...] | None, seconds: float | None) -> bool | str:
+        self.check(Effect.QUESTION)
+        answer: bool | str = await self._ask(
+            lambda n: link.Ask(self.turn.number, n, text, choices, seconds), bool | str
+        )
+        return answer
+
+    async def delegate(self, agent: str, text: str, deadline: float | None, detached: bool) -> Child:
+        self.check(Effect.CHILD)
+        child: Child = await self._ask(
+            lambda n: link.Delegate(self.turn.number, n, agent, text, deadline, detached), Child
+        )
+        return child
+
+    async def hold(self, name: str) -> Hold:
+        self.check(Effect.HOLD)
+        held: Hold = await self._ask(lambda n: link.TakeHold(self.turn.number, n, name), Hold)
+        return held
+
+    def release(self, name: str) -> None:
+        if self.current:
+            self._link.send(link.Release(self.turn.number, name))
+
+    async def history(self) -> list[Entry]:
+        entries: list[Entry] = await self._ask(partial(link.ReadHistory, self.turn.number), list[Entry])
+        return entries
+
+    # Processes
+
+    async def spawn(self, order: SpawnOrder) -> Running:
+        self.check(Effect.SPAWN)
+        if order.inherit:
+            raise BadInput("a process of a host cannot have control's own descriptors")
+        if len(order.input or b"") > link.FRAME_BYTES // 2:
+            raise BadInput(f"input= is longer than {link.FRAME_BYTES // 2} bytes; write a file")
+
+        def make(number: int) -> link.Spawn:
+            running.handle = number
+            self.processes[number] = running
+            return link.Spawn(self.turn.number, number, order)
+
+        running = HostRunning(self, order)
+        started: link.Started = await self._ask(make, link.Started)
+        running.on_started(started.pid)
+        return running
+
+    def forget(self, handle: int) -> None:
+        """Nobody asks for a process any more; called from wherever it is collected."""
+        if self.current and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._link.send, link.ForgetProcess(self.turn.number, handle))
+
+    async def finished(self, handle: int) -> Finished:
+        """Wait for a process."""
+        done: Finished = await self._ask(lambda n: link.WaitProcess(self.turn.number, n, handle), Finished)
+        return done
+
+    async def line(self, handle: int) -> bytes | None:
+        """Return the next line of a process, None at the end."""
+        read: bytes | None = await self._ask(lambda n: link.ReadLine(self.turn.number, n, handle), bytes | None)
+        return read
+
+    async def stop(self, handle: int) -> None:
+        """End a process and see it gone."""
+        await self._ask(lambda n: link.StopProcess(self.turn.number, n, handle), None)
+
+    def end(self, handle: int) -> None:
+        """End a process; nothing is waited for."""
+        if self.current:
+            self._link.send(link.EndProcess(self.turn.number, handle))
+
+    def output(self, handle: int) -> str:
+        """Return what a process has written so far."""
+        if not self.current:
+            return ""
+        answer = self._link.exchange(link.ReadOutput(self.turn.number, next(self._numbers), handle))
+        if isinstance(answer, link.Refusal):
+            raise _error(answer.kind, answer.text, answer.errno)
+        return msgspec.msgpack.decode(answer.value, type=str)
+
+    # Tools
+
+    def record(self, wanted: Sequence[tuple[ToolSpec, Json]]) -> list[CallId]:
+        self.check(Effect.TOOL)
+        calls = tuple(link.Wanted(spec.name, values, spec.asks, spec.grace) for spec, values in wanted)
+        self._link.send(link.Record(self.turn.number, calls))
+        first = self._calls_made + 1
+        self._calls_made += len(calls)
+        return [CallId(f"{self.run_id}.{number}") for number in range(first, first + len(calls))]
+
+    async def permit(self, call: CallId) -> None:
+        self.check(Effect.TOOL)
+        await self._ask(lambda n: link.Permit(self.turn.number, n, call), None)
+        self.check(Effect.TOOL)  # the permit may be older than the end, and both are here
+
+    def finish(self, call: CallId, state: ToolState, result: Json | None, error: str | None) -> None:
+        self.check(Effect.RESULT)
+        self._link.send(link.Finish(self.turn.number, call, state, result, error))
+
+    def give_up(self, call: CallId) -> None:
+        if self.current:
+            self._link.send(link.GiveUp(self.turn.number, call))
+
+    def prepare(self, spec: ToolSpec, function: Callable[..., Any], arguments: dict[str, Any]) -> Work:
+        """Nothing need be packed: this process can be ended."""
+        return partial(function, **arguments)
+
+    async def perform(self, call: CallId, spec: ToolSpec, work: Work) -> Any:
+        """Run the body of a tool that was permitted; a synchronous one simply runs."""
+        assert not isinstance(work, bytes)
+        if spec.thread:
+            return await self._bodies.in_thread(spec.name, work)
+        if spec.worker:
+            return work()
+        return await self._bodies.in_place(spec, work())
+
+    async def side_by_side(self, bodies: Sequence[tuple[CallId, ToolSpec, Coroutine[Any, Any, None]]]) -> None:
+        """Run the bodies of a batch next to each other."""
+        await self._bodies.side_by_side([(spec, body) for _, spec, body in bodies], [None] * len(bodies))
+
+
+class HostRunning(Running):
+    """A process of a run, seen from its host."""
+
+    def __init__(self, port: HostPort, order: SpawnOrder) -> None:
+        self.order = order
+        self.handle = 0
+        self._port = port
+        self._pid: int | None = None
+        self._status: int | None = None
+        self._over = asyncio.Event()
+
+    def __del__(self) -> None:
+        self._port.forget(self.handle)
+
+    def on_started(self, pid: int | None) -> None:
+        """It runs."""
+        self._pid = pid
+
+    def on_exit(self, status: int | None) -> None:
+        """It has exited."""
+        self._status = status
+        self._over.set()
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id."""
+        return self._pid
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status, None while it runs."""
+        return self._status
+
+    @property
+    def running(self) -> bool:
+        """True while it has not exited."""
+        return not self._over.is_set()
+
+    @property
+    def output(self) -> str:
+        """What it has written so far, bounded."""
+        return self._port.output(self.handle)
+
+    async def exited(self) -> None:
+        """Wait for its exit, as long as it takes."""
+        await self._over.wait()
+
+    async def wait(self) -> Finished:
+        """Wait for its exit and return how it ended."""
+        return await self._port.finished(self.handle)
+
+    async def _lines(self) -> AsyncIterator[str]:
+        while (line := await self._port.line(self.handle)) is not None:
+            yield line.decode("utf-8", "replace")
+
+    async def stop(self) -> None:
+        """End it, with all it started, and wait until that was seen."""
+        await self._port.stop(self.handle)
+
+    def end(self) -> None:
+        """End it; nothing is waited for."""
+        self._port.end(self.handle)
+
+
+class Serving:
+    """Serves turns, one after another."""
+
+    def __init__(
+        self,
+        line: Link,
+        agents: Mapping[str, Agent],
+        threads: Threads | None = None,
+        at_work: Callable[[], frozenset[object]] | None = None,
+    ) -> None:
+        self._link = line
+        self._agents = agents
+        self._crew = Crew()
+        self._threads = threads or DaemonThreads()
+        self._at_work = at_work or _at_work
+        self._port: HostPort | None = None
+
+    def hear(self, word: link.Told) -> None:
+        """Take a message of control's."""
+        port = self._port
+        match word:
+            case link.Begin():
+                self._begin(word)
+            case link.Answer() | link.Refusal() if port is not None:
+                port.hear(word)
+            case link.Fallen(turn, cause) if port is not None and port.turn.number == turn:
+                port.fall(cause)
+                self._crew.start(self._settle(port), name=f"settle {turn}")
+                for body in tuple(port.turn.bodies):
+                    body.cut()
+            case link.Problem(turn) if port is not None and port.turn.number == turn:
+                port.trouble(word)
+            case link.Exited(turn, handle, status) if port is not None and port.turn.number == turn:
+                if (running := port.processes.get(handle)) is not None:
+                    running.on_exit(status)
+            case _:
+                pass  # of a turn that is over
+
+    def _begin(self, begin: link.Begin) -> None:
+        turn = Turn(begin.turn, self._at_work())
+        self._port = HostPort(begin, turn, self._link, crew=self._crew, threads=self._threads)
+        self._crew.start(self._turn(begin, self._port), name=f"turn {begin.turn}")
+
+    async def _turn(self, begin: link.Begin, port: HostPort) -> None:
+        """Run the agent on a leash, from its first step to its last."""
+        turn, broken = port.turn, None
+        word: link.Returned | link.Raised
+        try:
+            handle = Run(port, run_id=begin.run_id, session=begin.session, generation=begin.generation)
+            body = self._agents[begin.agent](handle, begin.message)
+            if not asyncio.iscoroutine(body):
+                raise BadInput("the agent is not async; declare it with `async def agent(run, message)`")
+            leash = Leash(body, name=f"agent of {begin.run_id}")
+            turn.bodies.append(leash)
+            if not port.current:
+                leash.cut()  # it fell before its first step
+            text: object = await leash
+            port.raise_problem()
+            if text is not None and not isinstance(text, str):
+                raise BadInput(f"the agent returned {type(text).__name__}; return the reply as text, or None")
+            port.measure(text or "")
+            word = link.Returned(turn.number, None if text is None else _utf8(text), turn.quiet)
+        except BaseException as error:
+            word = link.Raised(turn.number, describe_error(error), port.phase_of(error), turn.quiet)
+            broken = error if isinstance(error, KeyboardInterrupt) else None
+        if port.current:
+            port.fall(Cause(ending=Ending.COMPLETED))
+            self._link.send(word)
+        turn.over.set()
+        if broken is not None:
+            raise broken
+
+    async def _settle(self, port: HostPort) -> None:
+        """See the turn's code end, and say so."""
+        turn = port.turn
+        await turn.over.wait()
+        for body in tuple(turn.bodies):
+            await body.done.wait()
+        await asyncio.sleep(0)  # tasks that have just ended leave
+        left = self._at_work() - turn.before - frozenset(self._crew.tasks)
+        self._link.send(link.Settled(turn.number, clean=not left))
+
+
+def _utf8(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadInput("the reply holds half a surrogate pair; decode the text properly first") from None
+    return text
+
+
+def _at_work() -> frozenset[object]:
+    """Return what may act by itself in this process: tasks, timers, and threads that are not known to be idle.
+
+    What was put off in a turn would be an effect of it after its end.
+    """
+    loop = asyncio.get_running_loop()
+    timers = {timer for timer in getattr(loop, "_scheduled", ()) if not timer.cancelled()}
+    idle: set[int | None] = {threading.get_native_id()}
+    executor = getattr(loop, "_default_executor", None)
+    workers = getattr(executor, "_threads", ())
+    if workers and getattr(getattr(executor, "_idle_semaphore", None), "_value", 0) >= len(workers):
+        idle |= {worker.native_id for worker in workers}
+    pool = sys.modules.get("anyio._backends._asyncio")
+    if pool is not None:
+        idle |= {worker.native_id for worker in pool._threadpool_idle_workers.get(())}
+    threads = {int(name) for name in os.listdir("/proc/self/task")} - idle  # noqa: PTH208 (after every turn)
+    return frozenset([*asyncio.all_tasks(), *timers, *threads])
+
+
+_ERRORS: dict[str, type[InterlockError]] = {
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, InterlockError)
+}
+
+
+def _error(kind: str, text: str, errno: int | None = None) -> BaseException:
+    if kind == Stale.__name__:
+        return Stale(text)
+    if kind == SpawnFailed.__name__:
+        return SpawnFailed(errno or 0, text)
+    return _ERRORS.get(kind, InterlockError)(text)
+
+
+# The process
+
+
+async def _serve(sock: socket.socket, agents: Mapping[str, Agent]) -> None:
+    line = SocketLink(sock)
+    line.hear = Serving(line, agents).hear
+    line.send(link.Hello(link.VERSION, os.getpid()))
+    await line.closed
+
+
+def serve(sock: socket.socket, agents: Mapping[str, Agent]) -> NoReturn:
+    """Be a host whose agents are imported, until control hangs up."""
+    kernel.prctl(kernel.PR_SET_NAME, b"interlock-host")
+    try:
+        with asyncio.Runner() as runner:
+            runner.run(_serve(sock, agents))
+    except BaseException as error:  # an agent stopped the loop, or raised SystemExit in a task of its own
+        sys.stderr.write(f"interlock: a host ended: {describe_error(error)}\n")
+    finally:
+        os._exit(70)
+
+
+def take_link() -> socket.socket:
+    """Take the link from where it was handed over, the standard input; nothing that is started here has it."""
+    sock = socket.socket(fileno=os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.environ["INTERLOCK_WORKER"] = str(os.getpid())
+    return sock
+
+
+def main() -> NoReturn:
+    """Be a host that imports its agents itself."""
+    sock = take_link()
+    frames = link.Frames(link.Told)
+    load: link.Load | None = None
+    while load is None:
+        frames.feed(sock.recv(READ_BYTES) or os._exit(0))
+        load = next(iter(frames), None)
+    try:
+        agents = load_agents(load.path, load.agents)
+    except BaseException as error:
+        sock.sendall(link.frame(link.Broken(describe_error(error))))
+        os._exit(1)
+    serve(sock, agents)
+
+
+def load_agents(path: Sequence[str], agents: Mapping[str, str]) -> dict[str, Agent]:
+    """Import agents as control would find them."""
+    sys.path[:] = path
+    return {name: find_agent(agent) for name, agent in agents.items()}

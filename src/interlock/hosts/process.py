@@ -1,0 +1,231 @@
+"""Control's end of one host: its link, its containment, and the KILL that reaches it at once.
+
+1. What is read is taken in small bursts, so that a host that floods gets a share of the loop, not the loop.
+2. Its death is told when its link was read to the end: a complete return counts.
+3. Garbage, or words out of order, end the host with a clear ending; control goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+
+from interlock.hosts import link
+from interlock.hosts.turn import HostTurn, Violation
+from interlock.processes import kernel
+from interlock.processes.base import SpawnFailed
+from interlock.processes.containment import LocalContainment, LocalProcess
+
+log = logging.getLogger("interlock")
+
+BURST_BYTES = 4 * 1024  # read in one go: about a hundred small messages
+LONG_BYTES = 256 * 1024  # of a message that is that long
+UNREAD_BYTES = 64 * 1024 * 1024  # said to a host that does not read
+STATUS_SECONDS = 1.0  # to learn how it ended once its link is closed
+
+
+class HostProcess:
+    """A host process and our end of its link."""
+
+    def __init__(self, containment: LocalContainment, process: LocalProcess, sock: socket.socket) -> None:
+        self.containment = containment
+        self.process = process
+        self.turns = 0
+        self.renewed = 0  # when its session was last reset, as it was when it took its first turn
+        self.hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.turn: HostTurn | None = None
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._frames = link.Frames(link.Said, link.FRAME_BYTES)
+        self._out = bytearray()
+        self._pidfd = -1
+        self._killed = False
+        self._trouble: str | None = None
+        self._burying: asyncio.Task[None] | None = None
+        self._before: frozenset[int] = frozenset()
+        self._loop.add_reader(sock.fileno(), self._readable)
+        process.on_end = self._exited
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id."""
+        return self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        """True while it can take a turn."""
+        return not self._killed and self._sock.fileno() >= 0 and not self.containment.done.is_set()
+
+    @property
+    def strangers(self) -> frozenset[int]:
+        """Processes in its containment besides itself and those that were there when the turn began."""
+        return self.containment.members() - self._before
+
+    def watch_death(self) -> None:
+        """Get hold of the process itself, so that a KILL needs nobody's help; only if it is our keeper's child."""
+        pid = self.process.pid
+        if pid is None or not hasattr(os, "pidfd_open"):
+            return
+        with contextlib.suppress(OSError):
+            self._pidfd = os.pidfd_open(pid)
+            status = kernel.stat(pid)
+            if status is None or status[1] != self.containment.keeper:
+                self._close_pidfd()
+
+    def remember(self) -> None:
+        """A turn is about to begin: what is here now was not born in it."""
+        self._before = self.containment.members() if self.turns else frozenset([self.process.pid or 0])
+        self.turns += 1
+
+    # Saying
+
+    def send(self, word: link.Word) -> None:
+        """Say something in this step, or as soon as there is room."""
+        if self._sock.fileno() < 0:
+            return
+        waiting = bool(self._out)
+        self._out += link.frame(word)
+        if not waiting:
+            self._flush()
+        if len(self._out) > UNREAD_BYTES:
+            self.fail("it did not read what it was told")
+
+    def _flush(self) -> None:
+        try:
+            while self._out:
+                del self._out[: self._sock.send(self._out)]
+        except (BlockingIOError, InterruptedError):
+            self._loop.add_writer(self._sock.fileno(), self._writable)
+            return
+        except OSError:  # its end: whoever reads sees it
+            self._out.clear()
+
+    def _writable(self) -> None:
+        self._loop.remove_writer(self._sock.fileno())
+        self._flush()
+
+    # Hearing
+
+    def _readable(self) -> None:
+        self._read()
+
+    def _read(self) -> bool:
+        """Take a burst of what it says; False when there is nothing (more)."""
+        if self._sock.fileno() < 0:
+            return False
+        wanted = min(max(self._frames.missing, BURST_BYTES), LONG_BYTES)
+        try:
+            data = self._sock.recv(wanted)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._ended()
+            return False
+        self._frames.feed(data)
+        try:
+            for word in self._frames:
+                self._hear(word)
+                if self._sock.fileno() < 0:
+                    return False
+        except (link.Garbage, Violation) as error:
+            self.fail(f"it broke the protocol: {error}")
+            return False
+        except Exception:
+            log.exception("a message of a host could not be taken")
+            self.fail("a message of its could not be taken")
+            return False
+        return True
+
+    def _hear(self, word: link.Said) -> None:
+        match word:
+            case link.Hello(version, _):
+                if version != link.VERSION or self.hello.done():
+                    raise Violation(
+                        f"it greeted with version {version}" if not self.hello.done() else "it greeted twice"
+                    )
+                self.hello.set_result(None)
+            case link.Broken(why):
+                self._trouble = why
+            case link.OfTurn() if self.turn is not None:
+                self.turn.hear(word)
+            case _:
+                raise Violation(f"it said {type(word).__name__} without a turn")
+
+    # Its end
+
+    def kill(self) -> None:
+        """End it and all it has started, in this step."""
+        if not self._killed:
+            self._killed = True
+            self.containment.cut()  # first: its keeper is then to count it as one that was ended
+            if self._pidfd >= 0:
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            self._close()
+
+    def fail(self, why: str) -> None:
+        """Kill it because of what it did."""
+        self._trouble = self._trouble or why
+        turn = self.turn
+        self.kill()
+        self._tell(why, turn)
+
+    def _exited(self) -> None:
+        """Its keeper has seen it die. Something it started may hold its link open: what is in there still counts."""
+        while self._read():
+            pass
+        self._ended()
+
+    def _ended(self) -> None:
+        """Its link is at its end. Hear how it died, then tell."""
+        if self._sock.fileno() >= 0:
+            self._close()
+            self._burying = self._loop.create_task(self._bury(), name="bury a host")
+
+    async def _bury(self) -> None:
+        if not self.process.exited.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STATUS_SECONDS):
+                    await self.process.exited.wait()
+        turn = self.turn
+        why = self._trouble or _death(self.process.status if self.process.exited.is_set() else None)
+        self.kill()
+        self._tell(why, turn)
+
+    def _tell(self, why: str, turn: HostTurn | None) -> None:
+        if not self.hello.done():
+            self.hello.set_exception(SpawnFailed(5, f"the host was not started: {why}"))
+            self.hello.exception()
+        if turn is not None:
+            turn.lost(f"the host {why}" if why.startswith(("died", "exited", "hung")) else f"the host was ended: {why}")
+
+    def _close(self) -> None:
+        self._close_pidfd()
+        if self._sock.fileno() >= 0:
+            self._loop.remove_reader(self._sock.fileno())
+            self._loop.remove_writer(self._sock.fileno())
+            self._sock.close()
+
+    def _close_pidfd(self) -> None:
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+def _death(status: int | None) -> str:
+    """Say how a host died."""
+    if status is None:
+        return "hung up"
+    if status >= 0:
+        return f"exited with status {status}; its agent, or something it used, ended the process"
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(-status).name
+        hint = "; out of memory, or killed from outside" if -status == signal.SIGKILL else ""
+        return f"died of {name}{hint}"
+    return f"died of signal {-status}"

@@ -1,0 +1,433 @@
+"""A turn that runs in a host, seen from control: a body like any other to the fall, and the ear for its verbs.
+
+1. What a host says is taken in the step that reads it; each verb passes the fence there (`Verbs`), as an inline one.
+2. On a fall a host with a tool at work is sent KILL in that step, unless every tool at work declared a grace. One
+   between tools has SETTLE_SECONDS to end what it does, or is killed with everything in its containment.
+3. It is done when the host has said that nothing of the turn runs, and nothing does; or when its containment is empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+import msgspec
+
+from interlock.core.errors import BadInput, InterlockError, Stale
+from interlock.core.names import BodyState, CallId, Effect, ErrorKind, ToolState
+from interlock.hosts import link
+from interlock.hosts.finding import SERVED
+from interlock.processes.base import Containment, SpawnFailed, SpawnOrder
+from interlock.runtime.driver import AgentFailed
+from interlock.runtime.live import LiveRun
+from interlock.runtime.run import Message, check_order
+from interlock.runtime.settings import QUESTION_BYTES
+from interlock.runtime.spawning import Running, Spawning, kept_of
+from interlock.runtime.tool import ToolSpec, describe_error
+from interlock.runtime.values import name_of, seconds_of, text_of
+from interlock.runtime.verbs import Verbs
+
+log = logging.getLogger("interlock")
+
+SETTLE_SECONDS = 0.2
+REQUESTS = 10_000  # of one turn that may be open at once
+HANDLES = 10_000  # processes of one turn that may be asked about
+GRACE_SECONDS = 3_600.0
+PROVIDER = "provider"
+
+
+class Host(Protocol):
+    """A host, as control sees it."""
+
+    turns: int  # that it was given
+    renewed: int  # when its session was last reset, as it was when it took its first turn
+    turn: HostTurn | None
+
+    @property
+    def containment(self) -> Containment:
+        """What holds it, and whatever its libraries start."""
+        ...
+
+    @property
+    def alive(self) -> bool:
+        """True while it can take a turn."""
+        ...
+
+    @property
+    def strangers(self) -> frozenset[int]:
+        """Processes in its containment besides itself and those that were there when the turn began."""
+        ...
+
+    def remember(self) -> None:
+        """A turn is about to begin: what is here now was not born in it."""
+        ...
+
+    def send(self, word: link.Word) -> None:
+        """Say something to it."""
+        ...
+
+    def kill(self) -> None:
+        """End it and all it has started, in this step."""
+        ...
+
+
+class Cut(BaseException):
+    """The run fell; whoever waits for its agent need not wait."""
+
+
+class Violation(Exception):
+    """A host said what no host of ours would say."""
+
+
+class HostTurn:
+    """One turn in a host."""
+
+    def __init__(self, number: int, host: Host, verbs: Verbs, settled: Callable[[HostTurn], None]) -> None:
+        run = verbs.run
+        self.number = number
+        self.name = f"agent of {run.id}"
+        self.grace = 0.0
+        self.state = BodyState.RUNNING
+        self.done = asyncio.Event()
+        self.host = host
+        self.run: LiveRun = run
+        self.result: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self.killed = False  # or dead by itself
+        self.ours = False  # by us
+        self._verbs = verbs
+        self._on_settled = settled
+        self._loop = asyncio.get_running_loop()
+        self._graces: dict[CallId, float] = {}
+        self._requests: dict[int, asyncio.Task[None]] = {}
+        self._last = -1
+        self._holding: dict[int, str] = {}
+        self._running: dict[int, Running] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._returned = False
+        kept_of(run).grade = host.containment.grade
+
+    @property
+    def fate(self) -> str:
+        """What becomes of the host, as a receipt tells it."""
+        return "killed" if self.killed else "reused" if self.done.is_set() else "settling"
+
+    def begin(self, message: Message) -> None:
+        """Hand the turn to the host."""
+        run = self.run
+        assert run.generation is not None
+        agent = run.agent or SERVED
+        self.host.send(link.Begin(self.number, agent, run.id, run.session.id, run.generation, message))
+
+    # The fall
+
+    def cut(self) -> None:
+        """The run has fallen: KILL in this step where a tool is at work, else a moment to settle."""
+        if self.done.is_set() or self.killed:
+            return
+        if not self.result.done():
+            self.result.set_exception(Cut())
+            self.result.exception()  # nobody need wait for it
+        if not self._returned:
+            self.state = BodyState.CUT
+        at_work = [call.id for call in (self.run.calls or {}).values() if call.state is ToolState.INTERRUPTED]
+        graces = [self._graces.get(call, 0.0) for call in at_work]
+        if graces and min(graces) <= 0 and not self._returned:
+            self.kill()
+            return
+        cause = self.run.fence.cause
+        assert cause is not None
+        self.host.send(link.Fallen(self.number, msgspec.structs.replace(cause, error=None)))
+        self.grace = max(graces, default=0.0)
+        self._timer = self._loop.call_later(max([SETTLE_SECONDS, *graces]), self.kill)
+
+    def kill(self) -> None:
+        """End the host, with everything in its containment; the receipt counts it."""
+        if self.done.is_set() or self.killed:
+            return
+        self.killed = self.ours = True
+        if not self._returned:
+            self.state = BodyState.KILLED
+        self._disarm()
+        self.host.kill()
+        Spawning.add(self.run, self.host.containment)
+        self._verbs.crew.start(self._gone(), name=f"end the host of {self.run.id}")
+
+    async def _gone(self) -> None:
+        containment = self.host.containment
+        await containment.done.wait()
+        if self.ours:  # the host itself is told as such, and is none of the processes that the run started
+            containment.ended = max(0, containment.ended - 1)
+        self._finish()
+
+    def drop(self) -> None:
+        """It is late."""
+        self.kill()
+
+    def abandon(self) -> None:
+        """Stop waiting; what is stuck is named."""
+        self.state = BodyState.ABANDONED
+        self.name = ", ".join(self.host.containment.stuck) or f"the host of {self.run.id}"
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _finish(self) -> None:
+        """Nothing of the turn runs any more."""
+        if self.done.is_set():
+            return
+        self._disarm()
+        for task in list(self._requests.values()):
+            task.cancel()
+        self.done.set()
+        self._on_settled(self)
+
+    # What the host says
+
+    def hear(self, word: link.OfTurn) -> None:
+        """Take a message of this turn, or of one before it."""
+        if word.turn != self.number:
+            if word.turn > self.number:
+                raise Violation(f"it spoke of turn {word.turn} in turn {self.number}")
+            return  # something an earlier turn left behind: that run is over and sealed
+        self._verbs.touch()
+        if isinstance(word, link.Request):
+            self._asked(word)
+            return
+        try:
+            self._told(word)
+        except Stale:
+            if self._verbs.spend_refusal():
+                self.kill()
+        except (InterlockError, AssertionError) as error:
+            self.host.send(link.Problem(self.number, type(error).__name__, str(error)))
+
+    def _told(self, word: link.OfTurn) -> None:
+        verbs = self._verbs
+        match word:
+            case link.Say(_, text):
+                verbs.delta(text)
+            case link.Post(_, text):
+                verbs.block(text)
+            case link.SetTyping(_, on):
+                verbs.typing(on)
+            case link.SetProgress(_, text, done, total):
+                verbs.progress(text, done, total)
+            case link.SetPhase(_, name):
+                verbs.phase(name)
+            case link.Record(_, calls):
+                self._record(calls)
+            case link.Finish(_, call, state, result, error):
+                self._result(call, state, result, error)
+            case link.GiveUp(_, call):
+                verbs.give_up(call)
+            case link.Release(_, name):
+                verbs.release(name)
+                self._holding = {number: held for number, held in self._holding.items() if held != name}
+            case link.EndProcess(_, handle):
+                self._process(handle).end()
+            case link.ForgetProcess(_, handle):
+                self._running.pop(handle, None)
+            case link.Tried(_, effect):
+                verbs.check(effect)
+            case link.Cancel(_, number):
+                self._cancel(number)
+            case link.Returned(_, text, settled):
+                self._ended(settled)
+                if self.run.fallen:
+                    self.run.fence.refuse(Effect.FINAL)
+                elif not self.result.done():
+                    self.result.set_result(text)
+            case link.Raised(_, error, phase, settled):
+                self._ended(settled)
+                if not self.result.done():
+                    kind = ErrorKind.PROVIDER if phase == PROVIDER else ErrorKind.AGENT
+                    self.result.set_exception(AgentFailed(error, kind))
+                    self.result.exception()
+            case link.Settled(_, clean):
+                self._settled(clean)
+            case _:
+                raise Violation(f"it said {type(word).__name__} in a turn")
+
+    def _ended(self, settled: bool) -> None:
+        if self._returned:
+            raise Violation("it returned twice")
+        self._returned = True
+        if self.state is BodyState.RUNNING:
+            self.state = BodyState.RETURNED
+        if settled and not self.run.fallen:  # else it says more once it knows of the fall
+            self._settled(clean=True)
+
+    def _settled(self, clean: bool) -> None:
+        """The host says that nothing of the turn runs. After an early end we look for ourselves."""
+        if self.killed or self.done.is_set():
+            return
+        cause = self.run.fence.cause
+        early = cause is not None and cause.early
+        if early and (not clean or self.host.strangers):
+            self.kill()
+        else:
+            self._finish()
+
+    def _record(self, calls: tuple[link.Wanted, ...]) -> None:
+        specs = []
+        for call in calls:
+            grace = seconds_of(call.grace, "grace", None) or 0.0
+            spec = ToolSpec(name=name_of(call.name, "a tool's name"), asks=call.asks, grace=min(grace, GRACE_SECONDS))
+            specs.append((spec, _json(call.arguments)))
+        for made, (spec, _) in zip(self._verbs.record(specs), specs, strict=True):
+            self._graces[made] = spec.grace
+
+    def _result(self, call: CallId, state: ToolState, result: Any, error: str | None) -> None:
+        if state not in (ToolState.FINISHED, ToolState.FAILED):
+            raise Violation(f"it said that a call is {state}")
+        self._verbs.finish(call, state, None if result is None else _json(result), error)
+        self._graces.pop(call, None)
+
+    # What the host asks for
+
+    def _asked(self, request: link.Request) -> None:
+        if request.number <= self._last:
+            raise Violation("it asked under a number that was used before")
+        if len(self._requests) >= REQUESTS:
+            raise Violation(f"it asked for {REQUESTS} things at once")
+        self._last = request.number
+        if isinstance(request, link.ReadOutput):  # the host waits for this one with everything it has
+            self._answer_output(request)
+            return
+        task = self._verbs.crew.start(self._serve(request), name=f"{type(request).__name__} of {self.run.id}")
+        if task is not None:
+            self._requests[request.number] = task
+
+    async def _serve(self, request: link.Request) -> None:
+        """Do what was asked for. The answer is sent in the step that has it: a permit is a permit from then on."""
+        number = request.number
+        try:
+            self.host.send(link.Answer(number, link.pack(await self._do(request))))
+        except Stale as stale:
+            self.host.send(link.Refusal(number, "Stale", str(stale)))
+            if self._verbs.spend_refusal():
+                self.kill()
+        except InterlockError as error:
+            code = error.errno if isinstance(error, SpawnFailed) else None
+            text = error.strerror if isinstance(error, SpawnFailed) else str(error)
+            self.host.send(link.Refusal(number, type(error).__name__, text or str(error), code))
+        except Exception as error:  # ours: whoever waits in the host must not wait for ever
+            log.exception("a request of %s failed", self.run.id)
+            self.host.send(link.Refusal(number, "InterlockError", describe_error(error)))
+        finally:
+            self._requests.pop(number, None)
+
+    def _do(self, request: link.Request) -> Coroutine[Any, Any, Any]:
+        verbs = self._verbs
+        match request:
+            case link.Check():
+                return self._steered()
+            case link.Permit(_, _, call):
+                return verbs.permit(call)
+            case link.Ask(_, _, text, choices, seconds):
+                return self._ask(text, choices, seconds)
+            case link.Delegate(_, _, agent, text, deadline, detached):
+                return self._delegate(agent, text, deadline, detached)
+            case link.TakeHold(_, number, name):
+                return self._hold(number, name)
+            case link.Spawn(_, number, order):
+                return self._spawn(number, order)
+            case link.WaitProcess(_, _, handle):
+                return self._wait(handle)
+            case link.ReadLine(_, _, handle):
+                return self._line(handle)
+            case link.StopProcess(_, _, handle):
+                return self._stop(handle)
+            case _:
+                return verbs.history()
+
+    async def _steered(self) -> link.SteeredTo:
+        return link.SteeredTo(tuple(await self._verbs.steered()))
+
+    async def _ask(self, text: str, choices: tuple[str, ...] | None, seconds: float | None) -> bool | str:
+        text_of(text, "the question", QUESTION_BYTES)
+        for choice in choices or ():
+            text_of(choice, "a choice", QUESTION_BYTES)
+        return await self._verbs.ask(text, choices, seconds_of(seconds, "timeout", None))
+
+    async def _delegate(self, agent: str, text: str, deadline: float | None, detached: bool) -> Any:
+        seconds = seconds_of(deadline, "timeout", None)
+        return await self._verbs.delegate(name_of(agent, "agent"), text_of(text), seconds, detached)
+
+    async def _hold(self, number: int, name: str) -> Any:
+        held = await self._verbs.hold(name_of(name, "hold"))
+        self._holding[number] = name
+        return held
+
+    async def _spawn(self, number: int, order: SpawnOrder) -> link.Started:
+        if len(self._running) >= HANDLES:
+            raise BadInput(f"this run asks about {HANDLES} processes, the most there may be")
+        running = await self._verbs.spawn(check_order(order))
+        self._running[number] = running
+        self._verbs.crew.start(self._follow(number, running), name=f"process of {self.run.id}")
+        return link.Started(running.pid)
+
+    async def _follow(self, number: int, running: Running) -> None:
+        await running.exited()
+        if not self.done.is_set():
+            self.host.send(link.Exited(self.number, number, running.status))
+
+    def _process(self, handle: int) -> Running:
+        if handle not in self._running:
+            raise BadInput(f"this run has no process {handle} to ask about")
+        return self._running[handle]
+
+    async def _wait(self, handle: int) -> Any:
+        return await self._process(handle).wait()
+
+    async def _line(self, handle: int) -> bytes | None:
+        running = self._process(handle)
+        line = await running._process.line()
+        self._verbs.check(Effect.RESULT)
+        return line
+
+    async def _stop(self, handle: int) -> None:
+        await self._process(handle).stop()
+
+    def _answer_output(self, request: link.ReadOutput) -> None:
+        try:
+            answer: link.Word = link.Answer(request.number, link.pack(self._process(request.handle).output))
+        except BadInput as error:
+            answer = link.Refusal(request.number, "BadInput", str(error))
+        self.host.send(answer)
+
+    def _cancel(self, number: int) -> None:
+        """The agent waits for something no longer. A hold that was just granted is let go again."""
+        task = self._requests.get(number)
+        if task is not None:
+            task.cancel()
+        elif (name := self._holding.pop(number, None)) is not None:
+            self._verbs.release(name)
+        elif (running := self._running.get(number)) is not None:  # it was started while its host gave it up
+            running.end()
+
+    def lost(self, why: str) -> None:
+        """The host is gone, and has said all it will say."""
+        if not self.result.done():
+            self.result.set_exception(AgentFailed(why, ErrorKind.HOST))
+            self.result.exception()
+        if not self.done.is_set() and not self.killed:
+            self.killed = True
+            if not self._returned:
+                self.state = BodyState.KILLED
+            self._disarm()
+            Spawning.add(self.run, self.host.containment)
+            self._verbs.crew.start(self._gone(), name=f"end the host of {self.run.id}")
+
+
+def _json(text: Any) -> Any:
+    """See that a text is JSON, without reading it."""
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError):
+        raise BadInput("arguments and results of tools are JSON") from None
+    return text

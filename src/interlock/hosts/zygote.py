@@ -1,0 +1,172 @@
+"""The zygote: a second helper that has imported the agent, and forks hosts that are warm from their first step.
+
+1. It imports once, on its own, before there is any loop. What cannot be forked (threads, sockets, children, a patched
+   standard library) is found out by looking, and then it says so and goes: hosts are spawned instead.
+2. Like the bare helper it forks a keeper for each containment. That keeper, the warden, forks the one host, born inside
+   its leaf and with its user's rights; a fork of a warm process takes its place in nothing else.
+3. It runs no agent code after the import.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from interlock.core.names import Principal, RunId, SessionId
+from interlock.hosts import host, link
+from interlock.hosts.finding import SERVED
+from interlock.processes import wire
+from interlock.processes.helper import Helper
+from interlock.processes.keeper import Keeper
+from interlock.runtime.run import Agent, Message, Run
+from interlock.runtime.tool import describe_error
+
+PRIMITIVES = ("fork", "waitpid", "kill", "read", "write", "poll", "sleep", "sigtimedwait", "set_wakeup_fd")
+
+
+class Warden(Keeper):
+    """The keeper of one host, which it forks."""
+
+    agents: Mapping[str, Agent] = {}
+
+    def _exec(self, argv: list[str], env: dict[str, str], actions: list[tuple[Any, ...]], *, resetids: bool) -> int:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self._become_host(env, actions, resetids)
+            finally:
+                os._exit(71)
+        return pid
+
+    def _become_host(self, env: dict[str, str], actions: list[tuple[Any, ...]], resetids: bool) -> NoReturn:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        given = {fd for _, fd, _ in actions}
+        for _, fd, at in actions:
+            os.dup2(fd, at)
+        own = {self._sock.fileno(), self._lifeline, self._gateway, self._wake, self._woken, self._events, *given}
+        own.update(fd for doors in self._opened for fd in doors)
+        for fd in own:
+            if fd > 2:
+                os.close(fd)
+        if resetids:  # the real ids are the user's already; now all of them are
+            gid, uid = os.getgid(), os.getuid()
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
+        os.environ.clear()
+        os.environ.update(env)
+        gc.enable()
+        host.serve(host.take_link(), self.agents)
+
+
+class Zygote(Helper):
+    """Forks wardens."""
+
+    keeper = Warden
+
+    def __init__(self, sock: Any, gateway: int, owner: str, facts: dict[str, Any]) -> None:
+        super().__init__(sock, gateway, owner)
+        self._facts = facts
+
+    def _close_all_but(self, fd: int, lifeline: int) -> None:
+        """Let go of our own; what the agent's module has opened belongs to the host."""
+        ours = [self._sock.fileno(), self._wake, self._woken, *(kept.lifeline for kept in self._keepers.values())]
+        for own in ours:
+            if own not in (fd, lifeline):
+                os.close(own)
+
+
+def unfit(sock: socket.socket, before: dict[str, Any]) -> str | None:
+    """Say why this process cannot be forked, None if it can."""
+    if len(threads := os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
+        return f"importing it started threads ({len(threads) - 1})"
+    if children := [name for name in _children() if name]:
+        return f"importing it started processes ({len(children)})"
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
+        except OSError:
+            continue  # the one we list with
+        if target.startswith("socket:") and int(name) not in (sock.fileno(), 0, 1, 2):
+            return "importing it opened sockets"
+        if target.startswith("anon_inode:[event"):
+            return "importing it left an event loop open"
+    replaced = [name for name, was in before.items() if primitives().get(name) is not was]
+    if replaced:
+        return f"importing it replaced parts of the standard library ({', '.join(replaced)})"
+    return None
+
+
+def primitives() -> dict[str, Any]:
+    """What a keeper stands on, as it is now."""
+    rooms = (os, select, time, signal)
+    return {name: getattr(room, name) for room in rooms for name in PRIMITIVES if hasattr(room, name)}
+
+
+def _children() -> list[str]:
+    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:  # noqa: PTH123
+        return file.read().split()
+
+
+async def _greet(run: Run, message: Message) -> str:
+    await run.say(message.text)
+    async with run.phase("warm"):
+        await run.typing()
+    return ""
+
+
+async def _play() -> None:
+    """One turn of an agent of our own, with all that a real one goes through: what it touches is warm afterwards."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    line = host.SocketLink(theirs)
+    line.hear = host.Serving(line, {SERVED: _greet}).hear
+    message = Message(text="hello", by=Principal("warm"), session=SessionId("warm"), run_id=RunId("warm"))
+    ours.send(link.frame(link.Begin(1, SERVED, message.run_id, message.session, 1, message)))
+    frames = link.Frames(link.Said)
+    loop = asyncio.get_running_loop()
+    returned = False
+    while not returned:
+        frames.feed(await loop.sock_recv(ours, 65536))
+        returned = any(isinstance(word, link.Returned | link.Raised) for word in frames)
+    line.close()
+    ours.close()
+
+
+def main() -> NoReturn:
+    """Be the zygote of a process that gave us one end of a socket, as our standard input."""
+    sock = host.take_link()
+    os.environ["INTERLOCK_WORKER"] = str(os.getpid())
+    select.select([sock], [], [])
+    received = wire.receive(sock)
+    assert received is not None
+    _, facts, owner, gateway, wanted = received[0]
+    path, agents = wanted
+    before = primitives()
+    try:
+        Warden.agents = host.load_agents(path, agents)
+        asyncio.run(_play())
+        why = unfit(sock, before)
+        told: dict[str, object] = {"warm": why is None, "why": why or ""}
+    except BaseException as error:
+        why = describe_error(error)
+        told = {"warm": False, "why": why, "broken": True}
+    wire.send(sock, ("ready", told, 0, os.getpid()))
+    if why is not None:
+        sys.stdout.flush()
+        os._exit(0)
+    gc.disable()
+    try:
+        Zygote(sock, os.pidfd_open(gateway), owner, facts).run()
+    finally:
+        os._exit(0)

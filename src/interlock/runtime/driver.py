@@ -1,0 +1,36 @@
+"""The port of the drivers: where an agent's code runs, and what comes back of it."""
+
+from typing import Protocol
+
+from interlock.core.names import ErrorKind
+from interlock.runtime.live import LiveRun
+from interlock.runtime.run import Message
+from interlock.runtime.verbs import Verbs
+
+
+class AgentFailed(Exception):
+    """An agent's code ended elsewhere with an error, which comes as text."""
+
+    def __init__(self, text: str, kind: ErrorKind) -> None:
+        super().__init__(text)
+        self.text = text
+        self.kind = kind
+
+
+class Driver(Protocol):
+    """Runs agents. What it runs is in the run's bodies before it begins, so that a fall can cut it."""
+
+    names: tuple[str, ...]  # of agents that a run may delegate to
+    port: type[Verbs]  # its side of a run's verbs
+
+    async def open(self) -> None:
+        """Make ready, or raise what is wrong with the agent."""
+        ...
+
+    async def drive(self, run: LiveRun, verbs: Verbs, message: Message) -> str | None:
+        """Run a run's agent and return its reply; raises what it raised, or AgentFailed."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything, bounded."""
+        ...
