@@ -1,6 +1,29 @@
 """Settings for every test: no deadline on a busy machine, and the same examples in every run of `make test`."""
 
+import os
+from collections.abc import Mapping
+from random import Random
+
+import pytest
 from hypothesis import settings
+
+from interlock import app
+from interlock.hosts.driver import HostDriver
+from interlock.runtime.inline import Threads
+from interlock.runtime.run import Agent
+from interlock.testing.hosts import VirtualHosts
 
 settings.register_profile("test", deadline=None, derandomize=True)
 settings.load_profile("test")
+
+
+@pytest.fixture(autouse=True)
+def hosted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """INTERLOCK_TEST_DRIVER=virtual: whatever asks for the inline driver gets hosts, played in its own loop."""
+    if os.environ.get("INTERLOCK_TEST_DRIVER") == "virtual":
+        monkeypatch.setattr(app, "InlineDriver", virtual_driver)
+
+
+def virtual_driver(agent: Agent, agents: Mapping[str, Agent], threads: Threads | None) -> HostDriver:
+    """Hosts for agents that are closures of a test: the real link and its two ends, and no process."""
+    return HostDriver(VirtualHosts(agent, agents, Random(1), threads, untidy=0))

@@ -20,7 +20,10 @@ def agent_name(agent: object) -> str:
     module, colon, name = agent.partition(":")
     parts = [*module.split("."), *name.split(".")]
     if not colon or not all(part.isidentifier() for part in parts):
-        raise BadInput(f"no agent {agent!r:.80}; write module:name, as in 'myagents.chat:assistant'")
+        raise BadInput(
+            f"no agent {agent!r:.80}; an agent is one async callable, "
+            "given as itself or as text: 'myagents.chat:assistant' (module:name)"
+        )
     if module == "__main__":
         raise BadInput("a host cannot import __main__; give the file's own name, as in 'myscript:agent'")
     return agent

@@ -319,7 +319,17 @@ class HostPort:
         self._problem = self._problem or _error(word.kind, word.text)
 
     async def steered(self) -> list[Message]:
-        answer: link.SteeredTo = await self._ask(partial(link.Check, self.turn.number), link.SteeredTo)
+        """What is steered to this run. Control makes it part of the run when it hears that the agent has it."""
+        numbers: list[int] = []
+
+        def make(number: int) -> link.Check:
+            numbers.append(number)
+            return link.Check(self.turn.number, number)
+
+        answer: link.SteeredTo = await self._ask(make, link.SteeredTo)
+        if answer.messages:
+            self.check(Effect.PHASE)
+            self._link.send(link.Took(self.turn.number, *numbers))
         return list(answer.messages)
 
     async def ask(self, text: str, choices: tuple[str, ...] | None, seconds: float | None) -> bool | str:
@@ -574,6 +584,8 @@ class Serving:
         if port.current:
             port.fall(Cause(ending=Ending.COMPLETED))
             self._link.send(word)
+        elif isinstance(word, link.Returned):
+            self._link.send(link.Tried(turn.number, Effect.FINAL))
         turn.over.set()
         if broken is not None:
             raise broken

@@ -134,6 +134,12 @@ class Tried(OfTurn):
     effect: Effect
 
 
+class Took(OfTurn):
+    """The agent was handed the messages that a Check was answered with."""
+
+    number: int
+
+
 class Cancel(OfTurn):
     """A request is not waited for any longer."""
 
@@ -249,6 +255,7 @@ Said = (
     | EndProcess
     | ForgetProcess
     | Tried
+    | Took
     | Cancel
     | Returned
     | Raised

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from interlock.core.errors import BadInput, InterlockError, Stale
-from interlock.core.names import BodyState, CallId, Effect, ErrorKind, ToolState
+from interlock.core.names import BodyState, CallId, Effect, ErrorKind, RunId, ToolState
 from interlock.hosts import link
 from interlock.hosts.finding import SERVED
 from interlock.processes.base import Containment, SpawnFailed, SpawnOrder
@@ -103,6 +103,7 @@ class HostTurn:
         self._requests: dict[int, asyncio.Task[None]] = {}
         self._last = -1
         self._holding: dict[int, str] = {}
+        self._offered: dict[int, tuple[RunId, ...]] = {}  # messages on their way to the agent, by the Check
         self._running: dict[int, Running] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._returned = False
@@ -200,9 +201,8 @@ class HostTurn:
         try:
             self._told(word)
         except Stale:
-            if self._verbs.spend_refusal():
-                self.kill()
-        except (InterlockError, AssertionError) as error:
+            return  # counted; it may have been on its way before the fall, and the host is told of that
+        except InterlockError as error:
             self.host.send(link.Problem(self.number, type(error).__name__, str(error)))
 
     def _told(self, word: link.OfTurn) -> None:
@@ -233,6 +233,8 @@ class HostTurn:
                 self._running.pop(handle, None)
             case link.Tried(_, effect):
                 verbs.check(effect)
+            case link.Took(_, number):
+                verbs.take_in(self._offered.pop(number, ()))
             case link.Cancel(_, number):
                 self._cancel(number)
             case link.Returned(_, text, settled):
@@ -309,8 +311,6 @@ class HostTurn:
             self.host.send(link.Answer(number, link.pack(await self._do(request))))
         except Stale as stale:
             self.host.send(link.Refusal(number, "Stale", str(stale)))
-            if self._verbs.spend_refusal():
-                self.kill()
         except InterlockError as error:
             code = error.errno if isinstance(error, SpawnFailed) else None
             text = error.strerror if isinstance(error, SpawnFailed) else str(error)
@@ -324,8 +324,8 @@ class HostTurn:
     def _do(self, request: link.Request) -> Coroutine[Any, Any, Any]:
         verbs = self._verbs
         match request:
-            case link.Check():
-                return self._steered()
+            case link.Check(_, number):
+                return self._steered(number)
             case link.Permit(_, _, call):
                 return verbs.permit(call)
             case link.Ask(_, _, text, choices, seconds):
@@ -345,8 +345,12 @@ class HostTurn:
             case _:
                 return verbs.history()
 
-    async def _steered(self) -> link.SteeredTo:
-        return link.SteeredTo(tuple(await self._verbs.steered()))
+    async def _steered(self, number: int) -> link.SteeredTo:
+        offered = {run_id for ids in self._offered.values() for run_id in ids}
+        messages = tuple(message for message in self._verbs.offered() if message.run_id not in offered)
+        if messages:
+            self._offered[number] = tuple(message.run_id for message in messages)
+        return link.SteeredTo(messages)
 
     async def _ask(self, text: str, choices: tuple[str, ...] | None, seconds: float | None) -> bool | str:
         text_of(text, "the question", QUESTION_BYTES)
@@ -402,6 +406,7 @@ class HostTurn:
 
     def _cancel(self, number: int) -> None:
         """The agent waits for something no longer. A hold that was just granted is let go again."""
+        self._offered.pop(number, None)
         task = self._requests.get(number)
         if task is not None:
             task.cancel()

@@ -10,6 +10,7 @@ one synchronous step, in the order of arrival: duplicate? · tombstone? · takeo
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 
 import anyio
 import msgspec
@@ -283,11 +284,14 @@ class Inbox:
     # Steering
 
     def steered(self, run: LiveRun) -> list[LiveRun]:
-        """Let a current run take in the messages steered to it; none while it asks a person, who comes first."""
+        """Return the messages steered to a run; none while it asks a person, who comes first."""
         if run.asking or not run.session.waiting:
             return []
+        return [other for other in run.session.waiting if other.steers is run and other.acked.is_set()]
+
+    def take_in(self, run: LiveRun, taken: Sequence[LiveRun]) -> None:
+        """Make messages that a current run was handed part of it."""
         outlet = Outlet(run, self._feed)
-        taken = [other for other in run.session.waiting if other.steers is run and other.acked.is_set()]
         for message in taken:
             self._registry.absorb(message, run)
             outlet.close_block(Effect.BLOCK)  # what was said before stands before it
@@ -297,7 +301,6 @@ class Inbox:
             ticket = self._endings.insist(Decision(aliases=tuple((message.id, run.id) for message in taken)))
             for message in taken:
                 message.alias_ticket = ticket
-        return taken
 
     # Collecting
 

@@ -5,11 +5,11 @@
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from interlock.core.errors import BadInput
 from interlock.core.events import Entry, Json, Phase, Progress, Typing, transcript
-from interlock.core.names import CallId, Effect, ToolState
+from interlock.core.names import CallId, Effect, RunId, ToolState
 from interlock.processes.base import SpawnOrder
 from interlock.runtime.approvals import Approvals
 from interlock.runtime.crew import Crew
@@ -99,18 +99,29 @@ class Verbs:
     # People, children, holds
 
     async def steered(self) -> list[Message]:
+        offered = self.offered()
+        self.take_in([message.run_id for message in offered])
+        return offered
+
+    def offered(self) -> list[Message]:
+        """Return the messages steered to this run; they are part of it once it has taken them in."""
         run = self.run
         run.fence.check(Effect.PHASE)
         return [
             Message(
-                text=taken.text,
-                by=taken.principal,
+                text=other.text,
+                by=other.principal,
                 session=run.session.id,
-                run_id=taken.id,
-                parts=(Part(text=taken.text, by=taken.principal),),
+                run_id=other.id,
+                parts=(Part(text=other.text, by=other.principal),),
             )
-            for taken in self._inbox.steered(run)
+            for other in self._inbox.steered(run)
         ]
+
+    def take_in(self, taken: Collection[RunId]) -> None:
+        """Make messages that the agent was handed part of this run, those that are still steered to it."""
+        self.run.fence.check(Effect.PHASE)
+        self._inbox.take_in(self.run, [other for other in self._inbox.steered(self.run) if other.id in taken])
 
     async def ask(self, text: str, choices: tuple[str, ...] | None, seconds: float | None) -> bool | str:
         self.outlet.close_block(Effect.QUESTION)

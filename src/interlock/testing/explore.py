@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from interlock.app import open_control
-from interlock.core.errors import InterlockError
+from interlock.core.errors import InterlockError, Unknown
 from interlock.core.names import RunId, SessionId
+from interlock.hosts.driver import HostDriver
 from interlock.runtime.run import Agent, Message, Run
 from interlock.runtime.settings import Settings
 from interlock.stores.memory import MemoryStore
 from interlock.testing.hostile import BEHAVIOURS, HELPER, Kit
+from interlock.testing.hosts import VirtualHosts
 from interlock.testing.loop import Mode, SeededLoop, run_seeded
 from interlock.testing.oracle import Oracle, Violation
 from interlock.testing.processes import Book, VirtualProcesses
@@ -88,6 +90,7 @@ PROCESSES = Theme(
 )
 OTHERS = tuple(name for name in BEHAVIOURS if name not in PROCESSES.behaviours)
 PROCESS_SEEDS = 8  # every so many seeds play with processes
+HOST_SEEDS = 8  # every so many seeds the agents run in hosts
 DEATH_SEEDS = 8  # every so many seeds the server dies on the way, and is started again
 DEATHS = 3  # in a row, at most
 
@@ -121,7 +124,8 @@ class Scene:
         self._store.resume()
         await asyncio.gather(*self._vanishing, return_exceptions=True)
         for wake in self._oracle.control._wakes.of(SessionId("s")):
-            await self._oracle.control.unwake(wake.id)
+            with contextlib.suppress(Unknown):  # it has just fired
+                await self._oracle.control.unwake(wake.id)
         for session in self._oracle.sessions:
             await self._oracle.stop(session=session)
 
@@ -346,16 +350,23 @@ async def _main(
         theme = PROCESSES
     store = MemoryStore(latency_seconds=random.choice(theme.latencies))
     processes = VirtualProcesses(random)
-    async with open_control(
+    played, agents, threads = (
         kit.agent if agent is None else _judged(kit, agent),
-        agents={HELPER: kit.agent},
+        {HELPER: kit.agent},
+        VirtualThreads(random),
+    )
+    hosted = seed % HOST_SEEDS == 4
+    async with open_control(
+        played,
+        agents=agents,
+        driver=HostDriver(VirtualHosts(played, agents, random, threads)) if hosted else "inline",
         store=store,
         settings=SETTINGS,
         admins=("admin",),
-        threads=VirtualThreads(random),
+        threads=threads,
         processes=processes,
     ) as control:
-        kit.control, kit.oracle = control, Oracle(control, store)
+        kit.control, kit.oracle = control, Oracle(control, store, hosted=hosted)
         processes.book = Book(kit.oracle)
         judged.append(kit.oracle)
         scene = Scene(random, kit.oracle, store, theme)

@@ -63,8 +63,13 @@ class _Sink:
 class Oracle:
     """Books of one control. Use its `send`, `stop`, `wait` and `watch` in place of the control's."""
 
-    def __init__(self, control: Control, store: MemoryStore, *, admins: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, control: Control, store: MemoryStore, *, admins: tuple[str, ...] = (), hosted: bool = False
+    ) -> None:
         self.control = control
+        self._hosted = (
+            hosted  # word of an end takes a moment to reach the agent; what is permitted does not depend on it
+        )
         self.violation: Violation | None = None
         self.judging = asyncio.current_task()  # the task that plays the scenario
         self.finished = False
@@ -253,9 +258,15 @@ class Oracle:
 
     # What the agent and its tools do in the world
 
+    def _unaware(self, run_id: RunId) -> bool:
+        """True of a run in a host that may not have heard of its end; when the receipt says drained it has."""
+        return self._hosted and run_id not in self._drained
+
     def came_back(self, run_id: RunId, what: str) -> None:
         """A verb that waited has returned to its agent."""
         self._note("came back", run_id, what)
+        if self._unaware(run_id):
+            return
         if run_id in self._over or run_id in self._terminal:
             self._fail(f"P1: {what} returned to {run_id} after its end was told")
 
@@ -277,6 +288,8 @@ class Oracle:
     def took_in(self, run_id: RunId, text: str) -> None:
         """A run was handed a message that was steered to it."""
         self.came_back(run_id, "check")
+        if self._unaware(run_id) and (live := self.control._registry.runs.get(run_id)) is not None and live.fallen:
+            return  # control knows nothing of it: the message waits for another turn, and this one can do no more
         self._handed.add(text)
         self._begun[text] = self._begun.get(text, 0) + 1
         if self._begun[text] > 1:
@@ -307,9 +320,9 @@ class Oracle:
             self._fail(f"P5: message {text!r} was run twice")
         if text in self._refused:
             self._fail(f"P5: message {text!r} was refused and runs")
-        if run_id in self._over:
+        if run_id in self._over and not self._unaware(run_id):
             self._fail(f"P1: {run_id} began after its end was acknowledged")
-        if self._heirs.get(text) in self._over:
+        if self._heirs.get(text) in self._over and not self._unaware(run_id):
             self._fail(f"P1: {run_id} began after its parent's end was acknowledged")
         row = self._store._runs.get(run_id)
         if row is None or not row.started:

@@ -1,0 +1,28 @@
+"""An assistant of pydantic-ai's, with a model of its own that answers at once: the agent of a real host, without a net.
+
+`bench.hosts` takes a host's weight with it, and the time to a turn's first delta.
+"""
+
+from collections.abc import AsyncIterator
+
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+from interlock import Message, Run
+
+
+async def _words(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
+    for word in ("a ", "few ", "words"):
+        yield word
+
+
+_model: Agent[None, str] = Agent(FunctionModel(stream_function=_words))
+
+
+async def assistant(run: Run, message: Message) -> str | None:
+    """Stream an answer."""
+    async with run.phase("provider"), _model.run_stream(message.text) as reply:
+        async for delta in reply.stream_text(delta=True, debounce_by=None):
+            await run.say(delta)
+    return None

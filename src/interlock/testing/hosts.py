@@ -1,0 +1,250 @@
+"""The hosts' twin: a host that is played in control's own loop, over a link that takes its time.
+
+What crosses is what crosses to a real one, byte for byte, and it is served by the same code. A KILL ends its code at
+once, as the kernel would, and its containment is seen empty a moment later.
+"""
+
+import asyncio
+import errno
+from collections import deque
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any
+
+from interlock.core.names import BodyState
+from interlock.hosts import link
+from interlock.hosts.finding import SERVED
+from interlock.hosts.host import Serving
+from interlock.hosts.turn import HostTurn
+from interlock.processes.base import Grade, SpawnFailed
+from interlock.runtime.inline import DaemonThreads, ThreadBody, Threads
+from interlock.runtime.run import Agent
+from interlock.testing.oracle import Violation
+
+DELAYS_SECONDS = (0.0, 0.0, 0.0, 1e-5, 1e-4, 0.001)
+DEATH_SECONDS = (0.0, 1e-4, 0.003, 0.03)
+
+
+class _Wire:
+    """One direction of a link: in order, each message a moment later."""
+
+    def __init__(self, hosts: "VirtualHosts", kind: Any, hear: Callable[[Any], None]) -> None:
+        self._frames = link.Frames(kind)
+        self._hear = hear
+        self._hosts = hosts
+        self._waiting: deque[bytes] = deque()
+        self.cut = False
+
+    def send(self, word: link.Word) -> None:
+        """Put a message on its way."""
+        if not self.cut:
+            self._waiting.append(link.frame(word))
+            if len(self._waiting) == 1:
+                self._later()
+
+    def _later(self) -> None:
+        asyncio.get_running_loop().call_later(self._hosts.random.choice(DELAYS_SECONDS), self.deliver)
+
+    def deliver(self) -> None:
+        """Let the first message arrive."""
+        if self.cut or not self._waiting:
+            return
+        self._frames.feed(self._waiting.popleft())
+        if self._waiting:
+            self._later()
+        for word in self._frames:
+            self._hear(word)
+
+    @property
+    def waiting(self) -> int:
+        """How many messages are on their way."""
+        return len(self._waiting)
+
+
+class _Link:
+    """The host's end."""
+
+    def __init__(self, host: "VirtualHost") -> None:
+        self._host = host
+
+    @property
+    def full(self) -> bool:
+        return self._host.inward.waiting > 8
+
+    def send(self, word: link.Word) -> None:
+        self._host.inward.send(word)
+
+    async def room(self) -> None:
+        while self.full and not self._host.inward.cut:
+            await asyncio.sleep(0.0001)
+
+    def exchange(self, word: link.Request) -> link.Answer | link.Refusal:
+        """Bring everything over at once, in both directions, until the answer is there."""
+        host = self._host
+        heard, found = host.outward._hear, list[link.Answer | link.Refusal]()
+
+        def hear(told: Any) -> None:
+            mine = isinstance(told, link.Answer | link.Refusal) and told.number == word.number
+            found.append(told) if mine else asyncio.get_running_loop().call_soon(heard, told)
+
+        host.outward._hear = hear
+        host.inward.send(word)
+        while host.inward.waiting:
+            host.inward.deliver()
+        while host.outward.waiting:
+            host.outward.deliver()
+        host.outward._hear = heard
+        return found[0]
+
+
+class _Threads:
+    """Threads that die with their host."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self.bodies: list[ThreadBody] = []
+
+    def start(self, work: Callable[[], Any], body: ThreadBody) -> None:
+        self.bodies = [*(each for each in self.bodies if not each.done.is_set()), body]
+        self._threads.start(work, body)
+
+
+class _Containment:
+    """What a virtual host is held by: empty a moment after the KILL."""
+
+    def __init__(self, random: Random) -> None:
+        self.name = "a virtual host"
+        self.grade = Grade.KEEPER
+        self.grace = 0.0
+        self.state = BodyState.RUNNING
+        self.done = asyncio.Event()
+        self.ended = 0
+        self.stuck: tuple[str, ...] = ()
+        self._random = random
+
+    def spawn(self, order: object) -> Any:
+        raise SpawnFailed(errno.ECANCELED, "a host starts no process here")
+
+    def cut(self) -> None:
+        """Be empty a moment later."""
+        if self.state is BodyState.RUNNING:
+            self.state = BodyState.CUT
+            asyncio.get_running_loop().call_later(self._random.choice(DEATH_SECONDS), self._empty)
+
+    def _empty(self) -> None:
+        self.ended = 1
+        self.done.set()
+
+    def drop(self) -> None:
+        """It insists by itself."""
+
+    def abandon(self) -> None:
+        """Nothing here is ever stuck."""
+        self.state = BodyState.ABANDONED
+
+
+class VirtualHost:
+    """A host in this loop."""
+
+    def __init__(self, hosts: "VirtualHosts") -> None:
+        self.turns = 0
+        self.renewed = 0
+        self.turn: HostTurn | None = None
+        self.containment = _Containment(hosts.random)
+        self.alive = True
+        self.dirty = False
+        self._looked = 0
+        self._hosts = hosts
+        self._threads = _Threads(hosts.threads)
+        self._serving = Serving(_Link(self), hosts.agents, self._threads, self._at_work)
+        self.outward = _Wire(hosts, link.Told, self._serving.hear)
+        self.inward = _Wire(hosts, link.Said, self._hear)
+
+    def _at_work(self) -> frozenset[object]:
+        """Now and then something is left."""
+        if self._looked != self.turns:  # a turn begins
+            self._looked = self.turns
+            return frozenset()
+        left = frozenset([object()] if self._hosts.random.random() < self._hosts.untidy else ())
+        self.dirty |= bool(left) and self._stopped
+        return left
+
+    def _hear(self, word: link.Said) -> None:
+        if self.turn is not None and isinstance(word, link.OfTurn):
+            self.turn.hear(word)
+
+    @property
+    def _stopped(self) -> bool:
+        cause = None if self.turn is None else self.turn.run.fence.cause
+        return cause is not None and cause.early
+
+    @property
+    def strangers(self) -> frozenset[int]:
+        """Now and then a process is left."""
+        left = frozenset([1] if self._hosts.random.random() < self._hosts.untidy else ())
+        self.dirty |= bool(left)
+        return left
+
+    def remember(self) -> None:
+        """Count a turn."""
+        self.turns += 1
+        if self.dirty:
+            raise Violation("P1: a host in which something of a stopped turn was left had another turn")
+
+    def send(self, word: link.Word) -> None:
+        """Put a message on its way."""
+        self.outward.send(word)
+
+    def kill(self) -> None:
+        """End its code at once."""
+        if not self.alive:
+            return
+        self.alive = False
+        self.outward.cut = self.inward.cut = True
+        if (port := self._serving._port) is not None:
+            for body in port.turn.bodies:
+                body.drop()
+        for thread in self._threads.bodies:
+            thread.cut()
+        for task in self._serving._crew.tasks:
+            task.cancel()
+        self.containment.cut()
+
+    def die(self) -> None:
+        """Die by itself, as a segfault would have it."""
+        turn = self.turn
+        self.kill()
+        if turn is not None:
+            turn.lost("the host died of SIGSEGV")
+
+
+class VirtualHosts:
+    """Hosts of a control on a virtual clock, or of one whose agents are closures of a test."""
+
+    cold: str | None = None
+
+    def __init__(
+        self,
+        agent: Agent,
+        agents: Mapping[str, Agent],
+        random: Random,
+        threads: Threads | None = None,
+        *,
+        untidy: float = 0.1,  # how often something of a turn is left in its host
+    ) -> None:
+        self.agents = {SERVED: agent, **agents}
+        self.names = tuple(agents)
+        self.random = random
+        self.untidy = untidy
+        self.threads = threads or DaemonThreads()
+
+    async def open(self) -> None:
+        """There is nothing to import."""
+
+    async def start(self) -> VirtualHost:
+        """Start one, in a moment."""
+        await asyncio.sleep(self.random.choice(DELAYS_SECONDS))
+        return VirtualHost(self)
+
+    async def close(self) -> None:
+        """There is nothing to let go."""

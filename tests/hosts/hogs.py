@@ -1,0 +1,583 @@
+"""Agents that misbehave: each message names a play, and the directory where the play can be witnessed from outside.
+
+1. Whoever acts beats: one byte to the file `beats`. What beats after `drained` has broken the promise.
+2. Whoever is started writes its pid to the file `pids`.
+3. Every play ends by itself after LIFE_SECONDS, should nobody end it.
+
+Imported in the zygote: it starts nothing and imports little.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from interlock import Message, Run, tool
+
+LIFE_SECONDS = 30.0
+BEAT_SECONDS = 0.002
+GRACE_SECONDS = 0.6
+
+Play = Callable[[Run, Path], Awaitable[str | None]]
+plays: dict[str, Play] = {}
+turns = 0  # of this process: its memory
+pool: ThreadPoolExecutor | None = None  # a library's own, kept between turns
+
+
+def play(function: Play) -> Play:
+    """Make a play known by its name."""
+    plays[function.__name__] = function
+    return function
+
+
+async def agent(run: Run, message: Message) -> str | None:
+    """Do what the message says."""
+    global turns
+    turns += 1
+    name, _, place = message.text.partition(" ")
+    return await plays[name](run, Path(place))
+
+
+# What is witnessed
+
+
+def beat(place: Path, mark: bytes = b".") -> None:
+    """Act, visibly."""
+    fd = os.open(place / "beats", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        os.write(fd, mark)
+    finally:
+        os.close(fd)
+
+
+def beats(place: Path) -> None:
+    """Act again and again."""
+    end = time.monotonic() + LIFE_SECONDS
+    while time.monotonic() < end:
+        beat(place)
+        time.sleep(BEAT_SECONDS)
+
+
+def note(place: Path, pid: int) -> None:
+    """Write down a pid, in one piece."""
+    fd = os.open(place / "pids", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        os.write(fd, f"{pid}\n".encode())
+    finally:
+        os.close(fd)
+
+
+async def idle(place: Path) -> None:
+    """Say that all is set up, and wait politely."""
+    note(place, os.getpid())
+    beat(place, b"!")
+    await asyncio.sleep(LIFE_SECONDS)
+
+
+def begin(place: Path) -> None:
+    """Say that it begins."""
+    note(place, os.getpid())
+    beat(place, b"!")
+
+
+SHELL = 'echo $$ >> "$1/pids"; i=0; while [ $i -lt 3000 ]; do printf . >> "$1/beats"; sleep 0.01; i=$((i+1)); done'
+
+
+def shell(place: Path) -> subprocess.Popen[bytes]:
+    """Start a process that beats, as a library might."""
+    return subprocess.Popen(["sh", "-c", SHELL, "sh", str(place)])
+
+
+# Polite
+
+
+@play
+async def answers(run: Run, place: Path) -> str:
+    """Say who answers, and how many turns it has had."""
+    return f"{os.getpid()} {turns}"
+
+
+@play
+async def waits(run: Run, place: Path) -> None:
+    """Wait, and end when told."""
+    await idle(place)
+
+
+@play
+async def streams(run: Run, place: Path) -> None:
+    """Count aloud."""
+    begin(place)
+    for number in range(100_000):
+        await run.say(f"{number} ")
+        await asyncio.sleep(0.001)
+
+
+@play
+async def mops_up(run: Run, place: Path) -> None:
+    """Take a moment to clean up, less than a host is given."""
+    try:
+        await idle(place)
+    finally:
+        await asyncio.sleep(0.03)
+
+
+@play
+async def rested_threads(run: Run, place: Path) -> None:
+    """Have used the loop's threads, and wait: the threads are idle."""
+    await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.001) for _ in range(3)))
+    await idle(place)
+
+
+# Blocking
+
+
+@play
+async def sleeps(run: Run, place: Path) -> None:
+    """Block the loop in time.sleep."""
+    begin(place)
+    time.sleep(LIFE_SECONDS)
+
+
+@play
+async def spins(run: Run, place: Path) -> None:
+    """Act for ever, and never await."""
+    begin(place)
+    beats(place)
+
+
+@play
+async def swallows(run: Run, place: Path) -> None:
+    """Swallow every cancel, and Stale, and go on acting."""
+    begin(place)
+    end = time.monotonic() + LIFE_SECONDS
+    while time.monotonic() < end:
+        with contextlib.suppress(BaseException):
+            beat(place)
+            await asyncio.sleep(BEAT_SECONDS)
+            await run.say("still here ")
+
+
+@play
+async def holds_gil(run: Run, place: Path) -> None:
+    """Sleep in C, with the interpreter's lock held: no Python code runs in this process, in no thread."""
+    begin(place)
+    ctypes.PyDLL(None).sleep(int(LIFE_SECONDS))
+
+
+@play
+async def matches(run: Run, place: Path) -> None:
+    """Match a regular expression that takes for ever."""
+    begin(place)
+    re.match(r"(a+)+$", "a" * 34 + "b")
+
+
+@play
+async def deaf_to_signals(run: Run, place: Path) -> None:
+    """Ignore every signal that can be ignored, and block."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
+        with contextlib.suppress(OSError):
+            signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    begin(place)
+    time.sleep(LIFE_SECONDS)
+
+
+@play
+async def stops_itself(run: Run, place: Path) -> None:
+    """Send itself SIGSTOP."""
+    begin(place)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@play
+async def stops_its_keeper(run: Run, place: Path) -> None:
+    """Send SIGSTOP to the process that is to end it, leave a child behind, and block."""
+    shell(place)
+    os.kill(os.getppid(), signal.SIGSTOP)
+    begin(place)
+    time.sleep(LIFE_SECONDS)
+
+
+# Polite, but something is left behind
+
+
+@play
+async def leaves_thread(run: Run, place: Path) -> None:
+    """Leave a thread that acts."""
+    threading.Thread(target=beats, args=(place,), daemon=True).start()
+    await idle(place)
+
+
+@play
+async def leaves_work(run: Run, place: Path) -> None:
+    """Leave work in one of the loop's own threads."""
+    asyncio.get_running_loop().run_in_executor(None, beats, place)
+    await idle(place)
+
+
+@play
+async def keeps_pool(run: Run, place: Path) -> str:
+    """Make a pool of threads that stays, idle, and return."""
+    global pool
+    pool = ThreadPoolExecutor(1)
+    pool.submit(os.getpid).result()
+    return f"{os.getpid()}"
+
+
+@play
+async def leaves_work_in_pool(run: Run, place: Path) -> None:
+    """Leave work in a thread that an earlier turn started."""
+    assert pool is not None
+    pool.submit(beats, place)
+    await idle(place)
+
+
+@play
+async def leaves_task(run: Run, place: Path) -> None:
+    """Leave a task that acts, and swallows every cancel."""
+    run.kept = asyncio.get_running_loop().create_task(plays["swallows"](run, place))  # type: ignore[attr-defined]
+    await idle(place)
+
+
+@play
+async def leaves_timer(run: Run, place: Path) -> None:
+    """Put an effect off until after the end."""
+    asyncio.get_running_loop().call_later(0.4, beat, place)
+    await idle(place)
+
+
+@play
+async def leaves_callback(run: Run, place: Path) -> None:
+    """Act in a callback that asks for itself again: neither a task nor a timer."""
+    loop = asyncio.get_running_loop()
+
+    def again() -> None:
+        beat(place)
+        time.sleep(BEAT_SECONDS)
+        loop.call_soon(again)
+
+    loop.call_soon(again)
+    await idle(place)
+
+
+@play
+async def leaves_alarm(run: Run, place: Path) -> None:
+    """Have the kernel call a handler later."""
+    signal.signal(signal.SIGALRM, lambda *_: beat(place))
+    signal.setitimer(signal.ITIMER_REAL, 0.4, 0.01)
+    await idle(place)
+
+
+@play
+async def leaves_server(run: Run, place: Path) -> None:
+    """Leave a server: whoever connects makes this process act."""
+    await asyncio.start_unix_server(lambda reader, writer: beat(place), place / "door")
+    await idle(place)
+
+
+@play
+async def leaves_process(run: Run, place: Path) -> None:
+    """Leave a process that a library started."""
+    shell(place)
+    await idle(place)
+
+
+@play
+async def leaves_daemon(run: Run, place: Path) -> None:
+    """Leave a process in a session of its own, whose parent is gone."""
+    subprocess.run(["sh", "-c", 'setsid sh -c "$0" sh "$1" > /dev/null 2>&1 &', SHELL, str(place)], check=True)
+    await idle(place)
+
+
+@play
+async def leaves_fugitive(run: Run, place: Path) -> None:
+    """Leave a process that has moved to a cgroup above its own, where that is allowed."""
+    with shell(place) as fugitive, contextlib.suppress(OSError):
+        own = Path(f"/proc/{fugitive.pid}/cgroup").read_text()
+        inner = next(line[3:] for line in own.splitlines() if line.startswith("0::"))
+        mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        root = next(line[4] for line in mounts if "cgroup2" in line)
+        above = Path(root) / inner.strip("/").split("/interlock-")[0].removeprefix("interlock-")
+        (above if above.is_dir() and "interlock-" not in inner.split("/")[1] else Path(root)).joinpath(
+            "cgroup.procs"
+        ).write_text(str(fugitive.pid))
+        await idle(place)
+
+
+@play
+async def leaves_fork(run: Run, place: Path) -> None:
+    """Leave a fork of the host itself, with all its descriptors."""
+    if os.fork() == 0:
+        note(place, os.getpid())
+        beats(place)
+        os._exit(0)
+    await idle(place)
+
+
+@play
+async def keeps_process(run: Run, place: Path) -> str:
+    """Start a process that stays, and return."""
+    shell(place)
+    return f"{os.getpid()}"
+
+
+@play
+async def speaks_later(run: Run, place: Path) -> str:
+    """Return, and have a task say something afterwards."""
+
+    async def later() -> None:
+        try:
+            await asyncio.sleep(0.02)
+            await run.say("late")
+        except BaseException:
+            beat(place)
+            raise
+
+    run.kept = asyncio.get_running_loop().create_task(later())  # type: ignore[attr-defined]
+    return f"{os.getpid()}"
+
+
+# Tools
+
+
+def tool_blocks(place: str) -> None:
+    """Block the loop, acting."""
+    beats(Path(place))
+
+
+@tool(grace=GRACE_SECONDS)
+def tool_blocks_with_grace(place: str) -> None:
+    """Block the loop, acting; a grace was declared, so it is given."""
+    beats(Path(place))
+
+
+@tool(thread=True)
+def tool_in_thread(place: str) -> None:
+    """Act in a thread."""
+    beats(Path(place))
+
+
+async def tool_cleans(place: str) -> None:
+    """Clean up when cancelled; no grace was declared, so it never can."""
+    try:
+        await asyncio.sleep(LIFE_SECONDS)
+    finally:
+        beat(Path(place), b"c")
+
+
+@tool(grace=GRACE_SECONDS)
+async def tool_with_grace(place: str) -> None:
+    """Clean up when cancelled, for longer than a host has to settle."""
+    try:
+        await asyncio.sleep(LIFE_SECONDS)
+    finally:
+        beat(Path(place), b"c")
+        await asyncio.sleep(0.3)
+        beat(Path(place), b"d")
+
+
+@tool(grace=GRACE_SECONDS)
+async def tool_deaf(place: str) -> None:
+    """Swallow every cancel."""
+    end = time.monotonic() + LIFE_SECONDS
+    while time.monotonic() < end:
+        try:
+            await asyncio.sleep(0.02)
+            beat(Path(place))
+        except asyncio.CancelledError:
+            beat(Path(place), b"c")
+
+
+def _calls(*functions: Callable[..., Any]) -> Play:
+    async def calls(run: Run, place: Path) -> None:
+        begin(place)
+        if len(functions) == 1:
+            await run.call(functions[0], place=str(place))
+        else:
+            await run.batch([(function, {"place": str(place)}) for function in functions], parallel=True)
+
+    return calls
+
+
+plays |= {
+    "calls_blocking": _calls(tool_blocks),
+    "calls_blocking_with_grace": _calls(tool_blocks_with_grace),
+    "calls_thread": _calls(tool_in_thread),
+    "calls_cleaning": _calls(tool_cleans),
+    "calls_with_grace": _calls(tool_with_grace),
+    "calls_deaf": _calls(tool_deaf),
+    "calls_mixed": _calls(tool_with_grace, tool_cleans),
+}
+
+
+# Deaths
+
+
+@play
+async def exits(run: Run, place: Path) -> None:
+    """End the process."""
+    os._exit(3)
+
+
+@play
+async def segfaults(run: Run, place: Path) -> None:
+    """Read where nothing is."""
+    ctypes.string_at(0)
+
+
+@play
+async def aborts(run: Run, place: Path) -> None:
+    """Abort."""
+    os.abort()
+
+
+@play
+async def eats_memory(run: Run, place: Path) -> None:
+    """Take memory until there is none; if that is only refused, say so by failing."""
+    eaten = []
+    for _ in range(256):
+        eaten.append(b"x" * (4 * 1024 * 1024))
+
+
+@play
+async def exits_in_task(run: Run, place: Path) -> None:
+    """Raise SystemExit in a task of its own."""
+
+    async def leave() -> None:
+        sys.exit(4)
+
+    run.kept = asyncio.get_running_loop().create_task(leave())  # type: ignore[attr-defined]
+    await idle(place)
+
+
+@play
+async def exits_deaf(run: Run, place: Path) -> None:
+    """Raise SystemExit in a task of its own, while the agent swallows every cancel."""
+
+    async def leave() -> None:
+        sys.exit(4)
+
+    run.kept = asyncio.get_running_loop().create_task(leave())  # type: ignore[attr-defined]
+    await plays["swallows"](run, place)
+
+
+@play
+async def stops_loop(run: Run, place: Path) -> None:
+    """Stop the loop."""
+    asyncio.get_running_loop().stop()
+    await idle(place)
+
+
+@play
+async def stops_loop_at_work(run: Run, place: Path) -> None:
+    """Stop the loop while one of its threads is at work."""
+    loop = asyncio.get_running_loop()
+    loop.run_in_executor(None, beats, place)
+    loop.stop()
+    await idle(place)
+
+
+def sockets() -> list[int]:
+    """Return this process's sockets: one of them is its link."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode) and int(name) > 2:
+                found.append(int(name))
+    return found
+
+
+@play
+async def closes_link(run: Run, place: Path) -> None:
+    """Close every socket behind our back."""
+    for fd in sockets():
+        os.close(fd)
+    await idle(place)
+
+
+@play
+async def closes_everything(run: Run, place: Path) -> None:
+    """Close every descriptor."""
+    os.closerange(3, 1024)
+    await idle(place)
+
+
+@play
+async def becomes_another(run: Run, place: Path) -> None:
+    """Become another program."""
+    begin(place)
+    os.execvp("sleep", ["sleep", str(int(LIFE_SECONDS))])
+
+
+@play
+async def dies_beside_fork(run: Run, place: Path) -> None:
+    """Die, while a fork holds the link open."""
+    if os.fork() == 0:
+        note(place, os.getpid())
+        beats(place)
+        os._exit(0)
+    os._exit(3)
+
+
+@play
+async def dies_beside_talker(run: Run, place: Path) -> None:
+    """Die, while a fork says on the link whatever it has time for."""
+    from interlock.hosts import link
+
+    word = link.frame(link.SetTyping(run._port.turn.number, True)) * 500  # type: ignore[attr-defined]
+    if os.fork() == 0:
+        note(place, os.getpid())
+        end = time.monotonic() + LIFE_SECONDS
+        line = socket.socket(fileno=sockets_of_link()[0])
+        line.setblocking(True)
+        while time.monotonic() < end:
+            line.sendall(word)
+        os._exit(0)
+    time.sleep(0.05)
+    os._exit(3)
+
+
+def sockets_of_link() -> list[int]:
+    """Return the sockets that have a peer and stream: the loop's own pair comes after the link, which is older."""
+    return sorted(sockets())
+
+
+@play
+async def kills_its_keeper(run: Run, place: Path) -> None:
+    """KILL the process that is to end it."""
+    begin(place)
+    os.kill(os.getppid(), signal.SIGKILL)
+    await asyncio.sleep(LIFE_SECONDS)
+
+
+# Delegation
+
+
+@play
+async def delegates(run: Run, place: Path) -> str:
+    """Have another agent do something that takes for ever."""
+    child = await run.delegate("other", f"waits {place}")
+    return f"{child.outcome.ending} {child.outcome.error_kind}"
+
+
+@play
+async def delegates_hog(run: Run, place: Path) -> str:
+    """Have another agent hog."""
+    child = await run.delegate("other", f"spins {place}")
+    return f"{child.outcome.ending}"
+
+
+_ = partial
