@@ -8,7 +8,21 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
-from bench import crowd, durable, family, fence, flood, memory, raced, recovery, schedules, survivors, takeover, trees
+from bench import (
+    crowd,
+    durable,
+    family,
+    fence,
+    flood,
+    hosts,
+    memory,
+    raced,
+    recovery,
+    schedules,
+    survivors,
+    takeover,
+    trees,
+)
 from bench.picture import draw
 from bench.result import Result, table
 from bench.scale import Scale
@@ -25,6 +39,7 @@ MEASURES: dict[str, Callable[[Scale], list[Result]]] = {
     "schedules": schedules.measure,
     "trees": trees.measure,
     "survivors": survivors.measure,
+    "hosts": hosts.measure,
     "raced": raced.measure,
 }
 

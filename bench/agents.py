@@ -56,7 +56,7 @@ def spin(seconds: float) -> None:
     _spin(seconds)
 
 
-@tool(grace=0.1)
+@tool(grace=0.3)
 def spin_with_grace(seconds: float) -> None:
     """Burn a core, and ask for a moment to clean up first."""
     _spin(seconds)

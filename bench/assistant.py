@@ -3,6 +3,7 @@
 `bench.hosts` takes a host's weight with it, and the time to a turn's first delta.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 
 from pydantic_ai import Agent
@@ -21,8 +22,25 @@ _model: Agent[None, str] = Agent(FunctionModel(stream_function=_words))
 
 
 async def assistant(run: Run, message: Message) -> str | None:
-    """Stream an answer."""
+    """Stream an answer; for `pace N SECONDS` go on with that many deltas and pauses."""
     async with run.phase("provider"), _model.run_stream(message.text) as reply:
         async for delta in reply.stream_text(delta=True, debounce_by=None):
             await run.say(delta)
+    match message.text.split():
+        case "pace", count, seconds:
+            for _ in range(int(count)):
+                await run.say("and more ")
+                await asyncio.sleep(float(seconds))
     return None
+
+
+async def _warm() -> None:
+    async with _model.run_stream("hello") as reply:
+        async for _ in reply.stream_text(delta=True, debounce_by=None):
+            pass
+
+
+try:
+    asyncio.get_running_loop()
+except RuntimeError:  # a zygote, say: what pydantic-ai does once in a process it does here, for all hosts
+    asyncio.run(_warm())

@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ GRACE_SECONDS = 0.6
 Play = Callable[[Run, Path], Awaitable[str | None]]
 plays: dict[str, Play] = {}
 turns = 0  # of this process: its memory
+kept: list[Any] = []  # what nobody else holds
 pool: ThreadPoolExecutor | None = None  # a library's own, kept between turns
 
 
@@ -248,7 +248,7 @@ async def leaves_work_in_pool(run: Run, place: Path) -> None:
 @play
 async def leaves_task(run: Run, place: Path) -> None:
     """Leave a task that acts, and swallows every cancel."""
-    run.kept = asyncio.get_running_loop().create_task(plays["swallows"](run, place))  # type: ignore[attr-defined]
+    kept.append(asyncio.get_running_loop().create_task(plays["swallows"](run, place)))
     await idle(place)
 
 
@@ -304,17 +304,12 @@ async def leaves_daemon(run: Run, place: Path) -> None:
 
 @play
 async def leaves_fugitive(run: Run, place: Path) -> None:
-    """Leave a process that has moved to a cgroup above its own, where that is allowed."""
-    with shell(place) as fugitive, contextlib.suppress(OSError):
-        own = Path(f"/proc/{fugitive.pid}/cgroup").read_text()
-        inner = next(line[3:] for line in own.splitlines() if line.startswith("0::"))
-        mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-        root = next(line[4] for line in mounts if "cgroup2" in line)
-        above = Path(root) / inner.strip("/").split("/interlock-")[0].removeprefix("interlock-")
-        (above if above.is_dir() and "interlock-" not in inner.split("/")[1] else Path(root)).joinpath(
-            "cgroup.procs"
-        ).write_text(str(fugitive.pid))
-        await idle(place)
+    """Leave a process that has moved to the uppermost cgroup, where that is allowed."""
+    fugitive = shell(place)
+    mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    with contextlib.suppress(OSError, StopIteration):
+        (Path(next(line[4] for line in mounts if "cgroup2" in line)) / "cgroup.procs").write_text(str(fugitive.pid))
+    await idle(place)
 
 
 @play
@@ -330,7 +325,7 @@ async def leaves_fork(run: Run, place: Path) -> None:
 @play
 async def keeps_process(run: Run, place: Path) -> str:
     """Start a process that stays, and return."""
-    shell(place)
+    note(place, subprocess.Popen(["sleep", str(int(LIFE_SECONDS))]).pid)
     return f"{os.getpid()}"
 
 
@@ -346,7 +341,7 @@ async def speaks_later(run: Run, place: Path) -> str:
             beat(place)
             raise
 
-    run.kept = asyncio.get_running_loop().create_task(later())  # type: ignore[attr-defined]
+    kept.append(asyncio.get_running_loop().create_task(later()))
     return f"{os.getpid()}"
 
 
@@ -459,7 +454,7 @@ async def exits_in_task(run: Run, place: Path) -> None:
     async def leave() -> None:
         sys.exit(4)
 
-    run.kept = asyncio.get_running_loop().create_task(leave())  # type: ignore[attr-defined]
+    kept.append(asyncio.get_running_loop().create_task(leave()))
     await idle(place)
 
 
@@ -470,7 +465,7 @@ async def exits_deaf(run: Run, place: Path) -> None:
     async def leave() -> None:
         sys.exit(4)
 
-    run.kept = asyncio.get_running_loop().create_task(leave())  # type: ignore[attr-defined]
+    kept.append(asyncio.get_running_loop().create_task(leave()))
     await plays["swallows"](run, place)
 
 
@@ -578,6 +573,3 @@ async def delegates_hog(run: Run, place: Path) -> str:
     """Have another agent hog."""
     child = await run.delegate("other", f"spins {place}")
     return f"{child.outcome.ending}"
-
-
-_ = partial

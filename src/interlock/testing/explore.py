@@ -88,6 +88,13 @@ PROCESSES = Theme(
     "s",
     (0.0, 0.0, 0.001),
 )
+HOSTS = Theme(
+    ("tools", "deaf", "listener", "listener", "swallow_one", "parallel"),
+    ("send", "send", "burst", "burst", "stop", "stop"),
+    (None, None, "steer", "queue"),
+    "s",
+    (0.0, 0.0, 0.001),
+)
 OTHERS = tuple(name for name in BEHAVIOURS if name not in PROCESSES.behaviours)
 PROCESS_SEEDS = 8  # every so many seeds play with processes
 HOST_SEEDS = 8  # every so many seeds the agents run in hosts
@@ -348,18 +355,18 @@ async def _main(
         theme = random.choice(THEMES)
     if agent is None and seed % PROCESS_SEEDS == 6:
         theme = PROCESSES
+    hosted = seed % HOST_SEEDS == 4
+    if hosted and agent is None and random.random() < 0.7:
+        theme = HOSTS
     store = MemoryStore(latency_seconds=random.choice(theme.latencies))
     processes = VirtualProcesses(random)
-    played, agents, threads = (
-        kit.agent if agent is None else _judged(kit, agent),
-        {HELPER: kit.agent},
-        VirtualThreads(random),
-    )
-    hosted = seed % HOST_SEEDS == 4
+    played, agents = kit.agent if agent is None else _judged(kit, agent), {HELPER: kit.agent}
+    threads = VirtualThreads(random)
+    hosts = VirtualHosts(played, agents, random, threads)
     async with open_control(
         played,
         agents=agents,
-        driver=HostDriver(VirtualHosts(played, agents, random, threads)) if hosted else "inline",
+        driver=HostDriver(hosts) if hosted else "inline",
         store=store,
         settings=SETTINGS,
         admins=("admin",),
@@ -376,6 +383,8 @@ async def _main(
         await scene.play()
         await kit.oracle.finish()
         await processes.book.close()
+    if hosts.broken is not None:
+        raise Violation(hosts.broken)
     return reaper.death
 
 

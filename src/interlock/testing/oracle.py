@@ -159,6 +159,7 @@ class Oracle:
                     self._said[run_id] = (event.session, data.text)
                 else:
                     self._joined.add(data.of)
+                    self._steered(run_id, data.text)
             case Started():
                 self._began(event, run_id)
             case Ended():
@@ -197,6 +198,12 @@ class Oracle:
             case _:
                 return
         self._shown[run_id] = (shown, unfinished)
+
+    def _steered(self, run_id: RunId, text: str) -> None:
+        if self._hosted and run_id in self._started:  # else it was collected
+            if text not in self._handed:
+                self._fail(f"P5: {text!r} was taken in by a run whose agent does not have it")
+            self._begun[text] = self._begun.get(text, 0) + 1
 
     def _began(self, event: Event, run_id: RunId) -> None:
         if run_id in self._started:
@@ -265,8 +272,8 @@ class Oracle:
     def came_back(self, run_id: RunId, what: str) -> None:
         """A verb that waited has returned to its agent."""
         self._note("came back", run_id, what)
-        if self._unaware(run_id):
-            return
+        if self._hosted:
+            return  # it was on its way, to a run that can do no more with it
         if run_id in self._over or run_id in self._terminal:
             self._fail(f"P1: {what} returned to {run_id} after its end was told")
 
@@ -288,9 +295,9 @@ class Oracle:
     def took_in(self, run_id: RunId, text: str) -> None:
         """A run was handed a message that was steered to it."""
         self.came_back(run_id, "check")
-        if self._unaware(run_id) and (live := self.control._registry.runs.get(run_id)) is not None and live.fallen:
-            return  # control knows nothing of it: the message waits for another turn, and this one can do no more
         self._handed.add(text)
+        if self._hosted:
+            return  # it counts when control has heard of it; if the run falls first, that was no turn of the message
         self._begun[text] = self._begun.get(text, 0) + 1
         if self._begun[text] > 1:
             self._fail(f"P5: message {text!r} was handed over twice")
