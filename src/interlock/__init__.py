@@ -29,6 +29,7 @@ from interlock.processes.workers import ToolFailed
 from interlock.runtime.approvals import QuestionInfo
 from interlock.runtime.control import Control
 from interlock.runtime.delegation import Child
+from interlock.runtime.driver import HostsInfo
 from interlock.runtime.holds import Hold
 from interlock.runtime.listing import RunInfo
 from interlock.runtime.live import Sent
@@ -68,6 +69,7 @@ __all__ = [
     "Entry",
     "Event",
     "EventKind",
+    "HostsInfo",
     "Moment",
     "Outcome",
     "ProcessInfo",

@@ -25,6 +25,7 @@ from interlock.core.names import Drain, Ending
 from interlock.core.outcome import Outcome
 from interlock.core.projection import TABLE, client_words, row
 from interlock.core.receipt import Receipt
+from interlock.hosts.doctor import examine_agent
 from interlock.processes import doctor as processes_doctor
 from interlock.processes.base import UNSEEN, Confinement, Grade, SpawnFailed, SpawnOrder
 from interlock.processes.local import LocalProcesses
@@ -319,10 +320,19 @@ def _write_receipt(fd: int, receipt: Receipt) -> None:
 
 @app.command("doctor", short_help="Say what this machine allows and what to change.")
 def doctor_command(
+    agent: Annotated[
+        str | None, typer.Argument(help="An agent, module:name, to try in a host.", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
 ) -> int:
-    """Try how surely processes can be ended on this machine, and say what would make it better."""
+    """Try how surely processes can be ended on this machine, and say what would make it better.
+
+    With an agent, its module is imported in a process of its own and a host is started for it.
+    """
     report = asyncio.run(processes_doctor.examine())
+    if agent is not None:
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109 - where its module is, as a rule
+        report = msgspec.structs.replace(report, facts=(*report.facts, *asyncio.run(examine_agent(agent))))
     if as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
     else:

@@ -229,6 +229,18 @@ async def leaves_work(run: Run, place: Path) -> None:
 
 
 @play
+async def leaves_queued_work(run: Run, place: Path) -> None:
+    """Leave work that had to wait for one of the loop's threads, all of which had something short to do first."""
+    loop = asyncio.get_running_loop()
+    for _ in range(32):
+        loop.run_in_executor(None, time.sleep, 0.01)
+    for _ in range(2):
+        loop.run_in_executor(None, beats, place)
+    await asyncio.sleep(0.3)
+    await idle(place)
+
+
+@play
 async def keeps_pool(run: Run, place: Path) -> str:
     """Make a pool of threads that stays, idle, and return."""
     global pool

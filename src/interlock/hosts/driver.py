@@ -13,13 +13,11 @@ import contextlib
 from collections import OrderedDict
 from typing import Protocol
 
-import msgspec
-
 from interlock.core.errors import BadInput
 from interlock.core.names import ErrorKind, RunKind, SessionId
 from interlock.hosts.turn import Cut, Host, HostTurn
 from interlock.processes.base import SpawnFailed
-from interlock.runtime.driver import AgentFailed
+from interlock.runtime.driver import AgentFailed, HostsInfo
 from interlock.runtime.live import LiveRun
 from interlock.runtime.run import Message
 from interlock.runtime.verbs import Verbs
@@ -28,19 +26,6 @@ IDLE_HOSTS = 64
 IDLE_SECONDS = 600.0
 PATIENCE_SECONDS = 0.01  # for a session's last host to settle
 CLOSE_SECONDS = 3.0
-
-
-class HostsInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the hosts of a control so far. `warm`: they are forked from a zygote; if not, `why`."""
-
-    warm: bool
-    why: str = ""
-    started: int = 0
-    reused: int = 0
-    killed: int = 0
-    idle: int = 0
-    busy: int = 0
-    spare: bool = False
 
 
 class Hosts(Protocol):

@@ -39,7 +39,7 @@ from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
 from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.delegation import RUN_SESSION
-from interlock.runtime.driver import Driver
+from interlock.runtime.driver import Driver, HostsInfo
 from interlock.runtime.ending import Endings
 from interlock.runtime.inbox import Inbox
 from interlock.runtime.listing import RunInfo, as_tree, info_of, info_of_row
@@ -153,6 +153,11 @@ class Control:
         self._wakes = Wakes(
             self._registry, stage=self._stage, endings=self._endings, clock=self._clock, settings=settings
         )
+
+    @property
+    def hosts(self) -> HostsInfo | None:
+        """What became of the hosts so far: started, reused, killed, and why they are not warm; None without hosts."""
+        return self._driver.info
 
     async def recover(self) -> None:
         """Take up what an earlier start left in the store; before anyone else may use this control."""

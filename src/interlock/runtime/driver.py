@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+import msgspec
+
 from interlock.core.names import ErrorKind
 from interlock.runtime.live import LiveRun
 from interlock.runtime.run import Message
@@ -17,11 +19,29 @@ class AgentFailed(Exception):
         self.kind = kind
 
 
+class HostsInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the hosts of a control so far. `warm`: they are forked from a zygote; if not, `why`."""
+
+    warm: bool
+    why: str = ""
+    started: int = 0
+    reused: int = 0
+    killed: int = 0
+    idle: int = 0
+    busy: int = 0
+    spare: bool = False
+
+
 class Driver(Protocol):
     """Runs agents. What it runs is in the run's bodies before it begins, so that a fall can cut it."""
 
     names: tuple[str, ...]  # of agents that a run may delegate to
     port: type[Verbs]  # its side of a run's verbs
+
+    @property
+    def info(self) -> HostsInfo | None:
+        """What became of its hosts so far, if it has any."""
+        ...
 
     async def open(self) -> None:
         """Make ready, or raise what is wrong with the agent."""

@@ -8,6 +8,7 @@ from typing import Any
 from interlock.core.errors import BadInput
 from interlock.core.names import CallId
 from interlock.processes.workers import pack
+from interlock.runtime.driver import HostsInfo
 from interlock.runtime.inline import Bodies, DaemonThreads, Leash, Threads
 from interlock.runtime.live import LiveRun
 from interlock.runtime.run import Agent, Message, Run, Work
@@ -55,6 +56,7 @@ class InlineDriver:
     """Runs agents in this loop."""
 
     port: type[Verbs] = InlinePort
+    info: HostsInfo | None = None
 
     def __init__(self, agent: Agent, agents: Mapping[str, Agent] | None = None, threads: Threads | None = None) -> None:
         self._agent = agent

@@ -21,6 +21,7 @@ from interlock.runtime.inline import DaemonThreads, ThreadBody, Threads
 from interlock.runtime.run import Agent
 
 DELAYS_SECONDS = (0.0, 0.0, 0.0, 1e-5, 1e-4, 0.001, 0.003)
+LIVES_SECONDS = (0.0, 1e-4, 0.002, 0.02)  # of a host that dies by itself
 DEATH_SECONDS = (0.0, 1e-4, 0.003, 0.03)
 
 
@@ -187,6 +188,8 @@ class VirtualHost:
     def remember(self) -> None:
         """Count a turn."""
         self.turns += 1
+        if self._hosts.random.random() < self._hosts.untidy / 4:
+            asyncio.get_running_loop().call_later(self._hosts.random.choice(LIVES_SECONDS), self.die)
         if self.dirty:
             self._hosts.broken = "P1: a host in which something of a stopped turn was left had another turn"
 
@@ -210,7 +213,11 @@ class VirtualHost:
         self.containment.cut()
 
     def die(self) -> None:
-        """Die by itself, as a segfault would have it."""
+        """Die by itself, as a segfault would have it; what it has said still counts."""
+        if not self.alive:
+            return
+        while self.inward.waiting:
+            self.inward.deliver()
         turn = self.turn
         self.kill()
         if turn is not None:

@@ -1,0 +1,1231 @@
+"""The link: every word survives the way, and a host that says anything at all harms nobody but its own run.
+
+Control's side is the real one, fence, gate and outlet included. At the other end of each socket is a peer, played by
+the test: a host that says what no host of ours would say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import logging
+import math
+import re
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from enum import StrEnum
+from random import Random
+from types import NoneType, UnionType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interlock import Control, Effect, Ending, Outcome, Settings, open_control
+from interlock.core.events import Ended, Event, Spawned, Tool
+from interlock.core.names import BodyState, CallId, ErrorKind, EventKind, ProcessState, ToolState
+from interlock.core.outcome import Cause
+from interlock.hosts import link, process
+from interlock.hosts.driver import HostDriver
+from interlock.hosts.process import HostProcess
+from interlock.processes.base import Grade, SpawnOrder
+
+BOUND_SECONDS = 20.0
+QUICK = Settings(commit_seconds=1.0, grace_seconds=0.1, drain_seconds=2.0, retry_seconds=0.05)
+SEQUENCES, SESSIONS = 1_500, 6
+SAID, TOLD = get_args(link.Said), get_args(link.Told)
+
+# The words
+
+
+def any_value(kind: Any) -> st.SearchStrategy[Any]:
+    """Any value that a field of a word may have."""
+    kind = getattr(kind, "__supertype__", kind)
+    if isinstance(kind, UnionType):
+        return st.one_of([any_value(one) for one in get_args(kind)])
+    match get_origin(kind) or kind:
+        case inner if inner is Annotated:
+            return any_value(get_args(kind)[0])
+        case inner if inner is tuple:
+            return st.lists(any_value(get_args(kind)[0]), max_size=3).map(tuple)
+        case inner if inner is dict:
+            return st.dictionaries(*map(any_value, get_args(kind)), max_size=3)
+        case inner if inner is msgspec.Raw:
+            return st.one_of(st.none(), st.text(UTF8), st.integers(0, 9)).map(link.pack)
+        case inner if inner is NoneType:
+            return st.none()
+        case inner if issubclass(inner, StrEnum):
+            return st.sampled_from(inner)
+        case inner if issubclass(inner, msgspec.Struct):
+            return any_word(inner)
+        case inner:
+            return PLAIN[inner]
+
+
+def any_word(kind: Any) -> st.SearchStrategy[Any]:
+    """Any word of a kind."""
+    return st.builds(
+        kind, **{name: any_value(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
+    )
+
+
+def words_of(kinds: tuple[type, ...]) -> st.SearchStrategy[Any]:
+    """Any word of some kinds, with any values that it may have."""
+    return st.one_of([any_word(kind) for kind in kinds])
+
+
+UTF8 = st.characters(exclude_categories=["Cs"])
+PLAIN = {
+    bool: st.booleans(),
+    int: st.integers(-(2**63), 2**64 - 1),
+    float: st.floats(allow_nan=False),
+    str: st.text(UTF8, max_size=20),
+    bytes: st.binary(max_size=20),
+}
+
+
+def taken(kind: Any, data: bytes, cuts: list[int] | None = None) -> list[Any]:
+    """What is heard when bytes come in pieces."""
+    frames, heard, at = link.Frames(kind, link.FRAME_BYTES), [], 0
+    for cut in [*sorted(cut % (len(data) + 1) for cut in cuts or []), len(data)]:
+        frames.feed(data[at:cut])
+        at = max(at, cut)
+        heard += list(frames)
+    return heard
+
+
+@given(said=st.lists(words_of(SAID), max_size=4), cuts=st.lists(st.integers(0), max_size=6))
+def test_what_a_host_says_is_heard_as_it_was_said(said: list[link.Word], cuts: list[int]) -> None:
+    """Every word, with any values, cut anywhere."""
+    assert taken(link.Said, b"".join(map(link.frame, said)), cuts) == said
+
+
+@given(told=st.lists(words_of(TOLD), max_size=4), cuts=st.lists(st.integers(0), max_size=6))
+def test_what_control_says_is_heard_as_it_was_said(told: list[link.Word], cuts: list[int]) -> None:
+    """Every word, with any values, cut anywhere."""
+    heard = taken(link.Told, b"".join(map(link.frame, told)), cuts)
+    assert [link.frame(word) for word in heard] == [link.frame(word) for word in told]  # (a Raw equals only itself)
+
+
+@given(word=words_of(SAID))
+def test_a_word_that_was_cut_short_is_waited_for(word: link.Word) -> None:
+    """No beginning of a message is a message, and what is missing is known."""
+    data = link.frame(word)
+    for size in {0, 1, 3, 4, 5, len(data) // 2, len(data) - 1}:
+        frames = link.Frames(link.Said, link.FRAME_BYTES)
+        frames.feed(data[:size])
+        assert list(frames) == []
+        assert frames.missing == (len(data) - size if size >= link.HEAD_BYTES else 0)
+        frames.feed(data[size:])
+        assert list(frames) == [word]
+
+
+@given(data=st.binary(max_size=60))
+def test_bytes_are_words_or_garbage(data: bytes) -> None:
+    """Whatever the bytes: a word, or Garbage, and never another error."""
+    with contextlib.suppress(link.Garbage):
+        taken(link.Said, framed(data))
+        taken(link.Said, data)
+
+
+@given(word=words_of(SAID), at=st.integers(0), bit=st.integers(0, 7))
+def test_a_word_with_a_bit_flipped_is_a_word_or_garbage(word: link.Word, at: int, bit: int) -> None:
+    """As of a host whose memory is going."""
+    data = bytearray(link.frame(word)[link.HEAD_BYTES :])
+    data[at % len(data)] ^= 1 << bit
+    with contextlib.suppress(link.Garbage):
+        assert all(isinstance(heard, link.Word) for heard in taken(link.Said, framed(bytes(data))))
+
+
+def framed(data: bytes) -> bytes:
+    """Bytes with a head that is true of them."""
+    return struct.pack(">I", len(data)) + data
+
+
+def spelled(*values: Any) -> bytes:
+    """A message of any values at all."""
+    return framed(msgspec.msgpack.encode(values))
+
+
+NO_WORDS = {
+    "nothing": framed(b""),
+    "no array": framed(b"\x01"),
+    "a map": framed(msgspec.msgpack.encode({"type": "Say", "turn": 1, "text": "x"})),
+    "an empty array": spelled(),
+    "no tag": spelled(1, "x"),
+    "an unknown tag": spelled("Obey", 1),
+    "a word of control's": link.frame(link.Fallen(1, Cause(ending=Ending.STOPPED))),
+    "a tag that is no text": spelled(b"Say", 1, "x"),
+    "too few values": spelled("Say", 1),
+    "a number for text": spelled("Say", 1, 2),
+    "text for a number": spelled("Say", "1", "x"),
+    "a fraction for a number": spelled("Say", 1.5, "x"),
+    "nothing for text": spelled("Post", 1, None),
+    "an unknown state": spelled("Finish", 1, "r-1.1", "eaten", None, None),
+    "an unknown effect": spelled("Tried", 1, "magic"),
+    "no order": spelled("Spawn", 1, 1, {"argv": "ls"}),
+    "an order without a program": spelled("Spawn", 1, 1, {"cwd": "/"}),
+    "bytes that are no UTF-8": framed(b"\x93\xa3Say\x01\xa2\xff\xfe"),
+    "half a surrogate pair": framed(b"\x93\xa3Say\x01\xa3\xed\xa0\x80"),
+    "more after the word": framed(link.frame(link.Say(1, "x"))[4:] + b"\x00"),
+    "a text that is longer than the message": framed(b"\x93\xa3Say\x01\xdb\xff\xff\xff\xff"),
+    "calls that are not there": framed(b"\x93\xa6Record\x01\xdd\x7f\xff\xff\xff"),
+    "deep in values nobody wants": framed(b"\x94\xa3Say\x01\xa1x" + b"\x91" * 100_000 + b"\xc0"),
+    "deep in place of text": framed(b"\x93\xa3Say\x01" + b"\x91" * 100_000 + b"\xc0"),
+    "a length beyond the limit": struct.pack(">I", link.FRAME_BYTES + 1),
+    "the greatest length": b"\xff\xff\xff\xff",
+}
+
+
+@pytest.mark.parametrize("data", NO_WORDS.values(), ids=NO_WORDS)
+def test_what_is_no_word_is_garbage(data: bytes) -> None:
+    """It is known as such, and said in a line that a person can read."""
+    with pytest.raises(link.Garbage) as raised:
+        taken(link.Said, link.frame(link.Say(1, "before")) + data)
+    assert 0 < len(str(raised.value)) <= 200
+
+
+def test_words_before_garbage_are_heard() -> None:
+    """Garbage ends a link where it stands, not before."""
+    frames = link.Frames(link.Said, link.FRAME_BYTES)
+    frames.feed(link.frame(link.Say(1, "a")) + link.frame(link.Say(1, "b")) + spelled("Obey"))
+    heard = iter(frames)
+    assert [next(heard), next(heard)] == [link.Say(1, "a"), link.Say(1, "b")]
+    with pytest.raises(link.Garbage, match="Obey"):
+        next(heard)
+
+
+def test_a_message_of_the_greatest_length_is_heard() -> None:
+    """The limit is of what follows the head."""
+    spare = len(link.frame(link.Post(1, "x" * 70_000))) - link.HEAD_BYTES - 70_000
+    word = link.Post(1, "x" * (link.FRAME_BYTES - spare))
+    assert len(link.frame(word)) == link.FRAME_BYTES + link.HEAD_BYTES
+    assert taken(link.Said, link.frame(word)) == [word]
+
+
+def test_many_calls_in_one_message_cost_no_more_than_they_weigh() -> None:
+    """A message of a few bytes a call would be half a second of control's time, and a hundred times its own weight."""
+    one = msgspec.msgpack.encode(link.Wanted("a", "1", False, 0.0))  # type: ignore[arg-type]
+    count = link.FRAME_BYTES // len(one) - 10
+    with pytest.raises(link.Garbage, match="length"):
+        taken(link.Said, framed(b"\x93\xa6Record\x01\xdd" + struct.pack(">I", count) + one * count))
+    for field in (b"\xa4argv", b"\xa3env"):
+        size = link.FRAME_BYTES // 2 - 100
+        items = b"\xdd" + struct.pack(">I", size) + b"\xa1a" * size
+        with pytest.raises(link.Garbage):
+            taken(link.Said, framed(b"\x94\xa5Spawn\x01\x01\x81" + field + items))
+
+
+# A peer, and hosts that are peers
+
+
+class Place:
+    """What would hold a host's process."""
+
+    def __init__(self, played: Played) -> None:
+        self.name = "a played host"
+        self.grade = Grade.KEEPER
+        self.grace = 0.0
+        self.state = BodyState.RUNNING
+        self.done = asyncio.Event()
+        self.ended = 0
+        self.stuck: tuple[str, ...] = ()
+        self.keeper: int | None = None
+        self._played = played
+
+    def members(self) -> frozenset[int]:
+        """The host alone."""
+        return frozenset([self._played.pid])
+
+    def cut(self) -> None:
+        """Be empty in a moment."""
+        if self.state is BodyState.RUNNING:
+            self.state = BodyState.CUT
+            asyncio.get_running_loop().call_soon(self._empty)
+
+    def _empty(self) -> None:
+        self.ended = 1
+        self._played.end(-9)
+        self.done.set()
+
+    def drop(self) -> None:
+        """Nothing is ever late here."""
+
+    def abandon(self) -> None:
+        """Nothing is ever stuck here."""
+        self.state = BodyState.ABANDONED
+
+
+class Played:
+    """What would be a host's process."""
+
+    _pids = itertools.count(1_000_000)  # of no real process
+
+    def __init__(self) -> None:
+        self.pid = next(self._pids)
+        self.status: int | None = None
+        self.exited = asyncio.Event()
+        self.on_end: Callable[[], None] | None = None
+
+    def end(self, status: int) -> None:
+        """Its keeper says that it has exited."""
+        if not self.exited.is_set():
+            self.status = status
+            self.exited.set()
+            if self.on_end is not None:
+                self.on_end()
+
+
+class Peer:
+    """The other end of a link."""
+
+    def __init__(self, sock: socket.socket, played: Played) -> None:
+        self.sock = sock
+        self.played = played
+        self.turn = 0
+        self._frames = link.Frames(link.Told)
+        self._heard: list[link.Word] = []
+        self._numbers = itertools.count(1)
+
+    async def say(self, *words: link.Word) -> None:
+        """Say something properly."""
+        await self.send(b"".join(map(link.frame, words)))
+
+    async def send(self, data: bytes) -> None:
+        """Put any bytes on the link; control may have hung up."""
+        with contextlib.suppress(OSError):
+            await asyncio.get_running_loop().sock_sendall(self.sock, data)
+
+    async def hear(self) -> Any:
+        """Return what control says next, None if it hung up."""
+        while not self._heard:
+            try:
+                data = await asyncio.get_running_loop().sock_recv(self.sock, 256 * 1024)
+            except OSError:
+                data = b""
+            if not data:
+                return None
+            self._frames.feed(data)
+            self._heard += list(self._frames)
+        return self._heard.pop(0)
+
+    async def ask(self, make: Callable[[int, int], link.Request]) -> Any:
+        """Ask for something and return what is answered."""
+        number = next(self._numbers)
+        await self.say(make(self.turn, number))
+        while (word := await self.hear()) is not None:
+            if isinstance(word, link.Answer | link.Refusal) and word.number == number:
+                return word
+        return None
+
+    async def hear_a(self, kind: type[Any]) -> Any:
+        """Return the next word of a kind, None if control hung up."""
+        while (word := await self.hear()) is not None:
+            if isinstance(word, kind):
+                return word
+        return None
+
+    async def settle(self) -> None:
+        """Wait for the fall, and say that nothing runs."""
+        if (fallen := await self.hear_a(link.Fallen)) is not None:
+            await self.say(link.Settled(fallen.turn, True))
+
+    def hang_up(self) -> None:
+        """Close the link."""
+        self.sock.close()
+
+    async def serve(self, play: Play) -> None:
+        """Greet, then play every turn that comes."""
+        await self.say(link.Hello(link.VERSION, self.played.pid))
+        while self.sock.fileno() >= 0 and (word := await self.hear()) is not None:
+            if isinstance(word, link.Begin):
+                self.turn = word.turn
+                await play(self, word)
+            elif isinstance(word, link.Fallen):
+                await self.say(link.Settled(word.turn, True))
+
+
+Play = Callable[[Peer, link.Begin], Awaitable[None]]
+
+
+class PlayedHosts:
+    """Hosts whose every word is a test's."""
+
+    names = ("other",)
+    cold = None
+
+    def __init__(self, play: Play, greet: Callable[[Peer], Awaitable[None]] | None = None) -> None:
+        self.play = play
+        self.greet = greet
+        self.started = 0
+        self.hosts: list[HostProcess] = []
+        self._peers: dict[asyncio.Task[None], Peer] = {}
+
+    async def open(self) -> None:
+        """There is nothing to import."""
+
+    async def start(self) -> HostProcess:
+        """Start one, as real ones are started."""
+        mine, theirs = socket.socketpair()
+        mine.setblocking(False)
+        theirs.setblocking(False)
+        played = Played()
+        peer = Peer(theirs, played)
+        host = HostProcess(Place(played), played, mine)  # type: ignore[arg-type]
+        self.started += 1
+        self.hosts = [*(each for each in self.hosts if each.alive), host]
+        served = peer.serve(self.play) if self.greet is None else self.greet(peer)
+        task = asyncio.get_running_loop().create_task(self._served(peer, served), name="a peer")
+        self._peers[task] = peer
+        try:
+            async with asyncio.timeout(BOUND_SECONDS):
+                await host.hello
+        finally:
+            if not host.hello.done() or host.hello.cancelled() or host.hello.exception() is not None:
+                host.kill()
+        return host
+
+    async def _served(self, peer: Peer, served: Awaitable[None]) -> None:
+        try:
+            await served
+        finally:
+            peer.hang_up()
+            self._peers = {task: each for task, each in self._peers.items() if each is not peer}
+
+    async def close(self) -> None:
+        """Let every peer go."""
+        tasks = list(self._peers)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def polite(peer: Peer, begin: link.Begin) -> None:
+    """Answer with the message, in two pieces."""
+    text = begin.message.text
+    await peer.say(link.Say(peer.turn, text[:1]), link.Say(peer.turn, text[1:]), link.Returned(peer.turn, text, True))
+
+
+@asynccontextmanager
+async def opened(play: Play, **options: Any) -> AsyncIterator[tuple[Control, PlayedHosts]]:
+    """A control with played hosts; `polite` is played for whatever begins with a plus."""
+
+    async def chosen(peer: Peer, begin: link.Begin) -> None:
+        await (polite if begin.message.text.startswith("+") else play)(peer, begin)
+
+    hosts = PlayedHosts(chosen, options.pop("greet", None))
+    async with open_control("nobody:at_all", driver=HostDriver(hosts), settings=QUICK, **options) as control:
+        yield control, hosts
+
+
+def played(main: Callable[[], Awaitable[None]], caplog: pytest.LogCaptureFixture) -> None:
+    """Play a test; control logs no error, and nothing is raised into its loop."""
+    problems: list[dict[str, Any]] = []
+
+    async def watched() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
+        await main()
+        gc.collect()  # what nobody awaited is told now
+        await asyncio.sleep(0)
+
+    with caplog.at_level(logging.WARNING, "interlock"):
+        asyncio.run(watched())
+    assert problems == []
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def ended(control: Control, session: str, text: str, **options: Any) -> Outcome:
+    """Send a message and wait until nothing of its run is left."""
+    sent = await control.send(session, text, **options)
+    return await over(control, sent.run_id)
+
+
+async def over(control: Control, run: str) -> Outcome:
+    """Wait until a run has ended and nothing of it is left; no request of its host's goes on."""
+    outcome = await control.wait(run, timeout=BOUND_SECONDS, drained=True)
+    assert outcome.ended, f"run {run} hangs: {[task.get_name() for task in control._crew.tasks]}"
+    assert outcome.drained
+    for _ in range(20):  # a task that was cancelled needs a step
+        left = [task.get_name() for task in control._crew.tasks if f"of {run}" in task.get_name()]
+        if not left:
+            break
+        await asyncio.sleep(0.001)
+    assert left == []
+    return outcome
+
+
+async def check_log(control: Control, session: str, run: str) -> list[Event]:
+    """One terminal event, nothing after it; one result for each call, and nothing of the call after that."""
+    page = await control._store.events(session, after=0, limit=100_000)  # type: ignore[arg-type]
+    events = [event for event in page.events if event.run_id == run]
+    kinds = [event.kind for event in events]
+    assert kinds.count(EventKind.ENDED) == 1
+    assert kinds[-1] is EventKind.ENDED
+    open_calls: dict[CallId, ToolState] = {}
+    results: set[CallId] = set()
+    last = events[-1].data
+    assert isinstance(last, Ended)
+    for call in (*(event.data for event in events if isinstance(event.data, Tool)), *last.tools):
+        assert call.call_id not in results, f"{call} after its result"
+        if call.state in (ToolState.PENDING, ToolState.RUNNING):
+            assert open_calls.get(call.call_id) is not call.state, f"{call} twice"
+            open_calls[call.call_id] = call.state
+        else:
+            assert call.state is not ToolState.FINISHED or open_calls[call.call_id] is ToolState.RUNNING
+            results.add(call.call_id)
+    assert results == set(open_calls)
+    return events
+
+
+def check_host_ending(outcome: Outcome, says: str = "") -> None:
+    """It failed, it was the host's fault, and a person is told what happened."""
+    assert (outcome.ending, outcome.error_kind) == (Ending.FAILED, ErrorKind.HOST), outcome
+    assert outcome.error is not None
+    assert re.fullmatch(r"the host (was ended: it [^\n]+|hung up|exited with [^\n]+|died of [^\n]+)", outcome.error), (
+        outcome.error
+    )
+    assert len(outcome.error) < 400
+    assert re.search(says, outcome.error), outcome.error
+
+
+# What ends a host
+
+
+def returns(peer: Peer) -> link.Word:
+    """An agent that returned while something else of the turn runs."""
+    return link.Returned(peer.turn, "done", False)
+
+
+VIOLATIONS: dict[str, tuple[Callable[[Peer, str], list[link.Word | bytes]], str]] = {
+    "garbage": (lambda p, r: [b"\x00\x00\x00\x05hello"], "broke the protocol"),
+    "an oversized message": (lambda p, r: [struct.pack(">I", 2**30)], "a message of 1073741824 bytes"),
+    "an unknown word": (lambda p, r: [spelled("Obey", 1)], "Obey"),
+    "a word of control's own": (lambda p, r: [link.Problem(p.turn, "BadInput", "x")], "broke the protocol"),
+    "a second greeting": (lambda p, r: [link.Hello(link.VERSION, 1)], "greeted twice"),
+    "a late greeting of another version": (lambda p, r: [link.Hello(7, 1)], "greeted twice"),
+    "late trouble with the import": (lambda p, r: [link.Broken("x" * 10_000)], "broke the protocol"),
+    "a turn that is not yet": (lambda p, r: [link.Say(p.turn + 1, "x")], "spoke of turn 2 in turn 1"),
+    "a request of a turn that is not yet": (lambda p, r: [link.Check(p.turn + 5, 1)], "spoke of turn"),
+    "a number used twice": (lambda p, r: [link.Check(p.turn, 5), link.ReadHistory(p.turn, 5)], "used before"),
+    "a number that falls": (lambda p, r: [link.ReadOutput(p.turn, 5, 1), link.Check(p.turn, 4)], "used before"),
+    "a negative number": (lambda p, r: [link.Check(p.turn, -1)], "used before"),
+    "a result that is none": (
+        lambda p, r: [
+            link.Record(p.turn, (link.Wanted("f", "{}", False, 0.0),)),  # type: ignore[arg-type]
+            link.Finish(p.turn, CallId(f"{r}.1"), ToolState.RUNNING, None, None),
+        ],
+        "a call is running",
+    ),
+    "a result of a call that was not permitted": (
+        lambda p, r: [
+            link.Record(p.turn, (link.Wanted("f", "{}", False, 0.0),)),  # type: ignore[arg-type]
+            link.Finish(p.turn, CallId(f"{r}.1"), ToolState.FINISHED, None, None),
+        ],
+        "not permitted",
+    ),
+    "settled before the end": (lambda p, r: [link.Settled(p.turn, True)], "settled"),
+    "settled unclean before the end": (lambda p, r: [link.Settled(p.turn, False)], "settled"),
+    "too many things at once": (
+        lambda p, r: [b"".join(link.frame(link.Ask(p.turn, n, "?", None, None)) for n in range(10_001))],
+        "10000 things at once",
+    ),
+}
+
+
+@pytest.mark.parametrize(("says", "why"), VIOLATIONS.values(), ids=VIOLATIONS)
+def test_what_no_host_would_say_ends_it(
+    says: Callable[[Peer, str], list[link.Word | bytes]], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run fails with a clear ending, the next message is served by another host, and others feel nothing."""
+
+    async def play(peer: Peer, begin: link.Begin) -> None:
+        for word in [link.Say(peer.turn, "partly"), *says(peer, begin.run_id)]:
+            await (peer.send(word) if isinstance(word, bytes) else peer.say(word))
+        assert await peer.hear_a(type(None)) is None  # control hangs up
+
+    async def main() -> None:
+        async with opened(play) as (control, hosts):
+            before = await ended(control, "other", "+before")
+            outcome = await ended(control, "s", "attack")
+            check_host_ending(outcome, why)
+            assert outcome.text == "partly"
+            assert (await control.receipt(outcome.run_id)).host == "killed"
+            await check_log(control, "s", outcome.run_id)
+            assert (await ended(control, "s", "+again")).text == "+again"
+            after = await ended(control, "other", "+after")
+            assert (before.ending, after.ending) == (Ending.COMPLETED, Ending.COMPLETED)
+            assert hosts.started >= 3  # the other's own host, the attacker's, and a fresh one
+
+    played(main, caplog)
+
+
+def test_a_host_that_returns_twice_is_ended_and_its_reply_stands(caplog: pytest.LogCaptureFixture) -> None:
+    """What was returned first is the reply; the host is not used again."""
+
+    async def play(peer: Peer, begin: link.Begin) -> None:
+        settled = begin.message.text == "settled"
+        await peer.say(link.Returned(peer.turn, "one", settled), link.Returned(peer.turn, "two", settled))
+        assert await peer.hear_a(type(None)) is None
+
+    async def main() -> None:
+        async with opened(play) as (control, hosts):
+            for text in ("settled", "not settled"):
+                outcome = await ended(control, "s", text)
+                assert (outcome.ending, outcome.text) == (Ending.COMPLETED, "one")
+                await check_log(control, "s", outcome.run_id)
+                assert (await ended(control, "s", "+again")).text == "+again"
+
+    played(main, caplog)
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_what_a_turn_left_behind_is_not_heard_and_harms_nobody(settled: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """A task that an agent forgot speaks up between turns, and in the next: the host is kept, nothing is said."""
+    left = asyncio.Event()
+
+    async def play(peer: Peer, begin: link.Begin) -> None:
+        await peer.say(link.Returned(peer.turn, "done", settled))
+        if not settled:
+            await peer.settle()
+        await peer.say(link.Tried(peer.turn, Effect.DELTA), link.Cancel(peer.turn, 7), link.Say(peer.turn, "late"))
+        await peer.say(link.Settled(peer.turn, True), link.Returned(peer.turn, "late", True), link.Check(peer.turn, 9))
+        left.set()
+        begun = await peer.hear_a(link.Begin)
+        assert begun is not None, "the host was ended between turns"
+        await peer.say(link.Say(peer.turn, "late"), link.Settled(peer.turn, False), link.Check(peer.turn, 10))
+        await peer.say(link.Returned(begun.turn, "again", True))
+
+    async def main() -> None:
+        async with opened(play) as (control, hosts):
+            first = await ended(control, "s", "first")
+            await left.wait()
+            second = await ended(control, "s", "second")
+            assert (first.text, second.text) == ("done", "again")
+            assert (await control.receipt(second.run_id)).host == "reused"
+            assert (await check_log(control, "s", first.run_id))[-1].kind is EventKind.ENDED
+
+    played(main, caplog)
+
+
+@pytest.mark.parametrize(
+    ("greet", "why"),
+    [
+        ([link.Hello(link.VERSION + 1, 1)], "version 2"),
+        ([link.Say(1, "x")], "without a turn"),
+        ([link.Broken("ImportError: no module named chess\n" + "x" * 100_000)], "no module named chess"),
+        ([b"GET / HTTP/1.1\r\n\r\n"], "a message of 1195725856 bytes"),
+        ([b"\x00\x00"], "hung up"),
+    ],
+    ids=["another version", "a verb", "it cannot import", "no greeting at all", "half a greeting"],
+)
+def test_a_host_that_does_not_greet_is_no_host(
+    greet: list[link.Word | bytes], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run fails with what was wrong, in a line; nobody waits."""
+
+    async def greets(peer: Peer) -> None:
+        for word in greet:
+            await (peer.send(word) if isinstance(word, bytes) else peer.say(word))
+        if greet == [b"\x00\x00"]:
+            peer.hang_up()
+            return
+        peer.played.end(1) if isinstance(greet[0], link.Broken) else await peer.hear()
+
+    async def main() -> None:
+        async with opened(polite, greet=greets) as (control, _):
+            outcome = await ended(control, "s", "hello")
+            assert (outcome.ending, outcome.error_kind) == (Ending.FAILED, ErrorKind.HOST)
+            assert outcome.error is not None
+            assert why in outcome.error
+            assert outcome.error.startswith("the host was not started")
+            assert len(outcome.error) < 2_500
+
+    played(main, caplog)
+
+
+@pytest.mark.parametrize("first", ["the link", "the process"])
+@pytest.mark.parametrize("half", [True, False])
+def test_a_host_that_dies_in_the_middle_of_a_word(first: str, half: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Half a word counts for nothing; every whole one before it does, whichever end is seen first."""
+
+    async def play(peer: Peer, begin: link.Begin) -> None:
+        data = link.frame(link.Say(peer.turn, "whole")) + link.frame(link.Say(peer.turn, "half"))
+        await peer.send(data[:-3] if half else data)
+        if first == "the link":
+            peer.hang_up()
+            await asyncio.sleep(0.01)
+            peer.played.end(3)
+        else:
+            peer.played.end(3)
+
+    async def main() -> None:
+        async with opened(play) as (control, _):
+            outcome = await ended(control, "s", "die")
+            check_host_ending(outcome, "exited with status 3")
+            assert outcome.text == ("whole" if half else "wholehalf")
+            assert (await ended(control, "s", "+again")).text == "+again"
+
+    played(main, caplog)
+
+
+def test_a_stranger_that_keeps_a_dead_hosts_link_full_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
+    """A process that a host forked has its link, and floods it when the host is gone; control does not read for ever.
+
+    (What it writes while control reads comes from a thread: it is another process, after all.)
+    """
+    halt = False
+
+    def flood(sock: socket.socket) -> None:
+        data = link.frame(link.Say(0, "")) * 4_000
+        with contextlib.suppress(OSError):
+            while not halt:
+                sock.send(data)
+
+    async def play(peer: Peer, begin: link.Begin) -> None:
+        nonlocal flooding
+        theirs = peer.sock.dup()
+        theirs.setblocking(True)
+        flooding = asyncio.create_task(asyncio.to_thread(flood, theirs))
+        flooding.add_done_callback(lambda _: theirs.close())
+        await asyncio.sleep(0.05)  # the link is full
+        peer.played.end(0)
+
+    flooding: asyncio.Task[None] | None = None
+
+    async def main() -> None:
+        nonlocal halt
+        # Where control would read for ever, this test must still come to its end.
+        stopper = asyncio.create_task(asyncio.to_thread(later_halt))
+        async with opened(play) as (control, _):
+            loop = asyncio.get_running_loop()
+            sent = await control.send("s", "die")
+            began, steps = loop.time(), 0.0
+            while not (await control.wait(sent.run_id, timeout=0)).ended and loop.time() - began < 5:
+                at = loop.time()
+                await asyncio.sleep(0.001)
+                steps = max(steps, loop.time() - at)
+            check_host_ending(await over(control, sent.run_id), "exited with status 0")
+            assert steps < 1.0, f"control was held up for {steps:.2f} s"
+            assert (await ended(control, "s", "+again")).text == "+again"
+        halt = True
+        await stopper
+        if flooding is not None:
+            await flooding
+
+    def later_halt() -> None:
+        nonlocal halt
+        import time
+
+        until = time.monotonic() + 3
+        while not halt and time.monotonic() < until:
+            time.sleep(0.01)
+        halt = True
+
+    played(main, caplog)
+
+
+# What is refused, and the run goes on
+
+
+def order(*argv: str, **values: Any) -> SpawnOrder:
+    """An order as it comes from a host."""
+    return SpawnOrder(argv=argv, **values)
+
+
+REFUSED_ORDERS = {
+    "control's own descriptors": (order("true", inherit=True), "descriptors"),
+    "nothing to run": (order(), "a program"),
+    "an empty name": (order(""), "empty"),
+    "a NUL in an argument": (order("echo", "a\0b"), "NUL"),
+    "a NUL in its directory": (order("true", cwd="/tmp\0"), "NUL"),
+    "an empty directory": (order("true", cwd=""), "cwd"),
+    "a NUL in its environment": (order("true", env={"A": "\0"}), "env"),
+    "a name with an equals sign": (order("true", env={"A=B": "1"}), "environment variable"),
+    "a name that is empty": (order("true", env={"": "1"}), "environment variable"),
+    "a negative timeout": (order("true", timeout=-1.0), "timeout"),
+    "a timeout that is no number": (order("true", timeout=math.nan), "timeout"),
+    "a grace that is no number": (order("true", grace=math.nan), "grace"),
+    "a blank name": (order("true", name=" "), "name"),
+    "a long name": (order("true", name="x" * 600), "name"),
+    "an argument of 8 MiB": (order("true", "x" * 8 * 1024 * 1024), "too long"),
+    "a program that is not there": (order("/no/such/program"), "no such program"),
+}
+
+
+@pytest.mark.parametrize(("wanted", "why"), REFUSED_ORDERS.values(), ids=REFUSED_ORDERS)
+def test_an_order_that_no_agent_may_give_is_refused(
+    wanted: SpawnOrder, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is started, the host is told why, and the run goes on."""
+
+    async def play(peer: Peer, begin: link.Begin) -> None:
+        answer = await peer.ask(lambda turn, number: link.Spawn(turn, number, wanted))
+        assert isinstance(answer, link.Refusal), answer
+        assert answer.kind in ("BadInput", "SpawnFailed")
+        await peer.say(link.Returned(peer.turn, answer.text, True))
+
+    async def main() -> None:
+        async with opened(play) as (control, _):
+            outcome = await ended(control, "s", "spawn")
+            assert outcome.ending is Ending.COMPLETED, outcome
+            assert why in outcome.text
+            told = [event for event in await check_log(control, "s", outcome.run_id) if isinstance(event.data, Spawned)]
+            assert [event.data.state for event in told] in ([], [ProcessState.RUNNING, ProcessState.FAILED])
+
+    played(main, caplog)
+
+
+def test_what_is_unknown_is_refused_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    """Calls, handles, agents, questions and arguments that no run has: each is answered, none ends the host."""
+    many = tuple(str(number) for number in range(101))
+    asked: list[Callable[[int, int], link.Request]] = [
+        lambda t, n: link.Permit(t, n, CallId("r-1.99")),
+        lambda t, n: link.Permit(t, n, CallId("")),
+        lambda t, n: link.WaitProcess(t, n, 4711),
+        lambda t, n: link.ReadLine(t, n, -1),
+        lambda t, n: link.ReadOutput(t, n, 2**60),
+        lambda t, n: link.StopProcess(t, n, 0),
+        lambda t, n: link.Delegate(t, n, "nobody", "work", None, False),
+        lambda t, n: link.Delegate(t, n, "other", "", None, False),
+        lambda t, n: link.Delegate(t, n, "other", "work", math.nan, True),
+        lambda t, n: link.TakeHold(t, n, ""),
+        lambda t, n: link.TakeHold(t, n, "x" * 1_000),
+        lambda t, n: link.Ask(t, n, "", None, None),
+        lambda t, n: link.Ask(t, n, "x" * 70_000, None, None),
+        lambda t, n: link.Ask(t, n, "which?", (), None),
+        lambda t, n: link.Ask(t, n, "which?", ("a", "a"), None),
+        lambda t, n: link.Ask(t, n, "which?", ("",), None),
+        lambda t, n: link.Ask(t, n, "which?", many[:100] + ("0",), None),
+        lambda t, n: link.Ask(t, n, "when?", None, -1.0),
+    ]
+
+    async def play(peer: Peer, begin: link.Begin) -> None:
+        for make in asked:
+            answer = await peer.ask(make)
+            assert isinstance(answer, link.Refusal), (make(0, 0), answer)
+            assert answer.kind == "BadInput", (make(0, 0), answer)
+            assert len(answer.text) < 400
+        for arguments in ("", "{", "NaN", "[" * 100_000, "{'a': 1}", '"\n"'):
+            await peer.say(link.Record(peer.turn, (link.Wanted("f", arguments, False, 0.0),)))  # type: ignore[arg-type]
+            assert (await peer.hear_a(link.Problem)).kind == "BadInput"
+        for wanted in (link.Wanted("", "{}", False, 0.0), link.Wanted("f", "{}", False, math.nan)):  # type: ignore[arg-type]
+            await peer.say(link.Record(peer.turn, (wanted,)))
+            assert (await peer.hear_a(link.Problem)).kind == "BadInput"
+        await peer.say(link.EndProcess(peer.turn, 4711))
+        assert (await peer.hear_a(link.Problem)).kind == "BadInput"
+        await peer.say(
+            link.GiveUp(peer.turn, CallId("r-1.99")),
+            link.Finish(peer.turn, CallId("r-1.99"), ToolState.FAILED, None, "x"),
+            link.Release(peer.turn, "nothing"),
+            link.ForgetProcess(peer.turn, 4711),
+            link.Cancel(peer.turn, 4711),
+            link.Tried(peer.turn, Effect.DELTA),
+        )
+        await polite(peer, begin)
+
+    async def main() -> None:
+        async with opened(play) as (control, _):
+            outcome = await ended(control, "s", "ask")
+            assert (outcome.ending, outcome.text) == (Ending.COMPLETED, "ask"), outcome
+            assert not any(isinstance(event.data, Tool) for event in await check_log(control, "s", outcome.run_id))
+
+    played(main, caplog)
+
+
+def test_a_call_is_permitted_once_and_never_after_its_result(caplog: pytest.LogCaptureFixture) -> None:
+    """A host asks for a permit twice, or gives a call up while its permit is being written."""
+
+    async def play(peer: Peer, begin: link.Begin) -> None:
+        wanted = link.Wanted("f", "{}", False, 0.0)  # type: ignore[arg-type]
+        first, second, third = (CallId(f"{begin.run_id}.{number}") for number in (1, 2, 3))
+        await peer.say(
+            link.Record(peer.turn, (wanted, wanted, wanted)),
+            link.Permit(peer.turn, 1, first),
+            link.Permit(peer.turn, 2, first),
+            link.Permit(peer.turn, 3, second),
+            link.GiveUp(peer.turn, second),
+            link.Permit(peer.turn, 4, third),
+            link.Finish(peer.turn, third, ToolState.FAILED, None, "x"),
+        )
+        answers = {(word := await peer.hear()).number: type(word) for _ in range(4)}
+        assert sorted(kind.__name__ for kind in answers.values()) == ["Answer", "Refusal", "Refusal", "Refusal"]
+        await peer.say(link.Finish(peer.turn, first, ToolState.FINISHED, None, None))
+        await polite(peer, begin)
+
+    async def main() -> None:
+        async with opened(play) as (control, _):
+            outcome = await ended(control, "s", "permit")
+            assert outcome.ending is Ending.COMPLETED, outcome
+            await check_log(control, "s", outcome.run_id)
+
+    played(main, caplog)
+
+
+# The fall
+
+
+def test_words_after_the_fall_are_refused_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """What was on its way when the run was stopped has no effect; a host that settles is used again."""
+    begun = asyncio.Event()
+
+    async def play(peer: Peer, begin: link.Begin) -> None:
+        begun.set()
+        fallen = await peer.hear_a(link.Fallen)
+        assert fallen.cause.ending is Ending.STOPPED
+        await peer.say(*(link.Say(peer.turn, "late") for _ in range(300)), link.Post(peer.turn, "late"))
+        await peer.say(link.Record(peer.turn, (link.Wanted("f", "{}", False, 0.0),)))  # type: ignore[arg-type]
+        for make in (
+            lambda t, n: link.Ask(t, n, "late?", None, None),
+            lambda t, n: link.Spawn(t, n, order("true")),
+            lambda t, n: link.TakeHold(t, n, "it"),
+            lambda t, n: link.Delegate(t, n, "other", "late", None, True),
+            lambda t, n: link.Check(t, n),
+        ):
+            answer = await peer.ask(make)
+            assert (type(answer), answer.kind) == (link.Refusal, "Stale")
+        await peer.say(link.Returned(peer.turn, "late", True), link.Settled(peer.turn, True))
+
+    async def main() -> None:
+        async with opened(play) as (control, hosts):
+            sent = await control.send("s", "wait")
+            await begun.wait()
+            await control.stop(session="s")
+            outcome = await over(control, sent.run_id)
+            assert (outcome.ending, outcome.text) == (Ending.STOPPED, "")
+            receipt = await control.receipt(sent.run_id)
+            assert receipt.host == "reused"
+            assert receipt.refused[Effect.DELTA] == 300
+            assert {*receipt.refused} >= {Effect.BLOCK, Effect.TOOL, Effect.QUESTION, Effect.SPAWN, Effect.HOLD}
+            await check_log(control, "s", sent.run_id)
+            assert (await ended(control, "s", "+again")).text == "+again"
+            assert [host.turns for host in hosts.hosts if host.turns] == [2]
+
+    played(main, caplog)
+
+
+@pytest.mark.parametrize("deaf", ["reads and says nothing", "reads nothing", "settles in another turn"])
+def test_a_host_that_does_not_settle_is_killed(deaf: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It has a moment, then it is ended; the stop is acknowledged at once, and the next message served."""
+    begun, hung_up = asyncio.Event(), asyncio.Event()
+
+    async def play(peer: Peer, begin: link.Begin) -> None:
+        begun.set()
+        if deaf == "reads nothing":
+            await hung_up.wait()
+            return
+        await peer.hear_a(link.Fallen)
+        if deaf == "settles in another turn":
+            await peer.say(link.Settled(peer.turn - 1, True))
+        assert await peer.hear_a(type(None)) is None
+
+    async def main() -> None:
+        async with opened(play) as (control, _):
+            loop = asyncio.get_running_loop()
+            sent = await control.send("s", "wait")
+            await begun.wait()
+            at = loop.time()
+            await control.stop(session="s")
+            assert loop.time() - at < 0.15  # before its time to settle is over
+            assert (await ended(control, "s", "+meanwhile")).text == "+meanwhile"
+            outcome = await over(control, sent.run_id)
+            assert outcome.ending is Ending.STOPPED
+            assert (await control.receipt(sent.run_id)).host == "killed"
+            hung_up.set()
+            assert (await ended(control, "s", "+again")).text == "+again"
+
+    played(main, caplog)
+
+
+def test_a_host_that_reads_nothing_is_ended_before_it_costs_much(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks, and does not take the answers; what waits for it is bounded."""
+    monkeypatch.setattr(process, "UNREAD_BYTES", 256 * 1024)
+    held = 0
+
+    async def play(peer: Peer, begin: link.Begin) -> None:
+        nonlocal held
+        for number in itertools.count(1):
+            await peer.say(link.ReadOutput(peer.turn, number, 4711))
+            [host] = [host for host in hosts.hosts if host.turn is not None] or [None]
+            if host is None:
+                return
+            held = max(held, len(host._out))
+
+    hosts: PlayedHosts
+
+    async def main() -> None:
+        nonlocal hosts
+        async with opened(play) as (control, hosts):
+            check_host_ending(await ended(control, "s", "deaf"), "did not read")
+            assert 0 < held < 2 * process.UNREAD_BYTES
+            assert (await ended(control, "s", "+again")).text == "+again"
+
+    played(main, caplog)
+
+
+def test_a_long_answer_is_no_reason_to_end_a_host(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A history that is longer than what may wait unread is read like any other."""
+    monkeypatch.setattr(process, "UNREAD_BYTES", 256 * 1024)
+
+    async def play(peer: Peer, begin: link.Begin) -> None:
+        if begin.message.text == "fill":
+            await peer.say(*(link.Post(peer.turn, "x" * 100_000) for _ in range(20)))
+            await peer.say(link.Returned(peer.turn, None, True))
+        else:
+            answer = await peer.ask(lambda turn, number: link.ReadHistory(turn, number))
+            await peer.say(link.Returned(peer.turn, str(len(answer.value)), True))
+
+    async def main() -> None:
+        async with opened(play) as (control, _):
+            assert (await ended(control, "s", "fill")).ending is Ending.COMPLETED
+            outcome = await ended(control, "s", "read")
+            assert outcome.ending is Ending.COMPLETED, outcome
+            assert int(outcome.text) > 2_000_000
+
+    played(main, caplog)
+
+
+def test_what_an_agent_raised_is_told_in_bounds(caplog: pytest.LogCaptureFixture) -> None:
+    """A host may send any text as its agent's error; what is kept of it fits a line."""
+
+    async def play(peer: Peer, begin: link.Begin) -> None:
+        await peer.say(link.Raised(peer.turn, "ValueError: " + "x" * 1_000_000, None, True))
+
+    async def main() -> None:
+        async with opened(play) as (control, _):
+            outcome = await ended(control, "s", "raise")
+            assert (outcome.ending, outcome.error_kind) == (Ending.FAILED, ErrorKind.AGENT)
+            assert outcome.error is not None
+            assert outcome.error.startswith("ValueError: xxx")
+            assert len(outcome.error) <= 2_000
+
+    played(main, caplog)
+
+
+# Anything at all
+
+
+class Chaos:
+    """Words in any order, with any values, mutated now and then; all of it from one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.returned = self.raised = False
+        self._number = 0
+        self._numbers = [0]
+        self._run = ""
+        self._turn = 1
+
+    def script(self, begin: link.Begin) -> list[bytes]:
+        """What a peer sends in a turn, in pieces."""
+        self._run, self._turn = begin.run_id, begin.turn
+        random = self.random
+        data = [self._piece() for _ in range(random.randrange(12))]
+        data.append(self._last())
+        whole = b"".join(data)
+        cuts = sorted(random.randrange(len(whole) + 1) for _ in range(random.choice((0, 0, 1, 3))))
+        return [whole[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(whole)])]
+
+    def _piece(self) -> bytes:
+        random = self.random
+        at = random.random()
+        if at < 0.04:
+            return random.randbytes(random.randrange(1, 40))
+        data = link.frame(self._word())
+        if at < 0.1:
+            return self._mutated(data)
+        return data
+
+    def _mutated(self, data: bytes) -> bytes:
+        random, mutated = self.random, bytearray(data)
+        for _ in range(random.randrange(1, 4)):
+            place = random.randrange(len(mutated))
+            match random.randrange(4):
+                case 0:
+                    mutated[place] ^= 1 << random.randrange(8)
+                case 1:
+                    del mutated[place : place + random.randrange(1, 4)]
+                case 2:
+                    mutated[place:place] = random.randbytes(random.randrange(1, 4))
+                case 3:
+                    mutated[place:place] = mutated[:place]
+            mutated = mutated or bytearray(b"\0")
+        self.returned = self.raised = True  # it may have become anything
+        return bytes(mutated)
+
+    def _last(self) -> bytes:
+        match self.random.randrange(6):
+            case 0 | 1:
+                self.returned = True
+                return link.frame(link.Returned(self._turn, self._text(), self.random.random() < 0.7))
+            case 2:
+                self.raised = True
+                return link.frame(
+                    link.Raised(self._turn, self._text(), self.random.choice((None, "provider", "x")), True)
+                )
+            case 3:
+                return link.frame(link.Post(self._turn, "never all of it"))[: self.random.randrange(1, 12)]
+            case 4:
+                return spelled("Obey", self._turn)
+            case _:
+                return b""
+
+    def _word(self) -> link.Word:
+        random, turn = self.random, self._some_turn()
+        kind = random.choice(SAID)
+        if kind in (link.Returned, link.Raised, link.Broken, link.Hello, link.Settled) and random.random() < 0.7:
+            kind = link.Say  # else few sequences would be long
+        self.returned |= kind is link.Returned
+        self.raised |= kind is link.Raised
+        if kind is link.Hello:
+            return link.Hello(random.choice((1, 2)), 1)
+        if kind is link.Broken:
+            return link.Broken(self._text())
+        values = [self._value(kind, name) for name in kind.__struct_fields__[1:]]
+        return kind(turn, *values)  # type: ignore[no-any-return]
+
+    def _some_turn(self) -> int:
+        if self.random.random() < 0.97:
+            return self._turn
+        return self.random.choice((self._turn - 1, 0, -1, self._turn + 1, 2**63))
+
+    def _value(self, kind: type, name: str) -> Any:
+        random = self.random
+        match name:
+            case "number" if issubclass(kind, link.Request):
+                self._number += random.choice((1, 1, 1, 1, 1, 1, 2, 1_000)) if random.random() < 0.98 else 0
+                self._numbers.append(self._number)
+                return self._number
+            case "number" | "handle":
+                return random.choice((*self._numbers, random.choice((-1, 0, 1, 2**63))))
+            case "text" | "error" | "why" | "agent":
+                return random.choice(("other", self._text()))
+            case "name" | "phase":
+                return random.choice(("a", "b", "provider", "", "x" * 600))
+            case "on" | "settled" | "clean":
+                return random.random() < 0.5
+            case "detached":
+                return False
+            case "done" | "total" | "seconds" | "deadline":
+                return random.choice((None, 0.0, 1.0, 0.001, -1.0, math.inf, math.nan, 1e308))
+            case "calls":
+                return tuple(self._wanted() for _ in range(random.choice((0, 1, 1, 2, 5))))
+            case "call":
+                return random.choice(("", "x", *(f"{self._run}.{number}" for number in range(4))))
+            case "state":
+                return random.choice((ToolState.FAILED, ToolState.FAILED, ToolState.FINISHED, *ToolState))
+            case "result":
+                return random.choice((None, self._json()))
+            case "effect":
+                return random.choice(list(Effect))
+            case "choices":
+                return random.choice((None, (), ("a", "b"), ("a", "a"), ("",)))
+            case "order":
+                return self._order()
+        raise AssertionError(f"no value for {name} of {kind}")
+
+    def _text(self) -> str:
+        return self.random.choice(("", "a", "+a", "two words", "ü\0\n", "😀" * 50, "x" * 5_000, " "))
+
+    def _json(self) -> str:
+        return self.random.choice(("{}", "[1, 2]", "null", '{"a": {"b": []}}', "", "{", "NaN", "[" * 3_000, '"\ud7ff"'))
+
+    def _wanted(self) -> link.Wanted:
+        name = self.random.choice(("f", "g", "", "x" * 600)) if self.random.random() < 0.2 else "f"
+        grace = self.random.choice((0.0, 0.0, 0.1, -1.0, math.nan, math.inf))
+        arguments = self._json() if self.random.random() < 0.3 else "{}"
+        return link.Wanted(name, arguments, self.random.random() < 0.2, grace)  # type: ignore[arg-type]
+
+    def _order(self) -> SpawnOrder:
+        random = self.random
+        if random.random() < 0.1:
+            return order("true", background=random.random() < 0.5, streamed=random.random() < 0.5)
+        return random.choice([wanted for wanted, why in REFUSED_ORDERS.values() if why != "too long"])
+
+
+def test_anything_a_host_says_harms_only_its_run(caplog: pytest.LogCaptureFixture) -> None:
+    """Words in any order, garbage and deaths, from many seeds at once: each run has one true ending, each next message
+    is served, and a session beside them goes on all the while."""
+    chaos: dict[str, Chaos] = {}
+    seeds = iter(range(SEQUENCES))
+
+    async def play(peer: Peer, begin: link.Begin) -> None:
+        if begin.message.text not in chaos:
+            await polite(peer, begin)  # a child
+            return
+        playing = chaos[begin.message.text]
+        for piece in playing.script(begin):
+            await peer.send(piece)
+            await asyncio.sleep(0)
+        if playing.random.random() < 0.3:  # it does not die by itself, unless it must
+            reading = asyncio.create_task(peer.settle())
+            await asyncio.wait([reading], timeout=0.02)
+            reading.cancel()
+            await asyncio.wait([reading])
+        if begin.run_id in going:
+            peer.hang_up()
+            peer.played.end(playing.random.choice((0, 1, -9, -11)))
+
+    going: set[str] = set()
+
+    async def attack(control: Control, session: str) -> None:
+        for seed in seeds:
+            text = f"chaos {seed}"
+            playing = chaos[text] = Chaos(seed)
+            sent = await control.send(session, text)
+            going.add(sent.run_id)
+            stops = playing.random.random() < 0.15
+            if stops:
+                for _ in range(playing.random.randrange(8)):
+                    await asyncio.sleep(0)
+                await control.stop(run=sent.run_id)
+            outcome = await over(control, sent.run_id)
+            going.discard(sent.run_id)
+            await check_log(control, session, sent.run_id)
+            if outcome.ending is Ending.FAILED and outcome.error_kind is ErrorKind.HOST:
+                check_host_ending(outcome)
+            else:
+                agents = outcome.ending is Ending.FAILED and outcome.error_kind in (ErrorKind.AGENT, ErrorKind.PROVIDER)
+                assert (
+                    (outcome.ending is Ending.COMPLETED and playing.returned)
+                    or (agents and (playing.raised or playing.returned))
+                    or (outcome.ending is Ending.STOPPED and stops)
+                ), (seed, outcome)
+            del chaos[text]
+            again = await ended(control, session, f"+{seed}")
+            assert (again.ending, again.text) == (Ending.COMPLETED, f"+{seed}"), (seed, again)
+
+    async def beside(control: Control) -> None:
+        nonlocal trips
+        for trips in itertools.count(1):
+            outcome = await ended(control, "beside", f"+{trips}")
+            assert outcome.ending is Ending.COMPLETED
+
+    trips = 0
+
+    async def main() -> None:
+        async with opened(play, approval="never") as (control, hosts):
+            neighbour = asyncio.create_task(beside(control))
+            async with asyncio.TaskGroup() as group:
+                for number in range(SESSIONS):
+                    group.create_task(attack(control, f"s{number}"))
+            assert not neighbour.done()
+            neighbour.cancel()
+            await asyncio.wait([neighbour])
+            assert trips > SEQUENCES / SESSIONS / 10
+            info = control._driver.info  # type: ignore[attr-defined]
+            assert info.busy <= 1
+            assert len(control._registry.runs) <= 1 + SESSIONS
+            held = sum(len(host._out) + len(host._frames._data) for host in hosts.hosts)
+            assert held < 1024 * 1024
+
+    played(main, caplog)
