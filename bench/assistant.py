@@ -44,3 +44,5 @@ try:
     asyncio.get_running_loop()
 except RuntimeError:  # a zygote, say: what pydantic-ai does once in a process it does here, for all hosts
     asyncio.run(_warm())
+
+assistant.warm = _warm  # type: ignore[attr-defined]  # and each spare, if hosts have such a thing

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import random
+import signal
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -38,6 +39,8 @@ LOAD_SECONDS = 0.3  # after which a server closes that is to be killed while it 
 FINISH_SECONDS = 30.0  # for everything to come to its end
 AUDITED = 20  # older runs that are asked about again after each kill
 MARK = "INTERLOCK_CRASH"
+ACTOR = "INTERLOCK_CRASH_ACTOR"
+HOSTED_SEEDS = 4  # every so many seeds the agents run in hosts, and what serves them is killed as well
 PROGRAMS = (
     "exec sleep 60",
     "trap '' TERM HUP INT; sleep 60 & wait",
@@ -63,50 +66,17 @@ class Announced(LocalProcesses):
         return machine
 
 
-class Server:
-    """One start: recover, be asked, then carry a load until killed."""
+class Actor:
+    """What the agents and tools of a server do, wherever they run."""
 
-    def __init__(self, place: Path, book: Book, told: int, *, closes: bool, last: bool) -> None:
-        self._book, self._told, self._closes, self._last = book, told, closes, last
-        self._chance = random.Random(f"{book.seed} {book.start}")
-        self._store = SqliteStore(place / "data")
+    def __init__(self, place: Path, mark: str, chance: random.Random) -> None:
+        self._chance = chance
+        self._mark = mark
         self._witness = os.open(place / "witness", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._mark = f"{book.mark}-{book.start}"
-        self._sent = 0
-        self._watched: dict[str, asyncio.Task[None]] = {}
-        self._asked: list[str] = []
-
-    def tell(self, *line: object) -> None:
-        """Let the judge know; it has it before anything else happens."""
-        rest = msgspec.json.encode(line) + b"\n"
-        while rest:
-            rest = rest[os.write(self._told, rest) :]
 
     def witness(self, *line: object) -> None:
         """Leave a mark in the world."""
         os.write(self._witness, json.dumps(line).encode() + b"\n")
-
-    async def serve(self) -> None:
-        """Everything, from opening to the end."""
-        settings = Settings(collect_seconds=0.02, grace_seconds=0.2)
-        processes = Announced(self.tell, self._chance.choice((None, None, Grade.KEEPER)))
-        async with interlock.open_control(
-            self.agent, agents={"child": self.agent}, store=self._store, settings=settings, processes=processes
-        ) as control:
-            self.tell("ready")
-            for session in self._book.events:
-                await self._watch(control, session)
-            await self._audit(control)
-            self.tell("asked")
-            if self._last:
-                await self._finish(control)
-            else:
-                lanes = [asyncio.create_task(self._lane(control, lane)) for lane in range(LANES)]
-                await asyncio.wait(lanes, timeout=self._chance.uniform(0, LOAD_SECONDS) if self._closes else None)
-                self.tell("closing")
-        self.tell("closed")
-
-    # Agents
 
     async def agent(self, run: Run, message: Message) -> str | None:
         """Do what the message says, letter by letter."""
@@ -155,13 +125,71 @@ class Server:
         await asyncio.sleep(self._chance.choice((0, 0.003)))
         return name
 
+
+_actors: list[Actor] = []
+
+
+async def hosted(run: Run, message: Message) -> str | None:
+    """The agent, in a host."""
+    if not _actors:
+        place, mark = os.environ[ACTOR].split("|")
+        _actors.append(Actor(Path(place), mark, random.Random(f"{mark} {os.getpid()}")))
+    return await _actors[0].agent(run, message)
+
+
+class Server:
+    """One start: recover, be asked, then carry a load until killed."""
+
+    def __init__(self, place: Path, book: Book, told: int, *, closes: bool, last: bool) -> None:
+        self._book, self._told, self._closes, self._last = book, told, closes, last
+        self._chance = random.Random(f"{book.seed} {book.start}")
+        self._store = SqliteStore(place / "data")
+        self._actor = Actor(place, f"{book.mark}-{book.start}", self._chance)
+        self._hosted = book.seed % HOSTED_SEEDS == 1
+        os.environ[ACTOR] = f"{place}|{book.mark}-{book.start}"
+        self._sent = 0
+        self._watched: dict[str, asyncio.Task[None]] = {}
+        self._asked: list[str] = []
+
+    def tell(self, *line: object) -> None:
+        """Let the judge know; it has it before anything else happens."""
+        rest = msgspec.json.encode(line) + b"\n"
+        while rest:
+            rest = rest[os.write(self._told, rest) :]
+
+    async def serve(self) -> None:
+        """Everything, from opening to the end."""
+        settings = Settings(collect_seconds=0.02, grace_seconds=0.2)
+        processes = Announced(self.tell, self._chance.choice((None, None, Grade.KEEPER)))
+        agent: Any = "proofs.crashing:hosted" if self._hosted else self._actor.agent
+        async with interlock.open_control(
+            agent,
+            agents={"child": agent},
+            driver="host" if self._hosted else "inline",
+            store=self._store,
+            settings=settings,
+            processes=processes,
+        ) as control:
+            self.tell("ready")
+            for session in self._book.events:
+                await self._watch(control, session)
+            await self._audit(control)
+            self.tell("asked")
+            if self._last:
+                await self._finish(control)
+            else:
+                lanes = [asyncio.create_task(self._lane(control, lane)) for lane in range(LANES)]
+                await asyncio.wait(lanes, timeout=self._chance.uniform(0, LOAD_SECONDS) if self._closes else None)
+                self.tell("closing")
+        self.tell("closed")
+
     # Clients
 
     async def _lane(self, control: Control, lane: int) -> None:
         verbs: list[Callable[[Control], Awaitable[None]]] = []
         for verb, weight in (
             (self._send, 12), (self._stop, 3), (self._answer, 3), (self._wait, 3), (self._again, 2), (self._wake, 1),
-            (self._reset, 1), (self._bury, 1), (self._prune, 1), (self._choose, 1),
+            (self._reset, 1), (self._bury, 1), (self._prune, 1), (self._choose, 1), (self._murder, int(self._hosted)),
         ):  # fmt: skip
             verbs += [verb] * weight
         while True:
@@ -266,6 +294,21 @@ class Server:
 
     async def _choose(self, control: Control) -> None:
         await control.set_strategy(self._chance.choice(SESSIONS), self._chance.choice((None, "queue", "collect")))
+
+    async def _murder(self, control: Control) -> None:
+        """Kill something that serves us: a host, its warden, the zygote, the helper."""
+        processes = control._processes
+        assert isinstance(processes, LocalProcesses)
+        held = list(processes._containments.values())
+        victims = [each.keeper for each in held if each.name.startswith("the host of")]
+        victims += [process.pid for each in held for process in each._requested.values() if "host" in each.name]
+        helper = processes._helper
+        if self._chance.random() < 0.1 and helper is not None and helper.alive:
+            victims = [helper.process.pid, *(each.helper.process.pid for each in held if each.helper is not helper)]
+        if victims and (pid := self._chance.choice(victims)) is not None:
+            self.tell("murdered", pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     async def _prune(self, control: Control) -> None:
         self.tell("pruning")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import OrderedDict
 from typing import Protocol
 
@@ -22,10 +23,13 @@ from interlock.runtime.live import LiveRun
 from interlock.runtime.run import Message
 from interlock.runtime.verbs import Verbs
 
+log = logging.getLogger("interlock")
+
 IDLE_HOSTS = 64
 IDLE_SECONDS = 600.0
 PATIENCE_SECONDS = 0.01  # for a session's last host to settle
 CLOSE_SECONDS = 3.0
+ATTEMPTS = 3
 
 
 class Hosts(Protocol):
@@ -84,9 +88,17 @@ class HostDriver:
         self._prepare_spare()
 
     async def _start(self) -> Host:
-        host = await self._hosts.start()
-        self._started += 1
-        return host
+        for attempt in range(ATTEMPTS):
+            try:
+                host = await self._hosts.start()
+            except SpawnFailed as failure:  # the zygote may just have been killed, and is started again
+                if attempt == ATTEMPTS - 1 or self._closed:
+                    raise
+                log.warning("a host was not started, and is tried again: %s", failure.strerror)
+            else:
+                self._started += 1
+                return host
+        raise AssertionError("there is an attempt at least")
 
     def _prepare_spare(self) -> None:
         if not self._closed and self._spare is None and (self._sparing is None or self._sparing.done()):
@@ -147,7 +159,7 @@ class HostDriver:
         turn.begin(message)
         return await turn.result
 
-    def _settled(self, turn: HostTurn) -> None:
+    def _settled(self, turn: HostTurn) -> bool:
         """A turn is over in every respect; its host is kept for the session's next one if it can be."""
         host, run = self._busy.pop(turn), turn.run
         host.turn = None
@@ -156,18 +168,19 @@ class HostDriver:
             del self._last[run.session.id]
         if turn.killed:
             self._killed += 1
-            return
-        self._put_back(run, host, keep=latest)
+            return False
+        return self._put_back(run, host, keep=latest)
 
-    def _put_back(self, run: LiveRun, host: Host, *, keep: bool = True) -> None:
+    def _put_back(self, run: LiveRun, host: Host, *, keep: bool = True) -> bool:
         session = run.session.id
         if self._closed or not keep or not host.alive or run.kind is RunKind.CHILD or session in self._idle:
             host.kill()
-            return
+            return False
         self._idle[session] = host
         self._timers[host] = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._retire, session, host)
         while len(self._idle) > IDLE_HOSTS:
             self._retire(*next(iter(self._idle.items())))
+        return True
 
     def _retire(self, session: SessionId, host: Host) -> None:
         """Nobody has needed it for long enough."""

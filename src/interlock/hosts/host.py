@@ -171,9 +171,9 @@ class SocketLink:
 class Turn:
     """One turn of the session, as the host sees it."""
 
-    def __init__(self, number: int, before: frozenset[object]) -> None:
+    def __init__(self, number: int) -> None:
         self.number = number
-        self.before = before  # what was at work in the process when it began
+        self.before: frozenset[object] = frozenset()  # what was at work in the process when it began
         self.bodies: list[Body] = []
         self.over = asyncio.Event()  # the agent's own code has ended
 
@@ -555,7 +555,7 @@ class Serving:
                 pass  # of a turn that is over
 
     def _begin(self, begin: link.Begin) -> None:
-        turn = Turn(begin.turn, self._at_work())
+        turn = Turn(begin.turn)
         self._port = HostPort(begin, turn, self._link, crew=self._crew, threads=self._threads)
         self._crew.start(self._turn(begin, self._port), name=f"turn {begin.turn}")
 
@@ -563,6 +563,7 @@ class Serving:
         """Run the agent on a leash, from its first step to its last."""
         turn, broken = port.turn, None
         word: link.Returned | link.Raised
+        turn.before = self._at_work()
         try:
             handle = Run(port, run_id=begin.run_id, session=begin.session, generation=begin.generation)
             body = self._agents[begin.agent](handle, begin.message)

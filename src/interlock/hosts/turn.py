@@ -84,7 +84,7 @@ class Violation(Exception):
 class HostTurn:
     """One turn in a host."""
 
-    def __init__(self, number: int, host: Host, verbs: Verbs, settled: Callable[[HostTurn], None]) -> None:
+    def __init__(self, number: int, host: Host, verbs: Verbs, settled: Callable[[HostTurn], bool]) -> None:
         run = verbs.run
         self.number = number
         self.name = f"agent of {run.id}"
@@ -107,12 +107,15 @@ class HostTurn:
         self._running: dict[int, Running] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._returned = False
+        self._kept = False  # for the session's next turn
         kept_of(run).grade = host.containment.grade
 
     @property
     def fate(self) -> str:
         """What becomes of the host, as a receipt tells it."""
-        return "killed" if self.killed else "reused" if self.done.is_set() else "settling"
+        if not self.killed and not self.done.is_set():
+            return "settling"
+        return "reused" if self._kept else "killed"
 
     def begin(self, message: Message) -> None:
         """Hand the turn to the host."""
@@ -183,8 +186,8 @@ class HostTurn:
         self._disarm()
         for task in list(self._requests.values()):
             task.cancel()
+        self._kept = self._on_settled(self)
         self.done.set()
-        self._on_settled(self)
 
     # What the host says
 

@@ -1,0 +1,529 @@
+"""Agents that hog, in real hosts: a stop is acknowledged at once, ends them, and nothing acts afterwards.
+
+The stage of the room's other tests (`Stage`, `Act`, `streaming`) stands here too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from interlock import Confinement, Control, Drain, Ending, EventKind, Grade, Outcome, Receipt, ToolState, open_control
+from interlock.core.names import BodyState
+from interlock.hosts.driver import HostDriver, HostsInfo
+from interlock.hosts.turn import SETTLE_SECONDS
+from interlock.processes import kernel
+
+from . import hogs
+
+T = TypeVar("T")
+
+AGENT = f"{hogs.__name__}:agent"
+BOUND_SECONDS = 10.0
+TEST_SECONDS = 30.0
+WATCH_SECONDS = 0.5  # longer than anything that was put off
+STALL_SECONDS = 1.5  # generous: what another session may feel on a loaded machine
+GRADES = [Grade.CGROUP, Grade.KEEPER]
+both_grades = pytest.mark.parametrize("grade", GRADES, ids=[str(grade) for grade in GRADES])
+
+
+# The stage
+
+
+async def until(seen: Any, what: str, seconds: float = BOUND_SECONDS) -> Any:
+    """Wait for a condition to be seen; return what was seen."""
+    end = time.monotonic() + seconds
+    while not (found := seen()):
+        assert time.monotonic() < end, f"not seen in {seconds:.0f} s: {what}"
+        await asyncio.sleep(0.002)
+    return found
+
+
+def there(pids: Iterable[int]) -> list[int]:
+    """Return those processes that exist, dead and not reaped included."""
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def descriptors() -> list[str]:
+    """What this process has open; anonymous things by their kind."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{name}").partition(":[")[0])
+    return sorted(found)
+
+
+def leaves() -> list[str]:
+    """Every cgroup directory of this process's controls."""
+    homes = (kernel.own_cgroup(), kernel.own_cgroup_v1("pids"), kernel.own_cgroup_v1("memory"))
+    mine = f"{kernel.MARK}{kernel.owner_of(os.getpid())}*"
+    return [str(path) for home in homes if home is not None for path in Path(home).glob(mine)]
+
+
+class Act:
+    """A play that runs in a session, and what can be witnessed of it from outside."""
+
+    def __init__(self, control: Control, session: str, run: str, place: Path) -> None:
+        self.control = control
+        self.session = session
+        self.run = run
+        self.place = place
+
+    @property
+    def beats(self) -> bytes:
+        """What was done so far."""
+        return (self.place / "beats").read_bytes() if (self.place / "beats").exists() else b""
+
+    @property
+    def pids(self) -> list[int]:
+        """Whoever was started."""
+        return [int(pid) for pid in (self.place / "pids").read_text().split()] if self.beats else []
+
+    async def reached(self) -> Act:
+        """Wait until it is as bad as it gets."""
+        await until(lambda: b"!" in self.beats, f"{self.place.name} is reached")
+        return self
+
+    async def stop(self) -> Receipt:
+        """Stop it; return the receipt when nothing is left, and see for ourselves that nothing is."""
+        told = await self.control.stop(session=self.session)
+        assert told.aborted, self.place.name
+        return await self.drained()
+
+    async def outcome(self) -> Outcome:
+        """Wait for its end."""
+        return await self.control.wait(self.run, timeout=BOUND_SECONDS)
+
+    async def drained(self) -> Receipt:
+        """Wait until nothing is left; return the receipt."""
+        outcome = await self.control.wait(self.run, drained=True, timeout=BOUND_SECONDS)
+        assert outcome.ended, f"{self.place.name} did not end"
+        self.at_end = self.beats
+        receipt = await self.control.receipt(self.run)
+        assert receipt.drain is Drain.OBSERVED, self.place.name
+        if receipt.host == "killed":
+            assert there(self.pids) == [], self.place.name
+        return receipt
+
+
+class Stage:
+    """A control with the hogs, on a loop of its own."""
+
+    def __init__(self, control: Control, grade: Grade, places: Path) -> None:
+        self.control = control
+        self.grade = grade
+        self._places = places
+        self._made = 0
+
+    @property
+    def info(self) -> HostsInfo:
+        """What became of the hosts."""
+        assert isinstance(self.control._driver, HostDriver)
+        return self.control._driver.info
+
+    async def play(self, name: str, session: str | None = None, place: Path | None = None) -> Act:
+        """Begin a play, in a session of its own unless one is given."""
+        self._made += 1
+        if place is None:
+            place = self._places / f"{name}-{self._made}"
+            place.mkdir()
+        session = session or place.name
+        sent = await self.control.send(session, f"{name} {place}")
+        return Act(self.control, session, sent.run_id, place)
+
+    async def hosted_by(self, session: str) -> tuple[int, int]:
+        """Have a session's host say its pid, and how many turns it has had."""
+        outcome = await (await self.play("answers", session)).outcome()
+        assert outcome.ending is Ending.COMPLETED, outcome.error
+        pid, turns = outcome.text.split()
+        return int(pid), int(turns)
+
+
+@asynccontextmanager
+async def staged(grade: Grade, places: Path, **values: Any) -> AsyncIterator[Stage]:
+    """A control with the hogs; afterwards no descriptor, child or cgroup of it is left."""
+    if grade is Grade.CGROUP and os.geteuid() != 0:
+        pytest.skip("the cgroup grade needs root, or a cgroup that was delegated to us")
+    before, children, directories = descriptors(), kernel.children(), leaves()
+    store = values.pop("store", "memory://")
+    confinement = Confinement(grade=grade, **values)
+    async with open_control(AGENT, agents={"other": AGENT}, driver="host", store=store, confinement=confinement) as control:
+        machine = await control._processes.ready()
+        if machine.grade is not grade:
+            pytest.skip(f"this machine does not give the grade {grade}: {machine.why}")
+        yield Stage(control, grade, places)
+    await until(lambda: set(kernel.children()) <= set(children), "no child is left")
+    await until(lambda: descriptors() == before, f"descriptors as before ({before}), not {descriptors()}")
+    assert set(leaves()) <= set(directories)
+
+
+async def _bounded(work: Coroutine[Any, Any, T]) -> T:
+    async with asyncio.timeout(TEST_SECONDS):
+        return await work
+
+
+def bounded(work: Coroutine[Any, Any, T]) -> T:
+    """Run a test on a loop of its own."""
+    return asyncio.run(_bounded(work))
+
+
+class Theatre:
+    """One stage for many tests: to open a control takes longer than most of them."""
+
+    def __init__(self, grade: Grade, places: Path) -> None:
+        self._runner = asyncio.Runner()
+        self._stage: AbstractAsyncContextManager[Stage] = staged(grade, places)
+        self.stage = self._runner.run(self._stage.__aenter__())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a test, bounded."""
+        return self._runner.run(_bounded(work))
+
+    def close(self) -> None:
+        """See that nothing is left of all of them."""
+        with self._runner:
+            self._runner.run(self._stage.__aexit__(None, None, None))
+
+
+@pytest.fixture(scope="module", params=GRADES, ids=[str(grade) for grade in GRADES])
+def theatre(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theatre]:
+    """A stage of each grade."""
+    opened = Theatre(request.param, tmp_path_factory.mktemp("hogs"))
+    yield opened
+    opened.close()
+
+
+@asynccontextmanager
+async def streaming(stage: Stage) -> AsyncIterator[None]:
+    """Another session that streams meanwhile: it loses nothing, and is never kept waiting."""
+    act = await (await stage.play("streams")).reached()
+    gaps = []
+
+    async def follow() -> None:
+        last = time.monotonic()
+        async with aclosing(stage.control.watch(run=act.run)) as events:
+            async for event in events:
+                if event.kind is EventKind.DELTA:
+                    gaps.append(time.monotonic() - last)
+                    last = time.monotonic()
+
+    following = asyncio.create_task(follow())
+    try:
+        await until(lambda: gaps, "the first delta")
+        count = len(gaps)
+        yield
+        await until(lambda: len(gaps) > count, "it goes on")
+        receipt = await act.stop()
+    finally:
+        following.cancel()
+    outcome = await act.outcome()
+    numbers = [int(number) for number in outcome.text.split()]
+    assert (outcome.ending, receipt.host) == (Ending.STOPPED, "reused")
+    assert numbers == list(range(len(numbers)))
+    assert max(gaps) < STALL_SECONDS
+
+
+async def nothing_acts(acts: Iterable[Act]) -> None:
+    """Watch for a while: nobody has done anything since it was drained."""
+    await asyncio.sleep(WATCH_SECONDS)
+    assert [act.place.name for act in acts if act.beats != act.at_end] == []
+
+
+# Between tools: a moment to settle
+
+
+POLITE = ["waits", "streams", "mops_up", "rested_threads"]
+
+
+def test_polite_hosts_are_used_again(theatre: Theatre) -> None:
+    """A host that ends its turn when told is kept, with its memory, and the receipt says so."""
+
+    async def main(stage: Stage) -> None:
+        for name in POLITE:
+            act = await (await stage.play(name)).reached()
+            receipt = await act.stop()
+            assert (receipt.cause, receipt.host, receipt.grade) == (Ending.STOPPED, "reused", stage.grade), name
+            assert receipt.runs[0].body is BodyState.CUT, name
+            assert await stage.hosted_by(act.session) == (act.pids[0], 2), name
+
+    theatre.run(main(theatre.stage))
+
+
+BLOCKING = ["sleeps", "spins", "swallows", "holds_gil", "matches", "deaf_to_signals", "stops_itself"]
+
+
+def test_a_host_that_does_not_settle_is_killed(theatre: Theatre) -> None:
+    """Race 39: blocked in Python or in C, with the GIL or without, deaf or stopped: acknowledged, killed, silent."""
+
+    async def one(stage: Stage, name: str) -> Act:
+        act = await (await stage.play(name)).reached()
+        told = await stage.control.stop(session=act.session)
+        assert told.aborted and told.drain is Drain.PENDING, name  # acknowledged while it hogs
+        receipt = await act.drained()
+        assert (receipt.cause, receipt.host) == (Ending.STOPPED, "killed"), name
+        assert receipt.runs[0].body is BodyState.KILLED, name
+        assert (receipt.fence_to_drained_ms or 0) >= SETTLE_SECONDS * 1000, name
+        assert receipt.processes.ended == 0, name
+        assert (await stage.hosted_by(act.session))[1] == 1, name
+        return act
+
+    async def main(stage: Stage) -> None:
+        async with streaming(stage):
+            acts = await asyncio.gather(*(one(stage, name) for name in BLOCKING))
+            await nothing_acts(acts)
+
+    theatre.run(main(theatre.stage))
+
+
+def test_a_keeper_that_was_stopped_is_replaced(theatre: Theatre) -> None:
+    """A host that stops its own keeper with SIGSTOP is ended all the same, with the child it left."""
+
+    async def main(stage: Stage) -> None:
+        act = await (await stage.play("stops_its_keeper")).reached()
+        await until(lambda: len(act.pids) == 2, "the child runs")
+        assert (await act.stop()).host == "killed"
+        assert there(act.pids) == []
+        assert (await stage.hosted_by(act.session))[1] == 1
+
+    theatre.run(main(theatre.stage))
+
+
+LEAVING = [
+    "leaves_thread",
+    "leaves_work",
+    "leaves_queued_work",
+    "leaves_work_in_pool",
+    "leaves_task",
+    "leaves_timer",
+    "leaves_callback",
+    "leaves_alarm",
+    "leaves_server",
+    "leaves_process",
+    "leaves_daemon",
+    "leaves_fugitive",
+    "leaves_fork",
+]
+
+
+def test_a_host_in_which_something_is_left_is_killed(theatre: Theatre) -> None:
+    """A polite agent that left something which may act later: not used again, and nothing acts after drained."""
+
+    async def one(stage: Stage, name: str) -> Act:
+        if name == "leaves_work_in_pool":
+            before = await (await stage.play("keeps_pool", name)).outcome()
+            assert before.ending is Ending.COMPLETED
+        act = await (await stage.play(name, name)).reached()
+        receipt = await act.stop()
+        assert (receipt.cause, receipt.host) == (Ending.STOPPED, "killed"), name
+        if name == "leaves_server":
+            with socket.socket(socket.AF_UNIX) as guest, suppress(OSError):
+                guest.connect(str(act.place / "door"))
+        assert (await stage.hosted_by(name))[1] == 1, name
+        return act
+
+    async def main(stage: Stage) -> None:
+        acts = await asyncio.gather(*(one(stage, name) for name in LEAVING))
+        await nothing_acts(acts)
+
+    theatre.run(main(theatre.stage))
+
+
+def test_a_process_of_a_completed_turn_stays_with_its_host(theatre: Theatre) -> None:
+    """What a library started in a turn that completed lives on with the host, and goes with it."""
+
+    async def main(stage: Stage) -> None:
+        kept = await stage.play("keeps_process")
+        pid = int((await kept.outcome()).text)
+        started = int((kept.place / "pids").read_text())
+        assert (await kept.drained()).host == "reused"
+        waiting = await (await stage.play("waits", kept.session)).reached()
+        assert (await waiting.stop()).host == "reused"  # it was not born in that turn
+        assert there([pid, started]) == [pid, started]
+        assert (await stage.hosted_by(kept.session))[0] == pid
+        await stage.control.reset(kept.session)  # the transcript begins anew, and so does the memory
+        assert (await stage.hosted_by(kept.session))[0] != pid
+        await until(lambda: there([pid, started]) == [], "both are gone")
+
+    theatre.run(main(theatre.stage))
+
+
+def test_a_word_after_the_return_does_not_cost_the_host(theatre: Theatre) -> None:
+    """A task that says something after its turn completed is told that it is late; the host stays warm."""
+
+    async def main(stage: Stage) -> None:
+        act = await stage.play("speaks_later")
+        pid = int((await act.outcome()).text)
+        await until(lambda: act.beats, "it was refused")
+        await asyncio.sleep(0.05)  # whatever it said has arrived
+        assert (await stage.hosted_by(act.session)) == (pid, 2)
+
+    theatre.run(main(theatre.stage))
+
+
+# With a tool at work: KILL at once
+
+
+def test_a_tool_at_work_is_killed_at_once(theatre: Theatre) -> None:
+    """Without a declared grace there is no moment to settle: no `finally` runs, and the host is gone long before."""
+
+    async def main(stage: Stage) -> None:
+        acts, milliseconds = [], []
+        for name in ("calls_blocking", "calls_thread", "calls_cleaning", "calls_mixed"):
+            act = await (await stage.play(name)).reached()
+            calls = 2 if name == "calls_mixed" else 1
+            await permitted(act, calls)
+            receipt = await act.stop()
+            assert (receipt.host, receipt.runs[0].body) == ("killed", BodyState.KILLED), name
+            assert [tool.state for tool in receipt.tools] == [ToolState.INTERRUPTED] * calls, name
+            assert b"c" not in act.beats, name
+            assert (await stage.hosted_by(act.session))[1] == 1, name
+            acts.append(act)
+            milliseconds.append(receipt.fence_to_drained_ms or 0)
+        assert min(milliseconds) < SETTLE_SECONDS * 1000 / 2, milliseconds
+        await nothing_acts(acts)
+
+    theatre.run(main(theatre.stage))
+
+
+async def permitted(act: Act, calls: int) -> None:
+    """Wait until so many calls of a run were permitted, and had the time to begin."""
+    live = act.control._registry.runs[act.run]  # type: ignore[index]
+    await until(
+        lambda: [call.state for call in (live.calls or {}).values()].count(ToolState.RUNNING) == calls, "permits"
+    )
+    await asyncio.sleep(0.02)
+
+
+def test_a_declared_grace_is_given(theatre: Theatre) -> None:
+    """Where every tool at work declared a grace each may clean up; after it, whoever goes on is killed."""
+
+    async def one(stage: Stage, name: str) -> tuple[Act, Receipt]:
+        act = await (await stage.play(name)).reached()
+        await permitted(act, 1)
+        return act, await act.stop()
+
+    async def main(stage: Stage) -> None:
+        names = ("calls_with_grace", "calls_deaf", "calls_blocking_with_grace")
+        (cleaned, first), (deaf, second), (blocked, third) = await asyncio.gather(*(one(stage, name) for name in names))
+        assert (first.host, cleaned.beats) == ("reused", b"!cd")
+        assert await stage.hosted_by(cleaned.session) == (cleaned.pids[0], 2)
+        assert (second.host, third.host) == ("killed", "killed")
+        assert b"c" in deaf.beats
+        for receipt in (second, third):
+            assert (receipt.fence_to_drained_ms or 0) >= hogs.GRACE_SECONDS * 1000
+        await nothing_acts([cleaned, deaf, blocked])
+
+    theatre.run(main(theatre.stage))
+
+
+def test_a_tool_that_blocks_its_loop_delays_no_stop(theatre: Theatre) -> None:
+    """Race 39: a tool that never awaits delays neither the stop of its own session nor that of another."""
+
+    async def main(stage: Stage) -> None:
+        hog = await (await stage.play("calls_blocking_with_grace")).reached()
+        await permitted(hog, 1)
+        polite = await (await stage.play("waits")).reached()
+        other = await polite.stop()
+        assert other.host == "reused"
+        told = await stage.control.stop(session=hog.session)
+        assert (told.aborted, told.drain) == (True, Drain.PENDING)
+        seen = len(hog.beats)
+        await until(lambda: len(hog.beats) > seen, "it hogs on, in its grace")  # and was acknowledged
+        again = await (await stage.play("waits")).reached()
+        assert (await again.stop()).host == "reused"
+        assert not (await stage.control.wait(hog.run)).drained
+        assert (await hog.drained()).host == "killed"
+        await nothing_acts([hog])
+
+    theatre.run(main(theatre.stage))
+
+
+# Takeover
+
+
+def test_a_new_message_does_not_wait_for_a_hog(theatre: Theatre) -> None:
+    """The new run answers on another host while the old one still hogs; then that is killed. One order of events."""
+
+    async def main(stage: Stage) -> None:
+        for name in ("spins", "holds_gil"):
+            hog = await (await stage.play(name)).reached()
+            answer = await stage.play("answers", hog.session)
+            outcome = await answer.outcome()
+            assert there(hog.pids) == hog.pids, "the answer came while the hog was there"
+            assert int(outcome.text.split()[0]) not in hog.pids
+            ended = await hog.outcome()
+            assert (ended.ending, ended.superseded_by) == (Ending.SUPERSEDED, answer.run)
+            assert (await hog.drained()).host == "killed"
+            kinds = [(event.run_id, event.kind) for event in await events_of(stage.control, hog.session)]
+            assert kinds.index((hog.run, EventKind.ENDED)) < kinds.index((answer.run, EventKind.STARTED))
+            assert [run for run, kind in kinds if kind is EventKind.ENDED] == [hog.run, answer.run]
+            assert (await stage.hosted_by(hog.session))[0] == int(outcome.text.split()[0])
+            await nothing_acts([hog])
+
+    theatre.run(main(theatre.stage))
+
+
+async def events_of(control: Control, session: str) -> list[Any]:
+    """What was told in a session so far."""
+    page = await control._store.events(session, after=0, limit=10_000)  # type: ignore[arg-type]
+    return [event for event in page.events if event.run_id is not None]
+
+
+def test_a_polite_host_that_nobody_waited_for_is_not_called_reused(theatre: Theatre) -> None:
+    """A host that settles after its session has another is ended, and its receipt says so."""
+
+    async def main(stage: Stage) -> None:
+        slow = await (await stage.play("mops_up")).reached()
+        answer = await (await stage.play("answers", slow.session)).outcome()
+        assert int(answer.text.split()[0]) not in slow.pids
+        outcome = await stage.control.wait(slow.run, drained=True)
+        assert outcome.ending is Ending.SUPERSEDED
+        assert (await stage.control.receipt(slow.run)).host == "killed"
+        await until(lambda: there(slow.pids) == [], "it is gone")
+
+    theatre.run(main(theatre.stage))
+
+
+# Closing
+
+
+@both_grades
+def test_control_closes_on_hogs(grade: Grade, tmp_path: Path) -> None:
+    """Control with hogs of every kind running closes within its bounds; each run ends as shutdown, nothing is left."""
+    names = ("sleeps", "spins", "swallows", "holds_gil", "stops_itself", "calls_blocking", "leaves_daemon", "waits")
+
+    async def main() -> None:
+        acts = []
+        async with staged(grade, tmp_path) as stage:
+            acts = await asyncio.gather(*(stage.play(name) for name in names))
+            for act in acts:
+                await act.reached()
+            waiting = [asyncio.create_task(act.outcome()) for act in acts]
+            began = time.monotonic()
+        assert time.monotonic() - began < 5
+        assert {(await each).ending for each in waiting} == {Ending.SHUTDOWN}
+        assert [act.place.name for act in acts if there(act.pids)] == []
+        for act in acts:
+            act.at_end = act.beats
+        await nothing_acts(acts)
+
+    bounded(main())
+
+
+@both_grades
+def test_control_closes_before_its_first_host_is_there(grade: Grade, tmp_path: Path) -> None:
+    """A control that is closed while its spare is being made leaves nothing."""
+
+    async def main() -> None:
+        async with staged(grade, tmp_path) as stage:
+            assert stage.info.started == 0
+
+    bounded(main())
