@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import io
 import os
 import shutil
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "interlock"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-CORE_LINES = 1_550
+CORE_LINES = 1_000  # of code, as cloc counts: neither blank nor comment nor docstring
 SOURCE_LINES = 20_000
 CONTRIBUTING_LINES = 80
 
@@ -104,9 +106,29 @@ def test_every_file_says_the_rule_it_keeps(path: Path) -> None:
 
 def test_the_sources_stay_small() -> None:
     """The core fits in an hour's reading; the whole stays in the size of the houses we admire."""
-    lines = {path: len(path.read_text("utf-8").splitlines()) for path in SOURCES}
+    lines = {path: lines_of_code(path.read_text("utf-8")) for path in SOURCES}
     assert sum(n for path, n in lines.items() if path.is_relative_to(PACKAGE / "core")) <= CORE_LINES
     assert sum(lines.values()) <= SOURCE_LINES
+
+
+def lines_of_code(source: str) -> int:
+    """Count the lines that hold code."""
+    ignored = (
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    )
+    tokens = [token for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type not in ignored]
+    lines = {line for token in tokens for line in range(token.start[0], token.end[0] + 1)}
+    for node in ast.walk(ast.parse(source)):
+        told = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if told and ast.get_docstring(node, clean=False) is not None:
+            text = node.body[0]
+            lines -= set(range(text.lineno, (text.end_lineno or text.lineno) + 1))
+    return len(lines)
 
 
 def test_the_readme_names_the_two_commands() -> None:

@@ -665,7 +665,6 @@ async def recalls(run: Run, message: Message, notes: Notes) -> str:
 async def mumbles(run: Run, message: Message, notes: Notes) -> None:
     """Say something and wait for ever, politely."""
     await run.say("well, ")
-    notes.add("began")
     await asyncio.sleep(3600)
 
 
@@ -754,7 +753,6 @@ def tries(run: Run) -> list[tuple[str, Awaitable[Any]]]:
 async def goes_on_after_a_stop(run: Run, message: Message, notes: Notes) -> str:
     """Swallow the cancel and try everything."""
     await run.say("first")
-    notes.add("began")
     try:
         await asyncio.sleep(3600)
     except asyncio.CancelledError:
@@ -792,18 +790,24 @@ async def is_cut_in_a_phase(run: Run, message: Message, notes: Notes) -> None:
 
 @scene
 async def is_heard(run: Run, message: Message, notes: Notes) -> str:
-    """Be heard from by one verb or another, each within the limit on silence, for longer than it."""
-    verbs: list[Callable[[], Awaitable[Any]]] = [
-        partial(run.say, "."), partial(run.say, ""), partial(run.post, ""), run.typing, partial(run.progress, "on"),
-        partial(run.call, adds, a=1, b=1), run.check, run.history, lambda: enters(run, "thing"),
-        lambda: entered(run.phase("on")),
-    ]  # fmt: skip
-    seconds = float(message.text.split()[2])
-    for verb in verbs:
-        begun = time.monotonic()
-        while time.monotonic() < begun + seconds:
-            await verb()
-            await asyncio.sleep(seconds / 10)
+    """Be heard from by one verb alone, for longer than the limit on silence."""
+    _, _, seconds, *words = message.text.split()
+    verb: Callable[[], Awaitable[Any]] = {
+        "say": partial(run.say, "."),
+        "say nothing": partial(run.say, ""),
+        "post nothing": partial(run.post, ""),
+        "typing": run.typing,
+        "progress": partial(run.progress, "on"),
+        "phase": lambda: entered(run.phase("on")),
+        "call": partial(run.call, adds, a=1, b=1),
+        "check": run.check,
+        "history": run.history,
+        "hold": lambda: enters(run, run.id),
+    }[" ".join(words)]
+    end = time.monotonic() + float(seconds)
+    while time.monotonic() < end:
+        await verb()
+        await asyncio.sleep(float(seconds) / 15)
     return "heard"
 
 

@@ -80,10 +80,10 @@ class Zygote(Helper):
 
     def _close_all_but(self, fd: int, lifeline: int) -> None:
         """Let go of our own; what the agent's module has opened belongs to the host."""
-        ours = [self._sock.fileno(), self._wake, self._woken, *(kept.lifeline for kept in self._keepers.values())]
-        for own in ours:
-            if own not in (fd, lifeline):
-                os.close(own)
+        assert self._newest is not None
+        kept = [*self._keepers.values(), self._newest]  # whose lifelines nobody but we may hold
+        for own in (self._sock.fileno(), self._wake, self._woken, *(each.lifeline for each in kept)):
+            os.close(own)
 
 
 def unfit(sock: socket.socket, before: dict[str, Any]) -> str | None:

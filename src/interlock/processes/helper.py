@@ -49,6 +49,7 @@ class Helper:
         self._gateway = gateway
         self._owner = owner
         self._keepers: dict[int, Kept] = {}  # by the keeper's pid
+        self._newest: Kept | None = None  # that a keeper is being forked for
         self._lost: list[Kept] = []  # whose keepers died without having seen them empty
         self._runs: dict[str, int] = {}  # directory of a run → how many containments use it
         self._outbox: list[tuple[Any, ...]] = []
@@ -150,6 +151,7 @@ class Helper:
         try:
             kept.leaf, beside, rlimits = self._prepare(kept.of_run, names, limits)
             mine, kept.lifeline = os.pipe2(os.O_CLOEXEC)
+            self._newest = kept
             pid = os.fork()
         except OSError as error:
             wire.close_all([mine, kept.lifeline])
