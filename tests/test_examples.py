@@ -51,6 +51,14 @@ EXAMPLES = {
         "stopped the session: r-1-",
         " stopped",
     ],
+    "hosted.py": [
+        "alice:   turn 1 of alice",
+        "bob:     turn 1 of bob (meanwhile)",
+        "stop:    stopped, public",
+        "receipt: host killed, drain observed after",
+        "alice:   turn 1 of alice (a fresh process)",
+        "bob:     turn 2 of bob (still his own)",
+    ],
     "processes.py": [
         "agent: it exited with 3 and wrote 'hello",
         "agent: too slow: True",
@@ -166,7 +174,7 @@ def test_the_pages_have_programs() -> None:
     """The first screen of the README shows one, the guide one for nearly every section."""
     kinds = [(page, language) for page, _, language, *_ in PAGES]
     assert [kinds.count(kind) for kind in (("README.md", "python"), ("docs/guide.md", "python"))] == [1, 9]
-    assert kinds.count(("docs/guide.md", "sh")) == 2
+    assert [kinds.count(kind) for kind in (("README.md", "sh"), ("docs/guide.md", "sh"))] == [1, 3]
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ async def open_control(
     """Open a control that serves an agent; leaving the block ends what runs as `shutdown`."""
     if os.environ.get("INTERLOCK_WORKER") == str(os.getpid()):
         raise BadInput(
-            "this is a worker, which imports your main module to find a tool; "
+            "this is a worker or a host, which imports your module to find a tool or the agent; "
             "open control under `if __name__ == '__main__':`"
         )
     if agents is not None and not isinstance(agents, Mapping):

@@ -337,7 +337,8 @@ def doctor_command(
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
     else:
         _draw(report)
-    return 0 if report.grade is not None else 1
+    broken = any(fact.name == "agent" and fact.good is False for fact in report.facts)
+    return 0 if report.grade is not None and not broken else 1
 
 
 MARKS = {True: "[green]✓[/]", False: "[yellow]✗[/]", None: " "}

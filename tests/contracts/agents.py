@@ -130,6 +130,22 @@ def frays(why: str) -> None:
     raise LookupError(why)
 
 
+class Torn(Exception):
+    """An error of this module's own."""
+
+
+def tears(how: str) -> Any:
+    """A synchronous tool that gives what is not plain."""
+    match how:
+        case "pair":
+            return {"pair": (1, (2, 3))}
+        case "own":
+            raise Torn("all over")
+        case "exit":
+            raise SystemExit(6)
+    return object()
+
+
 async def exits(code: int) -> None:
     """A tool that would have the program end."""
     raise SystemExit(code)
@@ -263,10 +279,18 @@ async def lengthens(run: Run, message: Message, notes: Notes) -> str:
     async def takes(text: str) -> int:
         return len(text)
 
-    notes.add("result", len(await tried(run.call(returns))) > 10_000_000)
+    notes.add("result", (await tried(run.call(returns)))[:1_000])
     notes.add("argument", await tried(run.call(takes, text=long)))
     notes.add("progress", await tried(run.progress(long)))
+    notes.add("command", await tried(run.spawn("true", long)))
+    notes.add("environment", await tried(run.spawn("true", env={"LONG": long})))
+    notes.add("input", await tried(counted(run, "x" * (9 * 1024 * 1024))))
     return "still here"
+
+
+async def counted(run: Run, text: str) -> str:
+    """Have a program count what it is given."""
+    return (await run.spawn("wc", "-c", input=text)).output
 
 
 # Failing
@@ -379,6 +403,16 @@ async def calls(run: Run, message: Message, notes: Notes) -> str:
     except SystemExit as error:
         notes.add("exits", described(error))
     return "done."
+
+
+@scene
+async def calls_what_is_not_plain(run: Run, message: Message, notes: Notes) -> None:
+    """Call a synchronous tool that gives what is not plain."""
+    for how in ("pair", "own", "exit", "object"):
+        try:
+            notes.add(how, repr(await run.call(tears, how=how)))
+        except BaseException as error:
+            notes.add(how, described(error))
 
 
 def partial_of(function: Callable[..., Any]) -> Any:

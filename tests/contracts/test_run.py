@@ -14,7 +14,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +54,7 @@ if ROOT not in sys.path:  # `pytest` alone does not put it there; a host gets it
     sys.path.insert(0, ROOT)
 
 
-@dataclass
+@dataclass(repr=False)  # a task that is done is described with all of its result, and that may be long
 class Played:
     """What came of a scene."""
 
@@ -110,6 +110,7 @@ def _plain(value: Any, names: dict[str, str], session: str) -> Any:
     return value
 
 
+ORDERED = {"events", "timeline", "receipt"}  # what runs side by side ends in any order
 STORIES: dict[str, tuple[str, dict[str, Any]]] = {}
 """What a driver told of a scene, for the next to be compared with."""
 
@@ -135,13 +136,22 @@ class Stage:
 
         return self._run(bounded())
 
-    def play(self, scene: str, act: Act | None = None, *, same: bool = True, label: str = "", **options: Any) -> Played:
-        """Have a scene played; compare its story with another driver's."""
+    def play(
+        self,
+        scene: str,
+        act: Act | None = None,
+        *,
+        same: bool = True,
+        leave_out: Collection[str] = (),
+        label: str = "",
+        **options: Any,
+    ) -> Played:
+        """Have a scene played; compare its story with another driver's, all of it or without some parts."""
         played: Played = self.do(self.played(scene, act, **options))
         if same:
             other, story = STORIES.setdefault(label or scene, (self.driver, played.story))
             for part, told in played.story.items():
-                assert told == story[part], f"{part} of {scene}: {self.driver} is not as {other}"
+                assert part in leave_out or told == story[part], f"{part} of {scene}: {self.driver} is not as {other}"
         return played
 
     async def played(
@@ -351,13 +361,13 @@ def test_a_reply_that_is_too_long(stage: Stage) -> None:
 def test_the_longest_reply(stage: Stage) -> None:
     """A reply of exactly the most characters is taken, however wide each of them is."""
     outcome = stage.play("widens", same=False).outcome
-    told = (outcome.ending, outcome.error, len(outcome.text))  # (pytest would take seconds to describe such a text)
+    told = (outcome.ending, outcome.error, len(outcome.text))
     assert told == (Ending.COMPLETED, None, REPLY_BYTES)
 
 
 def test_long_values(stage: Stage) -> None:
-    """A long result, argument or note of progress does not end the run."""
-    played = stage.play("lengthens")
+    """A long result, argument, command, input or note of progress may be refused; it does not end the run."""
+    played = stage.play("lengthens", leave_out={"events", "timeline"})
     assert (played.outcome.ending, played.outcome.text) == (Ending.COMPLETED, "still here"), played.outcome.error
 
 
@@ -388,6 +398,17 @@ def test_calls(stage: Stage) -> None:
     assert played.outcome.text == "Now \n\ndone."
 
 
+def test_a_synchronous_tool_gives_plain_values(stage: Stage) -> None:
+    """A synchronous tool runs where it can be ended: plain values come back, and errors of its own kind by name."""
+    played = stage.play("calls_what_is_not_plain")
+    assert played.notes[:3] == [
+        ["pair", "{'pair': [1, [2, 3]]}"],
+        ["own", "ToolFailed: Torn: all over"],
+        ["exit", "ToolFailed: RuntimeError: the tool raised SystemExit"],
+    ]
+    assert played.noted("object").startswith("BadInput: what the tool returned cannot be sent")
+
+
 def test_a_tool_that_must_be_allowed(stage: Stage) -> None:
     """A tool that asks begins when a person allows it, and else its call is Denied and told as skipped."""
     played = stage.play("is_allowed", answers(True, False, False))
@@ -408,7 +429,7 @@ def test_a_tool_that_must_be_allowed(stage: Stage) -> None:
 
 def test_batches(stage: Stage) -> None:
     """Results of a batch come in order, side by side or one after another; an error does not stop the others."""
-    played = stage.play("batches", same=False)
+    played = stage.play("batches", leave_out=ORDERED)
     wanted = [
         ["waits", "finished", "waited 0.02", None],
         ["breaks", "failed", None, "KeyError: 'gone'"],
@@ -427,7 +448,7 @@ def test_batches(stage: Stage) -> None:
 
 def test_an_exit_in_a_batch(stage: Stage) -> None:
     """What no `except Exception` sees is told as interrupted, and ends neither the others nor the program."""
-    played = stage.play("exits_in_a_batch", same=False)
+    played = stage.play("exits_in_a_batch", leave_out=ORDERED)
     assert played.noted("results") == [
         ["exits", "interrupted", None, "SystemExit"],
         ["adds", "finished", 2, "NoneType"],
@@ -439,7 +460,7 @@ def test_an_exit_in_a_batch(stage: Stage) -> None:
 
 def test_calls_that_are_given_up(stage: Stage) -> None:
     """A timeout of the agent's own gives calls up: what ran was interrupted, what had not begun was skipped."""
-    played = stage.play("gives_up", same=False)
+    played = stage.play("gives_up", leave_out=ORDERED)
     assert [played.noted(each) for each in ("call", "sequential", "parallel", "unanswered")] == [True] * 4
     assert played.noted("after") == 4
     ends = [(name, state) for name, state in played.tools() if state not in ("pending", "running")]
@@ -821,9 +842,8 @@ def test_silence(stage: Stage) -> None:
             return await asyncio.gather(*scenes)
 
     silent, busy, *heard = stage.do(play())
-    assert {verb: played.outcome.text for verb, played in zip(VERBS, heard, strict=True)} == dict.fromkeys(
-        VERBS, "heard"
-    )
+    assert [verb for verb, each in zip(VERBS, heard, strict=True) if each.outcome.ending is Ending.TIMED_OUT] == []
+    assert {each.outcome.ending for each in heard} == {Ending.COMPLETED}
     outcome = silent.outcome
     assert (outcome.ending, outcome.phase, outcome.limit_ms) == (Ending.TIMED_OUT, "idle", round(limit * 1000))
     assert (busy.outcome.ending, busy.outcome.text) == (Ending.COMPLETED, "False"), busy.outcome

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from interlock import Message, Run, tool
+from interlock.hosts import link
 
 LIFE_SECONDS = 30.0
 BEAT_SECONDS = 0.002
@@ -542,24 +543,17 @@ async def dies_beside_fork(run: Run, place: Path) -> None:
 @play
 async def dies_beside_talker(run: Run, place: Path) -> None:
     """Die, while a fork says on the link whatever it has time for."""
-    from interlock.hosts import link
-
     word = link.frame(link.SetTyping(run._port.turn.number, True)) * 500  # type: ignore[attr-defined]
     if os.fork() == 0:
         note(place, os.getpid())
         end = time.monotonic() + LIFE_SECONDS
-        line = socket.socket(fileno=sockets_of_link()[0])
+        line = socket.socket(fileno=min(sockets()))  # the link: the loop's own pair is younger
         line.setblocking(True)
         while time.monotonic() < end:
             line.sendall(word)
         os._exit(0)
     time.sleep(0.05)
     os._exit(3)
-
-
-def sockets_of_link() -> list[int]:
-    """Return the sockets that have a peer and stream: the loop's own pair comes after the link, which is older."""
-    return sorted(sockets())
 
 
 @play

@@ -38,7 +38,7 @@ from interlock.hosts.driver import HostDriver
 from interlock.hosts.process import HostProcess
 from interlock.processes.base import Grade, SpawnOrder
 
-BOUND_SECONDS = 20.0
+BOUND_SECONDS, RUN_SECONDS = 30.0, 8.0
 QUICK = Settings(commit_seconds=1.0, grace_seconds=0.1, drain_seconds=2.0, retry_seconds=0.05)
 SEQUENCES, SESSIONS = 1_500, 6
 SAID, TOLD = get_args(link.Said), get_args(link.Told)
@@ -291,6 +291,7 @@ class Peer:
         self.sock = sock
         self.played = played
         self.turn = 0
+        self.host: HostProcess  # control's end
         self._frames = link.Frames(link.Told)
         self._heard: list[link.Word] = []
         self._numbers = itertools.count(1)
@@ -326,7 +327,7 @@ class Peer:
                 return word
         return None
 
-    async def hear_a(self, kind: type[Any]) -> Any:
+    async def hear_a(self, kind: Any) -> Any:
         """Return the next word of a kind, None if control hung up."""
         while (word := await self.hear()) is not None:
             if isinstance(word, kind):
@@ -334,8 +335,11 @@ class Peer:
         return None
 
     async def settle(self) -> None:
-        """Wait for the fall, and say that nothing runs."""
-        if (fallen := await self.hear_a(link.Fallen)) is not None:
+        """Wait for the fall, and say that nothing runs; another turn may have begun instead."""
+        fallen = await self.hear_a(link.Fallen | link.Begin)
+        if isinstance(fallen, link.Begin):
+            self._heard.insert(0, fallen)
+        elif fallen is not None:
             await self.say(link.Settled(fallen.turn, True))
 
     def hang_up(self) -> None:
@@ -379,7 +383,7 @@ class PlayedHosts:
         theirs.setblocking(False)
         played = Played()
         peer = Peer(theirs, played)
-        host = HostProcess(Place(played), played, mine)  # type: ignore[arg-type]
+        host = peer.host = HostProcess(Place(played), played, mine)  # type: ignore[arg-type]
         self.started += 1
         self.hosts = [*(each for each in self.hosts if each.alive), host]
         served = peer.serve(self.play) if self.greet is None else self.greet(peer)
@@ -451,7 +455,7 @@ async def ended(control: Control, session: str, text: str, **options: Any) -> Ou
 
 async def over(control: Control, run: str) -> Outcome:
     """Wait until a run has ended and nothing of it is left; no request of its host's goes on."""
-    outcome = await control.wait(run, timeout=BOUND_SECONDS, drained=True)
+    outcome = await control.wait(run, timeout=RUN_SECONDS, drained=True)
     assert outcome.ended, f"run {run} hangs: {[task.get_name() for task in control._crew.tasks]}"
     assert outcome.drained
     for _ in range(20):  # a task that was cancelled needs a step
@@ -689,11 +693,11 @@ def test_a_stranger_that_keeps_a_dead_hosts_link_full_holds_nobody_up(caplog: py
     floods = threading.Event()
 
     def flood(sock: socket.socket) -> None:
-        data, until = link.frame(link.Say(0, "")) * 4_000, time.monotonic() + 3
+        data, at, until = link.frame(link.Say(0, "")) * 4_000, 0, time.monotonic() + 3
         with contextlib.suppress(OSError), sock:
             while time.monotonic() < until:
                 with contextlib.suppress(BlockingIOError):
-                    sock.send(data)
+                    at = (at + sock.send(data[at:])) % len(data)
                 floods.set()
 
     async def play(peer: Peer, begin: link.Begin) -> None:
@@ -769,7 +773,6 @@ def test_an_order_that_no_agent_may_give_is_refused(
 
 def test_what_is_unknown_is_refused_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     """Calls, handles, agents, questions and arguments that no run has: each is answered, none ends the host."""
-    many = tuple(str(number) for number in range(101))
     asked: list[Callable[[int, int], link.Request]] = [
         lambda t, n: link.Permit(t, n, CallId("r-1.99")),
         lambda t, n: link.Permit(t, n, CallId("")),
@@ -787,7 +790,6 @@ def test_what_is_unknown_is_refused_and_the_run_goes_on(caplog: pytest.LogCaptur
         lambda t, n: link.Ask(t, n, "which?", (), None),
         lambda t, n: link.Ask(t, n, "which?", ("a", "a"), None),
         lambda t, n: link.Ask(t, n, "which?", ("",), None),
-        lambda t, n: link.Ask(t, n, "which?", (*many[:100], "0"), None),
         lambda t, n: link.Ask(t, n, "when?", None, -1.0),
     ]
 
@@ -1006,6 +1008,8 @@ class Chaos:
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.returned = self.raised = False
+        self.half = False  # the link may hold a part of a message, which would spoil the next turn of the host
+        self.over = asyncio.Event()  # its peer says nothing more
         self._number = 0
         self._numbers = [0]
         self._run = ""
@@ -1024,6 +1028,8 @@ class Chaos:
     def _piece(self) -> bytes:
         random = self.random
         at = random.random()
+        if at < 0.1:
+            self.half = True
         if at < 0.04:
             return random.randbytes(random.randrange(1, 40))
         data = link.frame(self._word())
@@ -1059,6 +1065,7 @@ class Chaos:
                     link.Raised(self._turn, self._text(), self.random.choice((None, "provider", "x")), True)
                 )
             case 3:
+                self.half = True
                 return link.frame(link.Post(self._turn, "never all of it"))[: self.random.randrange(1, 12)]
             case 4:
                 return spelled("Obey", self._turn)
@@ -1157,25 +1164,27 @@ def test_anything_a_host_says_harms_only_its_run(caplog: pytest.LogCaptureFixtur
             await asyncio.wait([reading], timeout=0.02)
             reading.cancel()
             await asyncio.wait([reading])
-        if begin.run_id in going:
+        if peer.host.turn is not None or playing.half or playing.random.random() < 0.5:
             peer.hang_up()
             peer.played.end(playing.random.choice((0, 1, -9, -11)))
+            while peer.host.alive:  # a host that died unseen would be given the next turn
+                await asyncio.sleep(0)
+        playing.over.set()
 
-    going: set[str] = set()
-
-    async def attack(control: Control, session: str) -> None:
-        for seed in seeds:
+    async def attack(control: Control, name: str) -> None:
+        for count, seed in enumerate(seeds):
+            session = f"{name}.{count // 25}"  # (a long log takes long to read)
             text = f"chaos {seed}"
             playing = chaos[text] = Chaos(seed)
             sent = await control.send(session, text)
-            going.add(sent.run_id)
             stops = playing.random.random() < 0.15
             if stops:
                 for _ in range(playing.random.randrange(8)):
                     await asyncio.sleep(0)
                 await control.stop(run=sent.run_id)
             outcome = await over(control, sent.run_id)
-            going.discard(sent.run_id)
+            if (await control.receipt(sent.run_id)).host != "none":  # it was begun
+                await asyncio.wait_for(playing.over.wait(), RUN_SECONDS)
             await check_log(control, session, sent.run_id)
             if outcome.ending is Ending.FAILED and outcome.error_kind is ErrorKind.HOST:
                 check_host_ending(outcome)
@@ -1188,7 +1197,7 @@ def test_anything_a_host_says_harms_only_its_run(caplog: pytest.LogCaptureFixtur
                 ), (seed, outcome)
             del chaos[text]
             again = await ended(control, session, f"+{seed}")
-            assert (again.ending, again.text) == (Ending.COMPLETED, f"+{seed}"), (seed, again)
+            assert (again.ending, again.text) == (Ending.COMPLETED, f"+{seed}"), (seed, again.error)
 
     async def beside(control: Control) -> None:
         nonlocal trips

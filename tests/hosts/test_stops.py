@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
+from proofs.stops import race
 
 from interlock.core.names import Ending
 from interlock.processes.base import Grade
-from proofs.stops import race
 
 STOPS = 120
 

@@ -2,6 +2,8 @@
 
 import importlib
 import inspect
+import sys
+from pathlib import Path
 
 from interlock.core.errors import BadInput
 from interlock.runtime.run import Agent
@@ -13,6 +15,8 @@ def agent_name(agent: object) -> str:
     """Return an agent's name as `module:name`, or say how it must be given."""
     if not isinstance(agent, str):
         module, name = getattr(agent, "__module__", "mymodule"), getattr(agent, "__qualname__", "agent")
+        if module == "__main__":  # which a host cannot import: it has its file's name there
+            module = Path(getattr(sys.modules[module], "__file__", None) or "myscript.py").stem
         raise BadInput(
             "the host driver imports the agent in a process of its own: "
             f"give it as text, 'module:name' (perhaps {f'{module}:{name}'!r}), not as {type(agent).__name__}"

@@ -46,7 +46,7 @@ class ForkedHosts:
         """Import the agents in the zygote, or raise what is wrong with them."""
         if hasattr(asyncio.get_running_loop(), "wall"):
             raise BadInput(
-                "there are no hosts on a virtual clock; use driver='inline', or interlock.testing.VirtualHosts"
+                "there are no hosts on a virtual clock; use driver='inline', or interlock.testing.hosts.VirtualHosts"
             )
         await self._ready()
         if self.cold is not None:

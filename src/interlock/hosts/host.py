@@ -8,6 +8,7 @@
 """
 
 import asyncio
+import io
 import itertools
 import os
 import socket
@@ -55,7 +56,7 @@ class Link(Protocol):
         ...
 
     def send(self, word: link.Word) -> None:
-        """Say something; it is on its way before the loop comes round."""
+        """Say something; it is on its way when this returns, or waits for room."""
         ...
 
     async def room(self) -> None:
@@ -75,7 +76,6 @@ class SocketLink:
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._out = bytearray()
-        self._flushing = False
         self._frames = link.Frames(link.Told)
         self._room: asyncio.Event | None = None
         self.hear: Callable[[link.Told], None] = lambda _: None
@@ -88,11 +88,11 @@ class SocketLink:
         return len(self._out) > HIGH_BYTES
 
     def send(self, word: link.Word) -> None:
-        """Say something; what is said in one turn of the loop travels together."""
+        """Say something in this step: the agent may block its loop in the next."""
+        waiting = bool(self._out)
         self._out += link.frame(word)
-        if not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self._flush)
+        if not waiting:
+            self._flush()
 
     def _flush(self) -> None:
         while self._out:
@@ -100,18 +100,15 @@ class SocketLink:
                 del self._out[: self._sock.send(self._out)]
             except (BlockingIOError, InterruptedError):
                 self._loop.add_writer(self._sock.fileno(), self._writable)
-                return
+                break
             except OSError:
                 self._gone()
-        self._flushing = False
-        if self._room is not None:
+        if self._room is not None and len(self._out) <= LOW_BYTES:
             self._room.set()
 
     def _writable(self) -> None:
         self._loop.remove_writer(self._sock.fileno())
         self._flush()
-        if self._room is not None and len(self._out) <= LOW_BYTES:
-            self._room.set()
 
     async def room(self) -> None:
         """Wait until control has taken most of what was said."""
@@ -415,6 +412,8 @@ class HostPort:
 
     def record(self, wanted: Sequence[tuple[ToolSpec, Json]]) -> list[CallId]:
         self.check(Effect.TOOL)
+        if sum(len(values) for _, values in wanted) > link.FRAME_BYTES // 4:
+            raise BadInput(f"the arguments are longer than {link.FRAME_BYTES // 4} characters; write a file")
         calls = tuple(link.Wanted(spec.name, values, spec.asks, spec.grace) for spec, values in wanted)
         self._link.send(link.Record(self.turn.number, calls))
         first = self._calls_made + 1
@@ -428,6 +427,10 @@ class HostPort:
 
     def finish(self, call: CallId, state: ToolState, result: Json | None, error: str | None) -> None:
         self.check(Effect.RESULT)
+        if len(result or "") > link.FRAME_BYTES // 4:  # a character has four bytes at most
+            text = f"the result is longer than {link.FRAME_BYTES // 4} characters; write a file"
+            self._link.send(link.Finish(self.turn.number, call, ToolState.FAILED, None, text))
+            raise BadInput(text)
         self._link.send(link.Finish(self.turn.number, call, state, result, error))
 
     def give_up(self, call: CallId) -> None:
@@ -670,6 +673,8 @@ def take_link() -> socket.socket:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # whoever is killed flushes nothing, and a fork copies the rest
     os.environ["INTERLOCK_WORKER"] = str(os.getpid())
     return sock
 

@@ -17,9 +17,11 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from interlock.core.errors import BadInput
 from interlock.core.names import Principal, RunId, SessionId
 from interlock.hosts import host, link
 from interlock.hosts.finding import SERVED
@@ -159,11 +161,15 @@ def main() -> NoReturn:
         why = unfit(sock, before)
         told: dict[str, object] = {"warm": why is None, "why": why or ""}
     except BaseException as error:
-        why = describe_error(error)
+        if isinstance(error, BadInput):
+            why = str(error)
+        else:
+            why = describe_error(error)
+            traceback.print_exc()  # where in the module it was: the text does not say
         told = {"warm": False, "why": why, "broken": True}
+    sys.stdout.flush()  # before there are forks that would say it again
     wire.send(sock, ("ready", told, 0, os.getpid()))
     if why is not None:
-        sys.stdout.flush()
         os._exit(0)
     gc.disable()
     try:

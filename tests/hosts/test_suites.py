@@ -1,0 +1,36 @@
+"""The runtime's and the promises' own suites, played on hosts: the real link and both its ends, in the test's own loop.
+
+Their agents are closures, which no other process can import, so the hosts are `interlock.testing.hosts`. What real
+processes add is tested beside this file, and with the same agents on both drivers in tests/contracts/test_run.py.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+LISTED = [
+    line for line in (Path(__file__).parent / "inline_only.txt").read_text("utf-8").splitlines() if line[0] != "#"
+]
+ABOUT_OTHERS = ("inline", "workers", "spawn", "recovery", "p3_nothing_is_left", "races_c", "races_d", "crashes")
+PLAYED = 600  # at least: a suite that is not found plays nothing
+
+
+def test_the_suites_hold_on_hosts() -> None:
+    """Whatever does not reach into the agent's own loop holds unchanged."""
+    files = [
+        path.relative_to(ROOT).as_posix()
+        for room in ("runtime", "promises")
+        for path in sorted((ROOT / "tests" / room).glob("test_*.py"))
+        if path.stem.removeprefix("test_") not in ABOUT_OTHERS
+    ]
+    known = {test.partition("::")[0] for test in LISTED}
+    assert known <= set(files), "a file that is listed is not played"
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", *files, *(f"--deselect={test}" for test in LISTED)]
+    environment = {**os.environ, "INTERLOCK_TEST_DRIVER": "virtual"}
+    played = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False
+    )
+    assert played.returncode == 0, played.stdout[-6000:]
+    assert played.stdout.count(".") > PLAYED

@@ -1,0 +1,327 @@
+"""The zygote: what it imports, what it refuses to fork, and what a host inherits from it."""
+
+import asyncio
+import json
+import logging
+import os
+import pwd
+import re
+import signal
+import sys
+import textwrap
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlock import BadInput, Confinement, Control, Ending, open_control
+from interlock.core.names import ErrorKind
+from interlock.hosts.doctor import examine_agent
+from interlock.processes import kernel
+from interlock.processes.base import Grade
+
+AGENT = """
+async def agent(run, message):
+    return "here"
+"""
+COLD = {
+    "threads": (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+        "threads",
+    ),
+    "sockets": ("import socket\npair = socket.socketpair()", "sockets"),
+    "children": ("import subprocess\nchild = subprocess.Popen(['sleep', '60'])", "processes"),
+    "event loop": ("import asyncio\nloop = asyncio.new_event_loop()", "sockets|event loop"),
+    "poll": ("import select\npoll = select.epoll()", "event loop"),
+    "patched": ("import time, os\ntime.sleep = lambda seconds: None", r"standard library \(sleep\)"),
+}
+BROKEN = {
+    "no module": ("nowhere:agent", None, "no module 'nowhere'"),
+    "a name missing": ("written:other", AGENT, "has no 'other'"),
+    "not async": ("written:agent", "def agent(run, message): pass", "one async callable"),
+    "raising": ("written:agent", "raise OSError('no licence')", "OSError: no licence"),
+    "a module missing inside": ("written:agent", "import nowhere_at_all", "No module named 'nowhere_at_all'"),
+    "exiting": ("written:agent", "import sys; sys.exit(3)", "SystemExit: 3"),
+    "dying": ("written:agent", "import os; os._exit(3)", "could not be imported"),
+    "serving itself": (
+        "written:agent",
+        "import asyncio, interlock\nasync def main():\n    async with interlock.open_control('x:y'): pass\n"
+        "asyncio.run(main())",
+        "under `if __name__",
+    ),
+}
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Write the module of an agent where it can be imported; return the agent's name."""
+
+    def write(source: str, name: str = "written") -> str:
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
+        return f"{name}:agent"
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return write
+
+
+def hosting(
+    agent: str, use: Callable[[Control], Coroutine[Any, Any, None]], confinement: Confinement | None = None
+) -> None:
+    """Open a control with hosts, use it, and see that nothing is left."""
+    before = set(os.listdir("/proc/self/fd"))
+
+    async def main() -> None:
+        async with open_control(agent, driver="host", confinement=confinement) as control:
+            await use(control)
+
+    asyncio.run(main())
+    assert len(os.listdir("/proc/self/fd")) <= len(before), "descriptors were left open"
+    assert kernel.children() == []
+
+
+async def reply(control: Control, text: str = "hello", session: str = "s") -> str:
+    """Send a message and return the reply."""
+    sent = await control.send(session, text)
+    outcome = await control.wait(sent.run_id, timeout=30)
+    assert outcome.ending is Ending.COMPLETED, outcome
+    return outcome.text
+
+
+@pytest.mark.parametrize("why", COLD)
+def test_what_cannot_be_forked_is_spawned(
+    why: str, module: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Threads, sockets, children, a loop or a patched library: hosts are spawned, it is said why, and they work."""
+    source, words = COLD[why]
+    agent = module(source + AGENT)
+
+    async def use(control: Control) -> None:
+        assert control.hosts is not None
+        assert not control.hosts.warm
+        assert await reply(control) == "here"
+        assert await reply(control) == "here"
+        assert control.hosts.reused == 1
+
+    with caplog.at_level(logging.WARNING, logger="interlock"):
+        hosting(agent, use)
+    [said] = [record.getMessage() for record in caplog.records if "not forked warm" in record.getMessage()]
+    assert re.search(words, said), said
+
+
+@pytest.mark.parametrize("trouble", BROKEN)
+def test_an_agent_that_cannot_be_imported(
+    trouble: str, module: Callable[[str], str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Opening says what is wrong with the agent, and leaves nothing."""
+    agent, source, words = BROKEN[trouble]
+    if source is not None:
+        module(source)
+
+    async def use(control: Control) -> None:
+        raise AssertionError("it must not open")
+
+    with pytest.raises((BadInput, OSError), match=words):
+        hosting(agent, use)
+
+
+@pytest.mark.parametrize("given", ["agent", "a b:agent", "module:", ":agent", "__main__:agent", "module:1x"])
+def test_a_name_that_is_none(given: str) -> None:
+    """A name that cannot be an agent's is refused before anything is started."""
+
+    async def use(control: Control) -> None:
+        raise AssertionError("it must not open")
+
+    with pytest.raises(BadInput, match=r"module:name|own name"):
+        hosting(given, use)
+
+
+def test_a_callable_is_not_enough() -> None:
+    """A host imports by name; whoever gives a function is told the name to give."""
+
+    async def main() -> None:
+        async with open_control(reply, driver="host"):  # type: ignore[arg-type]
+            raise AssertionError("it must not open")
+
+    with pytest.raises(BadInput, match="as text, 'module:name'"):
+        asyncio.run(main())
+
+
+def test_the_agent_is_imported_once_and_control_does_not(module: Callable[[str], str], tmp_path: Path) -> None:
+    """One import, in the zygote, whatever is forked later; control's own modules stay as they were."""
+    agent = module(
+        """
+        import os
+        with open(os.environ["IMPORTS"], "a") as file:
+            file.write("imported\\n")
+        async def agent(run, message):
+            return str(os.getpid())
+        """
+    )
+    os.environ["IMPORTS"] = str(tmp_path / "imports")
+
+    async def use(control: Control) -> None:
+        pids = {await reply(control, session=session) for session in "abc"}
+        assert len(pids) == 3
+        assert str(os.getpid()) not in pids
+
+    try:
+        hosting(agent, use)
+    finally:
+        del os.environ["IMPORTS"]
+    assert (tmp_path / "imports").read_text() == "imported\n"
+    assert "written" not in sys.modules
+
+
+@pytest.mark.parametrize("grade", [None, Grade.KEEPER], ids=["best", "keeper"])
+def test_a_host_has_no_descriptor_but_its_own(module: Callable[[str], str], grade: Grade | None) -> None:
+    """What the module opened is there; nothing of zygote, warden or other hosts is: a pipe held would hide a death."""
+    agent = module(
+        """
+        import json, os
+        opened = open(__file__)
+        async def agent(run, message):
+            kinds = []
+            for name in os.listdir("/proc/self/fd"):
+                try:
+                    kinds.append(os.readlink(f"/proc/self/fd/{name}").split("[")[0])
+                except OSError:
+                    pass
+            return json.dumps([sorted(kinds), opened.read(1)])
+        """
+    )
+
+    async def use(control: Control) -> None:
+        for session in "abcd":
+            kinds, _ = json.loads(await reply(control, session=session))
+            assert kinds.count("socket:") == 3, kinds  # the link, and the loop's own pair
+            assert not [kind for kind in kinds if kind.startswith("pipe:") or "pidfd" in kind], kinds
+
+    hosting(agent, use, Confinement(grade=grade))
+
+
+def test_random_numbers_and_signals_are_a_host_s_own(module: Callable[[str], str]) -> None:
+    """Two forks draw different numbers, and no handler, mask or wake-up of the zygote's is left."""
+    agent = module(
+        """
+        import json, os, random, signal
+        async def agent(run, message):
+            mask = sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+            child = signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
+            return json.dumps([random.random(), mask, child, os.getsid(0) == os.getpid(), os.getcwd()])
+        """
+    )
+
+    async def use(control: Control) -> None:
+        first, second = [json.loads(await reply(control, session=session)) for session in "ab"]
+        assert first[0] != second[0]
+        assert first[1:] == second[1:] == [[], True, True, os.getcwd()]
+
+    hosting(agent, use)
+
+
+def test_a_host_has_its_user_s_rights_and_no_more(module: Callable[[str], str]) -> None:
+    """With agent_user all ids are the user's, no capability is left, and the warden is out of reach."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to give rights away")
+    agent = module(
+        """
+        import json, os
+        async def agent(run, message):
+            try:
+                os.kill(os.getppid(), 0)
+                reach = True
+            except PermissionError:
+                reach = False
+            with open("/proc/self/status") as file:
+                caps = [line.split()[1] for line in file if line.startswith(("CapEff", "CapPrm", "CapAmb"))]
+            seen = [os.environ["HOME"], "IMPORTS" in os.environ]
+            return json.dumps([os.getresuid(), os.getresgid(), caps, reach, *seen])
+        """
+    )
+    nobody = pwd.getpwnam("nobody")
+
+    async def use(control: Control) -> None:
+        uids, gids, caps, reach, home, leaked = json.loads(await reply(control))
+        assert set(uids) == {nobody.pw_uid}
+        assert set(gids) == {nobody.pw_gid}
+        assert set(caps) == {"0" * 16}
+        assert (reach, home, leaked) == (False, nobody.pw_dir, False)
+
+    os.environ["IMPORTS"] = "secret"
+    try:
+        hosting(agent, use, Confinement(agent_user="nobody"))
+    finally:
+        del os.environ["IMPORTS"]
+
+
+def test_the_doctor_says_how_an_agent_does(module: Callable[[str], str]) -> None:
+    """Warm or not, and why; what it weighs; and what is wrong with one that cannot be imported."""
+    warm = {fact.name: fact for fact in asyncio.run(examine_agent(module(AGENT)))}
+    assert warm["hosts"].good
+    assert "forked warm" in warm["hosts"].found
+    assert "MiB" in warm["memory of a host"].found
+    cold = {fact.name: fact for fact in asyncio.run(examine_agent(module(COLD["threads"][0] + AGENT, "chilly")))}
+    assert cold["hosts"].good is False
+    assert "started threads" in cold["hosts"].found
+    assert cold["hosts"].change
+    [broken] = asyncio.run(examine_agent("nowhere:agent"))
+    assert broken.good is False
+    assert "no module" in broken.found
+    assert kernel.children() == []
+
+
+def test_hosts_are_bounded_in_number(module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host that was idle longest goes when there are too many; its session gets a fresh one."""
+    monkeypatch.setattr("interlock.hosts.driver.IDLE_HOSTS", 2)
+    agent = module(
+        "import os\nturns = 0\nasync def agent(run, message):\n    global turns; turns += 1; return str(turns)"
+    )
+
+    async def use(control: Control) -> None:
+        assert [await reply(control, session=session) for session in "abc"] == ["1", "1", "1"]
+        assert control.hosts is not None
+        assert control.hosts.idle == 2
+        assert [await reply(control, session=session) for session in "cba"] == ["2", "2", "1"]
+
+    hosting(agent, use)
+
+
+def test_hosts_are_bounded_in_age(module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that nobody needs is ended after a while."""
+    monkeypatch.setattr("interlock.hosts.driver.IDLE_SECONDS", 0.05)
+    agent = module("import os\nasync def agent(run, message):\n    return str(os.getpid())")
+
+    async def use(control: Control) -> None:
+        pid = int(await reply(control))
+        async with asyncio.timeout(10):
+            while kernel.stat(pid) is not None:
+                await asyncio.sleep(0.01)
+        assert int(await reply(control)) != pid
+
+    hosting(agent, use)
+
+
+def test_a_reset_session_gets_a_fresh_host(module: Callable[[str], str]) -> None:
+    """What an agent kept in memory for a conversation goes with the conversation."""
+    agent = module("turns = 0\nasync def agent(run, message):\n    global turns; turns += 1; return str(turns)")
+
+    async def use(control: Control) -> None:
+        assert [await reply(control), await reply(control)] == ["1", "2"]
+        await control.reset("s")
+        assert await reply(control) == "1"
+
+    hosting(agent, use)
+
+
+def test_a_host_s_death_is_told_with_its_signal(module: Callable[[str], str]) -> None:
+    """The run fails as the host's failure, in words."""
+    agent = module("import os, signal\nasync def agent(run, message):\n    os.kill(os.getpid(), signal.SIGBUS)")
+
+    async def use(control: Control) -> None:
+        sent = await control.send("s", "hello")
+        outcome = await control.wait(sent.run_id, timeout=30)
+        assert (outcome.ending, outcome.error_kind) == (Ending.FAILED, ErrorKind.HOST)
+        assert signal.SIGBUS.name in (outcome.error or "")
+
+    hosting(agent, use)
