@@ -29,6 +29,7 @@ async def polite(run: Run, message: Message) -> str | None:
             await asyncio.sleep(float(given[1]))
         return None
     await run.say("here")
+    await asyncio.sleep(0)  # it is on its way before anyone blocks
     if what == "park":
         await asyncio.Event().wait()
     while what == "hog":  # blocks its loop for a moment, lets it come round, and blocks again

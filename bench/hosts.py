@@ -38,7 +38,7 @@ STRETCH_SECONDS = 0.5
 DELTAS = 20_000
 HOSTS, PACE_SECONDS = 200, 0.1
 TOOL_GRACE_SECONDS = 0.3  # of `agents.spin_with_grace`
-FOREVER_SECONDS = 20  # of a hog that would not end by itself while we look
+FOREVER_SECONDS = 3  # of a hog that would not end by itself while we look
 PATIENCE_SECONDS = 60.0
 STOP_GOAL, WARM_GOAL, FRESH_MS, SPARE_GOAL, RATE_GOAL, PRIVATE_MIB, DRAIN_GOAL = 2.0, 3.0, 20.0, 2.0, 0.3, 12.0, 10.0
 MIB_PER_HOST = 40  # of memory that must be free for each of many hosts, so as to be sure
@@ -383,7 +383,7 @@ async def _drains(scale: Scale) -> list[Result]:
         "in a tool without a grace": (f"tool {FOREVER_SECONDS}", 0.0),
         "in a tool with a grace": (f"grace {FOREVER_SECONDS}", TOOL_GRACE_SECONDS),
     }
-    floor, ours = Samples(), {case: Samples() for case in cases}
+    floor, forked, ours = Samples(), Samples(), {case: Samples() for case in cases}
     async with served() as serving:
         control = serving.control
         for number in range(scale.rounds(25, 6) + 1):
@@ -394,13 +394,16 @@ async def _drains(scale: Scale) -> list[Result]:
                 await _end(control, run)
                 ours[case].seconds += [perf_counter() - began] if number else []
                 await asyncio.sleep(SPARE_SECONDS)
-                floor.seconds += [_killed()] if number else []
+                floor.seconds += [_killed(_sleeper())] if number else []
+                forked.seconds += [_killed(_fork())] if number else []
     results = []
     for case, (_, grace) in cases.items():
         over = ours[case].percentile(50) - grace
         small = (
             f"stop -> drained {ours[case].spread()}; its grace {grace:.1f} s",
             f"kill floor (KILL and waitpid of a bare `sleep`) {floor.spread()}",
+            f"over the same of a fork of this process ({_status(os.getpid()):.0f} MiB) it is "
+            f"{over / forked.percentile(50):.3g} x: {forked.spread()}",
         )
         value = over / floor.percentile(50)
         name = f"a hog {case}: (drained - grace) / kill floor, p50"
@@ -408,9 +411,21 @@ async def _drains(scale: Scale) -> list[Result]:
     return results
 
 
-def _killed() -> float:
+def _sleeper() -> int:
+    return os.posix_spawn("/bin/sleep", ["sleep", "100"], os.environ)
+
+
+def _fork() -> int:
+    """A bare fork of this process, which is about as large as a host: its memory is what takes time to end."""
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+        os._exit(0)
+    return pid
+
+
+def _killed(pid: int) -> float:
     """Kill a bare process and wait for it."""
-    pid = os.posix_spawn("/bin/sleep", ["sleep", "100"], os.environ)
     time.sleep(0.005)  # it sleeps, too
     began = perf_counter()
     os.kill(pid, signal.SIGKILL)

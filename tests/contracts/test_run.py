@@ -514,7 +514,8 @@ def test_children(stage: Stage) -> None:
     assert played.notes[-1] == ["given up", None]
     assert [each for each in played.notes if each[0] == "ids"] == [["ids", True]] * 5
     endings = [each.outcome.ending.value for each in played.of(Delegated) if each.outcome is not None]
-    assert endings == ["completed", "failed", "timed_out", "completed"]
+    assert endings[:4] == ["completed", "failed", "timed_out", "completed"]
+    assert endings[4:] in ([], ["stopped"])  # the one given up, if its end is told before its parent's
     given_up = played.of(Delegated)[-1].child
     assert stage.do(stage.control.wait(given_up)).ending is Ending.STOPPED
     assert played.outcome.ending is Ending.COMPLETED

@@ -8,6 +8,7 @@
 """
 
 import asyncio
+import errno
 import io
 import itertools
 import os
@@ -31,6 +32,7 @@ from interlock.hosts import link
 from interlock.hosts.finding import find_agent
 from interlock.processes import kernel
 from interlock.processes.base import SpawnFailed, SpawnOrder
+from interlock.processes.workers import ToolFailed
 from interlock.runtime.crew import Crew
 from interlock.runtime.delegation import Child
 from interlock.runtime.holds import Hold
@@ -45,6 +47,7 @@ T = TypeVar("T")
 
 HIGH_BYTES, LOW_BYTES = 256 * 1024, 64 * 1024  # said and not yet taken by control, before a verb waits
 READ_BYTES = 256 * 1024
+ARGS_BYTES = 2 * 1024 * 1024  # of a program and its environment: no system takes more
 
 
 class Link(Protocol):
@@ -211,6 +214,10 @@ class HostPort:
         """Control says that the run has fallen, or the agent has returned."""
         if self.cause is None:
             self.cause = cause
+            for answer in self._answers.values():  # control answers none of them any more
+                if not answer.done():
+                    answer.set_exception(Stale(f"run {self.run_id} has ended ({cause.ending}); let Stale pass"))
+                    answer.exception()  # whoever waits is told; nobody need wait
 
     async def checkpoint(self) -> None:
         """Let others run, and wait while control is behind."""
@@ -245,15 +252,13 @@ class HostPort:
 
     def delta(self, text: str) -> None:
         self.check(Effect.DELTA)
-        if text:
-            self.measure(text)
-            self._link.send(link.Say(self.turn.number, text))
+        self.measure(text)
+        self._link.send(link.Say(self.turn.number, text))  # an empty one too: it is a sign of life
 
     def block(self, text: str) -> None:
         self.check(Effect.BLOCK)
-        if text:
-            self.measure(text)
-            self._link.send(link.Post(self.turn.number, text))
+        self.measure(text)
+        self._link.send(link.Post(self.turn.number, text))
 
     def measure(self, text: str) -> None:
         """Refuse text that no reply can hold, here as control would."""
@@ -289,6 +294,8 @@ class HostPort:
     # Asking control
 
     async def _ask(self, make: Callable[[int], link.Request], kind: type[T] | Any) -> Any:
+        if self.turn.over.is_set():  # nobody is left to answer
+            raise Stale(f"run {self.run_id} has ended; let Stale pass")
         number = next(self._numbers)
         answer: asyncio.Future[link.Answer] = self._loop.create_future()
         self._answers[number] = answer
@@ -362,13 +369,17 @@ class HostPort:
         self.check(Effect.SPAWN)
         if order.inherit:
             raise BadInput("a process of a host cannot have control's own descriptors")
-        if len(order.input or b"") > link.FRAME_BYTES // 2:
-            raise BadInput(f"input= is longer than {link.FRAME_BYTES // 2} bytes; write a file")
+        size = sum(map(len, order.argv)) + sum(len(name) + len(value or "") for name, value in order.env.items())
+        if size > ARGS_BYTES:
+            why = "its arguments or environment are too long; use input= or a file"
+            raise SpawnFailed(errno.E2BIG, f"{order.argv[0]!r:.100} was not started: {why}")
 
         def make(number: int) -> link.Spawn:
             running.handle = number
             self.processes[number] = running
-            return link.Spawn(self.turn.number, number, order)
+            argv = tuple(os.fsencode(part) for part in order.argv)
+            env = {os.fsencode(k): None if v is None else os.fsencode(v) for k, v in order.env.items()}
+            return link.Spawn(self.turn.number, number, msgspec.structs.replace(order, argv=(), env={}), argv, env)
 
         running = HostRunning(self, order)
         started: link.Started = await self._ask(make, link.Started)
@@ -412,10 +423,10 @@ class HostPort:
 
     def record(self, wanted: Sequence[tuple[ToolSpec, Json]]) -> list[CallId]:
         self.check(Effect.TOOL)
-        if sum(len(values) for _, values in wanted) > link.FRAME_BYTES // 4:
-            raise BadInput(f"the arguments are longer than {link.FRAME_BYTES // 4} characters; write a file")
         calls = tuple(link.Wanted(spec.name, values, spec.asks, spec.grace) for spec, values in wanted)
-        self._link.send(link.Record(self.turn.number, calls))
+        long = sum(len(values) for _, values in wanted) * 4 > link.FRAME_BYTES  # together; each fits by itself
+        for together in [(call,) for call in calls] if long else [calls]:
+            self._link.send(link.Record(self.turn.number, together))
         first = self._calls_made + 1
         self._calls_made += len(calls)
         return [CallId(f"{self.run_id}.{number}") for number in range(first, first + len(calls))]
@@ -427,10 +438,6 @@ class HostPort:
 
     def finish(self, call: CallId, state: ToolState, result: Json | None, error: str | None) -> None:
         self.check(Effect.RESULT)
-        if len(result or "") > link.FRAME_BYTES // 4:  # a character has four bytes at most
-            text = f"the result is longer than {link.FRAME_BYTES // 4} characters; write a file"
-            self._link.send(link.Finish(self.turn.number, call, ToolState.FAILED, None, text))
-            raise BadInput(text)
         self._link.send(link.Finish(self.turn.number, call, state, result, error))
 
     def give_up(self, call: CallId) -> None:
@@ -447,7 +454,7 @@ class HostPort:
         if spec.thread:
             return await self._bodies.in_thread(spec.name, work)
         if spec.worker:
-            return work()
+            return _plainly(work)
         return await self._bodies.in_place(spec, work())
 
     async def side_by_side(self, bodies: Sequence[tuple[CallId, ToolSpec, Coroutine[Any, Any, None]]]) -> None:
@@ -465,6 +472,7 @@ class HostRunning(Running):
         self._pid: int | None = None
         self._status: int | None = None
         self._over = asyncio.Event()
+        self.timed_out = False
 
     def __del__(self) -> None:
         self._port.forget(self.handle)
@@ -473,9 +481,10 @@ class HostRunning(Running):
         """It runs."""
         self._pid = pid
 
-    def on_exit(self, status: int | None) -> None:
+    def on_exit(self, status: int | None, timed_out: bool) -> None:
         """It has exited."""
         self._status = status
+        self.timed_out = timed_out
         self._over.set()
 
     @property
@@ -551,9 +560,9 @@ class Serving:
                     body.cut()
             case link.Problem(turn) if port is not None and port.turn.number == turn:
                 port.trouble(word)
-            case link.Exited(turn, handle, status) if port is not None and port.turn.number == turn:
+            case link.Exited(turn, handle, status, timed_out) if port is not None and port.turn.number == turn:
                 if (running := port.processes.get(handle)) is not None:
-                    running.on_exit(status)
+                    running.on_exit(status, timed_out)
             case _:
                 pass  # of a turn that is over
 
@@ -586,7 +595,8 @@ class Serving:
             word = link.Raised(turn.number, describe_error(error), port.phase_of(error), turn.quiet)
             broken = error if isinstance(error, KeyboardInterrupt) else None
         if port.current:
-            port.fall(Cause(ending=Ending.COMPLETED))
+            returned = isinstance(word, link.Returned)
+            port.fall(Cause(ending=Ending.COMPLETED if returned else Ending.FAILED))
             self._link.send(word)
         elif isinstance(word, link.Returned):
             self._link.send(link.Tried(turn.number, Effect.FINAL))
@@ -605,12 +615,28 @@ class Serving:
         self._link.send(link.Settled(turn.number, clean=not left))
 
 
+def _plainly(work: Callable[[], Any]) -> Any:
+    """Run a synchronous tool; give what a worker would: plain values, Python's own errors, and others by name."""
+    try:
+        value = work()
+    except SystemExit:
+        raise ToolFailed("RuntimeError: the tool raised SystemExit") from None
+    except Exception as error:
+        if type(error).__module__ == "builtins" or isinstance(error, BadInput):
+            raise
+        raise ToolFailed(describe_error(error)) from error
+    try:
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(value))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise BadInput(f"what the tool returned cannot be sent ({error}); return plain values") from None
+
+
 def _utf8(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
         raise BadInput("the reply holds half a surrogate pair; decode the text properly first") from None
-    return text
+    return str.__str__(text)
 
 
 def _at_work() -> frozenset[object]:

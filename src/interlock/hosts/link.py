@@ -16,9 +16,10 @@ from interlock.core.names import CallId, Effect, RunId, SessionId, ToolState
 from interlock.core.outcome import Cause
 from interlock.processes.base import SpawnOrder
 from interlock.runtime.run import Message
+from interlock.runtime.settings import REPLY_BYTES
 
 VERSION = 1
-FRAME_BYTES = 16 * 1024 * 1024  # the longest message a host may send
+FRAME_BYTES = 4 * REPLY_BYTES + 64 * 1024  # the longest message a host may send: a reply of wide characters
 HEAD_BYTES = 4
 
 
@@ -207,9 +208,11 @@ class TakeHold(Request):
 
 
 class Spawn(Request):
-    """Start a process; its handle is the request's number."""
+    """Start a process; its handle is the request's number. Arguments and environment are bytes: not all are UTF-8."""
 
     order: SpawnOrder
+    argv: tuple[bytes, ...] = ()
+    env: dict[bytes, bytes | None] = {}
 
 
 class WaitProcess(Request):
@@ -331,6 +334,7 @@ class Exited(Word):
     turn: int
     handle: int
     status: int | None
+    timed_out: bool
 
 
 Told = Load | Begin | Fallen | Answer | Refusal | Problem | Exited

@@ -154,6 +154,8 @@ class HostProcess:
                 self._trouble = why
             case link.OfTurn() if self.turn is not None:
                 self.turn.hear(word)
+            case link.OfTurn(turn) if 0 < turn <= self.turns:
+                pass  # something the last turn left behind: that run is over and sealed
             case _:
                 raise Violation(f"it said {type(word).__name__} without a turn")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
@@ -135,6 +136,8 @@ class HostTurn:
             self.result.exception()  # nobody need wait for it
         if not self._returned:
             self.state = BodyState.CUT
+        for task in list(self._requests.values()):
+            task.cancel()  # as what waits inline is: nothing was tried after the fall, and nothing is counted
         at_work = [call.id for call in (self.run.calls or {}).values() if call.state is ToolState.INTERRUPTED]
         graces = [self._graces.get(call, 0.0) for call in at_work]
         if graces and min(graces) <= 0 and not self._returned:
@@ -337,8 +340,12 @@ class HostTurn:
                 return self._delegate(agent, text, deadline, detached)
             case link.TakeHold(_, number, name):
                 return self._hold(number, name)
-            case link.Spawn(_, number, order):
-                return self._spawn(number, order)
+            case link.Spawn(_, number, order, argv, env):
+                given = {os.fsdecode(k): None if v is None else os.fsdecode(v) for k, v in env.items()}
+                named = tuple(os.fsdecode(part) for part in argv)
+                return self._spawn(
+                    number, msgspec.structs.replace(order, argv=named or order.argv, env=given or order.env)
+                )
             case link.WaitProcess(_, _, handle):
                 return self._wait(handle)
             case link.ReadLine(_, _, handle):
@@ -381,7 +388,7 @@ class HostTurn:
     async def _follow(self, number: int, running: Running) -> None:
         await running.exited()
         if not self.done.is_set():
-            self.host.send(link.Exited(self.number, number, running.status))
+            self.host.send(link.Exited(self.number, number, running.status, running.timed_out))
 
     def _process(self, handle: int) -> Running:
         if handle not in self._running:

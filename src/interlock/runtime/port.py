@@ -25,7 +25,7 @@ class InlinePort(Verbs):
         """Let others run, then see to it that a body which goes on trying after its end is not resumed for ever."""
         if asyncio.get_running_loop() is not self._loop:
             raise BadInput(
-                "a run's verbs belong to the loop that control runs on; "
+                "a run's verbs belong to the loop that its agent runs on; "
                 "from a thread use asyncio.run_coroutine_threadsafe(run.say(...), loop)"
             )
         self.touch()
@@ -82,7 +82,7 @@ class InlineDriver:
         text: str | None = await leash
         if text is not None and not isinstance(text, str):
             raise BadInput(f"the agent returned {type(text).__name__}; return the reply as text, or None")
-        return text
+        return None if text is None else str.__str__(text)
 
     async def close(self) -> None:
         """Nothing is left open."""

@@ -7,7 +7,8 @@
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from os import PathLike, fspath
+from math import isnan
+from os import PathLike, fsencode, fspath
 from typing import Any, Generic, Literal, Protocol, TypeVar, overload
 
 import anyio
@@ -20,10 +21,10 @@ from interlock.core.outcome import Outcome
 from interlock.processes.base import SpawnFailed, SpawnOrder
 from interlock.runtime.delegation import Child
 from interlock.runtime.holds import Hold
-from interlock.runtime.settings import QUESTION_BYTES
+from interlock.runtime.settings import INPUT_BYTES, MESSAGE_BYTES, QUESTION_BYTES
 from interlock.runtime.spawning import Finished, Running
 from interlock.runtime.tool import ToolResult, ToolSpec, describe_error, plain, spec_of
-from interlock.runtime.values import name_of, need_utf8, seconds_of, text_of
+from interlock.runtime.values import name_of, need_utf8, number_of, seconds_of, text_of
 
 T = TypeVar("T")
 
@@ -110,37 +111,38 @@ class Run:
 
     async def say(self, text: str) -> None:
         """Stream a piece of the reply."""
-        _need_text(text, "say")
+        said = _need_text(text, "say")
         await self._port.checkpoint()
-        self._port.delta(text)
+        self._port.delta(said)
 
     async def post(self, text: str) -> None:
         """Say a whole block."""
-        _need_text(text, "post")
+        said = _need_text(text, "post")
         await self._port.checkpoint()
-        self._port.block(text)
+        self._port.block(said)
 
     async def typing(self, on: bool = True) -> None:
         """Show that something is coming; the end of the run switches it off."""
         await self._port.checkpoint()
-        self._port.typing(on)
+        self._port.typing(bool(on))
 
     async def progress(self, text: str, *, done: float | None = None, total: float | None = None) -> None:
         """Show how far long work has come."""
-        _need_text(text, "progress")
+        said = _need_text(text, "progress", MESSAGE_BYTES)
+        so_far, whole = _need_number(done, "done"), _need_number(total, "total")
         await self._port.checkpoint()
-        self._port.progress(text, done, total)
+        self._port.progress(said, so_far, whole)
 
     @asynccontextmanager
     async def phase(self, name: str) -> AsyncIterator[None]:
         """Name what the run is doing, so that a timeout can say where it happened."""
-        _need_text(name, "phase")
+        named = _need_text(name, "phase", MESSAGE_BYTES)
         await self._port.checkpoint()
-        before = self._port.phase(name)
+        before = self._port.phase(named)
         try:
             yield
         except Exception as error:
-            self._port.blame(name, error)
+            self._port.blame(named, error)
             raise
         finally:
             if self._port.current:  # leaving a phase is no effect worth a Stale over what is being raised
@@ -242,7 +244,7 @@ class Run:
         text = text_of(message, "the message")
         deadline = seconds_of(timeout, "timeout", None)
         await self._port.checkpoint()
-        return await self._port.delegate(name_of(agent, "agent"), text, deadline, detached)
+        return await self._port.delegate(name_of(agent, "agent"), text, deadline, bool(detached))
 
     @asynccontextmanager
     async def hold(self, name: str) -> AsyncIterator[Hold]:
@@ -312,9 +314,9 @@ class Run:
             input=_input(input),
             timeout=seconds_of(timeout, "timeout", None),
             grace=seconds_of(grace, "grace", None) or 0.0,
-            pty=pty,
-            background=background,
-            detached=detached,
+            pty=bool(pty),
+            background=bool(background),
+            detached=bool(detached),
             name=None if name is None else name_of(name, "name"),
         )
         return Spawn(self._port, order)
@@ -382,7 +384,7 @@ def _argv(argv: tuple[object, ...]) -> tuple[str, ...]:
         raise BadInput("an argument of a program cannot hold a NUL character")
     if not argv[0]:
         raise BadInput("the name of the program is empty")
-    return tuple(str(part) for part in argv)
+    return tuple(_encodable(part, "an argument of a program") for part in argv)
 
 
 def _cwd(cwd: object) -> str | None:
@@ -397,10 +399,12 @@ def _cwd(cwd: object) -> str | None:
 def _input(given: object) -> bytes | None:
     if isinstance(given, str):
         need_utf8(given, "input")
-        return given.encode()
-    if given is None or isinstance(given, bytes):
-        return given
-    raise BadInput(f"input= takes text or bytes, not {type(given).__name__}")
+        given = given.encode()
+    if given is not None and not isinstance(given, bytes):
+        raise BadInput(f"input= takes text or bytes, not {type(given).__name__}")
+    if given is not None and len(given) > INPUT_BYTES:
+        raise BadInput(f"input= has {len(given)} bytes, more than {INPUT_BYTES}; write a file")
+    return given
 
 
 def _environment(env: Mapping[str, str | None] | None) -> dict[str, str | None]:
@@ -412,7 +416,18 @@ def _environment(env: Mapping[str, str | None] | None) -> dict[str, str | None]:
             raise BadInput(f"{name!r:.40} is no name of an environment variable")
         if value is not None and (not isinstance(value, str) or "\0" in value):
             raise BadInput(f"env[{name!r:.40}] takes text, or None to leave the variable out")
-    return given
+    what = "an environment variable"
+    return {_encodable(name, what): None if value is None else _encodable(value, what) for name, value in given.items()}
+
+
+def _encodable(text: Any, what: str) -> str:
+    """Return a text that a program can be given: bytes that are no UTF-8 may be in it, as Python writes them."""
+    plain_text = str.__str__(text)
+    try:
+        fsencode(plain_text)
+    except UnicodeEncodeError:
+        raise BadInput(f"{what} holds half a surrogate pair; decode the text properly first") from None
+    return plain_text
 
 
 def _choices(choices: Sequence[str]) -> tuple[str, ...]:
@@ -424,10 +439,22 @@ def _choices(choices: Sequence[str]) -> tuple[str, ...]:
     return offered
 
 
-def _need_text(text: object, verb: str) -> None:
+def _need_text(text: object, verb: str, limit: int | None = None) -> str:
     if not isinstance(text, str):
         raise BadInput(f"{verb} takes text, not {type(text).__name__}; convert it first")
     need_utf8(text, verb)
+    if limit is not None and len(text) > limit:
+        raise BadInput(f"{verb} takes at most {limit} characters, not {len(text)}; say less")
+    return str.__str__(text)  # a text of a kind of its own cannot cross
+
+
+def _need_number(value: object, name: str) -> float | None:
+    if value is None:
+        return None
+    number = number_of(value)
+    if isnan(number) and not isinstance(value, float):
+        raise BadInput(f"{name}= takes a number, not {value!r:.40}")
+    return number
 
 
 def _name(function: object) -> str:

@@ -9,6 +9,7 @@ import msgspec
 from interlock.core.errors import BadInput
 from interlock.core.events import Json
 from interlock.core.names import ToolState
+from interlock.runtime.settings import VALUE_BYTES
 from interlock.runtime.values import name_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -98,8 +99,11 @@ def describe_error(error: BaseException) -> str:
 def plain(value: object, what: str) -> Json:
     """Return a value as JSON text, or say that it cannot cross to control."""
     try:
-        return Json(msgspec.json.encode(value).decode())
+        encoded = msgspec.json.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise BadInput(
             f"{what} cannot be serialised ({error}); use plain values: text, numbers, lists, dicts"
         ) from None
+    if len(encoded) > VALUE_BYTES:
+        raise BadInput(f"{what} has {len(encoded)} bytes, more than {VALUE_BYTES}; write a file")
+    return Json(encoded.decode())

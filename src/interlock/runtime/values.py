@@ -21,7 +21,7 @@ def name_of(value: object, what: str) -> str:
     if not isinstance(value, str) or not value.strip() or len(value) > 512:
         raise BadInput(f"{what} must be a name of 1 to 512 characters, not {value!r:.80}")
     need_utf8(value, what)
-    return value
+    return str.__str__(value)
 
 
 def text_of(value: object, what: str = "the message", limit: int = MESSAGE_BYTES) -> str:
@@ -33,7 +33,7 @@ def text_of(value: object, what: str = "the message", limit: int = MESSAGE_BYTES
     need_utf8(value, what)
     if len(value) > limit:
         raise BadInput(f"{what} has {len(value)} characters, more than {limit}; send a shorter one")
-    return value
+    return str.__str__(value)
 
 
 def strategy_of(value: str | None) -> Strategy | None:
