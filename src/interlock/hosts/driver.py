@@ -16,6 +16,7 @@ from typing import Protocol
 
 from interlock.core.errors import BadInput
 from interlock.core.names import ErrorKind, RunKind, SessionId
+from interlock.hosts import link
 from interlock.hosts.turn import Cut, Host, HostTurn
 from interlock.processes.base import SpawnFailed
 from interlock.runtime.driver import AgentFailed, HostsInfo
@@ -29,6 +30,7 @@ IDLE_HOSTS = 64
 IDLE_SECONDS = 600.0
 PATIENCE_SECONDS = 0.01  # for a session's last host to settle
 CLOSE_SECONDS = 3.0
+SPARE_SECONDS = 0.05  # after one was taken
 ATTEMPTS = 3
 
 
@@ -111,6 +113,7 @@ class HostDriver:
                 host.kill()
             else:
                 self._spare = host
+                host.send(link.Rehearse())
 
     async def _take(self, run: LiveRun) -> Host:
         """Return a host for a run: its session's own, the spare, or a new one."""
@@ -136,8 +139,8 @@ class HostDriver:
                     host, self._spare = self._spare, None
             if host is None or not host.alive:
                 host = await self._start()
-        finally:
-            self._prepare_spare()
+        finally:  # the next one is not to be made while this one says its first word
+            asyncio.get_running_loop().call_later(SPARE_SECONDS, self._prepare_spare)
         host.renewed = session.renewed
         host.containment.name = f"the host of {session.id}"
         return host
@@ -176,6 +179,7 @@ class HostDriver:
         if self._closed or not keep or not host.alive or run.kind is RunKind.CHILD or session in self._idle:
             host.kill()
             return False
+        host.rest()
         self._idle[session] = host
         self._timers[host] = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._retire, session, host)
         while len(self._idle) > IDLE_HOSTS:

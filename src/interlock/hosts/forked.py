@@ -128,4 +128,4 @@ class ForkedHosts:
             self._starting.cancel()
             await asyncio.wait([self._starting])
         if self._zygote is not None:
-            self._processes.drop_second(self._zygote)
+            await self._processes.close_second(self._zygote)

@@ -26,10 +26,10 @@ from interlock.core import errors
 from interlock.core.errors import BadInput, InterlockError, Stale
 from interlock.core.events import Entry, Json
 from interlock.core.fence import describe
-from interlock.core.names import CallId, Effect, Ending, RunId, ToolState
+from interlock.core.names import CallId, Effect, Ending, Principal, RunId, SessionId, ToolState
 from interlock.core.outcome import Cause
 from interlock.hosts import link
-from interlock.hosts.finding import find_agent
+from interlock.hosts.finding import SERVED, find_agent
 from interlock.processes import kernel
 from interlock.processes.base import SpawnFailed, SpawnOrder
 from interlock.processes.workers import ToolFailed
@@ -544,6 +544,7 @@ class Serving:
         self._threads = threads or DaemonThreads()
         self._at_work = at_work or _at_work
         self._port: HostPort | None = None
+        self._before: frozenset[object] | None = None
 
     def hear(self, word: link.Told) -> None:
         """Take a message of control's."""
@@ -551,6 +552,8 @@ class Serving:
         match word:
             case link.Begin():
                 self._begin(word)
+            case link.Rehearse():
+                self._crew.start(rehearse(), name="rehearse")
             case link.Answer() | link.Refusal() if port is not None:
                 port.hear(word)
             case link.Fallen(turn, cause) if port is not None and port.turn.number == turn:
@@ -575,7 +578,7 @@ class Serving:
         """Run the agent on a leash, from its first step to its last."""
         turn, broken = port.turn, None
         word: link.Returned | link.Raised
-        turn.before = self._at_work()
+        turn.before = self._at_work() if self._before is None else self._before
         try:
             handle = Run(port, run_id=begin.run_id, session=begin.session, generation=begin.generation)
             body = self._agents[begin.agent](handle, begin.message)
@@ -601,6 +604,9 @@ class Serving:
         elif isinstance(word, link.Returned):
             self._link.send(link.Tried(turn.number, Effect.FINAL))
         turn.over.set()
+        self._before = (
+            self._at_work()
+        )  # now, when nobody waits for us: what is born till the next turn counts as its own
         if broken is not None:
             raise broken
 
@@ -669,6 +675,31 @@ def _error(kind: str, text: str, errno: int | None = None) -> BaseException:
     if kind == SpawnFailed.__name__:
         return SpawnFailed(errno or 0, text)
     return _ERRORS.get(kind, InterlockError)(text)
+
+
+async def _greet(run: Run, message: Message) -> str:
+    await run.say(message.text)
+    async with run.phase("warm"):
+        await run.typing()
+    return ""
+
+
+async def rehearse() -> None:
+    """Play a turn of an agent of our own, with all that a real one goes through: what it touches is warm afterwards."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    line = SocketLink(theirs)
+    line.hear = Serving(line, {SERVED: _greet}).hear
+    message = Message(text="hello", by=Principal("nobody"), session=SessionId("none"), run_id=RunId("none"))
+    ours.send(link.frame(link.Begin(1, SERVED, message.run_id, message.session, 1, message)))
+    frames = link.Frames(link.Said)
+    loop = asyncio.get_running_loop()
+    returned = False
+    while not returned:
+        frames.feed(await loop.sock_recv(ours, READ_BYTES))
+        returned = any(isinstance(word, link.Returned | link.Raised) for word in frames)
+    line.close()
+    ours.close()
 
 
 # The process

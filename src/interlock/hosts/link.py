@@ -286,6 +286,10 @@ class Load(Word):
     agents: dict[str, str]  # by their names; the one that is served has the empty name
 
 
+class Rehearse(Word):
+    """Play a turn of nobody's, so that the first real one finds everything at hand."""
+
+
 class Begin(Word):
     """A turn."""
 
@@ -337,7 +341,7 @@ class Exited(Word):
     timed_out: bool
 
 
-Told = Load | Begin | Fallen | Answer | Refusal | Problem | Exited
+Told = Load | Rehearse | Begin | Fallen | Answer | Refusal | Problem | Exited
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):

@@ -77,9 +77,13 @@ class HostProcess:
                 self._close_pidfd()
 
     def remember(self) -> None:
-        """A turn is about to begin: what is here now was not born in it."""
-        self._before = self.containment.members() if self.turns else frozenset([self.process.pid or 0])
+        """A turn is about to begin."""
+        self._before = self._before or frozenset([self.process.pid or 0])
         self.turns += 1
+
+    def rest(self) -> None:
+        """A turn is over: what is here now was not born in the next one."""
+        self._before = self.containment.members()
 
     # Saying
 

@@ -62,7 +62,11 @@ class Host(Protocol):
         ...
 
     def remember(self) -> None:
-        """A turn is about to begin: what is here now was not born in it."""
+        """A turn is about to begin."""
+        ...
+
+    def rest(self) -> None:
+        """A turn is over: what is here now was not born in the next one."""
         ...
 
     def send(self, word: link.Word) -> None:

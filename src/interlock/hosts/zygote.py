@@ -22,13 +22,11 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from interlock.core.errors import BadInput
-from interlock.core.names import Principal, RunId, SessionId
-from interlock.hosts import host, link
-from interlock.hosts.finding import SERVED
+from interlock.hosts import host
 from interlock.processes import wire
 from interlock.processes.helper import Helper
 from interlock.processes.keeper import Keeper
-from interlock.runtime.run import Agent, Message, Run
+from interlock.runtime.run import Agent
 from interlock.runtime.tool import describe_error
 
 PRIMITIVES = ("fork", "waitpid", "kill", "read", "write", "poll", "sleep", "sigtimedwait", "set_wakeup_fd")
@@ -80,6 +78,10 @@ class Zygote(Helper):
         super().__init__(sock, gateway, owner)
         self._facts = facts
 
+    def _bases(self) -> list[str]:
+        """The directories above those of hosts are the bare helper's to remove: its own are beside them."""
+        return []
+
     def _close_all_but(self, fd: int, lifeline: int) -> None:
         """Let go of our own; what the agent's module has opened belongs to the host."""
         assert self._newest is not None
@@ -120,31 +122,6 @@ def _children() -> list[str]:
         return file.read().split()
 
 
-async def _greet(run: Run, message: Message) -> str:
-    await run.say(message.text)
-    async with run.phase("warm"):
-        await run.typing()
-    return ""
-
-
-async def _play() -> None:
-    """One turn of an agent of our own, with all that a real one goes through: what it touches is warm afterwards."""
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    line = host.SocketLink(theirs)
-    line.hear = host.Serving(line, {SERVED: _greet}).hear
-    message = Message(text="hello", by=Principal("warm"), session=SessionId("warm"), run_id=RunId("warm"))
-    ours.send(link.frame(link.Begin(1, SERVED, message.run_id, message.session, 1, message)))
-    frames = link.Frames(link.Said)
-    loop = asyncio.get_running_loop()
-    returned = False
-    while not returned:
-        frames.feed(await loop.sock_recv(ours, 65536))
-        returned = any(isinstance(word, link.Returned | link.Raised) for word in frames)
-    line.close()
-    ours.close()
-
-
 def main() -> NoReturn:
     """Be the zygote of a process that gave us one end of a socket, as our standard input."""
     sock = host.take_link()
@@ -157,7 +134,7 @@ def main() -> NoReturn:
     before = primitives()
     try:
         Warden.agents = host.load_agents(path, agents)
-        asyncio.run(_play())
+        asyncio.run(host.rehearse())
         why = unfit(sock, before)
         told: dict[str, object] = {"warm": why is None, "why": why or ""}
     except BaseException as error:

@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 READY_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
+SECOND_SECONDS = 1.0
 RESCUE_SECONDS = 5.0
 BARE = (
     "import sys, types; package = types.ModuleType('interlock'); package.__path__ = [sys.argv[1]]; "
@@ -302,6 +303,15 @@ class LocalProcesses:
             if not helper.facts:  # whatever went wrong, or whoever went away
                 self.drop_second(helper)
         return helper
+
+    async def close_second(self, helper: SecondHelper) -> None:
+        """Let a second helper go by itself, so that it can clean up; then see that it is gone. Bounded."""
+        if helper.alive:
+            helper.hang_up()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SECOND_SECONDS):
+                    await helper.process.exited.wait()
+        helper.containment.cut()
 
     def drop_second(self, helper: SecondHelper) -> None:
         """End a second helper, and with it what it made."""

@@ -193,9 +193,13 @@ class VirtualHost:
         if self.dirty:
             self._hosts.broken = "P1: a host in which something of a stopped turn was left had another turn"
 
+    def rest(self) -> None:
+        """There is nothing to look at."""
+
     def send(self, word: link.Word) -> None:
         """Put a message on its way."""
-        self.outward.send(word)
+        if not isinstance(word, link.Rehearse):  # there is nothing to warm
+            self.outward.send(word)
 
     def kill(self) -> None:
         """End its code at once."""
