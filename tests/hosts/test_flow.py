@@ -25,7 +25,7 @@ AGENT = '''
 
 import time
 
-from interlock import BadInput, tool
+from interlock import BadInput, SpawnFailed, tool
 from interlock.hosts import link
 
 plays = {}
@@ -135,7 +135,7 @@ async def calls(run, rest):
     ):
         try:
             await attempt()
-        except BadInput as error:
+        except (BadInput, SpawnFailed) as error:
             refused.append(str(error))
     return f"{len(refused)} refused, then {await run.call(long, text='x')}"
 '''

@@ -1120,6 +1120,10 @@ class Chaos:
                 return random.choice((None, (), ("a", "b"), ("a", "a"), ("",)))
             case "order":
                 return self._order()
+            case "argv":  # mostly those of the order
+                return random.choice(((), (), (), (b"/no/such\xff",), (b"",), (b"a\0",)))
+            case "env":
+                return random.choice(({}, {}, {b"A\xff": b"\xff"}, {b"": None}, {b"A=": b"1"}))
         raise AssertionError(f"no value for {name} of {kind}")
 
     def _text(self) -> str:

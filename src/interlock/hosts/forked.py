@@ -56,8 +56,9 @@ class ForkedHosts:
         """See to it that there is a zygote, unless the agent cannot be forked; whoever asks waits for the same one."""
         if self.cold is not None:
             return None
-        if self._zygote is not None and self._zygote.alive:
-            return self._zygote
+        zygote = self._zygote
+        if zygote is not None and zygote.alive and zygote.containment.helper.alive:  # else it is about to be ended
+            return zygote
         if self._starting is None or self._starting.done():
             self._starting = asyncio.get_running_loop().create_task(self._start_zygote(), name="start the zygote")
         return await asyncio.shield(self._starting)

@@ -12,6 +12,7 @@ import errno
 import io
 import itertools
 import os
+import signal
 import socket
 import sys
 import threading
@@ -47,6 +48,8 @@ T = TypeVar("T")
 
 HIGH_BYTES, LOW_BYTES = 256 * 1024, 64 * 1024  # said and not yet taken by control, before a verb waits
 READ_BYTES = 256 * 1024
+LAST_ROUNDS = 5  # of the loop, until what a turn began must be over
+ALARMS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 ARGS_BYTES = 2 * 1024 * 1024  # of a program and its environment: no system takes more
 
 
@@ -544,7 +547,7 @@ class Serving:
         self._threads = threads or DaemonThreads()
         self._at_work = at_work or _at_work
         self._port: HostPort | None = None
-        self._before: frozenset[object] | None = None
+        self._before = self._at_work()
 
     def hear(self, word: link.Told) -> None:
         """Take a message of control's."""
@@ -578,7 +581,7 @@ class Serving:
         """Run the agent on a leash, from its first step to its last."""
         turn, broken = port.turn, None
         word: link.Returned | link.Raised
-        turn.before = self._at_work() if self._before is None else self._before
+        turn.before = self._before
         try:
             handle = Run(port, run_id=begin.run_id, session=begin.session, generation=begin.generation)
             body = self._agents[begin.agent](handle, begin.message)
@@ -604,9 +607,7 @@ class Serving:
         elif isinstance(word, link.Returned):
             self._link.send(link.Tried(turn.number, Effect.FINAL))
         turn.over.set()
-        self._before = (
-            self._at_work()
-        )  # now, when nobody waits for us: what is born till the next turn counts as its own
+        self._before = self._at_work()  # when nobody waits: what is born before the next turn counts as its own
         if broken is not None:
             raise broken
 
@@ -616,8 +617,10 @@ class Serving:
         await turn.over.wait()
         for body in tuple(turn.bodies):
             await body.done.wait()
-        await asyncio.sleep(0)  # tasks that have just ended leave
-        left = self._at_work() - turn.before - frozenset(self._crew.tasks)
+        for _ in range(LAST_ROUNDS):  # tasks that have just ended leave, and what they called back is over soon
+            await asyncio.sleep(0)
+            if not (left := self._at_work() - turn.before - frozenset(self._crew.tasks)):
+                break
         self._link.send(link.Settled(turn.number, clean=not left))
 
 
@@ -646,22 +649,60 @@ def _utf8(text: str) -> str:
 
 
 def _at_work() -> frozenset[object]:
-    """Return what may act by itself in this process: tasks, timers, and threads that are not known to be idle.
+    """Return what may act by itself in this process: tasks, callbacks, timers, and threads not known to be idle.
 
     What was put off in a turn would be an effect of it after its end.
     """
     loop = asyncio.get_running_loop()
-    timers = {timer for timer in getattr(loop, "_scheduled", ()) if not timer.cancelled()}
+    found: set[object] = {*asyncio.all_tasks(), *(timer for timer in getattr(loop, "_scheduled", ()))}
+    found.update(getattr(loop, "_ready", ()))
+    selector = getattr(loop, "_selector", None)
+    for key in () if selector is None else tuple(selector.get_map().values()):
+        found.update(key.data)  # whoever reads or writes: a server acts when somebody connects
+    acting = {each for each in found if not _ours(each)}
+    acting.update(("alarm", which) for which in ALARMS if signal.getitimer(which)[0])
+    return frozenset([*acting, *_busy_threads()])
+
+
+def _ours(each: object) -> bool:
+    """True of what the loop and the link do for themselves, of steps of tasks (which are listed), and of nothing."""
+    if each is None or (isinstance(each, asyncio.Handle) and each.cancelled()):
+        return True
+    callback = getattr(each, "_callback", None)
+    if getattr(callback, "__name__", "") == "_read_from_self":
+        return True
+    return isinstance(getattr(callback, "__self__", None), SocketLink | asyncio.Task)
+
+
+def _busy_threads() -> set[object]:
+    """Return the threads that are not known to be idle, each with its state and how often it has run.
+
+    A thread of an earlier turn that was given work in this one has run since, or runs now.
+    """
     idle: set[int | None] = {threading.get_native_id()}
-    executor = getattr(loop, "_default_executor", None)
-    workers = getattr(executor, "_threads", ())
-    if workers and getattr(getattr(executor, "_idle_semaphore", None), "_value", 0) >= len(workers):
-        idle |= {worker.native_id for worker in workers}
+    names = set(os.listdir("/proc/self/task"))  # noqa: PTH208 (after every turn)
+    if len(names) == 1:
+        return set()
+    frames = sys._current_frames()
+    pools: Any = sys.modules.get("concurrent.futures.thread")
+    for worker, queue in list(getattr(pools, "_threads_queues", {}).items()):
+        executor = getattr(worker, "_args", (lambda: None,))[0]()
+        frame = frames.get(worker.ident)
+        resting = executor is not None and executor._idle_semaphore._value >= len(executor._threads)
+        if resting and queue.empty() and frame is not None and frame.f_code is pools._worker.__code__:
+            idle.add(worker.native_id)  # (the semaphore alone counts too many once work had to wait)
     pool = sys.modules.get("anyio._backends._asyncio")
     if pool is not None:
         idle |= {worker.native_id for worker in pool._threadpool_idle_workers.get(())}
-    threads = {int(name) for name in os.listdir("/proc/self/task")} - idle  # noqa: PTH208 (after every turn)
-    return frozenset([*asyncio.all_tasks(), *timers, *threads])
+    return {(name, *_runs_of(name)) for name in names if int(name) not in idle}
+
+
+def _runs_of(thread: str) -> list[str]:
+    try:
+        lines = kernel.read(f"/proc/self/task/{thread}/status").splitlines()
+    except OSError:
+        return ["gone"]
+    return [line for line in lines if line.startswith(("State", "voluntary", "nonvoluntary"))]
 
 
 _ERRORS: dict[str, type[InterlockError]] = {
@@ -715,9 +756,9 @@ async def _serve(sock: socket.socket, agents: Mapping[str, Agent]) -> None:
 def serve(sock: socket.socket, agents: Mapping[str, Agent]) -> NoReturn:
     """Be a host whose agents are imported, until control hangs up."""
     kernel.prctl(kernel.PR_SET_NAME, b"interlock-host")
+    runner = asyncio.Runner()  # never closed: that would wait for whatever the agent left, and run it once more
     try:
-        with asyncio.Runner() as runner:
-            runner.run(_serve(sock, agents))
+        runner.run(_serve(sock, agents))
     except BaseException as error:  # an agent stopped the loop, or raised SystemExit in a task of its own
         sys.stderr.write(f"interlock: a host ended: {describe_error(error)}\n")
     finally:

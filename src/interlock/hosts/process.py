@@ -58,7 +58,8 @@ class HostProcess:
     @property
     def alive(self) -> bool:
         """True while it can take a turn."""
-        return not self._killed and self._sock.fileno() >= 0 and not self.containment.done.is_set()
+        gone = self._killed or self._sock.fileno() < 0 or self.process.exited.is_set()
+        return not gone and not self.containment.done.is_set() and self.containment.helper.alive  # (it goes with it)
 
     @property
     def strangers(self) -> frozenset[int]:
@@ -115,36 +116,32 @@ class HostProcess:
     # Hearing
 
     def _readable(self) -> None:
-        self._read()
-
-    def _read(self) -> bool:
-        """Take a burst of what it says; False when there is nothing (more)."""
+        """Take a burst of what it says."""
         if self._sock.fileno() < 0:
-            return False
+            return
         wanted = min(max(self._frames.missing, BURST_BYTES), LONG_BYTES)
         try:
             data = self._sock.recv(wanted)
         except (BlockingIOError, InterruptedError):
-            return False
+            return
         except OSError:
             data = b""
         if not data:
             self._ended()
-            return False
+            return
         self._frames.feed(data)
         try:
             for word in self._frames:
                 self._hear(word)
                 if self._sock.fileno() < 0:
-                    return False
+                    return
         except (link.Garbage, Violation) as error:
             self.fail(f"it broke the protocol: {error}")
-            return False
+            return
         except Exception:
             log.exception("a message of a host could not be taken")
             self.fail("a message of its could not be taken")
-            return False
-        return True
+            return
 
     def _hear(self, word: link.Said) -> None:
         match word:
@@ -178,15 +175,15 @@ class HostProcess:
     def fail(self, why: str) -> None:
         """Kill it because of what it did."""
         self._trouble = self._trouble or why
-        turn = self.turn
+        turn, ours = self.turn, not self.process.exited.is_set()
         self.kill()
-        self._tell(why, turn)
+        self._tell(why, turn, ours=ours)
 
     def _exited(self) -> None:
-        """Its keeper has seen it die. Something it started may hold its link open: what is in there still counts."""
-        while self._read():
-            pass
-        self._ended()
+        """Its keeper has seen it die. What it said still counts; whoever holds its link, and may talk on, is ended."""
+        if self._sock.fileno() >= 0:
+            self.containment.cut()
+            self._loop.call_later(STATUS_SECONDS, self._ended)  # as a rule the link is at its end long before
 
     def _ended(self) -> None:
         """Its link is at its end. Hear how it died, then tell."""
@@ -200,16 +197,18 @@ class HostProcess:
                 async with asyncio.timeout(STATUS_SECONDS):
                     await self.process.exited.wait()
         turn = self.turn
-        why = self._trouble or _death(self.process.status if self.process.exited.is_set() else None)
+        dead = self.process.exited.is_set()
+        why = self._trouble or _death(self.process.status if dead else None)
         self.kill()
-        self._tell(why, turn)
+        self._tell(why, turn, ours=not dead)
 
-    def _tell(self, why: str, turn: HostTurn | None) -> None:
+    def _tell(self, why: str, turn: HostTurn | None, *, ours: bool) -> None:
         if not self.hello.done():
             self.hello.set_exception(SpawnFailed(5, f"the host was not started: {why}"))
             self.hello.exception()
         if turn is not None:
-            turn.lost(f"the host {why}" if why.startswith(("died", "exited", "hung")) else f"the host was ended: {why}")
+            died = why.startswith(("died", "exited", "hung"))
+            turn.lost(f"the host {why}" if died else f"the host was ended: {why}", ours=ours)
 
     def _close(self) -> None:
         self._close_pidfd()

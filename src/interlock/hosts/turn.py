@@ -429,13 +429,13 @@ class HostTurn:
         elif (running := self._running.get(number)) is not None:  # it was started while its host gave it up
             running.end()
 
-    def lost(self, why: str) -> None:
-        """The host is gone, and has said all it will say."""
+    def lost(self, why: str, *, ours: bool = False) -> None:
+        """The host is gone, and has said all it will say. `ours`: we ended it."""
         if not self.result.done():
             self.result.set_exception(AgentFailed(why, ErrorKind.HOST))
             self.result.exception()
         if not self.done.is_set() and not self.killed:
-            self.killed = True
+            self.killed, self.ours = True, ours
             if not self._returned:
                 self.state = BodyState.KILLED
             self._disarm()

@@ -270,17 +270,15 @@ class LocalContainment:
 
     def members(self) -> frozenset[int]:
         """Return the processes it holds, as far as they can be seen at this instant."""
-        try:
-            if self.leaf is not None:
-                return frozenset(int(pid) for pid in kernel.read(self.leaf + "/cgroup.procs").split())
-        except OSError:
-            return frozenset()
-        found: set[int] = set()
+        found: set[int] = set()  # those below its keeper: one may have left the leaf
         rest = [] if self.keeper is None else [self.keeper]
         while rest:
             below = set(kernel.children_of(rest.pop())) - found
             found |= below
             rest += below
+        with contextlib.suppress(OSError):
+            if self.leaf is not None:
+                found.update(int(pid) for pid in kernel.read(self.leaf + "/cgroup.procs").split())
         return frozenset(found)
 
     def end_one(self, number: int) -> None:

@@ -398,7 +398,7 @@ class LocalProcesses:
         if helper is not None and helper.alive:
             helper.hang_up()
             await _in_thread(_wait, helper.process)
-        elif self._homes:  # the last one was killed: nobody else removes our directories
+        if self._homes:  # one that was killed, as a second one always is, has left its directories
             await _in_thread(self._remove_directories)
 
     def _remove_directories(self) -> None:

@@ -154,6 +154,7 @@ class VirtualHost:
         self.alive = True
         self.dirty = False
         self._looked = 0
+        self._left: frozenset[object] = frozenset()
         self._hosts = hosts
         self._threads = _Threads(hosts.threads)
         self._serving = Serving(_Link(self), hosts.agents, self._threads, self._at_work)
@@ -161,13 +162,12 @@ class VirtualHost:
         self.inward = _Wire(hosts, link.Said, self._hear)
 
     def _at_work(self) -> frozenset[object]:
-        """Now and then something is left."""
-        if self._looked != self.turns:  # a turn begins
+        """Now and then something is left of a turn that was stopped; it stays."""
+        if self._stopped and self._looked != self.turns:
             self._looked = self.turns
-            return frozenset()
-        left = frozenset([object()] if self._hosts.random.random() < self._hosts.untidy else ())
-        self.dirty |= bool(left) and self._stopped
-        return left
+            self._left = frozenset([object()] if self._hosts.random.random() < self._hosts.untidy else ())
+            self.dirty |= bool(self._left)
+        return self._left
 
     def _hear(self, word: link.Said) -> None:
         if self.turn is not None and isinstance(word, link.OfTurn):
