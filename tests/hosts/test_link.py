@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from enum import StrEnum
 from random import Random
-from types import NoneType, UnionType
+from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -239,6 +239,7 @@ class Place:
         self.ended = 0
         self.stuck: tuple[str, ...] = ()
         self.keeper: int | None = None
+        self.helper = SimpleNamespace(alive=True)
         self._played = played
 
     def members(self) -> frozenset[int]:

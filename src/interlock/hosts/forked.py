@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import logging
 import os
@@ -89,6 +90,15 @@ class ForkedHosts:
         return SpawnOrder(argv=(sys.executable, "-c", BOOT.format(program), path), env=env, background=True)
 
     async def start(self) -> HostProcess:
+        """Start a host, and wait for its greeting; whatever the system refuses is a SpawnFailed."""
+        try:
+            return await self._start()
+        except OSError as error:
+            if isinstance(error, SpawnFailed):
+                raise
+            raise SpawnFailed(error.errno or errno.EIO, f"no host could be started: {error.strerror}") from None
+
+    async def _start(self) -> HostProcess:
         """Start a host, and wait for its greeting."""
         zygote = await self._ready()
         await self._processes.ready()

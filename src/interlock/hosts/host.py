@@ -96,7 +96,7 @@ class SocketLink:
     def send(self, word: link.Word) -> None:
         """Say something in this step: the agent may block its loop in the next."""
         waiting = bool(self._out)
-        self._out += link.frame(word)
+        self._out += link.frame(word, link.FRAME_BYTES)
         if not waiting:
             self._flush()
 
@@ -302,8 +302,8 @@ class HostPort:
         number = next(self._numbers)
         answer: asyncio.Future[link.Answer] = self._loop.create_future()
         self._answers[number] = answer
-        self._link.send(make(number))
         try:
+            self._link.send(make(number))
             return msgspec.msgpack.decode((await answer).value, type=kind)
         except asyncio.CancelledError:
             self._link.send(link.Cancel(self.turn.number, number))
@@ -428,8 +428,9 @@ class HostPort:
         self.check(Effect.TOOL)
         calls = tuple(link.Wanted(spec.name, values, spec.asks, spec.grace) for spec, values in wanted)
         long = sum(len(values) for _, values in wanted) * 4 > link.FRAME_BYTES  # together; each fits by itself
-        for together in [(call,) for call in calls] if long else [calls]:
-            self._link.send(link.Record(self.turn.number, together))
+        size = 1 if long else link.CALLS
+        for at in range(0, len(calls), size):
+            self._link.send(link.Record(self.turn.number, calls[at : at + size]))
         first = self._calls_made + 1
         self._calls_made += len(calls)
         return [CallId(f"{self.run_id}.{number}") for number in range(first, first + len(calls))]

@@ -7,20 +7,23 @@
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from interlock.core.errors import BadInput
 from interlock.core.events import Json
 from interlock.core.names import CallId, Effect, RunId, SessionId, ToolState
 from interlock.core.outcome import Cause
-from interlock.processes.base import SpawnOrder
+from interlock.processes.base import ARGUMENTS, SpawnOrder
 from interlock.runtime.run import Message
 from interlock.runtime.settings import REPLY_BYTES
 
 VERSION = 1
 FRAME_BYTES = 4 * REPLY_BYTES + 64 * 1024  # the longest message a host may send: a reply of wide characters
 HEAD_BYTES = 4
+CALLS = 1_000  # that one message may record: each costs control far more than the bytes it comes in
+CHOICES = 100
 
 
 class Word(msgspec.Struct, array_like=True, tag=True):
@@ -93,7 +96,7 @@ class Wanted(msgspec.Struct, frozen=True, array_like=True):
 class Record(OfTurn):
     """Calls that are about to be made. Their numbers follow from the order."""
 
-    calls: tuple[Wanted, ...]
+    calls: Annotated[tuple[Wanted, ...], msgspec.Meta(max_length=CALLS)]
 
 
 class Finish(OfTurn):
@@ -188,7 +191,7 @@ class Ask(Request):
     """Ask a person."""
 
     text: str
-    choices: tuple[str, ...] | None
+    choices: Annotated[tuple[str, ...], msgspec.Meta(max_length=CHOICES)] | None
     seconds: float | None
 
 
@@ -211,8 +214,8 @@ class Spawn(Request):
     """Start a process; its handle is the request's number. Arguments and environment are bytes: not all are UTF-8."""
 
     order: SpawnOrder
-    argv: tuple[bytes, ...] = ()
-    env: dict[bytes, bytes | None] = {}
+    argv: Annotated[tuple[bytes, ...], msgspec.Meta(max_length=ARGUMENTS)] = ()
+    env: Annotated[dict[bytes, bytes | None], msgspec.Meta(max_length=ARGUMENTS)] = {}
 
 
 class WaitProcess(Request):
@@ -363,10 +366,12 @@ class Garbage(Exception):
 _encoder = msgspec.msgpack.Encoder()
 
 
-def frame(word: Word) -> bytes:
-    """Return a message as it travels."""
+def frame(word: Word, limit: int | None = None) -> bytes:
+    """Return a message as it travels, or say that it is too long to."""
     data = bytearray(HEAD_BYTES)
     _encoder.encode_into(word, data, HEAD_BYTES)
+    if limit is not None and len(data) - HEAD_BYTES > limit:
+        raise BadInput(f"this is {len(data)} bytes, more than control takes at once ({limit}); use a file")
     data[:HEAD_BYTES] = (len(data) - HEAD_BYTES).to_bytes(HEAD_BYTES, "big")
     return bytes(data)
 

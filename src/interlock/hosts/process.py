@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import signal
 import socket
+import sys
+import termios
 
 from interlock.hosts import link
 from interlock.hosts.turn import HostTurn, Violation
 from interlock.processes import kernel
 from interlock.processes.base import SpawnFailed
 from interlock.processes.containment import LocalContainment, LocalProcess
+from interlock.runtime.tool import ERROR_CHARACTERS
 
 log = logging.getLogger("interlock")
 
@@ -45,6 +49,7 @@ class HostProcess:
         self._pidfd = -1
         self._killed = False
         self._trouble: str | None = None
+        self._left: int | None = None  # bytes in its link when its process died: the last that count
         self._burying: asyncio.Task[None] | None = None
         self._before: frozenset[int] = frozenset()
         self._loop.add_reader(sock.fileno(), self._readable)
@@ -92,12 +97,13 @@ class HostProcess:
         """Say something in this step, or as soon as there is room."""
         if self._sock.fileno() < 0:
             return
-        waiting = bool(self._out)
+        waiting = len(self._out)
+        if waiting > UNREAD_BYTES:  # this word is not counted: a long answer may come to one that reads
+            self.fail("it did not read what it was told")
+            return
         self._out += link.frame(word)
         if not waiting:
             self._flush()
-        if len(self._out) > UNREAD_BYTES:
-            self.fail("it did not read what it was told")
 
     def _flush(self) -> None:
         try:
@@ -129,6 +135,8 @@ class HostProcess:
         if not data:
             self._ended()
             return
+        if self._left is not None:
+            self._left -= len(data)
         self._frames.feed(data)
         try:
             for word in self._frames:
@@ -140,8 +148,10 @@ class HostProcess:
             return
         except Exception:
             log.exception("a message of a host could not be taken")
-            self.fail("a message of its could not be taken")
+            self.fail("it said something that could not be taken")
             return
+        if self._left is not None and self._left <= 0:
+            self._ended()
 
     def _hear(self, word: link.Said) -> None:
         match word:
@@ -151,8 +161,8 @@ class HostProcess:
                         f"it greeted with version {version}" if not self.hello.done() else "it greeted twice"
                     )
                 self.hello.set_result(None)
-            case link.Broken(why):
-                self._trouble = why
+            case link.Broken(why) if not self.hello.done():
+                self._trouble = why[:ERROR_CHARACTERS]
             case link.OfTurn() if self.turn is not None:
                 self.turn.hear(word)
             case link.OfTurn(turn) if 0 < turn <= self.turns:
@@ -183,7 +193,9 @@ class HostProcess:
         """Its keeper has seen it die. What it said still counts; whoever holds its link, and may talk on, is ended."""
         if self._sock.fileno() >= 0:
             self.containment.cut()
-            self._loop.call_later(STATUS_SECONDS, self._ended)  # as a rule the link is at its end long before
+            self._left = int.from_bytes(fcntl.ioctl(self._sock, termios.FIONREAD, bytes(4)), sys.byteorder)
+            if not self._left:  # else when that much was read, in bursts
+                self._ended()
 
     def _ended(self) -> None:
         """Its link is at its end. Hear how it died, then tell."""

@@ -17,24 +17,24 @@ from typing import Any, Protocol
 import msgspec
 
 from interlock.core.errors import BadInput, InterlockError, Stale
+from interlock.core.events import Entry
 from interlock.core.names import BodyState, CallId, Effect, ErrorKind, RunId, ToolState
 from interlock.hosts import link
 from interlock.hosts.finding import SERVED
 from interlock.processes.base import Containment, SpawnFailed, SpawnOrder
 from interlock.runtime.driver import AgentFailed
 from interlock.runtime.live import LiveRun
-from interlock.runtime.run import Message, check_order
-from interlock.runtime.settings import QUESTION_BYTES
+from interlock.runtime.run import Message, check_choices, check_order
+from interlock.runtime.settings import PROCESSES, PROGRESS_CHARACTERS, QUESTION_BYTES
 from interlock.runtime.spawning import Running, Spawning, kept_of
-from interlock.runtime.tool import ToolSpec, describe_error
+from interlock.runtime.tool import ERROR_CHARACTERS, ToolSpec, describe_error
 from interlock.runtime.values import name_of, seconds_of, text_of
 from interlock.runtime.verbs import Verbs
 
 log = logging.getLogger("interlock")
 
 SETTLE_SECONDS = 0.2
-REQUESTS = 10_000  # of one turn that may be open at once
-HANDLES = 10_000  # processes of one turn that may be asked about
+REQUESTS = 4_000  # of one turn that may be open at once
 GRACE_SECONDS = 3_600.0
 PROVIDER = "provider"
 
@@ -113,6 +113,7 @@ class HostTurn:
         self._timer: asyncio.TimerHandle | None = None
         self._returned = False
         self._kept = False  # for the session's next turn
+        self._reading = asyncio.Lock()
         kept_of(run).grade = host.containment.grade
 
     @property
@@ -225,15 +226,16 @@ class HostTurn:
             case link.SetTyping(_, on):
                 verbs.typing(on)
             case link.SetProgress(_, text, done, total):
-                verbs.progress(text, done, total)
+                verbs.progress(text[:PROGRESS_CHARACTERS], done, total)
             case link.SetPhase(_, name):
-                verbs.phase(name)
+                verbs.phase(None if name is None else name[:PROGRESS_CHARACTERS])
             case link.Record(_, calls):
                 self._record(calls)
             case link.Finish(_, call, state, result, error):
                 self._result(call, state, result, error)
             case link.GiveUp(_, call):
                 verbs.give_up(call)
+                self._graces.pop(call, None)
             case link.Release(_, name):
                 verbs.release(name)
                 self._holding = {number: held for number, held in self._holding.items() if held != name}
@@ -257,9 +259,11 @@ class HostTurn:
                 self._ended(settled)
                 if not self.result.done():
                     kind = ErrorKind.PROVIDER if phase == PROVIDER else ErrorKind.AGENT
-                    self.result.set_exception(AgentFailed(error, kind))
+                    self.result.set_exception(AgentFailed(error[:ERROR_CHARACTERS], kind))
                     self.result.exception()
             case link.Settled(_, clean):
+                if not self.run.fallen:
+                    raise Violation("it settled a turn that has not ended")
                 self._settled(clean)
             case _:
                 raise Violation(f"it said {type(word).__name__} in a turn")
@@ -296,6 +300,8 @@ class HostTurn:
     def _result(self, call: CallId, state: ToolState, result: Any, error: str | None) -> None:
         if state not in (ToolState.FINISHED, ToolState.FAILED):
             raise Violation(f"it said that a call is {state}")
+        if state is ToolState.FINISHED and self._verbs.is_pending(call):
+            raise Violation("it said that a call is finished that was not permitted")
         self._verbs.finish(call, state, None if result is None else _json(result), error)
         self._graces.pop(call, None)
 
@@ -307,9 +313,6 @@ class HostTurn:
         if len(self._requests) >= REQUESTS:
             raise Violation(f"it asked for {REQUESTS} things at once")
         self._last = request.number
-        if isinstance(request, link.ReadOutput):  # the host waits for this one with everything it has
-            self._answer_output(request)
-            return
         task = self._verbs.crew.start(self._serve(request), name=f"{type(request).__name__} of {self.run.id}")
         if task is not None:
             self._requests[request.number] = task
@@ -356,8 +359,14 @@ class HostTurn:
                 return self._line(handle)
             case link.StopProcess(_, _, handle):
                 return self._stop(handle)
+            case link.ReadOutput(_, _, handle):
+                return self._output(handle)
             case _:
-                return verbs.history()
+                return self._history()
+
+    async def _history(self) -> list[Entry]:
+        async with self._reading:  # one at a time: each may be the whole of a long session
+            return await self._verbs.history()
 
     async def _steered(self, number: int) -> link.SteeredTo:
         offered = {run_id for ids in self._offered.values() for run_id in ids}
@@ -368,8 +377,8 @@ class HostTurn:
 
     async def _ask(self, text: str, choices: tuple[str, ...] | None, seconds: float | None) -> bool | str:
         text_of(text, "the question", QUESTION_BYTES)
-        for choice in choices or ():
-            text_of(choice, "a choice", QUESTION_BYTES)
+        if choices is not None:
+            check_choices(choices)
         return await self._verbs.ask(text, choices, seconds_of(seconds, "timeout", None))
 
     async def _delegate(self, agent: str, text: str, deadline: float | None, detached: bool) -> Any:
@@ -382,8 +391,8 @@ class HostTurn:
         return held
 
     async def _spawn(self, number: int, order: SpawnOrder) -> link.Started:
-        if len(self._running) >= HANDLES:
-            raise BadInput(f"this run asks about {HANDLES} processes, the most there may be")
+        if len(self._running) >= PROCESSES:
+            raise BadInput(f"this run asks about {PROCESSES} processes, the most there may be")
         running = await self._verbs.spawn(check_order(order))
         self._running[number] = running
         self._verbs.crew.start(self._follow(number, running), name=f"process of {self.run.id}")
@@ -411,12 +420,9 @@ class HostTurn:
     async def _stop(self, handle: int) -> None:
         await self._process(handle).stop()
 
-    def _answer_output(self, request: link.ReadOutput) -> None:
-        try:
-            answer: link.Word = link.Answer(request.number, link.pack(self._process(request.handle).output))
-        except BadInput as error:
-            answer = link.Refusal(request.number, "BadInput", str(error))
-        self.host.send(answer)
+    async def _output(self, handle: int) -> str:
+        async with self._reading:
+            return self._process(handle).output
 
     def _cancel(self, number: int) -> None:
         """The agent waits for something no longer. A hold that was just granted is let go again."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
@@ -19,6 +19,7 @@ from interlock.core.names import BodyState
 
 OUTPUT_BYTES = 1024 * 1024
 LINE_BYTES = 64 * 1024
+ARGUMENTS = 500_000  # of one process, or variables of its environment: more than any system takes
 ROOT = str(Path(__file__).resolve().parent.parent)  # where the package is, for programs that load only parts of it
 ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TERM", "TZ", "TMPDIR")
 """What a process sees of our environment unless it is given more."""
@@ -63,9 +64,9 @@ class Confinement:
 class SpawnOrder(msgspec.Struct, frozen=True, kw_only=True):
     """One process to be started: plain values, so that they can come from another process."""
 
-    argv: tuple[str, ...]
+    argv: Annotated[tuple[str, ...], msgspec.Meta(max_length=ARGUMENTS)]
     cwd: str | None = None
-    env: dict[str, str | None] = {}
+    env: Annotated[dict[str, str | None], msgspec.Meta(max_length=ARGUMENTS)] = {}
     input: bytes | None = None
     timeout: float | None = None
     grace: float = 0.0

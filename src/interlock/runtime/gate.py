@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Sequence
 
 from interlock.core.decision import Decision, ToolRow, Writer
-from interlock.core.errors import Denied, Unavailable
+from interlock.core.errors import BadInput, Denied, Refused, Unavailable
 from interlock.core.events import NO_RESULT, Json, Tool
 from interlock.core.names import CallId, Effect, QuestionState, ToolState
 from interlock.runtime.approvals import Approvals, Policy
 from interlock.runtime.live import LiveRun, ToolCall
 from interlock.runtime.outlet import Outlet
-from interlock.runtime.settings import TOOLS_LISTED, Settings
+from interlock.runtime.settings import OPEN_CALLS, TOOLS_LISTED, Settings
 from interlock.stores.base import Store, committed
 
 
@@ -38,6 +38,8 @@ class Gate:
         self._outlet.close_block(Effect.TOOL)
         if run.calls is None:
             run.calls = {}
+        if len(run.calls) + len(wanted) > OPEN_CALLS:
+            raise Refused(f"this run would have more than {OPEN_CALLS} tool calls open; wait for some to end")
         calls = []
         for name, arguments, asks in wanted:
             run.calls_made += 1
@@ -51,6 +53,7 @@ class Gate:
         """Let a recorded call begin, or raise: Stale if the run fell, Denied, or Unavailable if it cannot be kept."""
         run = self._run
         run.fence.check(Effect.TOOL)
+        _need_pending(call)
         if self._policy.asks(call.name, marked=call.asks):
             await self._be_allowed(call)
             run.fence.check(Effect.TOOL)  # the answer may be older than the end
@@ -59,6 +62,7 @@ class Gate:
             self.finish(call, ToolState.FAILED, error="not started: the store did not record it in time")
             raise Unavailable(f"tool {call.name} was not started: the store did not record it in time; try again")
         run.fence.check(Effect.TOOL)  # and in the same step:
+        _need_pending(call)  # it may have been given up, or permitted, while it was being written
         call.state = ToolState.RUNNING
         if run.begun is None:
             run.begun = {}
@@ -97,6 +101,7 @@ class Gate:
         run.finished.append(call)
         self._tell(Effect.RESULT, call, result=result, error=error)  # first: the log has it when the store has the end
         self._store.decide(self._written(call, state))  # not waited for: the start is what must be in
+        call.arguments = Json("")  # they are in the log; what receipts list is kept for long
 
     def _written(self, call: ToolCall, state: ToolState) -> Decision:
         """What is kept of a call, under the writer right: where another node has the session, it is refused."""
@@ -121,3 +126,8 @@ class Gate:
     ) -> None:
         told = Tool(call_id=call.id, name=call.name, state=call.state, arguments=arguments, result=result, error=error)
         self._outlet.emit(effect, told)
+
+
+def _need_pending(call: ToolCall) -> None:
+    if call.state is not ToolState.PENDING:
+        raise BadInput(f"call {call.id} is {call.state}: it cannot begin")

@@ -21,7 +21,7 @@ from interlock.core.outcome import Outcome
 from interlock.processes.base import SpawnFailed, SpawnOrder
 from interlock.runtime.delegation import Child
 from interlock.runtime.holds import Hold
-from interlock.runtime.settings import INPUT_BYTES, MESSAGE_BYTES, QUESTION_BYTES
+from interlock.runtime.settings import INPUT_BYTES, PROGRESS_CHARACTERS, QUESTION_BYTES
 from interlock.runtime.spawning import Finished, Running
 from interlock.runtime.tool import ToolResult, ToolSpec, describe_error, plain, spec_of
 from interlock.runtime.values import name_of, need_utf8, number_of, seconds_of, text_of
@@ -128,7 +128,7 @@ class Run:
 
     async def progress(self, text: str, *, done: float | None = None, total: float | None = None) -> None:
         """Show how far long work has come."""
-        said = _need_text(text, "progress", MESSAGE_BYTES)
+        said = _need_text(text, "progress")[:PROGRESS_CHARACTERS]
         so_far, whole = _need_number(done, "done"), _need_number(total, "total")
         await self._port.checkpoint()
         self._port.progress(said, so_far, whole)
@@ -136,7 +136,7 @@ class Run:
     @asynccontextmanager
     async def phase(self, name: str) -> AsyncIterator[None]:
         """Name what the run is doing, so that a timeout can say where it happened."""
-        named = _need_text(name, "phase", MESSAGE_BYTES)
+        named = _need_text(name, "phase")[:PROGRESS_CHARACTERS]
         await self._port.checkpoint()
         before = self._port.phase(named)
         try:
@@ -228,7 +228,7 @@ class Run:
     ) -> bool | str:
         """Ask a person: True or False, or one of the choices; False if nobody answered in time (half an hour)."""
         text = text_of(question, "the question", QUESTION_BYTES)
-        offered = None if choices is None else _choices(choices)
+        offered = None if choices is None else check_choices(choices)
         seconds = seconds_of(timeout, "timeout", None)
         await self._port.checkpoint()
         return await self._port.ask(text, offered, seconds)
@@ -430,7 +430,8 @@ def _encodable(text: Any, what: str) -> str:
     return plain_text
 
 
-def _choices(choices: Sequence[str]) -> tuple[str, ...]:
+def check_choices(choices: Sequence[str]) -> tuple[str, ...]:
+    """Return what a question offers, or say what is wrong with it."""
     if isinstance(choices, str) or not isinstance(choices, Sequence) or not 1 <= len(choices) <= 100:
         raise BadInput(f"choices= takes 1 to 100 different texts, not {choices!r:.40}")
     offered = tuple(text_of(choice, "a choice", QUESTION_BYTES) for choice in choices)
@@ -439,12 +440,10 @@ def _choices(choices: Sequence[str]) -> tuple[str, ...]:
     return offered
 
 
-def _need_text(text: object, verb: str, limit: int | None = None) -> str:
+def _need_text(text: object, verb: str) -> str:
     if not isinstance(text, str):
         raise BadInput(f"{verb} takes text, not {type(text).__name__}; convert it first")
     need_utf8(text, verb)
-    if limit is not None and len(text) > limit:
-        raise BadInput(f"{verb} takes at most {limit} characters, not {len(text)}; say less")
     return str.__str__(text)  # a text of a kind of its own cannot cross
 
 

@@ -193,6 +193,11 @@ class Verbs:
         if open_call is not None and self.current:
             self._gate.give_up(open_call)
 
+    def is_pending(self, call: CallId) -> bool:
+        """True for a call of a current run that is recorded and was not permitted."""
+        open_call = (self.run.calls or {}).get(call)
+        return self.current and open_call is not None and open_call.state is ToolState.PENDING
+
     def open_call(self, call_id: CallId) -> ToolCall:
         self.run.fence.check(Effect.TOOL)
         calls = self.run.calls or {}
