@@ -24,7 +24,7 @@ run: $(READY) ## play a scripted session in the terminal
 	@$(BIN)/python -m interlock.demo
 
 # Two halves side by side, each about as long as the other; what is not named in FIRST is in the second.
-FIRST := tests/test_planted.py tests/test_look.py tests/test_examples.py tests/testing tests/core tests/stores
+FIRST := tests/test_planted.py tests/test_look.py tests/test_examples.py tests/testing tests/core tests/stores tests/contracts
 
 test: check tools ## everything CI runs: the checks, then the tests, in two halves at once
 	@mkdir -p build; $(BIN)/python -m pytest $(FIRST) >build/first.log 2>&1 & first=$$!; \
@@ -43,6 +43,7 @@ prove: $(READY) tools ## search the model, explore SEEDS=100000 (SEED=n replays)
 	@$(if $(SEED),true,$(BIN)/python -m interlock.testing.prove --processes $(PROCESSES))
 	@$(if $(SEED),true,$(BIN)/python -m proofs disk --bare --control)
 	@$(if $(SEED),true,$(BIN)/python -m proofs stops --stops $(STOPS))
+	@$(if $(SEED),true,INTERLOCK_ALL_SUITES=1 $(BIN)/python -m pytest tests/hosts/test_suites.py)
 	@$(if $(SEED),true,$(BIN)/python -m proofs crashes --kills $(CRASHES))
 
 bench: $(BENCH_READY) ## print every figure the docs quote

@@ -26,4 +26,5 @@ def hosted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def virtual_driver(agent: Agent, agents: Mapping[str, Agent], threads: Threads | None) -> HostDriver:
     """Hosts for agents that are closures of a test: the real link and its two ends, and no process."""
-    return HostDriver(VirtualHosts(agent, agents, Random(1), threads, untidy=0))
+    random = Random(int(os.environ.get("INTERLOCK_TEST_SEED", "1")))
+    return HostDriver(VirtualHosts(agent, agents, random, threads, untidy=0))
