@@ -32,6 +32,7 @@ PATIENCE_SECONDS = 0.01  # for a session's last host to settle
 CLOSE_SECONDS = 3.0
 SPARE_SECONDS = 0.05  # after one was taken
 ATTEMPTS = 3
+RETRY_SECONDS = 0.02
 
 
 class Hosts(Protocol):
@@ -97,6 +98,7 @@ class HostDriver:
                 if attempt == ATTEMPTS - 1 or self._closed:
                     raise
                 log.warning("a host was not started, and is tried again: %s", failure.strerror)
+                await asyncio.sleep(RETRY_SECONDS)  # its death must have been heard of, or the same one is asked again
             else:
                 self._started += 1
                 return host
@@ -152,39 +154,49 @@ class HostDriver:
         except SpawnFailed as failure:
             raise AgentFailed(failure.strerror or str(failure), ErrorKind.HOST) from None
         if run.fallen:  # while it was being made
-            self._put_back(run, host)
+            self._give_back(run, host)
             raise Cut
         host.remember()
-        turn = host.turn = HostTurn(host.turns, host, verbs, self._settled)
+        turn = host.turn = HostTurn(host.turns, host, verbs, self._keeps, self._settled)
         self._busy[turn] = host
         self._last[run.session.id] = turn
         run.bodies = [turn]
         turn.begin(message)
         return await turn.result
 
-    def _settled(self, turn: HostTurn) -> bool:
-        """A turn is over in every respect; its host is kept for the session's next one if it can be."""
-        host, run = self._busy.pop(turn), turn.run
+    def _keeps(self, turn: HostTurn) -> bool:
+        """Return whether the host of a turn that has settled can be kept for its session's next one."""
+        return self._last.get(turn.run.session.id) is turn and self._may_rest(turn.run, turn.host)
+
+    def _may_rest(self, run: LiveRun, host: Host) -> bool:
+        return not self._closed and host.alive and run.kind is not RunKind.CHILD and run.session.id not in self._idle
+
+    def _give_back(self, run: LiveRun, host: Host) -> None:
+        """A run fell before its turn began: one that had turns is its session's, a new one is anybody's."""
+        if host.turns and self._may_rest(run, host):
+            self._rest(run.session.id, host)
+        elif not host.turns and self._spare is None and host.alive and not self._closed:
+            self._spare = host
+        else:
+            host.kill()
+
+    def _settled(self, turn: HostTurn) -> None:
+        """A turn is over in every respect, and so is its host unless it is kept."""
+        host, session = self._busy.pop(turn), turn.run.session.id
         host.turn = None
-        latest = self._last.get(run.session.id) is turn
-        if latest:
-            del self._last[run.session.id]
+        if self._last.get(session) is turn:
+            del self._last[session]
         if turn.killed:
             self._killed += 1
-            return False
-        return self._put_back(run, host, keep=latest)
+        else:
+            self._rest(session, host)
 
-    def _put_back(self, run: LiveRun, host: Host, *, keep: bool = True) -> bool:
-        session = run.session.id
-        if self._closed or not keep or not host.alive or run.kind is RunKind.CHILD or session in self._idle:
-            host.kill()
-            return False
+    def _rest(self, session: SessionId, host: Host) -> None:
         host.rest()
         self._idle[session] = host
         self._timers[host] = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._retire, session, host)
         while len(self._idle) > IDLE_HOSTS:
             self._retire(*next(iter(self._idle.items())))
-        return True
 
     def _retire(self, session: SessionId, host: Host) -> None:
         """Nobody has needed it for long enough."""

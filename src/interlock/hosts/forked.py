@@ -120,7 +120,7 @@ class ForkedHosts:
             theirs.close()
         host = HostProcess(containment, process, mine)
         try:
-            async with asyncio.timeout(HELLO_SECONDS):
+            async with asyncio.timeout(HELLO_SECONDS if zygote is not None else IMPORT_SECONDS):
                 await process.started()
                 host.watch_death()
                 if zygote is None:

@@ -24,7 +24,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from interlock.core import errors
-from interlock.core.errors import BadInput, InterlockError, Stale
+from interlock.core.errors import BadInput, InterlockError, Refused, Stale
 from interlock.core.events import Entry, Json
 from interlock.core.fence import describe
 from interlock.core.names import CallId, Effect, Ending, Principal, RunId, SessionId, ToolState
@@ -40,7 +40,7 @@ from interlock.runtime.holds import Hold
 from interlock.runtime.inline import Bodies, DaemonThreads, Leash, Threads
 from interlock.runtime.live import Body
 from interlock.runtime.run import Agent, Message, Run, Work
-from interlock.runtime.settings import REFUSALS, REPLY_BYTES
+from interlock.runtime.settings import OPEN_CALLS, REFUSALS, REPLY_BYTES
 from interlock.runtime.spawning import Finished, Running
 from interlock.runtime.tool import ToolSpec, describe_error
 
@@ -150,8 +150,10 @@ class SocketLink:
                 for heard in self._frames:
                     if isinstance(heard, link.Answer | link.Refusal) and heard.number == word.number:
                         answer = heard
-                    else:
-                        later.append(heard)
+                        continue
+                    later.append(heard)
+                    if isinstance(heard, link.Fallen) and answer is None:  # then nobody answers any more
+                        answer = link.Refusal(word.number, Stale.__name__, "the run has ended; let Stale pass")
             return answer
         except OSError:
             self._gone()
@@ -426,6 +428,8 @@ class HostPort:
 
     def record(self, wanted: Sequence[tuple[ToolSpec, Json]]) -> list[CallId]:
         self.check(Effect.TOOL)
+        if len(wanted) > OPEN_CALLS:  # as control would say, of all of them together
+            raise Refused(f"this run would have more than {OPEN_CALLS} tool calls open; wait for some to end")
         calls = tuple(link.Wanted(spec.name, values, spec.asks, spec.grace) for spec, values in wanted)
         long = sum(len(values) for _, values in wanted) * 4 > link.FRAME_BYTES  # together; each fits by itself
         size = 1 if long else link.CALLS
@@ -437,7 +441,11 @@ class HostPort:
 
     async def permit(self, call: CallId) -> None:
         self.check(Effect.TOOL)
-        await self._ask(lambda n: link.Permit(self.turn.number, n, call), None)
+        try:
+            await self._ask(lambda n: link.Permit(self.turn.number, n, call), None)
+        except BadInput:
+            self.raise_problem()  # it was not recorded, and that is why
+            raise
         self.check(Effect.TOOL)  # the permit may be older than the end, and both are here
 
     def finish(self, call: CallId, state: ToolState, result: Json | None, error: str | None) -> None:

@@ -89,7 +89,14 @@ class Violation(Exception):
 class HostTurn:
     """One turn in a host."""
 
-    def __init__(self, number: int, host: Host, verbs: Verbs, settled: Callable[[HostTurn], bool]) -> None:
+    def __init__(
+        self,
+        number: int,
+        host: Host,
+        verbs: Verbs,
+        keeps: Callable[[HostTurn], bool],
+        settled: Callable[[HostTurn], None],
+    ) -> None:
         run = verbs.run
         self.number = number
         self.name = f"agent of {run.id}"
@@ -102,6 +109,7 @@ class HostTurn:
         self.killed = False  # or dead by itself
         self.ours = False  # by us
         self._verbs = verbs
+        self._keeps = keeps
         self._on_settled = settled
         self._loop = asyncio.get_running_loop()
         self._graces: dict[CallId, float] = {}
@@ -112,7 +120,7 @@ class HostTurn:
         self._running: dict[int, Running] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._returned = False
-        self._kept = False  # for the session's next turn
+        self._quiet = False  # and nothing else of it ran then
         self._reading = asyncio.Lock()
         kept_of(run).grade = host.containment.grade
 
@@ -121,7 +129,7 @@ class HostTurn:
         """What becomes of the host, as a receipt tells it."""
         if not self.killed and not self.done.is_set():
             return "settling"
-        return "reused" if self._kept else "killed"
+        return "killed" if self.killed else "reused"
 
     def begin(self, message: Message) -> None:
         """Hand the turn to the host."""
@@ -143,13 +151,16 @@ class HostTurn:
             self.state = BodyState.CUT
         for task in list(self._requests.values()):
             task.cancel()  # as what waits inline is: nothing was tried after the fall, and nothing is counted
-        at_work = [call.id for call in (self.run.calls or {}).values() if call.state is ToolState.INTERRUPTED]
-        graces = [self._graces.get(call, 0.0) for call in at_work]
-        if graces and min(graces) <= 0 and not self._returned:
-            self.kill()
-            return
         cause = self.run.fence.cause
         assert cause is not None
+        if self._quiet and not cause.early:
+            self._settled(clean=True)
+            return
+        at_work = [call.id for call in (self.run.calls or {}).values() if call.state is ToolState.INTERRUPTED]
+        graces = [self._graces.get(call, 0.0) for call in at_work]
+        if graces and min(graces) <= 0 and (cause.early or not self._returned):
+            self.kill()
+            return
         self.host.send(link.Fallen(self.number, msgspec.structs.replace(cause, error=None)))
         self.grace = max(graces, default=0.0)
         self._timer = self._loop.call_later(max([SETTLE_SECONDS, *graces]), self.kill)
@@ -194,7 +205,7 @@ class HostTurn:
         self._disarm()
         for task in list(self._requests.values()):
             task.cancel()
-        self._kept = self._on_settled(self)
+        self._on_settled(self)
         self.done.set()
 
     # What the host says
@@ -205,6 +216,8 @@ class HostTurn:
             if word.turn > self.number:
                 raise Violation(f"it spoke of turn {word.turn} in turn {self.number}")
             return  # something an earlier turn left behind: that run is over and sealed
+        if self._quiet and not self.run.fallen:
+            return  # it has returned and the fall is on its way: nothing counts between the two
         self._verbs.touch()
         if isinstance(word, link.Request):
             self._asked(word)
@@ -274,35 +287,41 @@ class HostTurn:
         self._returned = True
         if self.state is BodyState.RUNNING:
             self.state = BodyState.RETURNED
-        if settled and not self.run.fallen:  # else it says more once it knows of the fall
-            self._settled(clean=True)
+        self._quiet = settled  # what that means is for the fall to say: a stop may still come first
 
     def _settled(self, clean: bool) -> None:
-        """The host says that nothing of the turn runs. After an early end we look for ourselves."""
+        """The host says that nothing of the turn runs. After an early end we look for ourselves.
+
+        One that is not kept is killed here, so that the turn is done when it was seen gone.
+        """
         if self.killed or self.done.is_set():
             return
         cause = self.run.fence.cause
         early = cause is not None and cause.early
-        if early and (not clean or self.host.strangers):
+        if (early and (not clean or self.host.strangers)) or not self._keeps(self):
             self.kill()
         else:
             self._finish()
 
     def _record(self, calls: tuple[link.Wanted, ...]) -> None:
-        specs = []
-        for call in calls:
-            grace = seconds_of(call.grace, "grace", None) or 0.0
-            spec = ToolSpec(name=name_of(call.name, "a tool's name"), asks=call.asks, grace=min(grace, GRACE_SECONDS))
-            specs.append((spec, _json(call.arguments)))
-        for made, (spec, _) in zip(self._verbs.record(specs), specs, strict=True):
-            self._graces[made] = spec.grace
+        specs, before = [], self.run.calls_made
+        try:
+            for call in calls:
+                grace = min(seconds_of(call.grace, "grace", None) or 0.0, GRACE_SECONDS)
+                spec = ToolSpec(name=name_of(call.name, "a tool's name"), asks=call.asks, grace=grace)
+                specs.append((spec, _json(call.arguments)))
+            for made, (spec, _) in zip(self._verbs.record(specs), specs, strict=True):
+                self._graces[made] = spec.grace
+        finally:  # the host has numbered them all: a permit must never be for another call than it asks for
+            self.run.calls_made = before + len(calls)
 
     def _result(self, call: CallId, state: ToolState, result: Any, error: str | None) -> None:
         if state not in (ToolState.FINISHED, ToolState.FAILED):
             raise Violation(f"it said that a call is {state}")
         if state is ToolState.FINISHED and self._verbs.is_pending(call):
             raise Violation("it said that a call is finished that was not permitted")
-        self._verbs.finish(call, state, None if result is None else _json(result), error)
+        why = None if error is None else error[:ERROR_CHARACTERS]
+        self._verbs.finish(call, state, None if result is None else _json(result), why)
         self._graces.pop(call, None)
 
     # What the host asks for

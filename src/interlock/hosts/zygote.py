@@ -4,7 +4,7 @@
    standard library) is found out by looking, and then it says so and goes: hosts are spawned instead.
 2. Like the bare helper it forks a keeper for each containment. That keeper, the warden, forks the one host, born inside
    its leaf and with its user's rights; a fork of a warm process takes its place in nothing else.
-3. It runs no agent code after the import.
+3. It runs no agent code after the import, but for what the module has registered to happen at a fork.
 """
 
 from __future__ import annotations

@@ -271,11 +271,13 @@ class LocalContainment:
     def members(self) -> frozenset[int]:
         """Return the processes it holds, as far as they can be seen at this instant."""
         found: set[int] = set()  # those below its keeper: one may have left the leaf
-        rest = [] if self.keeper is None else [self.keeper]
-        while rest:
-            below = set(kernel.children_of(rest.pop())) - found
-            found |= below
-            rest += below
+        known = -1
+        while self.keeper is not None and len(found) > known:  # again: one may have come up to the keeper meanwhile
+            known, rest = len(found), [self.keeper]
+            while rest:
+                below = set(kernel.children_of(rest.pop()))
+                rest += below - found
+                found |= below
         with contextlib.suppress(OSError):
             if self.leaf is not None:
                 found.update(int(pid) for pid in kernel.read(self.leaf + "/cgroup.procs").split())

@@ -277,9 +277,13 @@ class LocalProcesses:
     async def second_helper(self, order: SpawnOrder, wanted: object, seconds: float) -> SecondHelper:
         """Start a helper of another program, which is told what is wanted of it and says what it is."""
         await self.ready()
-        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        mine.setblocking(False)
         containment = self.contain("zygote", as_user=False, limits=(None, None))
+        try:
+            mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            containment.cut()
+            raise
+        mine.setblocking(False)
         try:
             process = containment.spawn(order, stdio=(theirs.fileno(), 2, 2))
         except BaseException:

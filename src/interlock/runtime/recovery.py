@@ -465,5 +465,6 @@ def _completed(receipt: Receipt, now: float, swept: bool) -> Receipt:
         drained_at=now,
         drain=Drain.OBSERVED if swept else Drain.UNCONFIRMED,
         durable=True,
+        host="killed" if receipt.host == "settling" else receipt.host,  # none outlives its control
         unconfirmed=receipt.unconfirmed if swept else (*receipt.unconfirmed, "processes of the server that went down"),
     )

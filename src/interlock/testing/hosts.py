@@ -18,6 +18,7 @@ from interlock.hosts.host import Serving
 from interlock.hosts.turn import HostTurn
 from interlock.processes.base import Grade, SpawnFailed
 from interlock.runtime.inline import DaemonThreads, ThreadBody, Threads
+from interlock.runtime.live import LiveRun
 from interlock.runtime.run import Agent
 
 DELAYS_SECONDS = (0.0, 0.0, 0.0, 1e-5, 1e-4, 0.001, 0.003)
@@ -144,9 +145,9 @@ class VirtualHost:
         self.turn: HostTurn | None = None
         self.containment = _Containment(hosts.random)
         self.alive = True
-        self.dirty = False
-        self._looked = 0
-        self._left: frozenset[object] = frozenset()
+        self._run: LiveRun | None = None  # whose turn it had last
+        self._left: frozenset[object] = frozenset()  # what that began, and does not end by itself
+        self._started: frozenset[int] = frozenset()  # and its processes
         self._hosts = hosts
         self._threads = _Threads(hosts.threads)
         self._serving = Serving(_Link(self), hosts.agents, self._threads, self._at_work)
@@ -154,11 +155,6 @@ class VirtualHost:
         self.inward = _Wire(hosts, link.Said, self._hear)
 
     def _at_work(self) -> frozenset[object]:
-        """Now and then something is left of a turn that was stopped; it stays."""
-        if self._stopped and self._looked != self.turns:
-            self._looked = self.turns
-            self._left = frozenset([object()] if self._hosts.random.random() < self._hosts.untidy else ())
-            self.dirty |= bool(self._left)
         return self._left
 
     def _hear(self, word: link.Said) -> None:
@@ -166,30 +162,29 @@ class VirtualHost:
             self.turn.hear(word)
 
     @property
-    def _stopped(self) -> bool:
-        cause = None if self.turn is None else self.turn.run.fence.cause
-        return cause is not None and cause.early
-
-    @property
     def strangers(self) -> frozenset[int]:
         """Now and then a process is left."""
-        left = frozenset([1] if self._hosts.random.random() < self._hosts.untidy else ())
-        self.dirty |= bool(left)
-        return left
+        return self._started
 
     def remember(self) -> None:
-        """Count a turn."""
-        self.turns += 1
-        if self._hosts.random.random() < self._hosts.untidy / 4:
-            asyncio.get_running_loop().call_later(self._hosts.random.choice(LIVES_SECONDS), self.die)
-        if self.dirty:
+        """Count a turn; now and then it will leave something, whether anybody looks or not."""
+        random, untidy = self._hosts.random, self._hosts.untidy
+        cause = None if self._run is None else self._run.fence.cause
+        if cause is not None and cause.early and (self._left or self._started):
             self._hosts.broken = "P1: a host in which something of a stopped turn was left had another turn"
+        self.turns += 1
+        self._left = frozenset([object()] if random.random() < untidy else ())
+        self._started = frozenset([self.turns] if random.random() < untidy else ())
+        if random.random() < untidy / 4:
+            asyncio.get_running_loop().call_later(random.choice(LIVES_SECONDS), self.die)
 
     def rest(self) -> None:
         """There is nothing to look at."""
 
     def send(self, word: link.Word) -> None:
         """Put a message on its way."""
+        if isinstance(word, link.Begin) and self.turn is not None:
+            self._run = self.turn.run
         if not isinstance(word, link.Rehearse):  # there is nothing to warm
             self.outward.send(word)
 
