@@ -386,6 +386,9 @@ def test_the_doctor_says_what_there_is(user: str) -> None:
     facts = {fact["name"]: fact for fact in report["facts"]}
     assert all(fact["change"] for fact in facts.values() if fact["good"] is False)
     assert {"system", "cgroup v2", "subreaper", "pidfd", "limit of processes", "limit of memory", "user"} <= set(facts)
+    if report["grade"] == "cgroup":
+        steps = facts["steps into a cgroup"]
+        assert steps["good"] or "waits for the kernel" in steps["found"]
     if user == "dropped":
         assert report["grade"] == "keeper"
         assert report["why"].startswith("cgroup: ")

@@ -19,6 +19,7 @@ from interlock.processes.local import LocalProcesses
 
 TRIAL_SECONDS = 10.0
 KILL_FILE = (5, 14)  # the kernel that brought cgroup.kill
+FAVOUR_OPTION = (6, 0)  # and favordynmods
 PROGRAM = """
 import os, signal, sys
 reading, writing = os.pipe()
@@ -176,12 +177,25 @@ def _cgroups(works: bool) -> list[Fact]:
     )
     if works:
         facts.append(Fact(name="cgroup.kill", found="yes, tried", good=True))
+        facts.append(_moves(point))
     elif _release() >= KILL_FILE:
         facts.append(Fact(name="cgroup.kill", found=f"in kernels since {_dotted(KILL_FILE)}; not tried", good=None))
     else:
         change = f"use Linux {_dotted(KILL_FILE)} or newer"
         facts.append(Fact(name="cgroup.kill", found="no, the kernel is too old", good=False, change=change))
     return facts
+
+
+def _moves(point: str) -> Fact:
+    """A process is started inside its cgroup, and after a pause the kernel takes its time for the first such step."""
+    if "favordynmods" in kernel.read("/proc/self/mountinfo"):
+        return Fact(name="steps into a cgroup", found="fast (favordynmods)", good=True)
+    change = f"mount -o remount,favordynmods {point} (other processes then fork a little slower)"
+    return Fact(
+        name="steps into a cgroup",
+        found="the first after a pause waits for the kernel, some 10 ms",
+        change=change if _release() >= FAVOUR_OPTION else "",
+    )
 
 
 def _mount() -> tuple[str, bool, bool] | None:
