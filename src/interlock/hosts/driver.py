@@ -192,11 +192,16 @@ class HostDriver:
             self._rest(session, host)
 
     def _rest(self, session: SessionId, host: Host) -> None:
-        host.rest()
         self._idle[session] = host
+        asyncio.get_running_loop().call_soon(self._look, session, host)  # not in the step of a fall: it reads files
         self._timers[host] = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._retire, session, host)
         while len(self._idle) > IDLE_HOSTS:
             self._retire(*next(iter(self._idle.items())))
+
+    def _look(self, session: SessionId, host: Host) -> None:
+        """Have a host that rests see what is there; in one that was taken meanwhile it may be of the next turn."""
+        if self._idle.get(session) is host:
+            host.rest()
 
     def _retire(self, session: SessionId, host: Host) -> None:
         """Nobody has needed it for long enough."""
