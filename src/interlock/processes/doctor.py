@@ -190,7 +190,7 @@ def _moves(point: str) -> Fact:
     """A process is started inside its cgroup, and after a pause the kernel takes its time for the first such step."""
     if "favordynmods" in kernel.read("/proc/self/mountinfo"):
         return Fact(name="steps into a cgroup", found="fast (favordynmods)", good=True)
-    change = f"mount -o remount,favordynmods {point} (other processes then fork a little slower)"
+    change = f"mount -o remount,favordynmods {point} (it lasts until the next boot)"
     return Fact(
         name="steps into a cgroup",
         found="the first after a pause waits for the kernel, some 10 ms",
