@@ -22,7 +22,7 @@ from interlock.core.names import BodyState, CallId, Effect, ErrorKind, RunId, To
 from interlock.hosts import link
 from interlock.hosts.finding import SERVED
 from interlock.processes.base import Containment, SpawnFailed, SpawnOrder
-from interlock.runtime.driver import AgentFailed
+from interlock.runtime.driver import AgentFailed, kind_of
 from interlock.runtime.live import LiveRun
 from interlock.runtime.run import Message, check_choices, check_order
 from interlock.runtime.settings import PROCESSES, PROGRESS_CHARACTERS, QUESTION_BYTES
@@ -36,7 +36,6 @@ log = logging.getLogger("interlock")
 SETTLE_SECONDS = 0.2
 REQUESTS = 4_000  # of one turn that may be open at once
 GRACE_SECONDS = 3_600.0
-PROVIDER = "provider"
 
 
 class Host(Protocol):
@@ -271,8 +270,7 @@ class HostTurn:
             case link.Raised(_, error, phase, settled):
                 self._ended(settled)
                 if not self.result.done():
-                    kind = ErrorKind.PROVIDER if phase == PROVIDER else ErrorKind.AGENT
-                    self.result.set_exception(AgentFailed(error[:ERROR_CHARACTERS], kind))
+                    self.result.set_exception(AgentFailed(error[:ERROR_CHARACTERS], kind_of(phase)))
                     self.result.exception()
             case link.Settled(_, clean):
                 if not self.run.fallen:

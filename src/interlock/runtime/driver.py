@@ -9,6 +9,13 @@ from interlock.runtime.live import LiveRun
 from interlock.runtime.run import Message
 from interlock.runtime.verbs import Verbs
 
+PROVIDER = "provider"  # the phase whose failures are the model's provider's
+
+
+def kind_of(phase: str | None) -> ErrorKind:
+    """Return whose failure an agent's error is, by the phase it came from."""
+    return ErrorKind.PROVIDER if phase == PROVIDER else ErrorKind.AGENT
+
 
 class AgentFailed(Exception):
     """An agent's code ended elsewhere with an error, which comes as text."""

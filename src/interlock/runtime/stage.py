@@ -19,7 +19,7 @@ from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
 from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.delegation import Delegation
-from interlock.runtime.driver import AgentFailed, Driver
+from interlock.runtime.driver import AgentFailed, Driver, kind_of
 from interlock.runtime.ending import Endings
 from interlock.runtime.gate import Gate
 from interlock.runtime.inbox import Inbox, endings_told
@@ -33,8 +33,6 @@ from interlock.runtime.spawning import Spawning
 from interlock.runtime.tool import describe_error
 from interlock.runtime.verbs import Verbs
 from interlock.stores.base import Store, Unsure, committed
-
-PROVIDER = "provider"
 
 
 class Stage:
@@ -177,8 +175,7 @@ class Stage:
             return
         phase = run.blamed[0] if run.blamed is not None and run.blamed[1] is error else run.phase
         run.blamed = None
-        kind = ErrorKind.PROVIDER if phase == PROVIDER else ErrorKind.AGENT
-        self._endings.end(run, _failed(describe_error(error), kind))
+        self._endings.end(run, _failed(describe_error(error), kind_of(phase)))
 
 
 def _message(run: LiveRun) -> Message:
