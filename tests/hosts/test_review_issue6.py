@@ -38,8 +38,27 @@ async def second() -> str:
     return "second"
 
 
+class Cycle:
+    """Acts when it is collected, which nothing but the collector does."""
+
+    def __init__(self, path: str) -> None:
+        self.me = self
+        self.path = path
+
+    def __del__(self) -> None:
+        Path(self.path).write_text("late")
+
+
 async def agent(run: Run, message: Message) -> str:
     """Play what the message names."""
+    if message.text == "interrupts":
+        raise KeyboardInterrupt
+    if message.text == "answers":
+        return "here"
+    if message.text.startswith("cycles "):
+        Cycle(message.text.removeprefix("cycles "))
+        await run.say("made")
+        await asyncio.sleep(60)
     if message.text == "leaves":
         child = subprocess.Popen(["sleep", "60"])
         await run.say(str(child.pid))
@@ -176,5 +195,34 @@ def test_a_dead_zygote_that_nobody_has_heard_of_costs_no_run() -> None:
             host = await driver._start()
             assert host.alive
             host.kill()
+
+    asyncio.run(main())
+
+
+def test_an_agent_that_raises_keyboard_interrupt_does_not_take_the_next_message_along() -> None:
+    """Its run fails, and its host goes on, as behind any other error."""
+
+    async def main() -> None:
+        async with opened() as control:
+            for _ in range(5):
+                broken = await control.send("s", "interrupts")
+                assert (await control.wait(broken.run_id, drained=True)).error == "KeyboardInterrupt"
+                assert (await control.wait((await control.send("s", "answers")).run_id)).text == "here"
+
+    asyncio.run(main())
+
+
+def test_what_a_stopped_turn_left_to_the_collector_is_collected_before_it_is_drained(tmp_path: Path) -> None:
+    """A finalizer is code of the turn; in a host that is used again it has run by then."""
+    mark = tmp_path / "mark"
+
+    async def main() -> None:
+        async with opened() as control:
+            sent = await control.send("s", f"cycles {mark}")
+            await seen(control, sent.run_id, EventKind.DELTA)
+            await control.stop(session="s")
+            await control.wait(sent.run_id, drained=True)
+            assert (await control.receipt(sent.run_id)).host == "reused"
+            assert mark.exists()
 
     asyncio.run(main())

@@ -7,6 +7,7 @@
 """
 
 import asyncio
+import gc
 import io
 import os
 import signal
@@ -141,12 +142,14 @@ class Serving:
         agents: Mapping[str, Agent],
         threads: Threads | None = None,
         at_work: Callable[[], frozenset[object]] | None = None,
+        collect: Callable[[], object] = gc.collect,
     ) -> None:
         self._link = line
         self._agents = agents
         self._crew = Crew()
         self._threads = threads or DaemonThreads()
         self._at_work = at_work or _at_work
+        self._collect = collect
         self._port: HostPort | None = None
         self._before = self._at_work()
 
@@ -180,7 +183,7 @@ class Serving:
 
     async def _turn(self, begin: link.Begin, port: HostPort) -> None:
         """Run the agent on a leash, from its first step to its last."""
-        turn, broken = port.turn, None
+        turn = port.turn
         word: link.Returned | link.Raised
         turn.before = self._before
         try:
@@ -200,7 +203,6 @@ class Serving:
             word = link.Returned(turn.number, None if text is None else _utf8(text), turn.quiet)
         except BaseException as error:
             word = link.Raised(turn.number, describe_error(error), port.phase_of(error), turn.quiet)
-            broken = error if isinstance(error, KeyboardInterrupt) else None
         if port.current:
             returned = isinstance(word, link.Returned)
             port.fall(Cause(ending=Ending.COMPLETED if returned else Ending.FAILED))
@@ -209,8 +211,6 @@ class Serving:
             self._link.send(link.Tried(turn.number, Effect.FINAL))
         turn.over.set()
         self._before = self._at_work()  # when nobody waits: what is born before the next turn counts as its own
-        if broken is not None:
-            raise broken
 
     async def _settle(self, port: HostPort) -> None:
         """See the turn's code end, and say so."""
@@ -218,6 +218,7 @@ class Serving:
         await turn.over.wait()
         for body in tuple(turn.bodies):
             await body.done.wait()
+        self._collect()  # finalizers of what the turn left in cycles are its effects, and none may come later
         for _ in range(LAST_ROUNDS):  # tasks that have just ended leave, and what they called back is over soon
             await asyncio.sleep(0)
             if not (left := self._at_work() - turn.before - frozenset(self._crew.tasks)):

@@ -150,7 +150,7 @@ class VirtualHost:
         self._started: frozenset[int] = frozenset()  # and its processes
         self._hosts = hosts
         self._threads = _Threads(hosts.threads)
-        self._serving = Serving(_Link(self), hosts.agents, self._threads, self._at_work)
+        self._serving = Serving(_Link(self), hosts.agents, self._threads, self._at_work, collect=lambda: None)
         self.outward = _Wire(hosts, link.Told, self._serving.hear)
         self.inward = _Wire(hosts, link.Said, self._hear)
 
