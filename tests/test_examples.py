@@ -1,4 +1,4 @@
-"""What a newcomer tries first works as written: the examples, the demo, and the program at the head of the README."""
+"""What a newcomer tries first works as written: the examples and the programs in the pages."""
 
 from __future__ import annotations
 
@@ -122,28 +122,6 @@ def test_an_example_does_what_it_says(name: str) -> None:
 def test_an_example_is_short(name: str) -> None:
     """An example fits on one screen."""
     assert len((ROOT / "examples" / name).read_text("utf-8").splitlines()) <= 50
-
-
-def test_the_demo_plays_to_its_end() -> None:
-    """Every act shows its receipt, and no run says anything after its end."""
-    printed = play("-m", "interlock.demo", "--fast")
-    assert printed.count("receipt ─") == 6
-    for words in (
-        "ending        stopped by alice",
-        "book_flight interrupted (effect unknown) · mail_ticket skipped",
-        "ending        superseded by r-",
-        "timed out after 150 ms in phase provider",
-        "refused       101 delta",
-        "its code      was not resumed any more",
-        "parent_ended, its code cut",
-        "questions     1 void",
-        "is void: its run is over, and nothing was done",
-        "Pay 900 for the boat?  open",
-        "the diary has grown by 0 bytes since the receipt",
-        "8 runs ended. Events of a run after its terminal event: 0.",
-    ):
-        assert words in printed, f"{words!r} is missing in:\n{printed}"
-    assert printed.count(" 0 events of r-") == 6
 
 
 PAGES = [

@@ -38,6 +38,7 @@ from interlock.runtime.settings import Settings
 from interlock.runtime.spawning import Finished, ProcessInfo, Running
 from interlock.runtime.tool import ToolResult, tool
 from interlock.runtime.wakes import Wake
+from interlock.stores.base import SessionInfo
 from interlock.stores.memory import MemoryStore
 from interlock.stores.sqlite import SqliteStore
 
@@ -78,6 +79,7 @@ __all__ = [
     "Receipt",
     "RunInfo",
     "Sent",
+    "SessionInfo",
     "Strategy",
     "ToolState",
     "Wake",

@@ -1,10 +1,19 @@
-"""Where the rooms are wired together: `open_control`."""
+"""Where the rooms are wired together: `open_control`, `asgi`, and what `interlock serve` does."""
 
+from __future__ import annotations
+
+import asyncio
 import dataclasses
 import os
-from collections.abc import AsyncIterator, Collection, Mapping
+import signal
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import msgspec
+
+from interlock.config import Config
 from interlock.core.errors import BadInput
 from interlock.core.names import Strategy
 from interlock.hosts.driver import HostDriver
@@ -23,6 +32,9 @@ from interlock.runtime.values import name_of, seconds_of, strategy_of
 from interlock.stores.base import Store
 from interlock.stores.memory import MemoryStore
 from interlock.stores.sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    from interlock.surfaces.gateway import Gateway
 
 SQLITE = "sqlite:///"  # and a path, as other libraries write it: sqlite:///here, sqlite:////var/lib/there
 
@@ -126,3 +138,73 @@ def _driver(
     if driver != "inline":
         raise BadInput(f"no driver {driver!r:.40}; use 'inline' (in this loop) or 'host' (in a process of its own)")
     return InlineDriver(find_agent(agent), {name: find_agent(each) for name, each in agents.items()}, threads)
+
+
+def asgi(
+    control: Control, *, data: str | Path, allow_hosts: Collection[str] = (), allow_origins: Collection[str] = ()
+) -> Gateway:
+    """Return the gateway of a control as an ASGI application, to be mounted in your own.
+
+    `data` is the directory of its tokens (`interlock token --data`) and its audit. Pages and hosts other than this
+    machine's are refused unless they are named.
+    """
+    from interlock.surfaces.access import Access, Audit  # noqa: PLC0415 - an embedder need not have the extra
+    from interlock.surfaces.gateway import Gateway  # noqa: PLC0415
+
+    access = Access(Path(data))
+    access.open()
+    audit = Audit(access.directory / "audit.jsonl")
+    return Gateway(control, access, audit, allow_hosts=allow_hosts, allow_origins=allow_origins)
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_field="event", tag="ready"):
+    """The line that says a gateway really serves."""
+
+    url: str
+    token_file: str
+    grade: str
+
+
+async def serve(config: Config, ready: Callable[[Ready], None]) -> None:
+    """Serve an agent until a signal comes: what runs then ends as `shutdown`, bounded; a second signal ends at once."""
+    from interlock.surfaces import server  # noqa: PLC0415
+
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, _end, number, asked)
+    listener = server.listen(config.host, config.port)
+    settings = Settings(drain_seconds=config.drain_seconds, grace_seconds=min(2.0, config.drain_seconds))
+    processes = LocalProcesses(Confinement(agent_user=config.agent_user), subreaper=True)
+    opened = open_control(
+        config.agent,
+        agents={config.agent.rpartition(":")[2]: config.agent, **config.agents},
+        driver=config.driver,
+        approval=config.approval,
+        store=f"{SQLITE}{config.data}",
+        deadline=config.deadline,
+        strategy=config.strategy,
+        idle_limit=config.idle_limit,
+        queue_limit=config.queue_limit,
+        settings=settings,
+        processes=processes,
+    )
+    async with opened as control:
+        gateway = asgi(control, data=config.data, allow_hosts=config.allow_hosts, allow_origins=config.allow_origins)
+        served = Ready(url=server.url_of(listener), token_file=str(gateway.access.token), grade=await control.grade())
+        over = asyncio.Event()
+        serving = loop.create_task(server.serve(gateway, listener, lambda: ready(served), over), name="serve")
+        await asyncio.wait((serving, loop.create_task(asked.wait())), return_when=asyncio.FIRST_COMPLETED)
+        closing = loop.create_task(control.close(), name="close")
+        await asyncio.wait((closing,), timeout=config.drain_seconds + settings.commit_seconds)
+        await gateway.shut("restart")
+        over.set()
+        await serving
+        if not closing.done():  # a bound ran out: whatever is left ends with this process
+            os._exit(1)
+
+
+def _end(number: int, asked: asyncio.Event) -> None:
+    if asked.is_set():
+        os._exit(128 + number)
+    asked.set()

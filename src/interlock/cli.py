@@ -8,6 +8,7 @@
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import re
 import signal
@@ -19,7 +20,9 @@ from typing import Annotated
 
 import msgspec
 
-from interlock.app import open_control
+from interlock.app import Ready, open_control, serve
+from interlock.config import DEFAULT_PORT, Config, data_directory
+from interlock.config import read as read_config
 from interlock.core.errors import BadInput, InterlockError
 from interlock.core.names import Drain, Ending
 from interlock.core.outcome import Outcome
@@ -33,11 +36,13 @@ from interlock.runtime.control import Control
 from interlock.runtime.run import Message, Run
 from interlock.runtime.settings import Settings
 from interlock.runtime.spawning import command_of
+from interlock.surfaces.access import Access, AccessFailed, Listed, Scope
 
 try:
     import typer
 
     from interlock import look
+    from interlock.look.commands import AsJson, Data
 except ModuleNotFoundError as missing:
     sys.stderr.write(f"interlock: this command needs {missing.name}; install it: pip install 'interlock[cli]'\n")
     raise SystemExit(125) from None
@@ -377,6 +382,189 @@ def _plain(text: str) -> str:
 # interlock sessions, runs, show, prune
 
 app.add_typer(look.commands)
+
+
+# interlock serve
+
+
+@app.command("serve", short_help="Serve an agent over WebSocket.")
+def serve_command(
+    agent: Annotated[str | None, typer.Argument(help="The agent, module:callable. [interlock.demo:agent]")] = None,
+    agents: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--agent", metavar="NAME=MODULE:CALLABLE", help="An agent that runs may delegate to; may be repeated."
+        ),
+    ] = None,
+    host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Where to listen. [127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(metavar="N", help="Which port; 0 takes a free one. [8719]")] = None,
+    public: Annotated[
+        bool | None, typer.Option("--public", help="Allow an address that others can reach.", show_default=False)
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Store, tokens and audit. [~/.local/state/interlock]")
+    ] = None,
+    strategy: Annotated[str | None, typer.Option(metavar="NAME", help="What a message does to a busy session.")] = None,
+    deadline: Annotated[str | None, typer.Option(metavar="TIME", help="The longest a run may take. [48h]")] = None,
+    idle_limit: Annotated[str | None, typer.Option(metavar="TIME", help="The longest a run may be silent.")] = None,
+    queue_limit: Annotated[str | None, typer.Option(metavar="TIME", help="The longest a message may wait.")] = None,
+    driver: Annotated[
+        str | None, typer.Option(metavar="host|inline", help="Where the agent's code runs. [host]")
+    ] = None,
+    agent_user: Annotated[str | None, typer.Option(metavar="NAME", help="Run agent and tools as this user.")] = None,
+    approval: Annotated[str | None, typer.Option(metavar="TOOLS", help="Tools that ask a person first.")] = None,
+    drain_seconds: Annotated[str | None, typer.Option(metavar="TIME", help="For an orderly end. [5]")] = None,
+    allow_hosts: Annotated[
+        list[str] | None, typer.Option("--allow-host", metavar="HOST", help="Also this Host.")
+    ] = None,
+    allow_origins: Annotated[
+        list[str] | None, typer.Option("--allow-origin", metavar="HOST", help="Also pages from there.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Read settings here. [interlock.toml]")] = None,
+    log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning, error. [info]")] = None,
+    as_json: Annotated[bool | None, typer.Option("--json", help="Print one line of JSON when it serves.")] = None,
+) -> int:
+    """Serve an agent over WebSocket; without one, the demo that needs no key.
+
+    Every option may stand in interlock.toml, or in the environment as INTERLOCK_PORT and the like. The first TERM or
+    Ctrl-C ends what runs as `shutdown` and waits --drain-seconds; a second one ends at once.
+    """
+    flags = {name: value for name, value in locals().items() if name != "as_json"} | {"json": as_json}
+    try:
+        settings = read_config(flags, os.environ, Path.cwd())
+        import uvloop  # noqa: PLC0415 - `interlock run` need not wait for it
+
+        set_up_logging(settings.log_level)
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109 - where the agent's module is, as a rule
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(settings, lambda ready: _tell_ready(ready, settings)))
+    except ModuleNotFoundError as missing:
+        if missing.name not in ("uvloop", "uvicorn", "starlette", "structlog", "prometheus_client", "httptools"):
+            raise
+        _say(f"serving needs {missing.name}; install it: pip install 'interlock[serve]'")
+        return TROUBLE
+    except InterlockError as error:
+        _say(_text(error))
+        return TROUBLE
+    return 0
+
+
+def _tell_ready(ready: Ready, config: Config) -> None:
+    if config.json:
+        _print(msgspec.json.encode(ready).decode())
+        return
+    where = "" if config.port == DEFAULT_PORT else f" --url {ready.url}"
+    where += "" if config.data == data_directory(os.environ).expanduser() else f" --data {config.data}"
+    _print(f"interlock serves {config.agent} at {ready.url} (processes: {ready.grade}; token: {ready.token_file})")
+    if config.agent == "interlock.demo:agent":
+        _print("Try, in another terminal:")
+        _print(f"  interlock send --watch{where} help")
+        _print(f"  interlock send --watch{where} story     # and Ctrl-C: it really stops")
+        _print(f"  interlock send{where} daemon && interlock stop{where} --wait")
+
+
+def set_up_logging(level: str) -> None:
+    """Write what is logged, here and in libraries, as JSON lines on the error output."""
+    import structlog  # noqa: PLC0415
+
+    shared: list[structlog.types.Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    last: list[structlog.types.Processor] = [
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        structlog.processors.JSONRenderer(),
+    ]
+    handler = logging.StreamHandler()
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(processors=last, foreign_pre_chain=shared))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+# interlock token
+
+tokens = typer.Typer(help="Say who may use a gateway: make, list and take away tokens.")
+app.add_typer(tokens, name="token")
+
+
+class Principals(msgspec.Struct, frozen=True):
+    """The document of `token list`."""
+
+    data: str
+    principals: tuple[Listed, ...]
+
+
+@tokens.command("path", short_help="Print where the operator's token is.")
+def token_path_command(data: Data) -> None:
+    """Print the path of the operator's token; `cat` shows it."""
+    path = Access(data).token
+    if not path.exists():
+        raise AccessFailed(f"there is no {path}; `interlock serve` makes one at its first start")
+    _print(str(path))
+
+
+@tokens.command("rotate", short_help="Make a new operator's token.")
+def token_rotate_command(data: Data) -> None:
+    """Make a new operator's token and print where it is; a gateway that is up closes whoever came in with the old."""
+    _print(str(Access(data).rotate()))
+
+
+@tokens.command("add", short_help="Make a principal and print its token, once.")
+def token_add_command(
+    name: Annotated[str, typer.Argument(help="Its name: 1 to 64 of A-Z a-z 0-9 . _ @ -")],
+    data: Data,
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SCOPE", help=f"One of {', '.join(Scope)}; again, or with commas, for more. [write]"),
+    ] = None,
+) -> None:
+    """Make a principal and print its token, this once: only its hash is kept.
+
+    Whoever is given a name that was used before finds what that one owned.
+    """
+    scopes = _scopes(scope or [Scope.WRITE])
+    _print(Access(data).add(name, scopes))
+    _say(f"this is the token of {name} ({', '.join(scopes)}); it is not shown again")
+
+
+@tokens.command("remove", short_help="Take a principal's token away.")
+def token_remove_command(name: Annotated[str, typer.Argument(help="Its name.")], data: Data) -> None:
+    """Take a principal's token away; a gateway that is up closes its sockets, what it started goes on."""
+    Access(data).remove(name)
+
+
+@tokens.command("list", short_help="List who has a token.")
+def token_list_command(data: Data, as_json: AsJson = False) -> None:
+    """List who has a token and what it is good for."""
+    access = Access(data)
+    access.open(make=False)
+    found = Principals(str(access.directory), access.listing())
+    if as_json:
+        _print(msgspec.json.format(msgspec.json.encode(found)).decode())
+        return
+    wide = max((len(each.name) for each in found.principals), default=0)
+    for each in found.principals:
+        _print(f"{each.name:<{wide}}  {','.join(each.scopes):<24}  {each.created_at or ''}".rstrip())
+
+
+def _scopes(given: list[str]) -> list[Scope]:
+    wanted = {word.strip() for text in given for word in text.split(",")}
+    for word in sorted(wanted - set(Scope)):
+        raise BadInput(f"{word[:80]!r} is no scope; write {', '.join(Scope)}")
+    return [scope for scope in Scope if scope in wanted]
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 # The door

@@ -67,7 +67,7 @@ from interlock.core.names import (
 )
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import FallenRun, FallenTool, Processes, Receipt
-from interlock.stores.base import Loaded, OldToken, Pruned, Store, StoreFailed, Ticket
+from interlock.stores.base import Loaded, OldToken, Pruned, SessionInfo, Store, StoreFailed, Ticket
 
 ALICE, BOB = Principal("alice"), Principal("bob")
 S = SessionId("s")
@@ -1340,6 +1340,60 @@ def test_a_tree_holds_the_children(kit: Any) -> None:
     play(kit, main)
 
 
+# Lists of all sessions
+
+
+def test_sessions_are_listed_the_latest_first(kit: Any) -> None:
+    """A list of sessions says whose they are, how many runs they have and how many of those have not ended."""
+    talk, idle, own = SessionId("talk"), SessionId("idle"), SessionId("run:a")
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        known = (session(2), session(1, owner=BOB, name=talk), session(0, name=idle), session(1, name=own))
+        newer = msgspec.structs.replace(row("t", name=talk), admitted_at=7.5)
+        taken_in = msgspec.structs.replace(row("r2"), alias=RunId("r"))
+        agents = row("a", name=own)  # a run that was sent to no session has one of its own, which is not listed
+        await store.decide(Decision(sessions=known, admissions=(row("r"), taken_in, newer, agents)))
+        await store.decide(Decision(endings=(ended("r3", Ending.STOPPED),)))
+        for later in (False, True):
+            store = await kit.reopened(store) if later else store
+            assert await store.sessions(limit=5) == (
+                SessionInfo(session=known[0], runs=3, open=1, latest_at=1.0),
+                SessionInfo(session=known[1], runs=1, open=1, latest_at=7.5),
+                SessionInfo(session=known[2], runs=0, open=0, latest_at=None),
+            )
+            assert [info.session.id for info in await store.sessions(limit=2)] == [S, talk]
+            assert [info.session.id for info in await store.sessions(limit=2, of=ALICE)] == [S, idle]
+            assert [info.session.id for info in await store.sessions(limit=2, of=BOB)] == [talk]
+
+    play(kit, main)
+
+
+def test_the_latest_runs_of_all_sessions(kit: Any) -> None:
+    """Without a session the latest runs of all are listed, oldest first; for one principal, those it may see."""
+    talk = SessionId("talk")
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        bobs = msgspec.structs.replace(row("b"), principal=BOB)
+        known = (session(1), session(1, owner=BOB, name=talk))
+        rows = (row("a"), bobs, row("c", name=talk), row("d", name=SessionId("nobody's")))
+        await store.decide(Decision(sessions=known, admissions=rows))
+        for later in (False, True):
+            store = await kit.reopened(store) if later else store
+            assert await store.runs(None) == rows
+            assert await store.runs(None, limit=2) == rows[2:]
+            assert [each.id for each in await store.runs(None, of=BOB)] == ["b", "c"]  # started, owned
+            assert [each.id for each in await store.runs(None, limit=3, of=ALICE)] == ["b", "c", "d"]
+
+    play(kit, main)
+
+
+# Children, again
+
+
 def test_children_are_forgotten_by_count(kit: Any) -> None:
     """The oldest ended children of a tree are forgotten, with the session that was theirs; one that lives stays."""
 
@@ -1677,7 +1731,16 @@ async def everything(store: Store, *, live: bool = False) -> dict[str, Any]:
         "wakes": store.wakes(),
         "unsettled": store.unsettled(),
         "pending": store.pending_receipts(),
+        "sessions": store.sessions(limit=9),
+        "two sessions": store.sessions(limit=2),
+        "no sessions": store.sessions(limit=0),
+        "latest": store.runs(None),
+        "latest two": store.runs(None, limit=2),
+        "none of the latest": store.runs(None, limit=0),
     }
+    for who in (ALICE, BOB):
+        asked["sessions of", who] = store.sessions(limit=9, of=who)
+        asked["latest of", who] = store.runs(None, limit=3, of=who)
     for name in SESSIONS:
         asked["load", name] = store.load(name, principal=ALICE, key=None)
         asked["session", name] = store.session(name)
@@ -1726,8 +1789,8 @@ def full(text: str) -> Decision:
     """A decision in which every field of every row is set, with the text in all that may hold any."""
     whole = Outcome(
         run_id=RunId("a"), ending=Ending.TIMED_OUT, text=text, by=BOB, superseded_by=RunId("z"), phase=text,
-        limit_ms=2**40, error=text, error_kind=ErrorKind.PROVIDER, hidden=True, tools=("t", text), started_at=1e9 + 0.1,
-        ended_at=1e9 + 0.2, drained=True,
+        limit_ms=2**40, error=text, error_kind=ErrorKind.PROVIDER, hidden=True, typed=True, tools=("t", text),
+        started_at=1e9 + 0.1, ended_at=1e9 + 0.2, drained=True,
     )  # fmt: skip
     fallen = FallenRun(id=RunId("a"), outcome=whole, body=BodyState.KILLED, refused={Effect.DELTA: 3, Effect.TOOL: 1})
     proof = Receipt(
@@ -1938,7 +2001,13 @@ people = st.sampled_from([ALICE, BOB])
 keys_ = st.sampled_from("klt")
 whatever = st.text(alphabet="x\x00\u00df\U0001f6d1'", max_size=3)
 outcomes = st.builds(
-    outcome, names, st.sampled_from(ENDINGS), text=whatever, error=st.none() | whatever, drained=st.booleans()
+    outcome,
+    names,
+    st.sampled_from(ENDINGS),
+    text=whatever,
+    error=st.none() | whatever,
+    drained=st.booleans(),
+    typed=st.booleans(),
 )
 
 

@@ -11,18 +11,18 @@ from interlock.core.names import LOCAL, Principal
 ALICE, BOB, EVE, ROOT = (Principal(name) for name in ("alice", "bob", "eve", "root"))
 
 # Written down from docs/design.md, not derived from the code: an `x` is a right.
-#               system admin owner principal parent reader other
+#               system admin owner principal parent reader approver other
 EXPECTED = {
-    "send": "        x      x     x      x        x      .     x",
-    "take_over": "   x      x     x      x        x      .     .",
-    "stop": "        x      x     x      x        x      .     .",
-    "answer": "      .      x     x      x        .      .     .",
-    "see_run": "     x      x     x      x        x      x     .",
-    "see_session": " x      x     x      .        .      x     .",
-    "wake": "        x      x     x      .        .      .     .",
-    "reset": "       x      x     x      .        .      .     .",
+    "send": "        x      x     x      x        x      .      .      x",
+    "take_over": "   x      x     x      x        x      .      .      .",
+    "stop": "        x      x     x      x        x      .      .      .",
+    "answer": "      .      x     x      x        .      .      x      .",
+    "see_run": "     x      x     x      x        x      x      .      .",
+    "see_session": " x      x     x      .        .      x      .      .",
+    "wake": "        x      x     x      .        .      .      .      .",
+    "reset": "       x      x     x      .        .      .      .      .",
 }
-COLUMNS = ("system", "admin", "owner", "principal", "parent", "reader", "other")
+COLUMNS = ("system", "admin", "owner", "principal", "parent", "reader", "approver", "other")
 CHANGES = (Action.SEND, Action.TAKE_OVER, Action.STOP, Action.ANSWER, Action.WAKE, Action.RESET)
 
 
@@ -101,6 +101,37 @@ def test_an_admin_who_is_also_a_reader_is_an_admin() -> None:
     """The greater right counts where a name is on both lists."""
     known = Authority(admins=["root"], readers=["root", "local"])
     assert known.relations(ROOT) == {Relation.ADMIN}
+    assert known.relations(LOCAL) == {Relation.ADMIN}
+
+
+@pytest.mark.parametrize(
+    ("by", "owner", "principal", "expected"),
+    [
+        (BOB, ALICE, ALICE, {"approver", "other"}),
+        (BOB, BOB, ALICE, {"approver", "owner"}),
+        (BOB, ALICE, BOB, {"approver", "principal"}),
+        (EVE, EVE, EVE, {"approver", "reader"}),
+        (ROOT, ALICE, ALICE, {"admin"}),
+        (ALICE, BOB, BOB, {"other"}),
+    ],
+)
+def test_an_approver_is_one_besides(by: Principal, owner: Principal, principal: Principal, expected: set[str]) -> None:
+    """Whoever may answer every question is also what they were: a reader, an owner, or nobody in particular."""
+    known = Authority()
+    known.appoint(admins=[ROOT], readers=[EVE], approvers=[BOB, EVE, ROOT])
+    assert {relation.value for relation in known.relations(by, owner=owner, principal=principal)} == expected
+    assert known.may(Action.ANSWER, by, owner=owner, principal=principal) is (by != ALICE)
+
+
+def test_appointing_replaces_who_was_appointed() -> None:
+    """The latest word counts, whole: who is not named again is nobody; `local` stays an admin."""
+    known = Authority(admins=[ROOT], readers=[EVE])
+    known.appoint(admins=[BOB], approvers=[ALICE])
+    assert known.relations(ROOT) == known.relations(EVE) == {Relation.OTHER}
+    assert known.relations(BOB) == known.relations(LOCAL) == {Relation.ADMIN}
+    assert known.relations(ALICE) == {Relation.APPROVER, Relation.OTHER}
+    known.appoint()
+    assert known.relations(BOB) == known.relations(ALICE) == {Relation.OTHER}
     assert known.relations(LOCAL) == {Relation.ADMIN}
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from interlock.core.fence import Fence
 from interlock.core.names import EARLY, ENDINGS, Ending, ErrorKind, Principal, RunId
-from interlock.core.outcome import Cause, Limit, Outcome, prefer, settle
+from interlock.core.outcome import Cause, Limit, Outcome, cause_of, prefer, settle
 
 RUN = RunId("r-7")
 COMPLETED = Cause(ending=Ending.COMPLETED)
@@ -120,6 +120,19 @@ def test_deadline_and_stop_tie() -> None:
         assert decided.by is None
 
 
+def test_a_typed_stop_that_came_too_late_is_a_timeout() -> None:
+    """That a person typed it is told of a stop only, not of the timeout that beat it."""
+    typed = msgspec.structs.replace(STOPPED, typed=True)
+    assert settle(typed, now=1.0, limits=[Limit(5.0, 5.0)]) is typed
+    assert not settle(typed, now=5.0, limits=[Limit(5.0, 5.0)]).typed
+
+
+def test_a_cause_is_found_again_in_its_outcome() -> None:
+    """What stands in the store tells the whole cause, also that a person typed it."""
+    told = Outcome(run_id=RUN, ending=Ending.STOPPED, by=Principal("alice"), typed=True)
+    assert cause_of(told) == msgspec.structs.replace(STOPPED, typed=True)
+
+
 def test_the_earliest_limit_is_told() -> None:
     """Where several limits have passed, the first to pass is the one told, with its own phase and length."""
     limits = [Limit(9.0, 9.0), Limit(3.0, 1.5, "queue"), Limit(20.0, 20.0)]
@@ -162,6 +175,7 @@ def test_same_story() -> None:
         "error": "why",
         "error_kind": ErrorKind.STORE,
         "hidden": True,
+        "typed": True,
         "tools": ("search",),
         "started_at": 1.0,
         "ended_at": 2.0,

@@ -32,6 +32,7 @@ from interlock import (
 )
 from interlock.core.events import LOST_RESULT, NO_RESULT, Ended
 from interlock.core.lifecycle import State
+from interlock.core.projection import agent_wait
 from interlock.processes.local import LocalProcesses
 from interlock.runtime.settings import CRASHES
 from interlock.stores.base import StoreFailed, Ticket
@@ -1355,3 +1356,95 @@ def test_a_parked_session_is_left_alone_by_its_schedules(place: Place) -> None:
     for _ in range(CRASHES):
         crash(place, ("bad", "die"))
     place.life(after, echoes)
+
+
+# A stop that a person typed
+
+
+def test_that_a_stop_was_typed_outlives_a_crash(place: Place) -> None:
+    """Whether it was told before the server died or is told by the next start, it is told as typed."""
+
+    async def scene(control: Control) -> None:
+        sent = [(await control.send(session, "go")).run_id for session in ("told", "untold")]
+        for run_id in sent:
+            await started(control, run_id)
+        await control.stop(session="told", typed=True)
+        behind(place.store, "decide", lambda: place.die(sent), when=lambda decision: decision.endings)
+        await control.stop(session="untold", typed=True)
+
+    async def after(control: Control) -> None:
+        for session, run_id in zip(("told", "untold"), runs, strict=True):
+            assert (await agreed(control, session, run_id))[0] is Ending.STOPPED
+            outcome = await control.wait(run_id)
+            assert outcome.typed and agent_wait(outcome).stop_reason == "stop"
+
+    runs = place.killed(scene, idles)
+    place.life(after, echoes)
+    place.life(after, echoes)
+
+
+# A run that was sent to no session
+
+
+def test_a_run_without_a_session_is_admitted_again(place: Place) -> None:
+    """A run that had not begun when the server died begins at the next start, under its own id and key."""
+
+    async def scene(control: Control) -> None:
+        behind(place.store, "decide", lambda: place.die(list(control._registry.runs)), when=lambda d: d.admissions)
+        await control.send(None, "go", by="alice", key="k", kind="agent")
+
+    async def after(control: Control) -> None:
+        info = await control.find("k", by="alice")
+        assert info is not None and (info.id, info.kind, info.session) == (run_id, "agent", f"run:{run_id}")
+        outcome = await control.wait(run_id, drained=True, by="alice")
+        assert (outcome.ending, outcome.text) == (Ending.COMPLETED, "go")
+        again = await control.send(None, "go", by="alice", key="k", kind="agent")
+        assert (again.run_id, again.session) == (run_id, f"run:{run_id}")
+        with pytest.raises(KeyConflict):
+            await control.send(None, "go", by="alice", key="k")
+
+    [run_id] = place.killed(scene, idles)
+    place.life(after, echoes)
+
+
+def test_a_run_without_a_session_is_lost_once_it_had_begun(place: Place) -> None:
+    """A run that had begun is lost, found by its id and key, and counts against no session's crashes."""
+
+    async def scene(control: Control) -> None:
+        sent = await control.send(None, "go", by="alice", key="k", kind="agent")
+        await started(control, sent.run_id)
+        place.die(sent.run_id)
+
+    async def after(control: Control) -> None:
+        assert (await control.wait(run_id, by="alice")).ending is Ending.LOST
+        found = await control.find("k", by="alice")
+        assert found is not None and (found.id, found.state) == (run_id, State.ENDED)
+        assert [info.id for info in await control.runs(latest=9, by="alice")] == [run_id]
+        assert (await control.stop(run=run_id, by="alice")).already is Ending.LOST
+        row = await control._store.session(found.session)
+        assert row is not None and row.crashes == 0
+        assert await control.sessions(by="alice") == []
+
+    run_id = place.killed(scene, idles)
+    place.life(after, echoes)
+    place.life(after, echoes)
+
+
+def test_a_run_without_a_session_that_is_admitted_again_can_be_stopped(place: Place) -> None:
+    """What was admitted again can be stopped by its id, its key or its session, as before."""
+
+    async def scene(control: Control) -> None:
+        sent = [await control.send(None, f"go {n}", by="alice", key=f"k{n}", kind="agent") for n in range(2)]
+        behind(place.store, "decide", lambda: place.die([each.run_id for each in sent]), when=lambda d: d.admissions)
+        await control.send(None, "last", by="alice", key="k2", kind="agent")
+
+    async def agent(run: Run, message: Message) -> None:
+        await for_ever()
+
+    async def after(control: Control) -> None:
+        assert (await control.stop(key="k2", by="alice")).aborted
+        third = await control.find("k2", by="alice")
+        assert third is not None and (await control.wait(third.id)).ending is Ending.STOPPED
+
+    assert len(place.killed(scene, agent)) == 2
+    place.life(after, agent)

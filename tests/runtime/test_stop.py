@@ -7,6 +7,7 @@ import pytest
 
 from interlock import Ending, MemoryStore, Message, Receipt, Run, Stale, open_control
 from interlock.core.names import EventKind
+from interlock.core.projection import agent_wait, chat_event
 
 from .scene import at_once, deaf, echoes, idles, kinds, log_of, mumbles, seeded, started, story, swallowed, told
 
@@ -452,5 +453,37 @@ def test_no_provider_is_asked_again_after_a_stop() -> None:
             outcome = await control.wait(sent.run_id, drained=True)
             assert outcome.text == "first says "
         assert asked == ["first"]
+
+    seeded(main)
+
+
+def test_a_typed_stop_is_told_as_one() -> None:
+    """That a person typed it is in every telling of the ending; children, and stops by a call, are told as before."""
+
+    async def agent(run: Run, message: Message) -> None:
+        await run.delegate("other", message.text)
+
+    async def main() -> None:
+        async with open_control(agent, agents={"other": idles}, strategy="queue") as control:
+            sent = [await control.send("s", text) for text in ("one", "two")]
+            while len(await control.runs("s", tree=True)) < 3:
+                await anyio.sleep(0.01)
+            [child] = [info for info in await control.runs("s", tree=True) if info.parent is not None]
+            receipt = await control.stop(session="s", typed=True)
+            assert [fallen.outcome.typed for fallen in receipt.runs] == [True, False, True]
+            for each in sent:
+                outcome = await control.wait(each.run_id)
+                assert (outcome.ending, outcome.typed) == (Ending.STOPPED, True)
+                assert agent_wait(outcome).stop_reason == chat_event(outcome).stop_reason == "stop"
+            ended = [event.data.outcome for event in await log_of(control, "s") if event.kind is EventKind.ENDED]
+            assert [outcome.typed for outcome in ended] == [True, True]
+            assert not (await control.wait(child.id)).typed
+            called = await control.send("s", "three")
+            await control.stop(session="s")
+            assert chat_event(await control.wait(called.run_id)).stop_reason == "rpc"
+            for what in ("run", "key"):  # there is no message to have typed it in
+                other = await control.send("s", "four", key=what)
+                await control.stop(**{what: other.run_id if what == "run" else "key"}, typed=True)
+                assert not (await control.wait(other.run_id)).typed
 
     seeded(main)

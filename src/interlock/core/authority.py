@@ -2,7 +2,7 @@
 
 1. The right belongs to the principal, not to the connection.
 2. An action without an entry, or a relation not named in it, is denied.
-3. Stopping is easier than starting; a reader sees and never changes.
+3. Stopping is easier than starting; a reader sees and never changes; an approver answers, whatever else it is.
 """
 
 from collections.abc import Collection, Iterable
@@ -20,6 +20,7 @@ class Relation(StrEnum):
     PRINCIPAL = "principal"  # started the run
     PARENT = "parent"  # the run that delegated it
     READER = "reader"  # may see everything, change nothing
+    APPROVER = "approver"  # may answer every question; sees questions, nothing else
     OTHER = "other"
 
 
@@ -44,7 +45,7 @@ RIGHTS: dict[Action, frozenset[Relation]] = {
     Action.SEND: _CHANGES | {_R.OTHER},
     Action.TAKE_OVER: _CHANGES,
     Action.STOP: _CHANGES,
-    Action.ANSWER: frozenset({_R.ADMIN, _R.OWNER, _R.PRINCIPAL}),
+    Action.ANSWER: frozenset({_R.ADMIN, _R.OWNER, _R.PRINCIPAL, _R.APPROVER}),
     Action.SEE_RUN: _CHANGES | {_R.READER},
     Action.SEE_SESSION: frozenset({_R.SYSTEM, _R.ADMIN, _R.OWNER, _R.READER}),
     Action.WAKE: frozenset({_R.SYSTEM, _R.ADMIN, _R.OWNER}),
@@ -61,11 +62,17 @@ def may(action: Action, relations: Iterable[Relation]) -> bool:
 class Authority:
     """The people this control knows by name, and the one place where a right is asked for."""
 
-    __slots__ = ("_admins", "_readers")
+    __slots__ = ("_admins", "_approvers", "_readers")
 
     def __init__(self, admins: Collection[str] = (), readers: Collection[str] = ()) -> None:
+        self.appoint(admins=admins, readers=readers)
+
+    def appoint(
+        self, *, admins: Collection[str] = (), readers: Collection[str] = (), approvers: Collection[str] = ()
+    ) -> None:
+        """Say anew who is what; it counts from the next question on. `local` stays an admin."""
         self._admins = frozenset(admins) | {LOCAL}
-        self._readers = frozenset(readers)
+        self._readers, self._approvers = frozenset(readers), frozenset(approvers)
 
     def relations(
         self, by: Principal, *, owner: Principal | None = None, principal: Principal | None = None
@@ -74,11 +81,11 @@ class Authority:
         if by in self._admins:
             return frozenset({Relation.ADMIN})
         if by in self._readers:
-            return frozenset({Relation.READER})  # a reader changes nothing, not even what once was its own
-        held = {Relation.OWNER} if by == owner else set()
-        if by == principal:
-            held.add(Relation.PRINCIPAL)
-        return frozenset(held or {Relation.OTHER})
+            held = {Relation.READER}  # a reader changes nothing, not even what once was its own
+        else:
+            mine = ((Relation.OWNER, owner), (Relation.PRINCIPAL, principal))
+            held = {relation for relation, who in mine if who == by} or {Relation.OTHER}
+        return frozenset(held | {Relation.APPROVER} if by in self._approvers else held)
 
     def may(
         self, action: Action, by: Principal, *, owner: Principal | None = None, principal: Principal | None = None

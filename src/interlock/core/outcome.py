@@ -24,6 +24,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     error_kind: ErrorKind | None = None
     hidden: bool = False  # rolled back: the turn is no part of the model's context any more
+    typed: bool = False  # a person stopped it by a message, not by a call
 
     @property
     def early(self) -> bool:
@@ -52,6 +53,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str | None = None
     error_kind: ErrorKind | None = None
     hidden: bool = False
+    typed: bool = False
     tools: tuple[str, ...] = ()  # of a hidden turn: the tools that were started, since their effects remain
     started_at: float | None = None
     ended_at: float | None = None

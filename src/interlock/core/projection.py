@@ -6,7 +6,7 @@
 4. `pending` and `unknown` are answers to a waiter, not endings; neither is ever told as a timeout.
 """
 
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
@@ -137,10 +137,9 @@ TABLE: Final[dict[Ending, Row]] = {
 # fmt: on
 
 # The gateway's schema closes both sets. A phase it has no word for is left out and travels in `native`; whose failure
-# it was has no word there at all, so each of our kinds is told as unknown rather than as a kind it is not.
+# it was has no word there at all, so every failure is told as unknown rather than as a kind it is not.
 TIMEOUT_PHASES: Final = {"queue": False, "preflight": False, "provider": True, "post_turn": True}  # provider started?
-CHAT_ERROR_KINDS: Final = dict.fromkeys(ErrorKind, "unknown")
-StopReason = Literal["rpc", "stop"]  # `stop`: the user typed it; `rpc`: a call stopped the run
+TYPED: Final = "stop"  # the stop reason where a person typed it; `rpc`: a call stopped the run
 
 
 class Native(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -171,13 +170,13 @@ def row(outcome: Outcome) -> Row:
     return found
 
 
-def agent_wait(outcome: Outcome, *, stop_reason: StopReason = "rpc", provider_started: bool | None = None) -> AgentWait:
+def agent_wait(outcome: Outcome, *, provider_started: bool | None = None) -> AgentWait:
     """Return what a waiter on the gateway is told; `provider_started` is left out where nobody knows it."""
     if not outcome.ended:
         return AgentWait(outcome.ending.value)
     answer = row(outcome).wait
-    if outcome.ending is Ending.STOPPED:
-        return msgspec.structs.replace(answer, stop_reason=stop_reason)
+    if outcome.ending is Ending.STOPPED and outcome.typed:
+        return msgspec.structs.replace(answer, stop_reason=TYPED)
     if outcome.ending is Ending.TIMED_OUT:
         phase = outcome.phase if outcome.phase in TIMEOUT_PHASES else None
         if provider_started is None:
@@ -186,14 +185,11 @@ def agent_wait(outcome: Outcome, *, stop_reason: StopReason = "rpc", provider_st
     return answer
 
 
-def chat_event(outcome: Outcome, *, stop_reason: StopReason = "rpc") -> ChatEvent:
+def chat_event(outcome: Outcome) -> ChatEvent:
     """Return the words of the terminal `chat` event."""
     event = row(outcome).chat
-    if outcome.ending is Ending.STOPPED:
-        return msgspec.structs.replace(event, stop_reason=stop_reason)
-    if outcome.ending is Ending.FAILED and outcome.error_kind is not None:
-        return msgspec.structs.replace(event, error_kind=CHAT_ERROR_KINDS[outcome.error_kind])
-    return event
+    typed = outcome.ending is Ending.STOPPED and outcome.typed
+    return msgspec.structs.replace(event, stop_reason=TYPED) if typed else event
 
 
 def responses(outcome: Outcome, *, steered: bool = False) -> Responses:

@@ -56,6 +56,11 @@ class QuestionInfo(msgspec.Struct, frozen=True, kw_only=True):
     choices: tuple[str, ...] | None = None
     answer: bool | str | None = None
     by: Principal | None = None
+    # Of an open question, as `questions` lists it; the store keeps none of these.
+    tool: str | None = None  # the tool that wants to run
+    arguments: Json | None = None
+    asked_at: float | None = None  # as people read time
+    expires_at: float | None = None
 
 
 class Approvals:
@@ -102,7 +107,10 @@ class Approvals:
         question_id = QuestionId(self._registry.new_id("q"))
         question = Question(question_id, run, text, choices, tool=tool, arguments=arguments)
         run.questions[question_id] = self._registry.questions[question_id] = question
-        question.timer = self._loop.call_later(seconds or self._settings.ask_seconds, self._expire, question)
+        patience = seconds or self._settings.ask_seconds
+        question.timer = self._loop.call_later(patience, self._expire, question)
+        question.asked_at = self._clock.wall()
+        question.expires_at = question.asked_at + patience
         self._store.decide(Decision(questions=(question.row(),)))  # not waited for: an answer to it comes behind it
         self._tell(question)
         return question
@@ -150,6 +158,20 @@ class Approvals:
         )
         Outlet(question.run, self._feed).emit(Effect.QUESTION, told)
 
+    def opened(self, session: SessionId | None, by: Principal) -> list[QuestionInfo]:
+        """List open questions that the caller may answer; with a session, those of its runs and of all below them."""
+        return [
+            _open_info(question)
+            for question in self._registry.questions.values()
+            if question.state is QuestionState.OPEN
+            and session in (None, question.run.session.id, question.run.home.id)
+            and self._may_answer(by, question)
+        ]
+
+    def _may_answer(self, by: Principal, question: Question) -> bool:
+        run = question.run
+        return self._authority.may(Action.ANSWER, by, owner=run.session.confirmed_owner, principal=run.principal)
+
     # Answering
 
     async def answer(self, question_id: QuestionId, answer: object, by: Principal) -> QuestionInfo:
@@ -157,8 +179,7 @@ class Approvals:
         question = self._registry.questions.get(question_id)
         if question is None:
             return await self._answer_again(question_id, answer, by)
-        run = question.run
-        if not self._authority.may(Action.ANSWER, by, owner=run.session.confirmed_owner, principal=run.principal):
+        if not self._may_answer(by, question):
             raise _unknown(question_id, by)
         value = _value(answer, question.choices)
         while (answering := question.answering) is not None:
@@ -228,6 +249,16 @@ def _same_or_closed(info: QuestionInfo, value: bool | str, by: Principal) -> Que
     if info.state is QuestionState.EXPIRED:
         raise QuestionClosed(f"question {info.id} has expired; the run went on without an answer")
     raise QuestionClosed(f"question {info.id} is void: its run is over, and nothing was done")
+
+
+def _open_info(question: Question) -> QuestionInfo:
+    return msgspec.structs.replace(
+        _info(question.row()),
+        tool=question.tool,
+        arguments=question.arguments,
+        asked_at=question.asked_at,
+        expires_at=question.expires_at,
+    )
 
 
 def _info(row: QuestionRow) -> QuestionInfo:

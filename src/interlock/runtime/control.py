@@ -12,15 +12,17 @@ from contextlib import aclosing
 from datetime import datetime, timedelta
 
 import anyio
+import msgspec
 
 from interlock.core.authority import Action, Authority
-from interlock.core.decision import Decision, WakeRow
+from interlock.core.decision import Decision, RunRow, WakeRow
 from interlock.core.errors import BadInput, Unavailable, Unknown
 from interlock.core.events import Entry, Event, transcript
 from interlock.core.lifecycle import State
 from interlock.core.names import (
     LOCAL,
     Ending,
+    EventKind,
     Principal,
     QuestionId,
     ReceiptId,
@@ -33,17 +35,16 @@ from interlock.core.names import (
 from interlock.core.outcome import Cause, Outcome
 from interlock.core.receipt import Receipt
 from interlock.core.timeline import Moment, timeline
-from interlock.processes.base import Processes
+from interlock.processes.base import Processes, SpawnFailed
 from interlock.runtime.approvals import Approvals, Policy, QuestionInfo
 from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
 from interlock.runtime.deadlines import Deadlines
-from interlock.runtime.delegation import RUN_SESSION
 from interlock.runtime.driver import Driver, HostsInfo
 from interlock.runtime.ending import Endings
 from interlock.runtime.inbox import Inbox
 from interlock.runtime.listing import RunInfo, as_tree, info_of, info_of_row
-from interlock.runtime.live import LiveRun, Order, Sent
+from interlock.runtime.live import RUN_SESSION, LiveRun, Order, Sent, own_session
 from interlock.runtime.outlet import Feed
 from interlock.runtime.recovery import Recovery
 from interlock.runtime.registry import Registry
@@ -52,10 +53,10 @@ from interlock.runtime.sight import Sight
 from interlock.runtime.spawning import ProcessInfo, Running, Spawning
 from interlock.runtime.stage import Stage
 from interlock.runtime.stopping import Stopping
-from interlock.runtime.values import name_of, order_of, seconds_of, strategy_of, text_of
+from interlock.runtime.values import count_of, kind_of, name_of, order_of, seconds_of, strategy_of, text_of
 from interlock.runtime.wakes import Wake, Wakes, schedule
 from interlock.runtime.watch import Watch, whole_log
-from interlock.stores.base import READ_SECONDS, Store, StoreFailed, committed, read
+from interlock.stores.base import READ_SECONDS, SessionInfo, Store, StoreFailed, committed, read
 
 SLACK_SECONDS = 1.0  # beyond the sum of the bounds, for the loop to come round
 
@@ -159,6 +160,27 @@ class Control:
         """What became of the hosts so far: started, reused, killed, and why they are not warm; None without hosts."""
         return self._driver.info
 
+    @property
+    def queued(self) -> int:
+        """How many messages wait for a seat, over all sessions."""
+        return sum(len(session.waiting or ()) for session in self._registry.sessions.values())
+
+    async def grade(self) -> str:
+        """Return how processes are held here, as receipts say it; `inline` where none can be started."""
+        self._here()
+        try:
+            return (await self._processes.ready()).grade
+        except SpawnFailed:
+            return "inline"
+
+    def appoint(
+        self, *, admins: Collection[str] = (), readers: Collection[str] = (), approvers: Collection[str] = ()
+    ) -> None:
+        """Say anew who may do all, who may see all and who may answer every question; it counts from here on."""
+        if any(isinstance(names, str) for names in (admins, readers, approvers)):
+            raise BadInput("admins=, readers= and approvers= take a list of names, not one text")
+        self._authority.appoint(admins=admins, readers=readers, approvers=approvers)
+
     async def recover(self) -> None:
         """Take up what an earlier start left in the store; before anyone else may use this control."""
         await self._recovery.settle()
@@ -169,7 +191,7 @@ class Control:
 
     async def send(
         self,
-        session: str,
+        session: str | None,
         text: str,
         *,
         by: str = LOCAL,
@@ -177,16 +199,19 @@ class Control:
         strategy: str | None = None,
         deadline: float | None = None,
         order: tuple[str, float] | None = None,
+        kind: str = "chat",
     ) -> Sent:
         """Send a message; returns once it is safely taken. By default it takes over what runs in the session.
 
+        Without a session (None) its run has one of its own. `kind` is chat, or agent where a program calls.
         `order` is (channel, the channel's own number or time): one that was written before a stop of the same channel
         and comes after it is stopped too.
         """
         self._here()
         run = self._arrive(
-            _session_name(session),
+            None if session is None else _session_name(session),
             text_of(text),
+            kind=kind_of(kind),
             by=name_of(by, "by"),
             key=None if key is None else name_of(key, "key"),
             strategy=strategy_of(strategy),
@@ -210,9 +235,10 @@ class Control:
 
     def _arrive(
         self,
-        session_id: str,
+        session_id: str | None,
         text: str,
         *,
+        kind: RunKind = RunKind.CHAT,
         by: str,
         key: str | None,
         strategy: Strategy | None,
@@ -223,17 +249,17 @@ class Control:
         if self._registry.closing:
             raise Unavailable("this control is closing; send it to the next one")
         if not self._authority.may(Action.SEND, Principal(by)):
-            raise Unknown(f"no session {session_id} that {by} may send to")
+            raise Unknown(f"no session {session_id or 'of its own'} that {by} may send to")
         if len(self._registry.falls) >= FALLS:
             raise Unavailable("too many endings wait for the store; nothing was taken, send it again later")
-        session = self._registry.session(SessionId(session_id))
+        run_id = RunId(self._registry.new_id("r"))
         run = LiveRun(
-            RunId(self._registry.new_id("r")),
-            session,
+            run_id,
+            self._registry.session(own_session(run_id) if session_id is None else SessionId(session_id)),
             principal=Principal(by),
             text=text,
-            kind=RunKind.CHAT,
-            method="send",
+            kind=kind,
+            method="send" if kind is RunKind.CHAT else kind,
             key=key,
             digest=_digest(session_id, text, strategy, deadline) if key is not None else "",
             strategy=strategy,
@@ -253,11 +279,12 @@ class Control:
         key: str | None = None,
         by: str = LOCAL,
         order: tuple[str, float] | None = None,
+        typed: bool = False,
     ) -> Receipt:
         """Stop a session's runs, one run, or the message with a key (also before it was seen).
 
         With `order`, the stop's own place in its channel, a session's messages that were written before it and come
-        after it are stopped as well.
+        after it are stopped as well. `typed`: a person typed it as a message to the session, and so it is told.
         """
         self._here()
         if [session, run, key].count(None) != 2:
@@ -266,7 +293,8 @@ class Control:
             raise BadInput("order= belongs to the stop of a session")
         principal = Principal(name_of(by, "by"))
         if session is not None:
-            return await self._stopping.session(SessionId(name_of(session, "session")), principal, order_of(order))
+            session_id = SessionId(name_of(session, "session"))
+            return await self._stopping.session(session_id, principal, order_of(order), typed=bool(typed))
         if run is not None:
             return await self._stopping.run(RunId(name_of(run, "run")), principal)
         return await self._stopping.key(name_of(key, "key"), principal)
@@ -285,7 +313,25 @@ class Control:
             QuestionId(name_of(question, "question")), answer, Principal(name_of(by, "by"))
         )
 
+    async def questions(self, session: str | None = None, *, by: str = LOCAL) -> list[QuestionInfo]:
+        """List the open questions that the caller may answer, also those of children below a session."""
+        self._here()
+        wanted = None if session is None else SessionId(name_of(session, "session"))
+        return self._approvals.opened(wanted, Principal(name_of(by, "by")))
+
     # Sessions
+
+    async def sessions(self, *, limit: int = 100, by: str = LOCAL) -> list[SessionInfo]:
+        """List the sessions that the caller may see, the latest first; a run's own session is not among them."""
+        self._here()
+        infos = await read(self._sight.sessions(count_of(limit, "limit"), Principal(name_of(by, "by"))))
+        return [self._as_it_is(info) for info in infos]
+
+    def _as_it_is(self, info: SessionInfo) -> SessionInfo:
+        live = self._registry.sessions.get(info.session.id)
+        if live is None or live.confirmed_owner is None:
+            return info
+        return msgspec.structs.replace(info, session=self._registry.session_row(live))
 
     async def set_strategy(self, session: str, strategy: str | None, *, by: str = LOCAL) -> None:
         """Say what messages to a session do while it is busy; None: what the server does. A message may differ."""
@@ -401,9 +447,30 @@ class Control:
             raise Unknown(f"no receipt {asked!r} that {by} may see; receipts are found by their id or a run's")
         return shown
 
-    async def runs(self, session: str | None = None, *, tree: bool = False, by: str = LOCAL) -> list[RunInfo]:
-        """List live runs the caller may see; with a session, its ended ones too, and with tree=True their children."""
+    async def find(self, name: str, *, by: str = LOCAL) -> RunInfo | None:
+        """Find a run the caller may see, by its id or a key of the caller's; None if there is none."""
         self._here()
+        wanted, principal = name_of(name, "name"), Principal(name_of(by, "by"))
+        for live in (self._registry.keys.get((principal, wanted)), self._registry.runs.get(RunId(wanted))):
+            if live is not None and self._sight.may_see(principal, live.itself):
+                return info_of(live.itself)
+        key = (await read(self._store.load(SessionId(""), principal=principal, key=wanted))).key
+        for run_id in (None if key is None else key.run_id, RunId(wanted)):
+            row = None if run_id is None else await read(self._sight.row(run_id, principal))
+            if row is not None:
+                live = self._registry.runs.get(row.id)
+                return info_of_row(row) if live is None else info_of(live.itself)
+        return None
+
+    async def runs(
+        self, session: str | None = None, *, tree: bool = False, latest: int = 0, by: str = LOCAL
+    ) -> list[RunInfo]:
+        """List live runs the caller may see; with a session, its ended ones too, and with tree=True their children.
+
+        Without a session, `latest` adds so many of the latest that the store knows.
+        """
+        self._here()
+        stored = count_of(latest, "latest")
         principal = Principal(name_of(by, "by"))
         wanted = None if session is None else SessionId(name_of(session, "session"))
         live = [
@@ -411,12 +478,14 @@ class Control:
             for run in self._registry.runs.values()
             if wanted in (None, run.session.id, run.home.id if tree else None) and self._sight.may_see(principal, run)
         ]
-        if wanted is None:
-            return as_tree(live) if tree else live
+        rows: list[RunRow] = []
+        if wanted is not None:
+            rows = await read(self._sight.rows(wanted, principal, tree=tree))
+        elif stored:
+            rows = await read(self._sight.latest(stored, principal))
         known = {info.id for info in live}
-        rows = await read(self._sight.rows(wanted, principal, tree=tree))
         ended = [info_of_row(row) for row in rows if row.id not in known]
-        if not live and not ended:
+        if wanted is not None and not live and not ended:
             await self._owned(wanted, principal)  # raises if there is no such session for the caller
         return as_tree([*ended, *live]) if tree else [*ended, *live]
 
@@ -479,6 +548,15 @@ class Control:
         async with aclosing(view.events(after, only)) as events:
             async for event in events:
                 yield event
+
+    def sees(self, by: str, event: Event) -> bool:
+        """Return whether an event is the caller's to see now; asked for every event of a feed, so it never waits."""
+        run = None if event.run_id is None else self._registry.runs.get(event.run_id)
+        owner = self._registry.owner_of(event.session)
+        if self._authority.may(Action.SEE_SESSION, Principal(by), owner=owner):
+            return True
+        action = Action.ANSWER if event.kind is EventKind.QUESTION else Action.SEE_RUN
+        return self._authority.may(action, Principal(by), principal=None if run is None else run.principal)
 
     async def _seen(self, run_id: RunId, by: Principal) -> tuple[SessionId, RunId] | None:
         """Return the session of a run the caller may see, and the run itself; None if it never was."""

@@ -10,15 +10,13 @@ from typing import Protocol
 import msgspec
 
 from interlock.core.errors import BadInput, Refused
-from interlock.core.names import Effect, Ending, RunId, RunKind, SessionId, Strategy
+from interlock.core.names import Effect, Ending, RunId, RunKind, Strategy
 from interlock.core.outcome import Cause, Outcome
 from interlock.runtime.clock import Clock
 from interlock.runtime.ending import Endings
-from interlock.runtime.live import LiveRun
+from interlock.runtime.live import LiveRun, own_session
 from interlock.runtime.registry import Registry
 from interlock.runtime.settings import CHILDREN, DEPTH, Settings
-
-RUN_SESSION = "run:"  # what the name of a run's own session begins with
 
 
 class Child(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +84,7 @@ class Delegation:
             raise BadInput(f"no agent {agent!r} to delegate to; open_control(agents=...) has {known}")
         self._room(parent, detached)
         run_id = RunId(self._registry.new_id("r"))
-        session = self._registry.session(SessionId(f"{RUN_SESSION}{run_id}"))
+        session = self._registry.session(own_session(run_id))
         session.loaded = True  # nobody else can have made it
         session.owner, session.stored = parent.session.owner, parent.session.stored  # theirs, whatever the store says
         child = LiveRun(

@@ -194,6 +194,7 @@ class Fall:
             error=cause.error,
             error_kind=cause.error_kind,
             hidden=cause.hidden,
+            typed=cause.typed,
             tools=_names(undone, _begun(run)) if cause.hidden else undone if run.started_at is None else (),
             started_at=run.started_at,
             ended_at=self.fenced_at,

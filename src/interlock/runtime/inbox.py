@@ -26,7 +26,7 @@ from interlock.runtime.clock import Clock
 from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.ending import Endings, earlier
 from interlock.runtime.fall import Fall, seat_next
-from interlock.runtime.live import Collection, LiveRun, Sent, delegated
+from interlock.runtime.live import Collection, LiveRun, Sent, delegated, own_session
 from interlock.runtime.outlet import Feed, Outlet
 from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import ARRIVALS, COLLECT_TIMES, COLLECTED, Settings
@@ -184,9 +184,10 @@ class Inbox:
     def _answer_again(self, run: LiveRun, key: KeyRow) -> None:
         """Give a used key the answer it got the first time."""
         _same_body(run, key.method, key.digest)
+        alone = run.session.id == own_session(run.id)  # then so was the first
         run.sent = Sent(
             run_id=key.run_id,
-            session=run.session.id,
+            session=own_session(key.run_id) if alone else run.session.id,
             generation=key.generation,
             superseded=key.superseded,
             state=State.ENDED,

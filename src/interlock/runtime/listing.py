@@ -7,6 +7,7 @@ from interlock.core.lifecycle import State
 from interlock.core.names import Principal, RunId, RunKind, SessionId
 from interlock.core.outcome import Outcome
 from interlock.runtime.live import LiveRun
+from interlock.stores.base import SessionInfo as SessionInfo  # noqa: PLC0414 - told on
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +25,9 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     agent: str | None = None
     detached: bool = False
     depth: int = 0  # below the session's own runs
+    text: str = ""
+    admitted_at: float = 0.0
+    key: str | None = None
 
 
 def info_of(run: LiveRun) -> RunInfo:
@@ -40,6 +44,9 @@ def info_of(run: LiveRun) -> RunInfo:
         parent=None if run.parent is None else run.parent.id,
         agent=run.agent,
         detached=run.detached,
+        text="" if run.withheld else run.text,
+        admitted_at=run.admitted_at,
+        key=run.key,
     )
 
 
@@ -59,6 +66,9 @@ def info_of_row(row: RunRow) -> RunInfo:
         parent=row.parent,
         agent=row.agent,
         detached=row.detached,
+        text=row.text,
+        admitted_at=row.admitted_at,
+        key=row.key,
     )
 
 

@@ -47,6 +47,8 @@ IDLE, QUEUE, APPROVAL = (
     "approval",
 )  # what a limit on silence, on waiting, or one met while asking is told as
 
+RUN_SESSION = "run:"  # what the name of a run's own session begins with: nobody else can send to it
+
 
 class Body(Protocol):
     """Code of a run that is being executed: the agent's own, or a tool's. None of these methods waits."""
@@ -170,7 +172,8 @@ class Question:
     """A question of a live run."""
 
     __slots__ = (
-        "answer", "answering", "arguments", "by", "choices", "done", "id", "run", "state", "text", "timer", "tool",
+        "answer", "answering", "arguments", "asked_at", "by", "choices", "done", "expires_at", "id", "run", "state",
+        "text", "timer", "tool",
     )  # fmt: skip
 
     def __init__(
@@ -194,6 +197,8 @@ class Question:
         self.by: Principal | None = None
         self.answering: asyncio.Event | None = None  # an answer is being committed; set when it is decided
         self.timer: asyncio.TimerHandle | None = None
+        self.asked_at: float | None = None  # as people read time, and so is the next
+        self.expires_at: float | None = None
         self.done = asyncio.Event()
 
     def close(self, state: QuestionState) -> None:
@@ -422,6 +427,11 @@ class LiveRun:
             generation=self.generation,
             superseded=self.superseded,
         )
+
+
+def own_session(run_id: RunId) -> SessionId:
+    """Return the name of the session that a run has for itself."""
+    return SessionId(f"{RUN_SESSION}{run_id}")
 
 
 def delegated(run: LiveRun) -> Delegated:

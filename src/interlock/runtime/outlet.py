@@ -61,16 +61,16 @@ class Feed:
         self._registry = registry
         self._store = store
         self._clock = clock
-        self._subscribers: dict[SessionId, list[Subscriber]] = {}
+        self._subscribers: dict[SessionId | None, list[Subscriber]] = {}  # None: of every session
         self._closed = False
 
-    def subscribe(self, session: SessionId, subscriber: Subscriber) -> None:
-        """Tell a subscriber everything that happens in a session from now on."""
+    def subscribe(self, session: SessionId | None, subscriber: Subscriber) -> None:
+        """Tell a subscriber everything that happens in a session, or in all of them (None), from now on."""
         self._subscribers.setdefault(session, []).append(subscriber)
         if self._closed:
             subscriber.close()
 
-    def unsubscribe(self, session: SessionId, subscriber: Subscriber) -> None:
+    def unsubscribe(self, session: SessionId | None, subscriber: Subscriber) -> None:
         """Stop telling it."""
         subscribers = self._subscribers.get(session, [])
         if subscriber in subscribers:
@@ -89,18 +89,30 @@ class Feed:
             data=data,
         )
         self._store.append(event)
-        for subscriber in tuple(self._subscribers.get(session, ())):
+        for subscriber in self._listening(session):
             try:
                 subscriber.put(event)
-            except Exception:  # one that fails must not keep the others, or an ending, from being told
-                log.exception("a subscriber of session %s failed and is let go", session)
-                self.unsubscribe(session, subscriber)
+            except Exception:
+                self._let_go(session, subscriber)
         return event
 
     def drop(self, run: LiveRun) -> None:
         """Take a cut run's deltas out of every buffer."""
-        for subscriber in self._subscribers.get(run.session.id, ()):
-            subscriber.drop(run.id)
+        for subscriber in self._listening(run.session.id):
+            try:
+                subscriber.drop(run.id)
+            except Exception:
+                self._let_go(run.session.id, subscriber)
+
+    def _listening(self, session: SessionId) -> tuple[Subscriber, ...]:
+        """Those of a session, then those of all."""
+        return (*self._subscribers.get(session, ()), *self._subscribers.get(None, ()))
+
+    def _let_go(self, session: SessionId, subscriber: Subscriber) -> None:
+        """One that fails must not keep the others, or a fall, from happening."""
+        log.exception("a subscriber of session %s failed and is let go", session)
+        self.unsubscribe(session, subscriber)
+        self.unsubscribe(None, subscriber)
 
     def close(self) -> None:
         """Let every subscriber go."""

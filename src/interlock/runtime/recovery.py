@@ -47,11 +47,10 @@ from interlock.core.outcome import Cause, Outcome
 from interlock.core.receipt import Receipt
 from interlock.processes.base import Processes
 from interlock.runtime.clock import Clock
-from interlock.runtime.delegation import RUN_SESSION
 from interlock.runtime.ending import Endings
 from interlock.runtime.fall import seat_next, without_result
 from interlock.runtime.inbox import Inbox
-from interlock.runtime.live import Collection, LiveRun, Question, Sent, ToolCall
+from interlock.runtime.live import RUN_SESSION, Collection, LiveRun, Question, Sent, ToolCall
 from interlock.runtime.outlet import Feed, Outlet, tell_again
 from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import CRASHES, RECOVERED, Settings
@@ -215,7 +214,7 @@ class Recovery:
                     await self._keep_told(row, story.ended, story.proof)
                 elif row.started or row.parent is not None:
                     living[row.id] = await self._bring_back(session, row, story, living)
-            if len(living) > began and not session_id.startswith(RUN_SESSION):
+            if len(living) > began and not session_id.startswith(RUN_SESSION):  # (nothing more comes to a run's own)
                 session.crashes += 1
                 if session.parked:
                     log.error("session %s is parked: the server went down %d times with it", session_id, CRASHES)

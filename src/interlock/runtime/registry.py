@@ -23,6 +23,7 @@ from interlock.runtime.numbers import Numbers
 from interlock.runtime.settings import CRASHES
 
 TOMBSTONES = 1_000  # per principal; the store keeps as many
+OWNERS = 10_000  # of sessions that have left: whoever is told late of what happened there may have to be asked about
 MARKS = 1_000  # stops by their place in a channel, per principal, so that nobody can push out another's
 
 
@@ -79,6 +80,7 @@ class Registry:
         self.position, self.new_id = self.numbers.position, self.numbers.new_id
         self.questions: dict[QuestionId, Question] = {}
         self.holds = Holds(self.numbers)
+        self._owners: OrderedDict[SessionId, Principal] = OrderedDict()
         self._tombstones: dict[Principal, OrderedDict[str, None]] = {}
         self._marks: dict[SessionId, dict[tuple[str, Principal], float]] = {}
         self._marks_of: dict[Principal, OrderedDict[tuple[SessionId, str], None]] = {}
@@ -216,6 +218,16 @@ class Registry:
         if session.live == 0 and self.sessions.get(session.id) is session:
             del self.sessions[session.id]
             self.generations.forget(session.id)
+            if (owner := session.confirmed_owner) is not None:
+                self._owners[session.id] = owner
+                self._owners.move_to_end(session.id)
+                if len(self._owners) > OWNERS:
+                    self._owners.popitem(last=False)
+
+    def owner_of(self, session_id: SessionId) -> Principal | None:
+        """Return a session's owner, as far as that is known here: it is alive, or was a while ago."""
+        session = self.sessions.get(session_id)
+        return session.confirmed_owner if session is not None and session.loaded else self._owners.get(session_id)
 
     # Tombstones
 

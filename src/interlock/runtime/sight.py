@@ -11,7 +11,7 @@ from interlock.core.names import Drain, Ending, Principal, ReceiptId, RunId, Ses
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Processes, Receipt
 from interlock.runtime.live import Falling, LiveRun
-from interlock.stores.base import Store
+from interlock.stores.base import SessionInfo, Store
 
 
 class Sight:
@@ -27,6 +27,8 @@ class Sight:
 
     async def may_see_row(self, by: Principal, row: RunRow) -> bool:
         """Return whether a stored run is the caller's to see."""
+        if self._authority.may(Action.SEE_RUN, by, principal=row.principal):
+            return True
         session = await self._store.session(row.session)
         owner = None if session is None else session.owner
         return self._authority.may(Action.SEE_RUN, by, owner=owner, principal=row.principal)
@@ -62,6 +64,17 @@ class Sight:
     async def rows(self, session: SessionId, by: Principal, *, tree: bool = False) -> list[RunRow]:
         """Return a session's stored runs, with the children below them if asked."""
         return [row for row in await self._store.runs(session, tree=tree) if await self.may_see_row(by, row)]
+
+    async def latest(self, limit: int, by: Principal) -> list[RunRow]:
+        """Return the latest stored runs of all sessions."""
+        of = None if self._authority.may(Action.SEE_RUN, by) else by
+        return [row for row in await self._store.runs(None, limit=limit, of=of) if await self.may_see_row(by, row)]
+
+    async def sessions(self, limit: int, by: Principal) -> list[SessionInfo]:
+        """Return stored sessions, the latest first."""
+        of = None if self._authority.may(Action.SEE_SESSION, by) else by
+        infos = await self._store.sessions(limit=limit, of=of)
+        return [info for info in infos if self._authority.may(Action.SEE_SESSION, by, owner=info.session.owner)]
 
     async def kept_receipt(self, wanted: ReceiptId, by: Principal) -> Receipt | None:
         """Return a stored receipt by its id or a run's."""

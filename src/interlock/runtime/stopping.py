@@ -62,16 +62,18 @@ class Stopping:
 
     # A session
 
-    async def session(self, session_id: SessionId, by: Principal, order: Order | None = None) -> Receipt:
+    async def session(
+        self, session_id: SessionId, by: Principal, order: Order | None = None, *, typed: bool = False
+    ) -> Receipt:
         """End everything of a session that the caller may end: what waits, what arrives, what is detached."""
         until, marked = self._until(), None
         if order is not None and self._authority.may(Action.SEND, by):  # (a reader changes nothing)
             marked = self._mark(StopMark(session=session_id, channel=order.channel, by=by, at=order.at))
-        receipt = await self._stop_session(session_id, by)
+        receipt = await self._stop_session(session_id, by, typed)
         durable = marked is None or await self._soon(marked, until) is not None
         return msgspec.structs.replace(receipt, durable=receipt.durable and durable)
 
-    async def _stop_session(self, session_id: SessionId, by: Principal) -> Receipt:
+    async def _stop_session(self, session_id: SessionId, by: Principal, typed: bool) -> Receipt:
         if session_id not in self._registry.sessions or self._registry.closed:
             return await self._absent(session_id, by)
         with self._registry.pinned(session_id) as session:  # whatever is read or raised here must be forgotten again
@@ -81,7 +83,7 @@ class Stopping:
                 if known is not None:
                     self._inbox.take_up(session, known)
             targets = [run for run in _everyone(session) if self._may(by, run)]
-            fall = self._end_all(session, targets, by, processes=self.detached(session, by))
+            fall = self._end_all(session, targets, by, processes=self.detached(session, by), typed=typed)
             return await (self._empty(session, by) if fall is None else self._receipt_of(fall, by))
 
     def _end_all(
@@ -92,12 +94,13 @@ class Stopping:
         *,
         processes: Sequence[Running] = (),
         resets: bool = False,
+        typed: bool = False,
     ) -> Fall | None:
         """Let runs, and detached processes, fall together, in one step."""
         if not (targets or processes) or self._registry.closed:
             return None
         fall = self._endings.open(session, by=by)
-        stopped = Cause(ending=Ending.STOPPED, by=by)
+        stopped = Cause(ending=Ending.STOPPED, by=by, typed=typed)
         for target in targets:
             fall.take(target, stopped)
         fall.sweep(processes, stopped)

@@ -3,7 +3,7 @@
 import math
 
 from interlock.core.errors import BadInput
-from interlock.core.names import Strategy
+from interlock.core.names import RunKind, Strategy
 from interlock.runtime.live import Order
 from interlock.runtime.settings import MESSAGE_BYTES
 
@@ -44,6 +44,21 @@ def strategy_of(value: str | None) -> Strategy | None:
         return Strategy(value)
     except ValueError:
         raise BadInput(f"no strategy {value!r}; use one of {', '.join(Strategy)}") from None
+
+
+def kind_of(value: object) -> RunKind:
+    """Return how a message comes to be: as chat, or by a program's call of an agent."""
+    for kind in (RunKind.CHAT, RunKind.AGENT):
+        if kind == value:
+            return kind
+    raise BadInput(f"kind= is chat or agent, not {value!r:.40}")
+
+
+def count_of(value: object, what: str) -> int:
+    """Return how many are wanted."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
+        raise BadInput(f"{what}= is how many to list, 0 or more, not {value!r:.40}")
+    return value
 
 
 def seconds_of(value: object, what: str, default: float | None) -> float | None:

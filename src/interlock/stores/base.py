@@ -199,12 +199,21 @@ class Store(Log, Protocol):
         """Return a session's row."""
         ...
 
+    async def sessions(self, *, limit: int, of: Principal | None = None) -> tuple[SessionInfo, ...]:
+        """Return sessions that people send to (not runs' own), the latest first; `of`: those it owns."""
+        ...
+
     async def run(self, run_id: RunId) -> RunRow | None:
         """Return a run's row."""
         ...
 
-    async def runs(self, session: SessionId, *, tree: bool = False) -> tuple[RunRow, ...]:
-        """Return a session's runs in the order they were admitted; with `tree` the children below them too."""
+    async def runs(
+        self, session: SessionId | None, *, tree: bool = False, limit: int = 1_000, of: Principal | None = None
+    ) -> tuple[RunRow, ...]:
+        """Return a session's runs in the order they were admitted; with `tree` the children below them too.
+
+        Without a session: the latest of all, up to a limit; `of`: those it started, or in sessions it owns.
+        """
         ...
 
     async def unsettled(self) -> tuple[SessionId, ...]:

@@ -41,7 +41,7 @@ from interlock.core.names import (
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.stores import bounds
-from interlock.stores.base import Loaded, OldToken, Page, Pruned, StoreFailed, Ticket, is_unsettled
+from interlock.stores.base import Loaded, OldToken, Page, Pruned, SessionInfo, StoreFailed, Ticket, is_unsettled
 
 OLDEST_SEEN = 200  # of a session's runs, looked at for each new one
 
@@ -407,14 +407,33 @@ class MemoryStore:
         await self._readable()
         return self._sessions.get(session)
 
+    async def sessions(self, *, limit: int, of: Principal | None = None) -> tuple[SessionInfo, ...]:
+        await self._readable()
+        runs: dict[SessionId, list[RunRow]] = {}
+        for row in reversed(self._runs.values()):
+            runs.setdefault(row.session, []).append(row)
+        names = dict.fromkeys([*runs, *sorted(self._sessions)])
+        found = [self._sessions[name] for name in names if name in self._sessions]
+        mine = [row for row in found if not row.id.startswith("run:") and of in (None, row.owner)]
+        return tuple(_info(row, runs.get(row.id, [])) for row in mine[: None if limit < 0 else limit])
+
     async def run(self, run_id: RunId) -> RunRow | None:
         await self._readable()
         return self._runs.get(run_id)
 
-    async def runs(self, session: SessionId, *, tree: bool = False) -> tuple[RunRow, ...]:
+    async def runs(
+        self, session: SessionId | None, *, tree: bool = False, limit: int = 1_000, of: Principal | None = None
+    ) -> tuple[RunRow, ...]:
         await self._readable()
+        if session is None:
+            mine = (row for row in reversed(self._runs.values()) if of is None or self._is_of(row, of))
+            return tuple(reversed(list(itertools.islice(mine, None if limit < 0 else limit))))
         ids = [*self._runs_of.get(session, ()), *(self._children_of.get(session, ()) if tree else ())]
         return tuple(self._runs[run_id] for run_id in ids if run_id in self._runs)
+
+    def _is_of(self, row: RunRow, principal: Principal) -> bool:
+        session = self._sessions.get(row.session)
+        return principal in (row.principal, None if session is None else session.owner)
 
     async def unsettled(self) -> tuple[SessionId, ...]:
         await self._readable()
@@ -454,3 +473,12 @@ class MemoryStore:
     async def receipt(self, wanted: ReceiptId | RunId) -> Receipt | None:
         await self._readable()
         return self._receipts.get(self._receipt_of.get(RunId(wanted), ReceiptId(wanted)))
+
+
+def _info(row: SessionRow, runs: list[RunRow]) -> SessionInfo:
+    return SessionInfo(
+        session=row,
+        runs=len(runs),
+        open=sum(run.outcome is None and run.alias is None for run in runs),
+        latest_at=max((run.admitted_at for run in runs), default=None),
+    )

@@ -182,19 +182,21 @@ class Reads:
         found = await self._one("session", session)
         return None if found is None else rows.session_of(found)
 
-    async def sessions(self, *, limit: int) -> tuple[SessionInfo, ...]:
+    async def sessions(self, *, limit: int, of: Principal | None = None) -> tuple[SessionInfo, ...]:
         return tuple(
             SessionInfo(session=rows.session_of(row[:7]), runs=row[7], open=row[8] or 0, latest_at=row[9])
-            for row in await self._all("sessions", limit)
+            for row in await self._all("sessions", limit, of)
         )
 
     async def run(self, run_id: RunId) -> RunRow | None:
         found = await self._one("run", run_id)
         return None if found is None else rows.run_of(found)
 
-    async def runs(self, session: SessionId | None, *, tree: bool = False, limit: int = 1_000) -> tuple[RunRow, ...]:
+    async def runs(
+        self, session: SessionId | None, *, tree: bool = False, limit: int = 1_000, of: Principal | None = None
+    ) -> tuple[RunRow, ...]:
         if session is None:
-            return tuple(map(rows.run_of, reversed(await self._all("latest_runs", limit))))
+            return tuple(map(rows.run_of, reversed(await self._all("latest_runs", limit, of))))
         names = ("runs", "children") if tree else ("runs",)
         found = await self._ask(lambda db: [row for name in names for row in db.execute(SQL[name], (session,))])
         return tuple(map(rows.run_of, found))

@@ -13,11 +13,11 @@ SELECT id FROM (
 ) WHERE place > ?2 AND (ending IS NOT NULL OR alias IS NOT NULL) LIMIT ?3;
 
 -- name: old_sessions
--- Sessions where nothing lives or is scheduled and no message came since a time.
+-- Sessions where nothing lives or is scheduled and no message came since a time; a child's goes with its home.
 SELECT s.id FROM sessions s LEFT JOIN runs r ON r.session = s.id
-WHERE s.id NOT GLOB 'run:*' AND s.id NOT IN (SELECT json_extract(body, '$.session') FROM wakes)
+WHERE s.id NOT IN (SELECT json_extract(body, '$.session') FROM wakes)
 GROUP BY s.id
-HAVING coalesce(max(r.admitted_at), 0) < ?1 AND sum(r.ending IS NULL AND r.alias IS NULL) IS NOT TRUE
+HAVING max(r.home) IS NULL AND coalesce(max(r.admitted_at), 0) < ?1 AND sum(r.ending IS NULL AND r.alias IS NULL) IS NOT TRUE
     AND NOT EXISTS (SELECT 1 FROM runs c WHERE c.home = s.id AND c.ending IS NULL)
 LIMIT ?2;
 

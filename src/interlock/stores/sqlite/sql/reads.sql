@@ -3,12 +3,12 @@
 SELECT id, owner, generation, strategy, since, renewed, crashes FROM sessions WHERE id = ?;
 
 -- name: sessions
--- Sessions of people (a child's is its run's), the latest first, with how many runs they have and when one last came.
+-- Sessions that people send to (not runs' own), of all or of one owner, the latest first, with how many runs they have and when one last came.
 SELECT s.id, s.owner, s.generation, s.strategy, s.since, s.renewed, s.crashes,
-    count(r.serial), sum(r.ending IS NULL AND r.alias IS NULL), max(r.admitted_at)
+    count(r.serial), sum(r.serial IS NOT NULL AND r.ending IS NULL AND r.alias IS NULL), max(r.admitted_at)
 FROM sessions s LEFT JOIN runs r ON r.session = s.id
-WHERE s.id NOT GLOB 'run:*'
-GROUP BY s.id ORDER BY max(r.serial) DESC LIMIT ?;
+WHERE s.id NOT GLOB 'run:*' AND (?2 IS NULL OR s.owner = ?2)
+GROUP BY s.id ORDER BY max(r.serial) DESC, s.id LIMIT ?1;
 
 -- name: key
 -- The first use of a key.
@@ -45,9 +45,10 @@ SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, h
     generation, started, outcome, cut, told, drained FROM runs WHERE home = ? ORDER BY serial;
 
 -- name: latest_runs
--- The latest runs of all sessions.
+-- The latest runs of all sessions, or those that a principal started or that are in sessions of its own.
 SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
-    generation, started, outcome, cut, told, drained FROM runs ORDER BY serial DESC LIMIT ?;
+    generation, started, outcome, cut, told, drained FROM runs
+WHERE ?2 IS NULL OR principal = ?2 OR session IN (SELECT id FROM sessions WHERE owner = ?2) ORDER BY serial DESC LIMIT ?1;
 
 -- name: unsettled
 -- Sessions with runs that have no ending, or whose ending the log does not tell.

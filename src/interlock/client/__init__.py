@@ -1,0 +1,1 @@
+"""Control's verbs from afar, over the gateway."""

@@ -1,0 +1,243 @@
+"""A run's timeline as a picture: one SVG that needs nothing else, in the light and in the dark.
+
+1. The same moments give the same picture, to the byte.
+2. Nothing a run says can become markup: text is cut, made printable and escaped, in this order.
+3. A picture is bounded; what is left out is counted.
+4. Where a run was cut short and the stop is small beside its life, the stop is drawn again, enlarged.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import NamedTuple
+
+from interlock.core.names import EARLY
+from interlock.core.projection import TABLE
+from interlock.core.timeline import Moment
+
+ROWS, BARS = 200, 2_000
+LEFT, PLOT, GAP, WIDTH, TOP, ROW = 236, 600, 24, 1032, 116, 20  # pixels
+ENLARGED = 0.15  # of a life: a stop shorter than this is drawn a second time
+STEPS = [n * 10.0**e for e in range(-4, 1) for n in (1, 2, 5)] + [10.0, 30.0, 60.0, 120.0, 300.0, 600.0]
+STEPS += [1_800.0, 3_600.0, 7_200.0, 21_600.0, 43_200.0, 86_400.0, 604_800.0]  # between two marks of an axis
+BEGINS = {"phase": "", "tool": "pending", "process": "running", "question": "open", "child": "begun"}
+LANES = ("run", *BEGINS, "joined", "refused")
+KINDS = {  # of bars: what the legend says, the colour by day and by night, and the states they are for
+    "phase": ("phase", "#8b9dc3", "#6f83ad", ("left",)),
+    "live": ("running", "#3b82f6", "#5b9bff", ("", "running", "pending", "open", "begun", "ran")),
+    "good": ("done", "#2f9e58", "#46b872", ("finished", "exited", "answered", "completed")),
+    "cut": ("cut short", "#e08a1e", "#f0a545", ("interrupted", "abandoned", *EARLY)),
+    "bad": ("failed, refused", "#d1373f", "#f0666c", ("failed", "expired", "timed_out", "lost", "refused")),
+    "gone": ("ended with the run", "#8757c9", "#a981e8", ("ended", "drained")),
+    "none": ("waited, never ran", "#b3b8c0", "#6b727d", ("skipped", "void", "waited", "joined")),
+}
+KIND = {state: kind for kind, (_, _, _, states) in KINDS.items() for state in states}
+LOOK = """text{{font:12px system-ui,sans-serif;fill:{0}}}.dim{{fill:{1}}}.title{{font-size:16px;font-weight:600}}
+.end{{text-anchor:end}}.mark{{paint-order:stroke;stroke:{2};stroke-width:4px}}.tick{{text-anchor:middle;fill:{1}}}
+.paper{{fill:{2}}}.panel{{fill:{3}}}.grid{{stroke:{4}}}.line{{stroke:{0}}}"""  # ink, dim ink, paper, panel, grid
+DAY = LOOK.format("#1f2328", "#656d76", "#ffffff", "#f6f8fa", "#dde1e6")
+NIGHT = LOOK.format("#e6edf3", "#9198a1", "#0d1117", "#161b22", "#2d333b")
+STYLE = DAY + "".join(f".{kind}{{fill:{day}}}" for kind, (_, day, _, _) in KINDS.items())
+STYLE += f"@media(prefers-color-scheme:dark){{{NIGHT}"
+STYLE += "".join(f".{kind}{{fill:{night}}}" for kind, (_, _, night, _) in KINDS.items()) + "}"
+
+
+@dataclass(slots=True, eq=False)
+class Bar:
+    """Something that took a while."""
+
+    lane: str
+    name: str
+    start: float
+    end: float
+    state: str
+    detail: str = ""
+
+    @property
+    def kind(self) -> str:
+        """How it is drawn."""
+        return "bad" if self.state == "exited" and self.detail not in ("", "0") else KIND.get(self.state, "none")
+
+
+class Panel(NamedTuple):
+    """A stretch of time on paper; its axis counts from `zero`."""
+
+    x: float
+    width: float
+    start: float
+    end: float
+    zero: float
+
+    def at(self, time: float) -> float:
+        """Return where a time is, kept within the panel."""
+        return self.x + self.width * min(1.0, max(0.0, (time - self.start) / (self.end - self.start)))
+
+
+def draw(moments: Sequence[Moment], *, title: str) -> str:
+    """Return one run's timeline as an SVG document."""
+    moments = [moment for moment in moments if abs(moment.at) < 1e12]  # and no NaN
+    when = {moment.what: moment for moment in reversed(moments)}
+    bars = _bars(moments, when) if moments else []
+    rows = _rows(bars)
+    bottom, left_out = TOP + ROW * len(rows), len(bars) - sum(map(len, rows))
+    body = [_text(24, 30, title, 100, "title"), _text(24, 52, _summary(moments, when), 160, "dim")]
+    panels = _panels(moments, when) if moments else []
+    body += [part for panel in panels for part in _paper(panel, bottom)]
+    for n, row in enumerate(rows):
+        body += _row(row, TOP + ROW * n, panels)
+        if n == 0 or rows[n - 1][0].lane != row[0].lane:
+            body.append(_text(24, TOP + ROW * n + 14, row[0].lane, 12, "dim"))
+    for panel in panels:
+        body += _marks(panel, when, bottom, whole=panel is panels[0], alone=len(panels) == 1)
+    used = {bar.kind for row in rows for bar in row}
+    for n, kind in enumerate(kind for kind in KINDS if kind in used):
+        body.append(f'<rect class="{kind}" x="{24 + 142 * n}" y="{bottom + 40}" width="12" height="12" rx="2"/>')
+        body.append(_text(41 + 142 * n, bottom + 50, KINDS[kind][0], 40, "dim"))
+    body.append(_text(24, bottom + 76, f"and {left_out:,} more, not drawn", 80, "dim") if left_out else "")
+    size = f'width="{WIDTH}" height="{bottom + 92}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 92}" {size} role="img">'
+    head += f'<title>{_clean(title, 100)}</title><style>{STYLE}</style><rect class="paper" {size}/>'
+    return "\n".join([head, *filter(None, body), "</svg>\n"])
+
+
+# What there is to draw
+
+
+def _bars(moments: Sequence[Moment], when: Mapping[str, Moment]) -> list[Bar]:
+    """Return what took a while, each with where it began and how it ended."""
+    first, last = _ends(moments)
+    fell = when["fell"].at if "fell" in when else last
+    started = when["started"].at if "started" in when else fell
+    bars = [Bar("run", "waited", first, started, "waited"), Bar("run", "ran", started, fell, "ran")]
+    bars += [Bar("run", "drained", fell, when["drained"].at, "drained")] if "drained" in when else []
+    going: list[Bar] = []
+    for moment in (moment for moment in moments if moment.what in LANES):
+        bar = None if moment.state == BEGINS.get(moment.what) else _begun(going, moment)
+        if bar is None:
+            bar = Bar(moment.what, moment.name, moment.at, moment.at, "")
+            bars.append(bar)
+            going.append(bar)
+        counted = f"×{moment.count:,}" if moment.what == "refused" else ""
+        bar.state = moment.state if moment.what in BEGINS else moment.what
+        bar.detail, bar.end = moment.detail or counted, moment.at
+        if bar.kind != "live":
+            going.remove(bar)
+    for bar in going:  # nobody told their end: a process is gone by the drain, a phase is left at the fall
+        bar.end = fell if bar.lane == "phase" else last
+        cut = "ended" if bar.lane == "process" else "interrupted" if when.get("fell", bar).state in EARLY else "left"
+        bar.state = cut if "fell" in when else bar.state or "running"
+    return bars
+
+
+def _ends(moments: Sequence[Moment]) -> tuple[float, float]:
+    first = min(moment.at for moment in moments)
+    return first, max(first + 0.001, *(moment.at for moment in moments))
+
+
+def _begun(going: list[Bar], moment: Moment) -> Bar | None:
+    """Return which of those that go on a moment is about; calls of one tool have only its name."""
+    found = [bar for bar in going if bar.lane == moment.what and (bar.name == moment.name or bar.lane == "phase")]
+    wanted = "pending" if moment.state in ("running", "skipped") else "running"
+    return next((bar for bar in found if bar.state == wanted), found[-1] if found else None)
+
+
+def _rows(bars: list[Bar]) -> list[list[Bar]]:
+    """Return as many as there is room for, in rows: what has one name shares a row unless it overlaps."""
+    rows: list[list[Bar]] = []
+    named: dict[tuple[str, str], list[list[Bar]]] = {}
+    for bar in sorted(bars, key=lambda bar: LANES.index(bar.lane))[:BARS]:
+        same = named.setdefault((bar.lane, bar.name), [])
+        row = next((row for row in same if row[-1].end <= bar.start), None)
+        if row is not None:
+            row.append(bar)
+        elif len(rows) < ROWS:
+            rows.append([bar])
+            same.append(rows[-1])
+    return rows
+
+
+def _panels(moments: Sequence[Moment], when: Mapping[str, Moment]) -> list[Panel]:
+    """Return the whole life, and beside it the stop if it would be too small to see."""
+    first, last = _ends(moments)
+    fell = when.get("fell")
+    if fell is None or fell.state not in EARLY or last - fell.at > ENLARGED * (last - first):
+        return [Panel(LEFT, PLOT, first, last, first)]
+    half, took = (PLOT - GAP) / 2, max(last - fell.at, 0.001)
+    stop = Panel(LEFT + half + GAP, half, fell.at - took / 4, fell.at + took * 1.1, fell.at)
+    return [Panel(LEFT, half, first, last, first), stop]
+
+
+def _summary(moments: Sequence[Moment], when: Mapping[str, Moment]) -> str:
+    if "fell" not in when:
+        return f"not over after {_time(moments[-1].at - moments[0].at)}" if moments else "nothing has happened yet"
+    fell, drained = when["fell"], when.get("drained")
+    refused = sum(moment.count for moment in moments if moment.what == "refused")
+    said = f"{_words(fell)} after {_time(fell.at - moments[0].at)}"
+    said += f" · drained {_time(drained.at - fell.at)} later ({drained.state})" if drained else " · not drained yet"
+    return said + (f" · {refused:,} refused" if refused else "")
+
+
+def _words(fell: Moment) -> str:
+    """Return how it ended, in the words everybody uses, and by whom."""
+    words = next((row.client.partition("{")[0] for ending, row in TABLE.items() if ending == fell.state), fell.state)
+    return f"{words} by {fell.name}" if fell.name else words
+
+
+# On paper
+
+
+def _paper(panel: Panel, bottom: int) -> Iterator[str]:
+    """Draw a panel's ground and its axis."""
+    yield f'<rect class="panel" x="{panel.x:.1f}" y="{TOP}" width="{panel.width:.1f}" height="{bottom - TOP}"/>'
+    span, before = panel.end - panel.start, panel.start - panel.zero
+    step = next((step for step in STEPS if span / step <= panel.width / 60), span)
+    for n in range(math.ceil(before / step), math.floor((before + span) / step) + 1):
+        x = panel.at(panel.zero + n * step)
+        yield f'<path class="grid" d="M{x:.1f} {TOP}V{bottom + 4}"/>'
+        yield _text(x, bottom + 18, _time(n * step), 20, "tick")
+
+
+def _row(row: list[Bar], y: int, panels: Sequence[Panel]) -> Iterator[str]:
+    """Draw what has one name, with how long it took and how it ended at the end of the line."""
+    yield _text(88, y + 14, row[0].name, 22)
+    for bar in row:
+        told = f"{_clean(bar.name, 200)}: {_clean(f'{bar.state} {bar.detail}', 200)} {_time(bar.end - bar.start)}"
+        for panel in panels:
+            if bar.start <= panel.end and bar.end >= panel.start:
+                x = min(panel.at(bar.start), panel.x + panel.width - 3)
+                place = f'x="{x:.1f}" y="{y + 4}" width="{max(3.0, panel.at(bar.end) - x):.1f}" height="12"'
+                yield f'<rect class="{bar.kind} bar" {place} rx="2"><title>{told}</title></rect>'
+    words = ", ".join(dict.fromkeys(f"{bar.state} {bar.detail}"[:40].strip().replace("_", " ") for bar in row))
+    times = f"{len(row)} × " if len(row) > 1 else ""
+    took = _time(sum(max(0.0, bar.end - bar.start) for bar in row))
+    said = took if row[0].lane == "run" else words if row[0].lane not in BEGINS else f"{took} · {times}{words}"
+    yield _text(LEFT + PLOT + 12, y + 14, said, 28, "dim")
+
+
+def _marks(panel: Panel, when: Mapping[str, Moment], bottom: int, *, whole: bool, alone: bool) -> Iterator[str]:
+    """Draw where the run fell, ended and drained; beside an enlarged stop the whole life shows only the fall."""
+    for n, (what, dashes) in enumerate((("fell", "1 0"), ("ended", "5 3"), ("drained", "1 3"))):
+        if {what, "fell"} <= when.keys() and (n == 0 or alone or not whole):
+            x, y, later = panel.at(when[what].at), 78 + 14 * n, _time(when[what].at - when["fell"].at)
+            words = f"{what} +{later}" if n else _words(when[what]) if whole else "the stop, enlarged"
+            end = x > panel.x + panel.width / 2
+            yield f'<path class="line" stroke-dasharray="{dashes}" d="M{x:.1f} {y - 10}V{bottom}"/>'
+            yield _text(x - 5 if end else x + 5, y, words, 40, "mark end" if end else "mark")
+
+
+def _text(x: float, y: float, text: str, most: int, kind: str = "") -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y}">{_clean(text, most)}</text>'
+
+
+def _clean(text: str, most: int) -> str:
+    """Return a text fit for the picture: cut, printable, escaped."""
+    text = text if len(text) <= most else text[: most - 1] + "…"
+    return escape("".join(letter if letter.isprintable() else "\ufffd" for letter in text))
+
+
+def _time(seconds: float) -> str:
+    """Return a time as a person reads it: 0.4 ms, 41 ms, 1.5 s, 2.5 min, 3 h."""
+    least = ((7_200, 3_600, "h"), (120, 60, "min"), (1, 1, "s"), (0, 0.001, "ms"))
+    size, unit = next((size, unit) for most, size, unit in least if abs(seconds) >= most)
+    return f"{round(seconds / size, 1 if abs(seconds / size) < 100 else None):,} {unit}".replace(".0 ", " ")

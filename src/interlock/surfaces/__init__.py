@@ -1,0 +1,1 @@
+"""The surfaces: words into control calls, outcomes into words."""

@@ -1,0 +1,523 @@
+"""The gateway's frames: what may be asked, who may ask it, and how it is answered. No I/O, no clock.
+
+1. A request is closed: a field the published schema knows and we do not use is ignored, any other is an error.
+2. A method that is not in `METHODS` does not exist; each entry names the scopes of which one is needed.
+3. Errors name their kind, so that our client raises on its side what control raised on ours.
+4. Foreign words (abort, cancel, approval) are the published protocol's; our own methods say what control says.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType, field
+
+from interlock.core import errors
+from interlock.core.events import Entry, Event
+from interlock.core.names import Strategy
+from interlock.core.outcome import Outcome
+from interlock.core.receipt import Receipt
+from interlock.core.timeline import Moment
+from interlock.runtime.approvals import QuestionInfo
+from interlock.runtime.listing import RunInfo, SessionInfo
+from interlock.runtime.live import Sent
+from interlock.runtime.spawning import ProcessInfo
+from interlock.runtime.wakes import Wake
+from interlock.surfaces.access import Scope
+
+PROTOCOL: Final = 4
+FRAME_BYTES: Final = 1024 * 1024
+PRE_AUTH_BYTES: Final = 8 * 1024
+DEPTH: Final = 32
+TICK_SECONDS: Final = 15.0
+BUFFER_BYTES: Final = 2 * 1024 * 1024  # of one connection, unwritten; beyond it the connection is closed as too slow
+QUIET: Final = "interlock.quiet"  # a capability: tell this connection only what it watches
+
+# Close codes: RFC 6455's, and 4001 for a token that is not one (any more).
+NOT_JSON, NOT_TEXT, BROKEN_RULE, TOO_BIG, RESTART, NO_TOKEN = 1007, 1003, 1008, 1009, 1012, 4001
+
+
+class BadFrame(Exception):
+    """Something that is no request: the connection is closed with this code and reason."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+# Requests
+
+
+class Params(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """What a method is asked with; each class closes its own."""
+
+
+class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request frame; its params are read by the method's own class."""
+
+    type: Literal["req"]
+    id: str = field(name="id")
+    method: str
+    params: msgspec.Raw = msgspec.Raw(b"{}")
+    traceparent: str | None = None
+
+
+class ClientInfo(Params, frozen=True, kw_only=True):
+    """Who dials."""
+
+    id: str
+    version: str
+    platform: str
+    mode: str
+    display_name: str | None = None
+    build_id: str | None = None
+    device_family: str | None = None
+    model_identifier: str | None = None
+    time_zone: str | None = None
+    instance_id: str | None = None
+
+
+class ConnectAuth(Params, frozen=True, kw_only=True):
+    """What proves it; we read the token."""
+
+    token: str | None = None
+    bootstrap_token: str | None = None
+    device_token: str | None = None
+    password: str | None = None
+    approval_runtime_token: str | None = None
+    agent_runtime_identity_token: str | None = None
+
+    def __repr__(self) -> str:
+        return "ConnectAuth()"
+
+
+class Connect(Params, frozen=True, kw_only=True):
+    """The first request of a connection."""
+
+    min_protocol: int
+    max_protocol: int
+    client: ClientInfo
+    caps: tuple[str, ...] = ()
+    role: str = "operator"
+    scopes: tuple[str, ...] = ()
+    auth: ConnectAuth = ConnectAuth()
+
+
+class Nothing(Params, frozen=True, kw_only=True):
+    """A method that is asked with nothing."""
+
+
+class ChatSend(Params, frozen=True, kw_only=True):
+    """A message of a person, who may type a stop."""
+
+    session_key: str
+    message: str
+    idempotency_key: str
+    queue_mode: Literal["steer", "followup", "collect", "interrupt"] | None = None
+    timeout_ms: int | None = None
+    attachments: tuple[Any, ...] = ()
+    suppress_command_interpretation: bool = False
+
+
+class ChatAbort(Params, frozen=True, kw_only=True):
+    """Stop a session's runs, or one run."""
+
+    session_key: str
+    run_id: str | None = None
+
+
+class ChatHistory(Params, frozen=True, kw_only=True):
+    """The conversation, or its latest part."""
+
+    session_key: str
+    limit: int = 200
+    offset: int = 0
+    max_chars: int = 500_000
+
+
+class Agent(Params, frozen=True, kw_only=True):
+    """A run asked for by a program."""
+
+    message: str
+    idempotency_key: str
+    session_key: str | None = None
+    timeout: int | None = None
+    attachments: tuple[Any, ...] = ()
+
+
+class AgentWait(Params, frozen=True, kw_only=True):
+    """Wait for the end of a run."""
+
+    run_id: str
+    timeout_ms: int = 30_000
+
+
+class SessionsAbort(Params, frozen=True, kw_only=True):
+    """Stop what has a session's seat, or one run; with clearQueued what waits as well."""
+
+    key: str | None = None
+    run_id: str | None = None
+    clear_queued: bool = False
+
+
+class SessionsList(Params, frozen=True, kw_only=True):
+    """Sessions, the latest first."""
+
+    limit: int = 100
+    offset: int = 0
+    search: str | None = None
+
+
+class SessionKey(Params, frozen=True, kw_only=True):
+    """One session."""
+
+    key: str
+
+
+class TasksList(Params, frozen=True, kw_only=True):
+    """Runs as tasks."""
+
+    status: str | tuple[str, ...] | None = None
+    session_key: str | None = None
+    limit: int = 100
+    cursor: str | None = None
+
+
+class TaskId(Params, frozen=True, kw_only=True):
+    """One run as a task."""
+
+    task_id: str
+    reason: str | None = None
+
+
+class ApprovalResolve(Params, frozen=True, kw_only=True):
+    """An answer to a question, in the published protocol's words; a choice is answered by its own text."""
+
+    id: str
+    decision: str
+
+
+class ReceiptsGet(Params, frozen=True, kw_only=True):
+    """A receipt, by its id or a run's."""
+
+    run_id: str | None = None
+    receipt_id: str | None = None
+
+
+class RunRef(Params, frozen=True, kw_only=True):
+    """One run."""
+
+    run_id: str
+
+
+# Our own methods: control's verbs, in control's words.
+
+
+class Own(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one of our own methods is asked with."""
+
+
+class OwnSend(Own, frozen=True, kw_only=True):
+    """`Control.send`."""
+
+    session: str | None
+    text: str
+    key: str | None = None
+    strategy: Strategy | None = None
+    deadline: float | None = None
+    order: tuple[str, float] | None = None
+    kind: Literal["chat", "agent"] = "chat"
+
+
+class OwnStop(Own, frozen=True, kw_only=True):
+    """`Control.stop`."""
+
+    session: str | None = None
+    run: str | None = None
+    key: str | None = None
+    order: tuple[str, float] | None = None
+    typed: bool = False
+
+
+class OwnWait(Own, frozen=True, kw_only=True):
+    """`Control.wait`."""
+
+    run: str
+    timeout: float | None = None
+    drained: bool = False
+
+
+class OwnWatch(Own, frozen=True, kw_only=True):
+    """`Control.watch`; its events carry `watch`, the number given here."""
+
+    watch: int
+    session: str | None = None
+    run: str | None = None
+    after: int = 0
+
+
+class OwnUnwatch(Own, frozen=True, kw_only=True):
+    """Watch no longer."""
+
+    watch: int
+
+
+class OwnAnswer(Own, frozen=True, kw_only=True):
+    """`Control.answer`."""
+
+    question: str
+    answer: bool | str
+
+
+class OwnList(Own, frozen=True, kw_only=True):
+    """`Control.runs`, `.questions`, `.processes`, `.sessions`: of a session, or of all."""
+
+    session: str | None = None
+    tree: bool = False
+    latest: int = 0
+    limit: int = 100
+
+
+class OwnSession(Own, frozen=True, kw_only=True):
+    """One session."""
+
+    session: str
+
+
+class OwnStrategy(Own, frozen=True, kw_only=True):
+    """`Control.set_strategy`."""
+
+    session: str
+    strategy: Strategy | None
+
+
+class OwnWake(Own, frozen=True, kw_only=True):
+    """`Control.wake`; times are seconds."""
+
+    session: str
+    text: str
+    at: float | None = None
+    every: float | None = None
+    cron: str | None = None
+
+
+class OwnName(Own, frozen=True, kw_only=True):
+    """A run by its id or by a key of the caller's; or a schedule by its id."""
+
+    name: str
+
+
+# What our own methods answer
+
+
+class Watched(Struct, frozen=True, kw_only=True):
+    """The payload of `interlock.event`; without an event: this watch is over, and why if it failed."""
+
+    watch: int
+    event: Event | None = None
+    error: dict[str, Any] | UnsetType = UNSET
+
+
+class ReceiptResult(Struct, frozen=True, kw_only=True):
+    """A receipt as it stands."""
+
+    receipt: Receipt
+
+
+class TimelineResult(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A run's life in a few lines."""
+
+    run_id: str
+    moments: list[Moment]
+
+
+class Method(NamedTuple):
+    """A method: what it is asked with, which scopes may (any of them), whether it stops something."""
+
+    params: type[Struct]
+    scopes: frozenset[Scope]
+    ignored: frozenset[str] = frozenset()
+    stops: bool = False
+    result: Any = None  # of our own methods, for our schema
+
+
+_LOOK = frozenset({Scope.READ, Scope.WRITE})
+_CHANGE = frozenset({Scope.WRITE})
+_ANSWER = frozenset({Scope.WRITE, Scope.APPROVE})
+_ANYONE = frozenset(Scope)
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_SEND_IGNORED = _names(
+    "agentId sessionId intent thinking fastMode fastAutoOnSeconds deliver originatingChannel originatingTo "
+    "originatingAccountId originatingThreadId replyToId toolBindings systemInputProvenance systemProvenanceReceipt "
+    "expectedLeafEntryId expectedSessionRoutingContract expectedPermissionMode expectedToolOverrides"
+)
+_AGENT_IGNORED = _names(
+    "agentId provider model to replyTo sessionId expectedExistingSessionId thinking deliver channel replyChannel "
+    "accountId replyAccountId threadId groupId groupChannel groupSpace bestEffortDeliver lane cwd "
+    "cleanupBundleMcpOnRunEnd modelRun promptMode extraSystemPrompt bootstrapContextMode bootstrapContextRunKind "
+    "acpTurnSource internalRuntimeHandoffId internalExecutionIdentityRetry internalExecutionIdentityRecoveryAttempt "
+    "execApprovalFollowupExpectedSessionId internalEvents inputProvenance suppressPromptPersistence sessionEffects "
+    "sourceReplyDeliveryMode disableMessageTool swarmCollector swarmOutputSchema forceRestartSafeTools "
+    "forceCodeModeTools voiceWakeTrigger label"
+)
+_LIST_IGNORED = _names(
+    "activeMinutes requireLastInteraction sortBy includeGlobal includeUnknown configuredAgentsOnly "
+    "includeDerivedTitles includeLastMessage label boardFace creatorId ownerId ownerFirst involvingMe "
+    "involvingProfileId includePeople spawnedBy agentId archived"
+)
+
+METHODS: Final[Mapping[str, Method]] = {
+    "connect": Method(
+        Connect, _ANYONE, _names("commands computerUse workerRuns permissions pathEnv device locale userAgent")
+    ),
+    "health": Method(Nothing, _ANYONE, _names("probe includeSensitive")),
+    "chat.send": Method(ChatSend, _CHANGE, _SEND_IGNORED),
+    "chat.abort": Method(ChatAbort, _CHANGE, _names("agentId preserveSideRuns"), stops=True),
+    "chat.history": Method(ChatHistory, _LOOK, _names("agentId cursor pendingBefore inputRunIds messageId sessionId")),
+    "agent": Method(Agent, _CHANGE, _AGENT_IGNORED),
+    "agent.wait": Method(AgentWait, _LOOK),
+    "sessions.abort": Method(SessionsAbort, _CHANGE, _names("agentId"), stops=True),
+    "sessions.list": Method(SessionsList, _LOOK, _LIST_IGNORED),
+    "sessions.describe": Method(SessionKey, _LOOK, _names("includeDerivedTitles includeLastMessage")),
+    "sessions.reset": Method(SessionKey, _CHANGE, _names("agentId reason"), stops=True),
+    "tasks.list": Method(TasksList, _LOOK, _names("agentId")),
+    "tasks.get": Method(TaskId, _LOOK),
+    "tasks.cancel": Method(TaskId, _CHANGE, stops=True),
+    "exec.approval.list": Method(Nothing, _ANSWER),
+    "exec.approval.resolve": Method(ApprovalResolve, _ANSWER, _names("reviewer grantExpiresInDays")),
+    "receipts.get": Method(ReceiptsGet, _LOOK, result=ReceiptResult),
+    "runs.timeline": Method(RunRef, _LOOK, result=TimelineResult),
+    "interlock.send": Method(OwnSend, _CHANGE, result=Sent),
+    "interlock.stop": Method(OwnStop, _CHANGE, stops=True, result=Receipt),
+    "interlock.wait": Method(OwnWait, _LOOK, result=Outcome),
+    "interlock.watch": Method(OwnWatch, _LOOK, result=dict[str, int]),
+    "interlock.unwatch": Method(OwnUnwatch, _LOOK, result=dict[str, int]),
+    "interlock.answer": Method(OwnAnswer, _ANSWER, result=QuestionInfo),
+    "interlock.questions": Method(OwnList, _ANSWER, result=list[QuestionInfo]),
+    "interlock.runs": Method(OwnList, _LOOK, result=list[RunInfo]),
+    "interlock.find": Method(OwnName, _LOOK, result=RunInfo | None),
+    "interlock.sessions": Method(OwnList, _LOOK, result=list[SessionInfo]),
+    "interlock.processes": Method(OwnList, _LOOK, result=list[ProcessInfo]),
+    "interlock.history": Method(OwnSession, _LOOK, result=list[Entry]),
+    "interlock.strategy": Method(OwnStrategy, _CHANGE, result=None),
+    "interlock.wake": Method(OwnWake, _CHANGE, result=Wake),
+    "interlock.unwake": Method(OwnName, _CHANGE, result=None),
+    "interlock.wakes": Method(OwnSession, _LOOK, result=list[Wake]),
+}
+EVENTS: Final = (
+    "connect.challenge", "tick", "shutdown", "chat", "agent", "session.typing",
+    "exec.approval.requested", "exec.approval.resolved", "interlock.event",
+)  # fmt: skip
+
+_request = msgspec.json.Decoder(Request)
+_any = msgspec.json.Decoder()
+
+
+def read_request(data: str) -> Request:
+    """Return a request frame, or raise BadFrame where there is nobody to answer."""
+    try:
+        request = _request.decode(data)
+    except msgspec.ValidationError as wrong:
+        raise BadFrame(BROKEN_RULE, f"not a request frame: {wrong}"[:120]) from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        raise BadFrame(NOT_JSON, "not JSON") from None
+    if not 0 < len(request.id) <= 256 or not request.id.isprintable():
+        raise BadFrame(BROKEN_RULE, "a request's id is 1 to 256 printable characters")
+    return request
+
+
+def read_params(request: Request, method: Method) -> Any:
+    """Return a method's params, or raise BadInput that says what is wrong with them."""
+    raw = bytes(request.params)
+    try:
+        if raw.count(b"{") + raw.count(b"[") > DEPTH and _depth(_any.decode(raw)) > DEPTH:
+            raise errors.BadInput(f"{request.method}: params are nested deeper than {DEPTH}; send plain values")
+        given = msgspec.json.decode(raw, type=dict[str, Any])
+        if method.ignored:
+            given = {name: value for name, value in given.items() if name not in method.ignored}
+        return msgspec.convert(given, method.params, strict=True)
+    except msgspec.ValidationError as wrong:
+        raise errors.BadInput(f"{request.method}: {wrong}") from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        raise errors.BadInput(f"{request.method}: params are not JSON of a reasonable depth") from None
+
+
+def _depth(value: Any) -> int:
+    deepest, rest = 0, [(value, 1)]
+    while rest:
+        here, depth = rest.pop()
+        children: Iterable[Any] = here.values() if isinstance(here, dict) else here if isinstance(here, list) else ()
+        if isinstance(here, dict | list):
+            deepest = max(deepest, depth)
+            if depth > DEPTH:
+                break
+        rest.extend((child, depth + 1) for child in children)
+    return deepest
+
+
+# Answers
+
+_CODES: Final[tuple[tuple[type[BaseException], str], ...]] = (
+    (errors.Unknown, "NOT_FOUND"),
+    (errors.Unavailable, "UNAVAILABLE"),
+    (errors.QueueFull, "UNAVAILABLE"),
+    (errors.InterlockError, "INVALID_REQUEST"),
+)
+ERRORS: Final[Mapping[str, type[errors.InterlockError]]] = {
+    kind.__name__: kind
+    for kind in (
+        errors.BadInput, errors.Unknown, errors.Refused, errors.Rejected, errors.QueueFull, errors.KeyConflict,
+        errors.QuestionClosed, errors.Denied, errors.Unavailable,
+    )
+}  # fmt: skip
+
+
+def error_of(error: errors.InterlockError) -> dict[str, Any]:
+    """Return the wire's error for one of ours; it names its kind."""
+    kind = next((each.__name__ for each in type(error).__mro__ if each.__name__ in ERRORS), "BadInput")
+    code = next(code for cause, code in _CODES if isinstance(error, cause))
+    told = fault(code, str(error) or kind, kind=kind)
+    if code == "UNAVAILABLE":
+        told["retryable"] = True
+    return told
+
+
+def fault(code: str, message: str, /, **details: Any) -> dict[str, Any]:
+    """Return the wire's error."""
+    return {"code": code, "message": message, **({"details": details} if details else {})}
+
+
+encode: Final = msgspec.json.Encoder().encode
+
+
+def response(request_id: str, payload: Any) -> bytes:
+    """Return the frame of an answer."""
+    return b'{"type":"res","id":%b,"ok":true,"payload":%b}' % (encode(request_id), encode(payload))
+
+
+def refusal(request_id: str, error: dict[str, Any]) -> bytes:
+    """Return the frame of an error."""
+    return b'{"type":"res","id":%b,"ok":false,"error":%b}' % (encode(request_id), encode(error))
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of our own methods: what each is asked with, what it answers, and our event."""
+    own = {name: method for name, method in METHODS.items() if name not in PUBLISHED}
+    types = [Watched, *(kind for each in own.values() for kind in (each.params, each.result))]
+    shapes, components = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
+    pairs = list(shapes)[1:]
+    return {
+        "$defs": components,
+        "events": {"interlock.event": next(iter(shapes))},
+        "methods": {name: {"params": pairs[2 * at], "result": pairs[2 * at + 1]} for at, name in enumerate(own)},
+    }
+
+
+PUBLISHED: Final = frozenset(
+    name for name in METHODS if not name.startswith("interlock.") and name not in ("receipts.get", "runs.timeline")
+)

@@ -1,0 +1,608 @@
+"""The gateway: agents served over WebSocket, in the published protocol's words and our own.
+
+1. Host and Origin are checked before anything is routed; before a token is shown a socket has little time, few bytes
+   and few neighbours.
+2. Every connection has one outbox and one pump. A slow reader is let go; nobody else waits for it.
+3. Requests are answered side by side, begun in the order they came. Stops have a budget of their own.
+4. Rights are the principal's, not the connection's; a token that is no longer one closes its connections.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator, MutableMapping
+from importlib.metadata import version
+from typing import Any, Final
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, WebSocketRoute
+
+from interlock.core.errors import BadInput, InterlockError
+from interlock.core.events import Ended, Event
+from interlock.core.names import Principal, RunId, SessionId
+from interlock.core.receipt import Receipt
+from interlock.runtime.control import Control
+from interlock.surfaces import frames
+from interlock.surfaces.access import (
+    Access,
+    Audit,
+    AuthFailures,
+    Caller,
+    Scope,
+    allowed_host,
+    allowed_origin,
+    digest_of,
+    fold,
+)
+from interlock.surfaces.frames import BadFrame, Request
+from interlock.surfaces.methods import HANDLERS, Typed
+from interlock.surfaces.metrics import Meters
+from interlock.surfaces.outbox import Outbox
+from interlock.surfaces.telling import Item, Teller, event_item, watched_item
+
+ASGIScope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+CONNECT_SECONDS: Final = 5.0  # from the socket's opening to a token
+STRANGERS: Final = 32  # sockets that have shown no token
+STRANGERS_PER_ADDRESS: Final = 8
+REQUESTS: Final = 64  # of one connection, in flight
+STOPS: Final = 64  # besides those
+WATCHES: Final = 64  # of one connection
+FLUSH_SECONDS: Final = 1.0  # for what is held when a connection or the gateway closes
+ACCESS_SECONDS: Final = 0.5  # how often the token files are looked at
+SCOPES: Final = {scope: f"operator.{'approvals' if scope is Scope.APPROVE else scope}" for scope in Scope}
+
+log = structlog.stdlib.get_logger("interlock.gateway")
+
+
+class Gateway:
+    """An ASGI application that serves one control."""
+
+    def __init__(
+        self,
+        control: Control,
+        access: Access,
+        audit: Audit,
+        *,
+        allow_hosts: Collection[str] = (),
+        allow_origins: Collection[str] = (),
+    ) -> None:
+        self.control = control
+        self.access = access
+        self.audit = audit
+        self.meters = Meters(control)
+        self.typed = Typed()
+        self.closing = False
+        self.connections: dict[Principal, set[Connection]] = {}
+        self.failures = AuthFailures()
+        self._allow_hosts, self._allow_origins = tuple(allow_hosts), (*allow_hosts, *allow_origins)
+        self._strangers: Counter[str] = Counter()
+        self._teller = Teller()
+        self._began = time.monotonic()
+        self._clockwork: asyncio.Task[None] | None = None
+        self._routes = Starlette(
+            routes=[
+                WebSocketRoute("/", _Raw(self._socket)),
+                Route("/health", self._health),
+                Route("/metrics", self._metrics),
+            ]
+        )
+        self._appoint()
+        control.feed.subscribe(None, self)
+
+    # The door
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        """Serve an ASGI connection."""
+        if scope["type"] in ("http", "websocket"):
+            if self._clockwork is None:
+                self._clockwork = asyncio.get_running_loop().create_task(self._tick(), name="gateway's clock")
+            refused = self._unwelcome(scope)
+            if refused is not None:
+                address = _address(scope)
+                self.audit.note("refused", by="", address=address, why=refused, path=scope["path"])
+                await _deny(scope, receive, send, 403, refused)
+                return
+        await self._routes(scope, receive, send)
+
+    def _unwelcome(self, scope: ASGIScope) -> str | None:
+        """Say why a request is for somebody else, or from a page that has no business here."""
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        origins = [value.decode("latin-1") for name, value in scope["headers"] if name == b"origin"]
+        host = ",".join(hosts)
+        if not allowed_host(host, self._allow_hosts):
+            return "this host is not served here; name it with --allow-host"
+        if origins and not allowed_origin(",".join(origins), host=host, allow=self._allow_origins):
+            return "pages of this origin may not talk to this server; name it with --allow-origin"
+        return None
+
+    async def _health(self, request: HttpRequest) -> Response:
+        return JSONResponse({"ok": not self.closing}, status_code=503 if self.closing else 200)
+
+    async def _metrics(self, request: HttpRequest) -> Response:
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        address = _address(request.scope)
+        if (wait := self.failures.blocked(address, time.monotonic())) is not None:
+            return JSONResponse(
+                {"error": "too many wrong tokens; try again later"}, 429, {"Retry-After": f"{wait:.0f}"}
+            )
+        caller = self.access.who(token.strip()) if kind.lower() == "bearer" else None
+        if caller is None or not caller.may(Scope.READ):
+            if token:
+                self.failures.failed(address, time.monotonic())
+            self.audit.note("refused", by="", address=address, why="no token for /metrics")
+            return JSONResponse({"error": "send Authorization: Bearer and a token that may read"}, 401)
+        return Response(self.meters.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    # What happens in control, in the same step
+
+    def put(self, event: Event) -> None:
+        """Tell an event to everybody who may see it."""
+        self.meters.count(event)
+        if isinstance(event.data, Ended):
+            outcome = event.data.outcome
+            log.info(
+                "ended", run=event.run_id, generation=event.generation, session=event.session, ending=outcome.ending
+            )
+        items = self._teller.tell(event)
+        if not items:
+            return
+        for principal, connections in self.connections.items():
+            if self.control.sees(principal, event):
+                _tell(connections, items)
+            elif isinstance(event.data, Ended) and Scope.APPROVE in self._scopes_of(principal):
+                voided = [item for item in items if b'"exec.approval.resolved"' in item.head[:60]]
+                _tell(connections, voided)
+
+    def drop(self, run_id: RunId) -> None:
+        """Take a cut run's unwritten deltas out of every outbox."""
+        for connection in self._everyone():
+            connection.outbox.drop(run_id)
+
+    def close(self) -> None:
+        """Control has closed: nothing more will come."""
+
+    # People
+
+    def _scopes_of(self, principal: Principal) -> Collection[Scope]:
+        caller = self.access.callers.get(principal)
+        return () if caller is None else caller.scopes
+
+    def _appoint(self) -> None:
+        """Tell control who is what; a token that may write is no mere reader's."""
+        callers = self.access.callers.values()
+        self.control.appoint(
+            admins=[each.name for each in callers if Scope.ADMIN in each.scopes],
+            readers=[each.name for each in callers if Scope.READ in each.scopes and Scope.WRITE not in each.scopes],
+            approvers=[each.name for each in callers if Scope.APPROVE in each.scopes],
+        )
+
+    def _everyone(self) -> list["Connection"]:
+        return [each for connections in self.connections.values() for each in connections]
+
+    async def _tick(self) -> None:
+        """Send ticks, and let those go whose token is no longer one."""
+        ticked = time.monotonic()
+        while True:
+            await anyio.sleep(ACCESS_SECONDS)
+            self.audit.tell_left_out()
+            with contextlib.suppress(InterlockError):
+                if self.access.refresh():
+                    self._appoint()
+                    for connection in self._everyone():
+                        connection.reconsider()
+            if time.monotonic() - ticked >= frames.TICK_SECONDS:
+                ticked = time.monotonic()
+                tick = event_item("tick", {"ts": int(time.time() * 1000)}).head + b"}"
+                for connection in self._everyone():
+                    connection.outbox.answer(tick, urgent=True)
+
+    # Sockets
+
+    async def _socket(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        address = _address(scope)
+        counted, state = fold(address), scope.get("state", {})
+        welcome = state.get("welcome")
+        full = self._strangers.total() >= STRANGERS or self._strangers[counted] >= STRANGERS_PER_ADDRESS
+        if self.closing or (full and welcome is None):  # else our own server has counted it
+            await _deny(scope, receive, send, 503, "too many connections without a token, or closing; try again")
+            return
+        if (wait := self.failures.blocked(address, time.monotonic())) is not None:
+            await _deny(scope, receive, send, 429, f"too many wrong tokens; try again in {wait:.0f} s")
+            return
+        connection = Connection(self, address, receive, send, state.get("writable"))
+        with self._stranger(counted):
+            caller = await connection.meet()
+        if caller is not None:
+            if welcome is not None:
+                welcome()
+            await connection.serve(caller)
+
+    @contextlib.contextmanager
+    def _stranger(self, address: str) -> Iterator[None]:
+        self._strangers[address] += 1
+        try:
+            yield
+        finally:
+            self._strangers[address] -= 1
+            if not self._strangers[address]:
+                del self._strangers[address]
+
+    def hello(self, connection: "Connection", caller: Caller) -> dict[str, Any]:
+        """What a connection is told when it is let in."""
+        return {
+            "type": "hello-ok",
+            "protocol": frames.PROTOCOL,
+            "server": {"version": VERSION, "connId": connection.id},
+            "features": {
+                "methods": sorted(frames.METHODS),
+                "events": list(frames.EVENTS),
+                "capabilities": [frames.QUIET],
+            },
+            "snapshot": {
+                "presence": [],
+                "health": {"ok": True, "ts": int(time.time() * 1000)},
+                "stateVersion": {"presence": 0, "health": 0},
+                "uptimeMs": int((time.monotonic() - self._began) * 1000),
+            },
+            "auth": {"role": "operator", "scopes": sorted(SCOPES[scope] for scope in connection.scopes)},
+            "policy": {
+                "maxPayload": frames.FRAME_BYTES,
+                "maxBufferedBytes": frames.BUFFER_BYTES,
+                "tickIntervalMs": int(frames.TICK_SECONDS * 1000),
+            },
+        }
+
+    async def shut(self, reason: str, *, seconds: float = FLUSH_SECONDS) -> None:
+        """Say goodbye: what is held is sent, bounded, and every connection is closed."""
+        self.closing = True
+        goodbye = event_item("shutdown", {"reason": reason})
+        for connection in self._everyone():
+            connection.outbox.put(goodbye)
+            connection.leave(frames.RESTART, reason)
+        with anyio.move_on_after(seconds):
+            while self._everyone():
+                await anyio.sleep(0.01)
+        self.control.feed.unsubscribe(None, self)
+        if self._clockwork is not None:
+            self._clockwork.cancel()
+        self.audit.close()
+
+
+VERSION: Final = version("interlock")
+
+
+class _Raw:
+    """An endpoint that speaks ASGI itself; Starlette would wrap a function or a method."""
+
+    def __init__(self, serve: Callable[[ASGIScope, Receive, Send], Awaitable[None]]) -> None:
+        self._serve = serve
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        await self._serve(scope, receive, send)
+
+
+class Connection:
+    """One WebSocket: who it is, what it asked, what it has still to be sent."""
+
+    def __init__(
+        self, gateway: Gateway, address: str, receive: Receive, send: Send, writable: asyncio.Event | None
+    ) -> None:
+        self.gateway = gateway
+        self.control = gateway.control
+        self.typed = gateway.typed
+        self.address = address
+        self.id = secrets.token_hex(8)
+        self.by = Principal("")
+        self.scopes: frozenset[Scope] = frozenset()
+        self.outbox = Outbox()
+        self._asked_scopes: frozenset[Scope] = frozenset()
+        self._digest = ""
+        self._receive, self._send = receive, send
+        self._writable = writable  # where the server is ours: when the kernel takes more
+        self._busy = Counter[bool]()  # requests in flight, by whether they stop something
+        self._watches: dict[int, anyio.CancelScope] = {}
+        self._tasks: TaskGroup | None = None
+        self._closing: tuple[int, str] | None = None
+
+    # Being let in
+
+    async def meet(self) -> Caller | None:
+        """Challenge a stranger and hear its token; None if it may not come in."""
+        try:
+            with anyio.fail_after(CONNECT_SECONDS):
+                await self._receive()
+                await self._send({"type": "websocket.accept"})
+                challenge = event_item(
+                    "connect.challenge", {"nonce": secrets.token_hex(16), "ts": int(time.time() * 1000)}
+                )
+                await self._send({"type": "websocket.send", "text": (challenge.head + b"}").decode()})
+                text = await self._hear(frames.PRE_AUTH_BYTES)
+                return None if text is None else await self._admit(frames.read_request(text))
+        except TimeoutError:
+            await self._shut(frames.BROKEN_RULE, "no connect request in time")
+        except BadFrame as wrong:
+            await self._shut(wrong.code, str(wrong))
+        return None
+
+    async def _hear(self, limit: int) -> str | None:
+        """Return the next text frame, or None if the other side is gone."""
+        message = await self._receive()
+        if message["type"] == "websocket.disconnect":
+            return None
+        text = message.get("text")
+        if text is None:
+            raise BadFrame(frames.NOT_TEXT, "text frames only")
+        if len(text) > limit:
+            raise BadFrame(frames.TOO_BIG, f"a frame here has at most {limit} bytes")
+        return str(text)
+
+    async def _admit(self, request: Request) -> Caller | None:
+        if request.method != "connect":
+            return await self._turn_away(request, frames.fault("INVALID_REQUEST", "the first request is connect"))
+        try:
+            asked: frames.Connect = frames.read_params(request, frames.METHODS["connect"])
+        except InterlockError as error:
+            return await self._turn_away(request, frames.error_of(error))
+        if not asked.min_protocol <= frames.PROTOCOL <= asked.max_protocol:
+            words = f"this server speaks protocol {frames.PROTOCOL}"
+            details = {"code": "PROTOCOL_MISMATCH", "expectedProtocol": frames.PROTOCOL}
+            return await self._turn_away(request, frames.fault("INVALID_REQUEST", words, **details))
+        if asked.role != "operator":
+            return await self._turn_away(request, frames.fault("INVALID_REQUEST", "only the role operator is served"))
+        token = asked.auth.token
+        self.gateway.access.refresh()
+        caller = None if not token else self.gateway.access.who(token)
+        if token is None or caller is None:
+            code = "AUTH_TOKEN_MISMATCH" if token else "AUTH_TOKEN_MISSING"
+            if token:
+                self.gateway.failures.failed(self.address, time.monotonic())
+            self.gateway.audit.note("refused", by="", address=self.address, why=code)
+            words = "this token is not one; `interlock token path` says where the operator's is"
+            return await self._turn_away(request, frames.fault("FORBIDDEN", words, code=code), frames.NO_TOKEN)
+        self.by, self._digest = caller.name, digest_of(token)
+        self._asked_scopes = _asked(asked.scopes)
+        self.scopes = _granted(caller, self._asked_scopes)
+        self.quiet = frames.QUIET in asked.caps
+        await self._send_text(frames.response(request.id, self.gateway.hello(self, caller)))
+        return caller
+
+    async def _turn_away(
+        self, request: Request, error: dict[str, Any], code: int = frames.BROKEN_RULE
+    ) -> Caller | None:
+        await self._send_text(frames.refusal(request.id, error))
+        await self._shut(code, error["message"][:100])
+        return None
+
+    # Serving
+
+    quiet = False
+
+    async def serve(self, caller: Caller) -> None:
+        """Answer until either side leaves."""
+        gateway, mine = self.gateway, self.gateway.connections.setdefault(self.by, set())
+        mine.add(self)
+        gateway.meters.connections += 1
+        log.info("connected", by=self.by, address=self.address, conn=self.id)
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                tasks.start_soon(self._pump)
+                await self._listen()
+                tasks.cancel_scope.cancel()
+        finally:
+            self.outbox.close()
+            mine.discard(self)
+            if not mine and gateway.connections.get(self.by) is mine:
+                del gateway.connections[self.by]
+            gateway.meters.connections -= 1
+            log.info("disconnected", by=self.by, conn=self.id, why=(self._closing or (0, "the client left"))[1])
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                text = await self._hear(frames.FRAME_BYTES)
+                if text is None:
+                    return
+                self._take(frames.read_request(text))
+            except BadFrame as wrong:
+                self.leave(wrong.code, str(wrong))
+                await anyio.sleep(FLUSH_SECONDS)  # the pump closes, and with it the other side
+                return
+
+    async def _pump(self) -> None:
+        """Write frames one at a time; the only caller of send once the connection serves."""
+        try:
+            while await self.outbox.wait():
+                if self._writable is not None:  # what is still in the outbox until then can be taken back
+                    await self._writable.wait()
+                if (frame := self.outbox.take()) is not None:
+                    await self._send_text(frame)
+        except (OSError, RuntimeError):  # the other side is gone; the listener hears it as well
+            pass
+        if self.outbox.overflowed:
+            self._closing = self._closing or (frames.BROKEN_RULE, "too slow: more was said than this connection read")
+            self.gateway.audit.note("refused", by=self.by, address=self.address, why=self._closing[1])
+        code, reason = self._closing or (1000, "")
+        await self._shut(code, reason)
+        if self._tasks is not None:
+            self._tasks.cancel_scope.cancel()
+
+    def leave(self, code: int, reason: str) -> None:
+        """Close the connection when what it holds has been sent."""
+        self._closing = self._closing or (code, reason)
+        self.outbox.close()
+
+    def reconsider(self) -> None:
+        """A token or its scopes changed: leave if it is no longer one, else count what it now may."""
+        caller = self.gateway.access.callers.get(self.by)
+        if caller is None or not self.gateway.access.valid(self._digest):
+            self.gateway.audit.note("closed", by=self.by, address=self.address, why="its token is no longer one")
+            self.leave(frames.NO_TOKEN, "this token is no longer one")
+        else:
+            self.scopes = _granted(caller, self._asked_scopes)
+
+    # Requests
+
+    def _take(self, request: Request) -> None:
+        method = frames.METHODS.get(request.method)
+        if method is None or request.method == "connect":
+            words = f"no method {request.method[:80]!r} here; hello-ok lists them"
+            self.outbox.answer(frames.refusal(request.id, frames.fault("INVALID_REQUEST", words)))
+            return
+        if not method.scopes & self.scopes and Scope.ADMIN not in self.scopes:
+            needed = sorted(SCOPES[scope] for scope in method.scopes)
+            words = f"{request.method} needs a token with scope {' or '.join(sorted(method.scopes))}"
+            details = {"code": "MISSING_SCOPE", "missingScope": needed[0], "requiredScopes": needed}
+            self.outbox.answer(frames.refusal(request.id, frames.fault("FORBIDDEN", words, **details)))
+            self.gateway.audit.note("refused", by=self.by, address=self.address, why=words)
+            return
+        if self._busy[method.stops] >= (STOPS if method.stops else REQUESTS):
+            error = frames.fault("UNAVAILABLE", "too many requests in flight on this connection; wait for answers")
+            self.outbox.answer(frames.refusal(request.id, error | {"retryable": True}), urgent=method.stops)
+            return
+        try:
+            params = frames.read_params(request, method)
+        except InterlockError as error:
+            self.outbox.answer(frames.refusal(request.id, frames.error_of(error)), urgent=method.stops)
+            return
+        assert self._tasks is not None
+        self._busy[method.stops] += 1
+        self._tasks.start_soon(self._answer, request, method, params)
+
+    async def _answer(self, request: Request, method: frames.Method, params: Any) -> None:
+        arrived = time.time()
+        session: SessionId | None = None
+        try:
+            asker = Asking(self, request)
+            payload = await HANDLERS[request.method](asker, params)
+            frame = frames.response(request.id, payload)
+            receipt = _receipt_in(payload)
+            if receipt is not None:
+                session = receipt.session
+                self._note_stop(request, receipt, arrived)
+            elif request.method in ("exec.approval.resolve", "interlock.answer"):
+                self._note("answer", request, params)
+        except InterlockError as error:
+            frame = frames.refusal(request.id, frames.error_of(error))
+            if method.stops or request.method in ("exec.approval.resolve", "interlock.answer"):
+                self._note("refused", request, params, why=str(error))
+        except Exception:
+            log.exception("request failed", method=request.method, conn=self.id)
+            error_frame = frames.fault("UNAVAILABLE", "something went wrong here; the log has it, try again")
+            frame = frames.refusal(request.id, error_frame | {"retryable": True})
+        finally:
+            self._busy[method.stops] -= 1
+        self.outbox.answer(frame, hasten=session, urgent=method.stops)
+
+    def _note_stop(self, request: Request, receipt: Receipt, arrived: float) -> None:
+        if receipt.aborted:
+            self.gateway.meters.fenced(receipt.fenced_at - arrived)
+        runs = ",".join(run.id for run in receipt.runs)
+        facts = {"method": request.method, "session": receipt.session, "runs": runs, "receipt": receipt.id}
+        self.gateway.audit.note("stop", by=self.by, address=self.address, aborted=receipt.aborted, **facts)
+
+    def _note(self, kind: str, request: Request, params: Any, **facts: object) -> None:
+        about = getattr(params, "id", None) or getattr(params, "question", None)
+        said = getattr(params, "decision", None) or getattr(params, "answer", None)
+        facts |= {"method": request.method, "question": about, "answer": said} if about is not None else {}
+        self.gateway.audit.note(kind, by=self.by, address=self.address, **facts)
+
+    # Watching
+
+    def watch(self, wanted: frames.OwnWatch) -> None:
+        """Tell this connection a session's or a run's events, in our own words."""
+        if wanted.watch in self._watches or len(self._watches) >= WATCHES:
+            raise BadInput(f"watch {wanted.watch} is taken, or there are {WATCHES} already; unwatch one")
+        assert self._tasks is not None
+        self._watches[wanted.watch] = scope = anyio.CancelScope()
+        self._tasks.start_soon(self._follow, wanted, scope)
+
+    async def _follow(self, wanted: frames.OwnWatch, scope: anyio.CancelScope) -> None:
+        over = frames.Watched(watch=wanted.watch)
+        try:
+            with scope:
+                events = self.control.watch(wanted.session, run=wanted.run, after=wanted.after, by=self.by)
+                async with contextlib.aclosing(events):
+                    async for event in events:
+                        self.outbox.put(watched_item(wanted.watch, event))
+                        await self.outbox.room()
+        except InterlockError as error:
+            over = frames.Watched(watch=wanted.watch, error=frames.error_of(error))
+        self._watches.pop(wanted.watch, None)
+        self.outbox.put(event_item("interlock.event", over))
+
+    def unwatch(self, number: int) -> None:
+        """Tell it no longer."""
+        if (scope := self._watches.get(number)) is not None:
+            scope.cancel()
+
+    # The socket
+
+    async def _send_text(self, frame: bytes) -> None:
+        await self._send({"type": "websocket.send", "text": frame.decode()})
+
+    async def _shut(self, code: int, reason: str) -> None:
+        with contextlib.suppress(OSError, RuntimeError), anyio.move_on_after(FLUSH_SECONDS):
+            await self._send({"type": "websocket.close", "code": code, "reason": reason[:120]})
+
+
+class Asking:
+    """A request's own view of its connection."""
+
+    __slots__ = ("_connection", "_request", "by", "control", "typed", "unwatch", "watch")
+
+    def __init__(self, connection: Connection, request: Request) -> None:
+        self._connection, self._request = connection, request
+        self.control, self.by, self.typed = connection.control, connection.by, connection.typed
+        self.watch, self.unwatch = connection.watch, connection.unwatch
+
+    def first(self, payload: Any) -> None:
+        """Send the first of two answers."""
+        self._connection.outbox.answer(frames.response(self._request.id, payload))
+
+
+def _tell(connections: Collection[Connection], items: Collection[Item]) -> None:
+    for connection in connections:
+        if not connection.quiet:
+            for item in items:
+                connection.outbox.put(item)
+
+
+def _receipt_in(payload: Any) -> Receipt | None:
+    found = payload.get("receipt") if isinstance(payload, dict) else payload
+    return found if isinstance(found, Receipt) else None
+
+
+def _asked(names: Collection[str]) -> frozenset[Scope]:
+    """Return the scopes a client asks for; admin is all of them, and who names none asks for what there is."""
+    known = frozenset(scope for scope, name in SCOPES.items() if name in names)
+    return known if known and Scope.ADMIN not in known else frozenset(Scope)
+
+
+def _granted(caller: Caller, asked: frozenset[Scope]) -> frozenset[Scope]:
+    return frozenset(scope for scope in asked if caller.may(scope))
+
+
+def _address(scope: ASGIScope) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else "local"
+
+
+async def _deny(scope: ASGIScope, receive: Receive, send: Send, status: int, why: str) -> None:
+    """Refuse over HTTP, also what wanted to become a WebSocket."""
+    answer = JSONResponse({"error": {"type": "refused", "message": why}}, status)
+    if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
+        await receive()
+        await send({"type": "websocket.close", "code": frames.BROKEN_RULE, "reason": why[:120]})
+    else:
+        await answer(scope, receive, send)

@@ -1,0 +1,411 @@
+"""The gateway's methods: words into control calls, outcomes into words. Nothing is decided here.
+
+1. Control is called before anything else is awaited, so a stop right behind a message finds it.
+2. `by` is always the connection's principal; whether it may is control's to say.
+3. A run is named by our id, or by the key its caller sent it with; a stop of an unknown key is kept for it.
+"""
+
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from interlock.core.errors import BadInput, KeyConflict, Unknown
+from interlock.core.lifecycle import State
+from interlock.core.names import Principal, RunId, SessionId
+from interlock.core.receipt import Receipt
+from interlock.core.stopwords import is_stop, normalise
+from interlock.runtime.control import Control
+from interlock.runtime.listing import RunInfo, SessionInfo
+from interlock.surfaces import frames, telling
+
+OURS = re.compile(r"r-[0-9a-f]+-[0-9a-f]+")
+ANEW = frozenset({"/new", "/reset"})
+STRATEGIES = {"followup": "queue"}  # the wire's word; the others are ours as well
+TYPED = 1_000  # stops and resets that were typed with a key, remembered so that a retry is no second stop
+LATEST = 1_000  # runs looked through for a list of sessions or tasks
+PAGE = 1_000  # the most a list answers
+
+
+class Asker(Protocol):
+    """The connection that asks."""
+
+    control: Control
+    by: Principal
+    typed: "Typed"
+
+    def first(self, payload: Any) -> None:
+        """Send the first of two answers."""
+        ...
+
+    def watch(self, wanted: frames.OwnWatch) -> None:
+        """Begin to tell it events."""
+        ...
+
+    def unwatch(self, number: int) -> None:
+        """Tell it no longer."""
+        ...
+
+
+Handler = Callable[[Asker, Any], Awaitable[Any]]
+
+
+class Typed:
+    """What typed commands answered, by who typed them and their key: a retry gets the same answer and does nothing."""
+
+    def __init__(self) -> None:
+        self._answers: OrderedDict[tuple[Principal, str], tuple[str, str, dict[str, Any]]] = OrderedDict()
+
+    def found(self, by: Principal, asked: frames.ChatSend) -> dict[str, Any] | None:
+        """Return the answer this key was given; raise if it was used for something else."""
+        known = self._answers.get((by, asked.idempotency_key))
+        if known is None:
+            return None
+        if known[:2] != (asked.session_key, asked.message):
+            raise KeyConflict(f"key {asked.idempotency_key!r:.80} was used for another message; use a new key")
+        return known[2]
+
+    def keep(self, by: Principal, asked: frames.ChatSend, answer: dict[str, Any]) -> dict[str, Any]:
+        """Remember an answer."""
+        self._answers[by, asked.idempotency_key] = (asked.session_key, asked.message, answer)
+        if len(self._answers) > TYPED:
+            self._answers.popitem(last=False)
+        return answer
+
+
+# Chat and agent
+
+
+async def chat_send(on: Asker, asked: frames.ChatSend) -> Any:
+    _no_attachments(asked.attachments)
+    if (before := on.typed.found(on.by, asked)) is not None:
+        return before
+    if not asked.suppress_command_interpretation:
+        if is_stop(asked.message):
+            receipt = await on.control.stop(session=asked.session_key, typed=True, by=on.by)
+            return on.typed.keep(on.by, asked, telling.stop_payload(receipt))
+        if normalise(asked.message) in ANEW:
+            return on.typed.keep(on.by, asked, await _reset(on, asked.session_key))
+    sent = await on.control.send(
+        asked.session_key,
+        asked.message,
+        key=asked.idempotency_key,
+        strategy=STRATEGIES.get(asked.queue_mode or "", asked.queue_mode),
+        deadline=None if asked.timeout_ms is None else asked.timeout_ms / 1000,
+        by=on.by,
+    )
+    if sent.state is State.ENDED:  # stopped before it came: it never began
+        return telling.wait_payload(await on.control.wait(sent.run_id, by=on.by))
+    told: dict[str, Any] = {"runId": sent.run_id, "status": "started", "generation": sent.generation}
+    if sent.superseded is not None:
+        told |= {"interruptedActiveRun": True, "superseded": sent.superseded}
+    return told | ({"queued": True} if sent.state is State.QUEUED else {})
+
+
+async def agent(on: Asker, asked: frames.Agent) -> Any:
+    _no_attachments(asked.attachments)
+    sent = await on.control.send(
+        asked.session_key,
+        asked.message,
+        key=asked.idempotency_key,
+        deadline=None if asked.timeout is None else float(asked.timeout),
+        kind="agent",
+        by=on.by,
+    )
+    accepted = {"runId": sent.run_id, "status": "accepted", "acceptedAt": int(time.time() * 1000)}
+    on.first(accepted | {"sessionKey": sent.session, "generation": sent.generation})
+    return telling.wait_payload(await on.control.wait(sent.run_id, by=on.by))
+
+
+async def agent_wait(on: Asker, asked: frames.AgentWait) -> Any:
+    outcome = await on.control.wait(await _run_id(on, asked.run_id), timeout=asked.timeout_ms / 1000, by=on.by)
+    return telling.wait_payload(outcome) | {"runId": asked.run_id if not outcome.ended else outcome.run_id}
+
+
+async def chat_history(on: Asker, asked: frames.ChatHistory) -> Any:
+    try:
+        entries = await on.control.history(asked.session_key, by=on.by)
+    except Unknown:  # one that has not begun is empty, and somebody else's looks the same
+        entries = []
+    end = max(0, len(entries) - max(0, asked.offset))
+    chosen: list[dict[str, Any]] = []
+    room = max(1, asked.max_chars)
+    for entry in reversed(entries[max(0, end - min(PAGE, max(1, asked.limit))) : end]):
+        room -= len(entry.text) + len(entry.arguments or "")
+        if room < 0 and chosen:
+            break
+        chosen.append(telling.message_of(entry))
+    told = {"sessionKey": asked.session_key, "sessionId": asked.session_key, "messages": chosen[::-1]}
+    return told | {"hasMore": len(chosen) < end}
+
+
+def _no_attachments(attachments: tuple[Any, ...]) -> None:
+    if attachments:
+        raise BadInput("attachments are not taken here; put what the agent needs into the message")
+
+
+async def _run_id(on: Asker, name: str) -> RunId:
+    if OURS.fullmatch(name):
+        return RunId(name)
+    info = await on.control.find(name, by=on.by)
+    return RunId(name) if info is None else info.id
+
+
+# Stopping
+
+
+async def _stop(on: Asker, name: str) -> Receipt:
+    """Stop a run by its id or its key; a key that was not seen yet is remembered."""
+    if OURS.fullmatch(name):
+        return await on.control.stop(run=name, by=on.by)
+    return await on.control.stop(key=name, by=on.by)
+
+
+async def chat_abort(on: Asker, asked: frames.ChatAbort) -> Any:
+    if asked.run_id is not None:
+        return telling.stop_payload(await _stop(on, asked.run_id))
+    return telling.stop_payload(await on.control.stop(session=asked.session_key, by=on.by))
+
+
+async def sessions_abort(on: Asker, asked: frames.SessionsAbort) -> Any:
+    if asked.run_id is not None:
+        receipts = [await _stop(on, asked.run_id)]
+        session = receipts[0].session if asked.clear_queued else None
+        if session is not None:
+            receipts.append(await on.control.stop(session=session, by=on.by))
+    elif asked.key is None:
+        raise BadInput("sessions.abort: name a session by key, or a run by runId")
+    elif asked.clear_queued:
+        receipts = [await on.control.stop(session=asked.key, by=on.by)]
+    else:
+        seated = [run for run in await on.control.runs(by=on.by) if run.session == asked.key and _at_work(run)]
+        receipts = [await on.control.stop(run=run.id, by=on.by) for run in seated]
+    stopped = [run.id for receipt in receipts if receipt.aborted for run in receipt.runs]
+    told: dict[str, Any] = {"ok": True, "abortedRunId": stopped[0] if stopped else None}
+    told["status"] = "aborted" if stopped else "no-active-run"
+    return told | ({"receipt": receipts[0]} if receipts else {})
+
+
+def _at_work(run: RunInfo) -> bool:
+    return run.state in (State.ARRIVING, State.SEATED, State.STARTED)
+
+
+async def _reset(on: Asker, session: str) -> dict[str, Any]:
+    try:
+        receipt = await on.control.reset(session, by=on.by)
+    except Unknown:  # nothing was ever said in it, or it is not yours: nothing is begun anew
+        return {"ok": True, "key": session, "reset": False, "aborted": False, "runIds": []}
+    return telling.stop_payload(receipt) | {"key": session, "reset": True}
+
+
+async def sessions_reset(on: Asker, asked: frames.SessionKey) -> Any:
+    receipt = await on.control.reset(asked.key, by=on.by)
+    return telling.stop_payload(receipt) | {"key": asked.key, "reset": True}
+
+
+async def tasks_cancel(on: Asker, asked: frames.TaskId) -> Any:
+    receipt = await _stop(on, asked.task_id)
+    info = await on.control.find(asked.task_id, by=on.by)
+    told: dict[str, Any] = {"found": info is not None, "cancelled": receipt.aborted}
+    if info is None:
+        return told | {"reason": "no such task of yours"}
+    if receipt.already is not None:
+        told["reason"] = f"it had ended already: {receipt.already}"
+    return told | {"task": telling.task_of(info)}
+
+
+# Looking
+
+
+async def tasks_list(on: Asker, asked: frames.TasksList) -> Any:
+    try:
+        runs = await on.control.runs(asked.session_key, latest=0 if asked.session_key else LATEST, by=on.by)
+    except Unknown:
+        runs = []
+    wanted = (asked.status,) if isinstance(asked.status, str) else asked.status
+    tasks = [telling.task_of(run) for run in reversed(runs)]
+    tasks = [task for task in tasks if wanted is None or task["status"] in wanted]
+    begin = _cursor(asked.cursor)
+    end = begin + min(PAGE, max(1, asked.limit))
+    return {"tasks": tasks[begin:end]} | ({"nextCursor": str(end)} if end < len(tasks) else {})
+
+
+def _cursor(text: str | None) -> int:
+    if text is not None and not re.fullmatch(r"[0-9]{1,9}", text):
+        raise BadInput("cursor: use the nextCursor of the answer before")
+    return int(text or 0)
+
+
+async def tasks_get(on: Asker, asked: frames.TaskId) -> Any:
+    info = await on.control.find(asked.task_id, by=on.by)
+    if info is None:
+        raise Unknown(f"no task {asked.task_id!r:.80} that {on.by} may see; tasks.list lists them")
+    return {"task": telling.task_of(info)}
+
+
+async def sessions_list(on: Asker, asked: frames.SessionsList) -> Any:
+    begin, limit = max(0, asked.offset), min(PAGE, max(1, asked.limit))
+    infos = await on.control.sessions(limit=begin + limit, by=on.by)
+    runs: dict[SessionId, list[RunInfo]] = {}
+    for run in await on.control.runs(latest=LATEST, by=on.by):
+        runs.setdefault(run.session, []).append(run)
+    found = [info for info in infos if (asked.search or "").lower() in info.session.id.lower()][begin:]
+    rows = [telling.session_of(info, runs.get(info.session.id, [])) for info in found]
+    return {"ts": int(time.time() * 1000), "count": len(rows), "sessions": rows}
+
+
+async def sessions_describe(on: Asker, asked: frames.SessionKey) -> Any:
+    runs = await on.control.runs(asked.key, by=on.by)  # raises if there is none for the caller
+    info = next(
+        (each for each in await on.control.sessions(limit=PAGE, by=on.by) if each.session.id == asked.key), None
+    )
+    if info is None:
+        raise Unknown(f"no session {asked.key!r:.80} that {on.by} may see; sessions.list lists them")
+    return {"session": telling.session_of(info, runs)}
+
+
+async def receipts_get(on: Asker, asked: frames.ReceiptsGet) -> Any:
+    if (asked.run_id is None) == (asked.receipt_id is None):
+        raise BadInput("receipts.get: name one thing, runId or receiptId")
+    wanted = asked.receipt_id if asked.run_id is None else await _run_id(on, asked.run_id)
+    return frames.ReceiptResult(receipt=await on.control.receipt(wanted, by=on.by))
+
+
+async def runs_timeline(on: Asker, asked: frames.RunRef) -> Any:
+    run_id = await _run_id(on, asked.run_id)
+    return frames.TimelineResult(run_id=run_id, moments=await on.control.timeline(run_id, by=on.by))
+
+
+async def health(on: Asker, asked: frames.Nothing) -> Any:
+    return {"ok": True, "ts": int(time.time() * 1000)}
+
+
+# Questions
+
+
+async def approval_list(on: Asker, asked: frames.Nothing) -> Any:
+    return {"approvals": [telling.approval_of(question) for question in await on.control.questions(by=on.by)]}
+
+
+async def approval_resolve(on: Asker, asked: frames.ApprovalResolve) -> Any:
+    words: dict[str, bool | str] = {"allow-once": True, "allow-always": True, "deny": False}
+    asked_now = (question for question in await on.control.questions(by=on.by) if question.id == asked.id)
+    choices = next((question.choices for question in asked_now), None)
+    if choices is None and asked.decision not in words:
+        raise BadInput(f"decision is allow-once, allow-always or deny, not {asked.decision!r:.40}")
+    answer = asked.decision if choices is not None else words[asked.decision]
+    info = await on.control.answer(asked.id, answer, by=on.by)
+    return {"ok": True, "id": info.id, "decision": asked.decision, "state": info.state}
+
+
+# Our own
+
+
+async def own_send(on: Asker, asked: frames.OwnSend) -> Any:
+    return await on.control.send(
+        asked.session, asked.text, key=asked.key, strategy=asked.strategy, deadline=asked.deadline, order=asked.order,
+        kind=asked.kind, by=on.by,
+    )  # fmt: skip
+
+
+async def own_stop(on: Asker, asked: frames.OwnStop) -> Any:
+    return await on.control.stop(
+        session=asked.session, run=asked.run, key=asked.key, order=asked.order, typed=asked.typed, by=on.by
+    )
+
+
+async def own_wait(on: Asker, asked: frames.OwnWait) -> Any:
+    run_id = await _run_id(on, asked.run)
+    return await on.control.wait(run_id, timeout=asked.timeout, drained=asked.drained, by=on.by)
+
+
+async def own_watch(on: Asker, asked: frames.OwnWatch) -> Any:
+    on.watch(asked)
+    return {"watch": asked.watch}
+
+
+async def own_unwatch(on: Asker, asked: frames.OwnUnwatch) -> Any:
+    on.unwatch(asked.watch)
+    return {"watch": asked.watch}
+
+
+async def own_answer(on: Asker, asked: frames.OwnAnswer) -> Any:
+    return await on.control.answer(asked.question, asked.answer, by=on.by)
+
+
+async def own_questions(on: Asker, asked: frames.OwnList) -> Any:
+    return await on.control.questions(asked.session, by=on.by)
+
+
+async def own_runs(on: Asker, asked: frames.OwnList) -> Any:
+    return await on.control.runs(asked.session, tree=asked.tree, latest=asked.latest, by=on.by)
+
+
+async def own_find(on: Asker, asked: frames.OwnName) -> Any:
+    return await on.control.find(asked.name, by=on.by)
+
+
+async def own_sessions(on: Asker, asked: frames.OwnList) -> list[SessionInfo]:
+    return await on.control.sessions(limit=asked.limit, by=on.by)
+
+
+async def own_processes(on: Asker, asked: frames.OwnList) -> Any:
+    return await on.control.processes(asked.session, by=on.by)
+
+
+async def own_history(on: Asker, asked: frames.OwnSession) -> Any:
+    return await on.control.history(asked.session, by=on.by)
+
+
+async def own_strategy(on: Asker, asked: frames.OwnStrategy) -> Any:
+    await on.control.set_strategy(asked.session, asked.strategy, by=on.by)
+
+
+async def own_wake(on: Asker, asked: frames.OwnWake) -> Any:
+    return await on.control.wake(asked.session, asked.text, at=asked.at, every=asked.every, cron=asked.cron, by=on.by)
+
+
+async def own_unwake(on: Asker, asked: frames.OwnName) -> Any:
+    await on.control.unwake(asked.name, by=on.by)
+
+
+async def own_wakes(on: Asker, asked: frames.OwnSession) -> Any:
+    return await on.control.wakes(asked.session, by=on.by)
+
+
+HANDLERS: dict[str, Handler] = {
+    "health": health,
+    "chat.send": chat_send,
+    "chat.abort": chat_abort,
+    "chat.history": chat_history,
+    "agent": agent,
+    "agent.wait": agent_wait,
+    "sessions.abort": sessions_abort,
+    "sessions.list": sessions_list,
+    "sessions.describe": sessions_describe,
+    "sessions.reset": sessions_reset,
+    "tasks.list": tasks_list,
+    "tasks.get": tasks_get,
+    "tasks.cancel": tasks_cancel,
+    "exec.approval.list": approval_list,
+    "exec.approval.resolve": approval_resolve,
+    "receipts.get": receipts_get,
+    "runs.timeline": runs_timeline,
+    "interlock.send": own_send,
+    "interlock.stop": own_stop,
+    "interlock.wait": own_wait,
+    "interlock.watch": own_watch,
+    "interlock.unwatch": own_unwatch,
+    "interlock.answer": own_answer,
+    "interlock.questions": own_questions,
+    "interlock.runs": own_runs,
+    "interlock.find": own_find,
+    "interlock.sessions": own_sessions,
+    "interlock.processes": own_processes,
+    "interlock.history": own_history,
+    "interlock.strategy": own_strategy,
+    "interlock.wake": own_wake,
+    "interlock.unwake": own_unwake,
+    "interlock.wakes": own_wakes,
+}

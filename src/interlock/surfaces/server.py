@@ -1,0 +1,210 @@
+"""Uvicorn as our own server: prepared sockets, a strict door, no signals of its own.
+
+1. A stalled reader holds little that cannot be taken back: the kernel takes 4 KiB beyond what is on its way, and
+   nothing is buffered between it and the outbox.
+2. A socket that has shown no token has little time, few bytes and few neighbours, also before it has said anything.
+3. A connection that was closed is gone soon, whether or not its other side reads.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, Final, cast
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from interlock.core.errors import BadInput
+from interlock.surfaces.access import fold
+from interlock.surfaces.frames import FRAME_BYTES, PRE_AUTH_BYTES
+from interlock.surfaces.gateway import CONNECT_SECONDS, STRANGERS, STRANGERS_PER_ADDRESS, Gateway
+
+UNSENT_BYTES: Final = 4096
+CLOSE_SECONDS: Final = 2.0  # from our close frame until the socket is cut
+PING_SECONDS: Final = 20.0  # between pings, and for each answer
+BACKLOG: Final = 2048
+TCP_NOTSENT_LOWAT: Final = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
+FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+TOO_LONG: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+class Door:
+    """The sockets that have shown no token."""
+
+    def __init__(self) -> None:
+        self._inside: dict[asyncio.BaseTransport, str] = {}
+        self._of: Counter[str] = Counter()
+
+    def enter(self, transport: asyncio.BaseTransport) -> bool:
+        """Return whether there is room for one more from its address."""
+        peer = transport.get_extra_info("peername")
+        address = fold(str(peer[0])) if peer else "local"
+        if len(self._inside) >= STRANGERS or self._of[address] >= STRANGERS_PER_ADDRESS:
+            return False
+        self._inside[transport] = address
+        self._of[address] += 1
+        return True
+
+    def leave(self, transport: asyncio.BaseTransport) -> None:
+        """It has shown its token, or is gone."""
+        address = self._inside.pop(transport, None)
+        if address is not None:
+            self._of[address] -= 1
+            if not self._of[address]:
+                del self._of[address]
+
+
+def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protocol]]:
+    class Http(HttpToolsProtocol):
+        """A request must come whole, soon, and be short."""
+
+        _timer: asyncio.TimerHandle | None = None
+        _heard = 0
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            if not door.enter(transport):
+                cast(asyncio.Transport, transport).write(FULL)
+                cast(asyncio.Transport, transport).close()
+                self._refused = True
+            super().connection_made(cast(asyncio.Transport, transport))
+            self._timer = self.loop.call_later(CONNECT_SECONDS, self.transport.abort)
+
+        _refused = False
+
+        def data_received(self, data: bytes) -> None:
+            if self._refused:
+                return
+            self._heard += len(data)
+            if self._timer is not None and self._heard > PRE_AUTH_BYTES:
+                self.transport.write(TOO_LONG)
+                self.transport.close()
+                return
+            super().data_received(data)
+
+        def on_message_complete(self) -> None:
+            self._in_time()
+            super().on_message_complete()
+
+        def handle_websocket_upgrade(self) -> None:
+            self._in_time()
+            super().handle_websocket_upgrade()
+
+        def _in_time(self) -> None:
+            self._heard = 0
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            if self._timer is None:  # the next request of a connection that stays
+                self._timer = self.loop.call_later(CONNECT_SECONDS, self.transport.abort)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._in_time()
+            door.leave(self.transport)
+            super().connection_lost(exc)
+
+    class WebSocket(WebSocketsSansIOProtocol):
+        """Nothing waits between the outbox and the kernel; what was closed is cut."""
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            self.transport.set_write_buffer_limits(high=0)
+
+        def handle_connect(self, event: Any) -> None:
+            super().handle_connect(event)
+            if self.response.status_code == 101:
+                state = self.scope["state"]
+                state["welcome"] = lambda: door.leave(self.transport)
+                state["writable"] = self.writable
+
+        async def send(self, message: Any) -> None:
+            await super().send(message)
+            if message["type"] == "websocket.close":
+                self.loop.call_later(CLOSE_SECONDS, self.transport.abort)
+
+        def keepalive_timeout(self) -> None:
+            super().keepalive_timeout()
+            self.transport.abort()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            door.leave(self.transport)
+            super().connection_lost(exc)
+
+    return Http, WebSocket
+
+
+class Server(uvicorn.Server):
+    """Uvicorn that leaves signals to whoever runs it."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        http, websocket = _protocols(Door())
+        for name in ("uvicorn.error", "uvicorn.access"):
+            logging.getLogger(name).setLevel(logging.ERROR)  # its lines hold the query, where some put their tokens
+        super().__init__(
+            uvicorn.Config(
+                gateway,
+                http=http,
+                ws=websocket,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                ws_max_size=FRAME_BYTES,
+                ws_per_message_deflate=False,
+                ws_ping_interval=PING_SECONDS,
+                ws_ping_timeout=PING_SECONDS,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=1,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take none."""
+        yield
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a prepared listening socket; what it accepts inherits how little it buffers."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):  # other systems have no such option
+            listener.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise BadInput(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
+        ) from None
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return where it is to be found."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def serve(gateway: Gateway, listener: socket.socket, ready: Callable[[], None], until: asyncio.Event) -> None:
+    """Serve until an event is set; `ready` is called when requests are really taken."""
+    server = Server(gateway)
+    serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]), name="the server")
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.005)
+    if not serving.done():
+        ready()
+    stopped = asyncio.ensure_future(until.wait())
+    await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    server.should_exit = True
+    await serving

@@ -1,0 +1,364 @@
+"""What a session's events, runs and questions are called on the gateway's wire. No I/O.
+
+1. One event of control becomes at most one `chat` and one `agent` event; both carry its position as `seq`.
+2. A run's terminal event is the last of its stream. What must be taken back before it (typing, open questions) is
+   told right before it, in the same step.
+3. Texts that may still grow (deltas) are told as items whose text can be joined to the next one's.
+4. Endings are told in the words of core/projection, with the native outcome and the generation beside them.
+"""
+
+from typing import Any, Final
+
+from interlock.core.events import (
+    Asked,
+    Block,
+    Delegated,
+    Delta,
+    Ended,
+    Entry,
+    Event,
+    Phase,
+    Progress,
+    Spawned,
+    Started,
+    Tool,
+    Typing,
+)
+from interlock.core.lifecycle import State
+from interlock.core.names import PASSING, Ending, ProcessState, QuestionId, QuestionState, RunId, SessionId, ToolState
+from interlock.core.outcome import Outcome
+from interlock.core.projection import agent_wait, chat_event, client_words, native, row
+from interlock.core.receipt import Receipt
+from interlock.runtime.approvals import QuestionInfo
+from interlock.runtime.listing import RunInfo, SessionInfo
+from interlock.surfaces.frames import Watched, encode
+
+AGENT: Final = "interlock"  # who types, and whose sessions these are
+PREVIEW: Final = 200
+
+_TOOL_PHASES: Final = {ToolState.PENDING: "start", ToolState.RUNNING: "update"}
+_DECISIONS: Final = {True: "allow-once", False: "deny", None: "deny"}
+
+
+class Item:
+    """An event frame without its connection's number: head, a text that may grow, tail."""
+
+    __slots__ = ("head", "passing", "run_id", "session", "size", "tail", "text")
+
+    def __init__(
+        self,
+        session: SessionId | None,
+        run_id: RunId | None,
+        head: bytes,
+        *,
+        text: str | None = None,
+        tail: bytes = b"",
+        passing: bool = False,
+    ) -> None:
+        self.session = session
+        self.run_id = run_id
+        self.head = head  # of a text: the same for every text of the same stream of a run
+        self.text = text
+        self.tail = tail
+        self.passing = passing
+        self.size = len(head) + len(tail) + (0 if text is None else len(text))  # about
+
+    def bytes(self) -> bytes:
+        """The frame, but for the end that carries the connection's number."""
+        return self.head if self.text is None else self.head + encode(self.text) + self.tail
+
+
+def event_item(name: str, payload: Any, *, session: SessionId | None = None, run_id: RunId | None = None) -> Item:
+    """Return an event frame that is no part of a growing text."""
+    return Item(session, run_id, b'{"type":"event","event":"%b","payload":%b' % (name.encode(), encode(payload)))
+
+
+def watched_item(watch: int, event: Event) -> Item:
+    """Return an event of control in its own words, for the connection that watches."""
+    if isinstance(event.data, Delta):
+        head = b'{"type":"event","event":"interlock.event","payload":{"watch":%d,"event":{"session":%b,"run_id":%b,' % (
+            watch,
+            encode(event.session),
+            encode(event.run_id),
+        )
+        head += b'"generation":%b,"data":{"type":"delta","text":' % encode(event.generation)
+        tail = b'},"position":%d,"at":%b}}' % (event.position, encode(event.at))
+        return Item(event.session, event.run_id, head, text=event.data.text, tail=tail, passing=True)
+    item = event_item("interlock.event", Watched(watch=watch, event=event), session=event.session, run_id=event.run_id)
+    item.passing = event.kind in PASSING
+    return item
+
+
+class _Telling:
+    """What must be remembered of a run to tell its next event."""
+
+    __slots__ = ("assistant", "chat", "open", "said", "typing", "voidable")
+
+    def __init__(self, event: Event) -> None:
+        run, session = encode(event.run_id), encode(event.session)
+        self.chat = (
+            b'{"type":"event","event":"chat","payload":{"runId":%b,"sessionKey":%b,"state":"delta","deltaText":'
+            % (run, session)
+        )
+        self.assistant = (
+            b'{"type":"event","event":"agent","payload":{"runId":%b,"stream":"assistant","data":{"delta":' % run
+        )
+        self.open = False  # deltas were told that no block has closed
+        self.said = False  # something was told
+        self.typing = False
+        self.voidable: set[QuestionId] = set()
+
+
+class Teller:
+    """Tells control's events as the published protocol's; one for all connections."""
+
+    def __init__(self) -> None:
+        self._runs: dict[RunId, _Telling] = {}
+
+    def tell(self, event: Event) -> list[Item]:
+        """Return the frames of an event; none where the published protocol has no word."""
+        if event.run_id is None:
+            return []
+        told = self._runs.get(event.run_id)
+        if told is None:
+            told = self._runs[event.run_id] = _Telling(event)
+        match event.data:
+            case Delta(text=text):
+                told.open = True
+                return self._texts(told, event, text)
+            case Block(text=text):
+                return self._block(told, event, text)
+            case Ended():
+                del self._runs[event.run_id]
+                return [*self._taken_back(told, event), *_ended(event, event.data)]
+            case Typing(on=on):
+                told.typing = on
+                return [_typing(event, on)]
+            case Asked():
+                return self._asked(told, event, event.data)
+            case _:
+                return _other(event)
+
+    def _texts(self, told: _Telling, event: Event, text: str) -> list[Item]:
+        seq = b"%d" % event.position
+        if not told.open and told.said:
+            text = "\n\n" + text
+        told.said = True
+        tail = b'},"ts":%d,"seq":%b}' % (event.at * 1000, seq)
+        return [
+            Item(event.session, event.run_id, told.chat, text=text, tail=b',"seq":%b}' % seq, passing=True),
+            Item(event.session, event.run_id, told.assistant, text=text, tail=tail, passing=True),
+        ]
+
+    def _block(self, told: _Telling, event: Event, text: str) -> list[Item]:
+        if told.open:  # its text was told as it came
+            told.open = False
+            return []
+        return self._texts(told, event, text)
+
+    def _asked(self, told: _Telling, event: Event, asked: Asked) -> list[Item]:
+        if asked.state is QuestionState.OPEN:
+            told.voidable.add(asked.question_id)
+            payload = {
+                "id": asked.question_id,
+                "runId": event.run_id,
+                "createdAtMs": _ms(event.at),
+                "request": _request(asked.text, asked.tool, asked.arguments, asked.choices, event.session),
+            }
+            item = event_item("exec.approval.requested", payload, session=event.session, run_id=event.run_id)
+        else:
+            told.voidable.discard(asked.question_id)
+            item = _resolved(event, asked.question_id, asked.state, asked.answer, asked.by)
+        data = {"phase": "requested" if asked.state is QuestionState.OPEN else "resolved", "id": asked.question_id}
+        return [item, _agent(event, "approval", {**data, "state": asked.state, "answer": asked.answer})]
+
+    def _taken_back(self, told: _Telling, event: Event) -> list[Item]:
+        items = [_resolved(event, each, QuestionState.VOID, None, None) for each in sorted(told.voidable)]
+        return [*items, _typing(event, False)] if told.typing else items
+
+
+def _agent(event: Event, stream: str, data: dict[str, Any]) -> Item:
+    payload = {"runId": event.run_id, "seq": event.position, "stream": stream, "ts": _ms(event.at), "data": data}
+    item = event_item("agent", payload, session=event.session, run_id=event.run_id)
+    item.passing = event.kind in PASSING
+    return item
+
+
+def _other(event: Event) -> list[Item]:
+    match event.data:
+        case Started():
+            data = {"phase": "start", "startedAt": _ms(event.at), "sessionKey": event.session}
+            return [_agent(event, "lifecycle", {**data, "generation": event.generation})]
+        case Tool() as tool:
+            data = {"phase": _TOOL_PHASES.get(tool.state, "result"), "name": tool.name, "toolCallId": tool.call_id}
+            data |= {"state": tool.state, "isError": tool.error is not None}
+            more = {"args": tool.arguments, "result": tool.result, "error": tool.error}
+            return [_agent(event, "tool", data | {name: value for name, value in more.items() if value is not None})]
+        case Spawned() as process:
+            phase = "start" if process.state is ProcessState.RUNNING else "end"
+            data = {"phase": phase, "command": process.command, "state": process.state, "pid": process.pid}
+            return [_agent(event, "command_output", data | {"exitCode": process.status})]
+        case Progress() as progress:
+            return [_agent(event, "progress", {"text": progress.text, "done": progress.done, "total": progress.total})]
+        case Phase(name=name):
+            return [_agent(event, "progress", {"phase": name})]
+        case Delegated() as child:
+            data = {"runId": child.child, "sessionKey": child.session, "agent": child.agent, "detached": child.detached}
+            ended = {} if child.outcome is None else {"outcome": native(child.outcome)}
+            return [_agent(event, "child", data | ended)]
+        case _:
+            return []
+
+
+def _ended(event: Event, ended: Ended) -> list[Item]:
+    outcome = ended.outcome
+    words, chat = row(outcome).lifecycle, chat_event(outcome)
+    data: dict[str, Any] = {"phase": words.phase, "outcome": native(outcome), "generation": event.generation}
+    if words.status is not None:
+        data["status"] = words.status
+    if outcome.started_at is not None:
+        data["startedAt"] = _ms(outcome.started_at)
+    data["endedAt"] = _ms(outcome.ended_at or event.at)
+    payload: dict[str, Any] = {"runId": event.run_id, "sessionKey": event.session, "seq": event.position}
+    payload["state"] = chat.state
+    payload["message"] = {
+        "role": "assistant",
+        "content": [{"type": "text", "text": outcome.text}] if outcome.text else [],
+        "timestamp": _ms(event.at),
+        "outcome": native(outcome),
+        "generation": event.generation,
+        "cut": bool(ended.cut),
+    }
+    if chat.stop_reason is not None:
+        data["stopReason"] = payload["stopReason"] = chat.stop_reason
+    if chat.error_kind is not None:
+        payload["errorKind"] = chat.error_kind
+        data["error"] = payload["errorMessage"] = client_words(outcome)
+    last = event_item("chat", payload, session=event.session, run_id=event.run_id)
+    return [_agent(event, "lifecycle", data), last]
+
+
+def _typing(event: Event, on: bool) -> Item:
+    payload = {"sessionKey": event.session, "sessionId": event.session, "agentId": AGENT, "typing": on}
+    payload |= {"actor": {"type": "agent", "id": AGENT}, "ts": _ms(event.at)}
+    item = event_item("session.typing", payload, session=event.session, run_id=event.run_id)
+    item.passing = on
+    return item
+
+
+def _resolved(event: Event, question: QuestionId, state: QuestionState, answer: bool | str | None, by: Any) -> Item:
+    decision = answer if isinstance(answer, str) else _DECISIONS[answer]
+    payload = {"id": question, "runId": event.run_id, "decision": decision, "state": state, "resolvedBy": by}
+    payload |= {"ts": _ms(event.at)}
+    return event_item("exec.approval.resolved", payload, session=event.session, run_id=event.run_id)
+
+
+def _request(text: str, tool: str | None, arguments: Any, choices: Any, session: SessionId) -> dict[str, Any]:
+    command = f"{tool} {arguments or ''}".strip() if tool is not None else text
+    asked = {"command": command, "text": text, "sessionKey": session, "tool": tool, "arguments": arguments}
+    return {name: value for name, value in asked.items() if value is not None} | (
+        {"choices": choices} if choices is not None else {}
+    )
+
+
+def _ms(at: float) -> int:
+    return max(0, int(at * 1000))
+
+
+# Answers
+
+
+def wait_payload(outcome: Outcome) -> dict[str, Any]:
+    """Return the answer of `agent.wait`, of `agent`'s second frame and of a used key."""
+    words = agent_wait(outcome)
+    told: dict[str, Any] = {"runId": outcome.run_id, "status": words.status}
+    if not outcome.ended:
+        return told
+    more = {
+        "stopReason": words.stop_reason,
+        "timeoutPhase": words.timeout_phase,
+        "providerStarted": words.provider_started,
+        "startedAt": None if outcome.started_at is None else _ms(outcome.started_at),
+        "endedAt": None if outcome.ended_at is None else _ms(outcome.ended_at),
+        "error": client_words(outcome) if words.status != "ok" else None,
+        "summary": client_words(outcome),
+        "result": {"payloads": [{"text": outcome.text}] if outcome.text else []},
+        "outcome": native(outcome),
+    }
+    return told | {name: value for name, value in more.items() if value is not None}
+
+
+def task_of(info: RunInfo) -> dict[str, Any]:
+    """Return a run as a task."""
+    outcome = info.outcome
+    waiting = info.state in (State.ARRIVING, State.QUEUED)
+    status = row(outcome).task if outcome is not None else "queued" if waiting else "running"
+    told: dict[str, Any] = {
+        "id": info.id, "taskId": info.id, "runId": info.id, "kind": info.kind, "runtime": AGENT, "status": status,
+        "sessionKey": info.session, "ownerKey": info.principal, "createdAt": _ms(info.admitted_at),
+    }  # fmt: skip
+    if info.text:
+        told["title"] = info.text[:PREVIEW]
+    if info.parent is not None:
+        told["parentTaskId"] = info.parent
+    if outcome is not None:
+        told |= {"endedAt": _ms(outcome.ended_at or 0.0), "terminalSummary": client_words(outcome)}
+        if outcome.started_at is not None:
+            told["startedAt"] = _ms(outcome.started_at)
+        if outcome.ending is Ending.FAILED:
+            told["error"] = client_words(outcome)
+        if outcome.text:
+            told["result"] = outcome.text
+    return told
+
+
+def session_of(info: SessionInfo, runs: list[RunInfo]) -> dict[str, Any]:
+    """Return a session's row; `runs` are its runs in order, so far as they are known."""
+    last = runs[-1] if runs else None
+    active = next((run for run in runs if run.state in (State.SEATED, State.STARTED)), None)
+    status = "running" if active is not None else "queued" if info.open else "done"
+    if active is None and not info.open and last is not None and last.outcome is not None:
+        status = row(last.outcome).session
+    told: dict[str, Any] = {
+        "key": info.session.id, "sessionId": info.session.id, "kind": "direct", "agentId": AGENT, "status": status,
+        "updatedAt": None if info.latest_at is None else _ms(info.latest_at), "owner": info.session.owner,
+        "generation": info.session.generation, "runs": info.runs, "open": info.open,
+    }  # fmt: skip
+    if last is not None:
+        told["lastRunId"] = last.id
+        if last.outcome is not None:
+            told["outcome"] = native(last.outcome)
+    if active is not None:
+        told["activeRunId"] = active.id
+    return told
+
+
+def message_of(entry: Entry) -> dict[str, Any]:
+    """Return a line of the conversation."""
+    told: dict[str, Any] = {"role": entry.role, "runId": entry.run_id}
+    told["content"] = [{"type": "text", "text": entry.text}] if entry.text else []
+    if entry.role == "call":
+        told |= {"role": "assistant", "toolCallId": entry.call_id, "toolName": entry.tool, "args": entry.arguments}
+    elif entry.role == "result":
+        told |= {"role": "toolResult", "toolCallId": entry.call_id, "toolName": entry.tool, "state": entry.state}
+    if entry.cut:
+        told |= {"cut": True, "ending": entry.ending}
+    if entry.hidden:
+        told["hidden"] = True
+    return told
+
+
+def approval_of(question: QuestionInfo) -> dict[str, Any]:
+    """Return an open question as an approval."""
+    request = _request(question.text, question.tool, question.arguments, question.choices, question.session)
+    told: dict[str, Any] = {"id": question.id, "runId": question.run_id, "request": request}
+    for name, at in (("createdAtMs", question.asked_at), ("expiresAtMs", question.expires_at)):
+        if at is not None:
+            told[name] = _ms(at)
+    return told
+
+
+def stop_payload(receipt: Receipt) -> dict[str, Any]:
+    """Return the answer to a stop."""
+    runs = [run.id for run in receipt.runs] if receipt.aborted else []
+    return {"ok": True, "aborted": receipt.aborted, "runIds": runs, "receipt": receipt}

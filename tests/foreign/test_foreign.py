@@ -1,0 +1,525 @@
+"""Somebody else's client: npm's published gateway client, unmodified, on the node it asks for, and `interlock serve`.
+
+Every frame in both directions is checked against the published schemas or our own, and nothing of a run may follow its
+terminal event (see surfaces/protocol.py). The words are those of one ending on every surface.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from foreign.client import TICK_SECONDS, Client, Line, Node, Refused, Server, missing
+
+keys = count(1)
+
+
+class Words(NamedTuple):
+    """One ending, as this client meets it."""
+
+    wait: tuple[str, str | None]  # agent.wait: status, stopReason
+    chat: tuple[str, str | None, str | None]  # the chat event: state, stopReason, errorKind
+    lifecycle: tuple[str, str | None]  # the agent event: phase, status
+    task: str
+    shown: str  # what the client's own reading of the events makes of it
+    session: str
+
+
+WORDS = {
+    "completed": Words(("ok", None), ("final", None, None), ("end", None), "completed", "completed", "done"),
+    "failed": Words(("error", None), ("error", None, "unknown"), ("error", None), "failed", "error", "failed"),
+    "stopped": Words(
+        ("error", "rpc"), ("aborted", "rpc", None), ("end", "cancelled"), "cancelled", "aborted", "stopped"
+    ),
+    "typed": Words(
+        ("error", "stop"), ("aborted", "stop", None), ("end", "cancelled"), "cancelled", "aborted", "stopped"
+    ),
+    "superseded": Words(
+        ("error", "superseded"),
+        ("aborted", "superseded", None),
+        ("end", "superseded"),
+        "cancelled",
+        "aborted",
+        "superseded",
+    ),
+    "timed_out": Words(
+        ("timeout", None), ("error", None, "timeout"), ("error", "timeout"), "timed_out", "timeout", "timed_out"
+    ),
+    "parent_ended": Words(
+        ("error", "parent"), ("aborted", "parent", None), ("end", "cancelled"), "cancelled", "aborted", "stopped"
+    ),
+    "shutdown": Words(
+        ("error", "restart"), ("aborted", "restart", None), ("end", "cancelled"), "cancelled", "aborted", "interrupted"
+    ),
+    "lost": Words(("error", "lost"), ("error", None, "unknown"), ("error", None), "failed", "error", "lost"),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parts() -> None:
+    """What this needs; on a machine of one's own its absence is no failure."""
+    absent = missing()
+    if absent is not None and os.environ.get("CI"):
+        pytest.fail(absent)
+    if absent is not None:
+        pytest.skip(absent)
+
+
+@pytest.fixture(scope="module")
+def server(parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real server; stopped while nobody runs, it says so with status 0."""
+    serving = Server(tmp_path_factory.mktemp("foreign"))
+    try:
+        yield serving
+    finally:
+        status = serving.end()
+    assert status == 0
+
+
+@pytest.fixture(scope="module")
+def node(server: Server) -> Iterator[Node]:
+    """A node process; at the end, everything it was told was right and nothing it asked is unanswered."""
+    with Node(TOKEN=server.token, WRONG="not-the-token") as node:
+        yield node
+    assert not node.wrong
+
+
+@pytest.fixture(scope="module")
+def client(node: Node, server: Server) -> Client:
+    """A foreign client, connected."""
+    client = Client(node, "main")
+    client.open(server.url)
+    return client
+
+
+@pytest.fixture
+def session() -> str:
+    """A session nobody has used."""
+    return f"session-{next(keys)}"
+
+
+def send(client: Client, session: str, text: str, **more: Any) -> str:
+    """Send a chat message and return the id of its run."""
+    told = client.ask("chat.send", sessionKey=session, message=text, idempotencyKey=f"key-{next(keys)}", **more)
+    assert told["status"] == "started", told
+    return str(told["runId"])
+
+
+def begun(client: Client, session: str, text: str = "sleep", **more: Any) -> str:
+    """Send a message, and return its run once the agent has said its first word."""
+    run = send(client, session, text, **more)
+    client.event("chat", lambda chat: chat["runId"] == run and chat["state"] == "delta")
+    return run
+
+
+def ended(client: Client, run: str, word: str, *, text: str | None = None, session: str | None = None) -> Line:
+    """Require that a run ended so, in every word this client can read; return its outcome."""
+    words, ending = WORDS[word], "stopped" if word == "typed" else word
+    waited = client.ask("agent.wait", runId=run, timeoutMs=10_000)
+    assert (waited["runId"], waited["status"], waited.get("stopReason")) == (run, *words.wait)
+    outcome: Line = waited["outcome"]
+    assert outcome["ending"] == ending
+
+    last = client.event("chat", lambda chat: chat["runId"] == run and chat["state"] not in ("delta", "status"))
+    assert (last["state"], last.get("stopReason"), last.get("errorKind")) == words.chat
+    assert last["message"]["outcome"]["ending"] == ending
+    if text is not None:
+        assert [part["text"] for part in last["message"]["content"]] == [text]
+        deltas = [chat["deltaText"] for chat in client.events("chat", run) if chat["state"] == "delta"]
+        assert "".join(deltas) == text
+    life = client.events("agent", run)[-1]
+    assert (life["stream"], life["data"]["phase"], life["data"].get("status")) == ("lifecycle", *words.lifecycle)
+    assert life["data"]["outcome"] == last["message"]["outcome"]
+    assert client.shown(run)["status"] == words.shown
+
+    assert client.ask("tasks.get", taskId=run)["task"]["status"] == words.task
+    if session is not None:
+        assert client.ask("sessions.describe", key=session)["session"]["status"] == words.session
+    return outcome
+
+
+def test_it_connects(client: Client) -> None:
+    """The hello has what the client needs to go on: protocol, methods, events, policy, its own rights."""
+    hello = client.reported("hello")
+    assert (hello["type"], hello["protocol"]) == ("hello-ok", 4)
+    assert {"chat.send", "chat.abort", "agent", "agent.wait", "receipts.get"} <= set(hello["features"]["methods"])
+    assert {"chat", "agent", "tick", "exec.approval.requested"} <= set(hello["features"]["events"])
+    assert hello["policy"]["tickIntervalMs"] == TICK_SECONDS * 1000
+    assert hello["auth"]["role"] == "operator"
+    assert client.ask("health")["ok"] is True
+
+
+def test_a_message_is_answered(client: Client, session: str) -> None:
+    """Deltas, then one final with the whole text; the conversation can be read again."""
+    run = send(client, session, "say one two three")
+    outcome = ended(client, run, "completed", text="one two three", session=session)
+    assert {"startedAt", "endedAt"} <= outcome.keys()
+    told = client.ask("chat.history", sessionKey=session)["messages"]
+    assert [(each["role"], each["content"][0]["text"]) for each in told] == [
+        ("user", "say one two three"),
+        ("assistant", "one two three"),
+    ]
+
+
+def test_tools_and_processes_are_told(client: Client, session: str) -> None:
+    """A call and a command are seen on the agent's stream, and the run completes."""
+    run = send(client, session, "use tea")
+    ended(client, run, "completed", text="found tea, tea")
+    streams = [(event["stream"], event["data"].get("phase")) for event in client.events("agent", run)]
+    assert [each for each in streams if each[0] == "lifecycle"] == [("lifecycle", "start"), ("lifecycle", "end")]
+    assert ("tool", "start") in streams
+    assert ("tool", "result") in streams
+    assert "command_output" in dict(streams)
+
+
+def test_a_failure_says_why(client: Client, session: str) -> None:
+    """An agent that raises: an error with a message, and what was said so far."""
+    run = send(client, session, "fail")
+    ended(client, run, "failed", text="so far", session=session)
+    last = client.events("chat", run)[-1]
+    assert "kettle" in last["errorMessage"]
+    assert "kettle" in client.shown(run)["errorMessage"]
+
+
+@pytest.mark.parametrize("named", ["by its key", "by its id", "by its session"])
+def test_a_stop(client: Client, session: str, named: str) -> None:
+    """`chat.abort`, however the run is named: one story, a receipt, and a second stop that finds it done."""
+    key = f"stop-{next(keys)}"
+    run = client.ask("chat.send", sessionKey=session, message="sleep", idempotencyKey=key)["runId"]
+    client.event("chat", lambda chat: chat["runId"] == run and chat["state"] == "delta")
+    name = {"by its key": {"runId": key}, "by its id": {"runId": run}, "by its session": {}}[named]
+    stopped = client.ask("chat.abort", sessionKey=session, **name)
+    assert (stopped["ok"], stopped["aborted"], stopped["runIds"]) == (True, True, [run])
+    outcome = ended(client, run, "stopped", text="begun", session=session)
+    assert outcome["by"]
+    assert [each["id"] for each in client.ask("receipts.get", runId=run)["receipt"]["runs"]] == [run]
+    again = client.ask("chat.abort", sessionKey=session, **name)
+    assert (again["ok"], again["aborted"], again["runIds"]) == (True, False, [])
+    moments = client.ask("runs.timeline", runId=run)["moments"]
+    assert moments
+    typing = [each["typing"] for each in typed_in(client, session)]
+    assert typing == [True, False]
+
+
+def typed_in(client: Client, session: str) -> list[Line]:
+    """Return what was told of typing in a session."""
+    lines = [line["event"] for line in client.node.lines() if line.get("as") == client.name and "event" in line]
+    return [
+        each["payload"]
+        for each in lines
+        if each["event"] == "session.typing" and each["payload"]["sessionKey"] == session
+    ]
+
+
+def test_nothing_to_stop_is_no_error(client: Client, session: str) -> None:
+    """A stop that finds nothing says so."""
+    told = client.ask("chat.abort", sessionKey=session)
+    assert (told["ok"], told["aborted"], told["runIds"]) == (True, False, [])
+    assert client.ask("chat.abort", sessionKey=session, runId="nobody")["aborted"] is False
+
+
+def test_a_typed_stop(client: Client, session: str) -> None:
+    """`stop` as a message stops what runs, and is not answered by the agent."""
+    run = begun(client, session)
+    told = client.ask("chat.send", sessionKey=session, message="Stop!", idempotencyKey=f"key-{next(keys)}")
+    assert (told["ok"], told["aborted"], told["runIds"]) == (True, True, [run])
+    ended(client, run, "typed", text="begun", session=session)
+    assert [task["runId"] for task in client.ask("tasks.list", sessionKey=session)["tasks"]] == [run]
+
+
+def test_a_second_message_takes_over(client: Client, session: str) -> None:
+    """The first run is superseded by the second, which answers; the answer says what it interrupted."""
+    first = begun(client, session)
+    told = client.ask("chat.send", sessionKey=session, message="say tea", idempotencyKey=f"key-{next(keys)}")
+    assert told["interruptedActiveRun"] is True
+    outcome = ended(client, first, "superseded", text="begun")
+    assert outcome["supersededBy"] == told["runId"]
+    ended(client, told["runId"], "completed", text="tea", session=session)
+
+
+def test_a_message_that_waits_its_turn(client: Client, session: str) -> None:
+    """queueMode followup: nothing is interrupted; a stop of the run leaves it, and it goes on."""
+    first = begun(client, session)
+    second = send(client, session, "say tea", queueMode="followup")
+    assert client.ask("tasks.get", taskId=second)["task"]["status"] == "queued"
+    assert client.ask("chat.abort", sessionKey=session, runId=first)["runIds"] == [first]
+    ended(client, first, "stopped")
+    ended(client, second, "completed", text="tea")
+
+
+def test_a_run_out_of_time(client: Client, session: str) -> None:
+    """timeoutMs: an error of kind timeout, told in which phase."""
+    run = send(client, session, "sleep", timeoutMs=300)
+    outcome = ended(client, run, "timed_out", text="begun", session=session)
+    assert (outcome["limitMs"], outcome["phase"]) == (300, "provider")
+    waited = client.ask("agent.wait", runId=run)
+    assert (waited["timeoutPhase"], waited["providerStarted"]) == ("provider", True)
+
+
+def test_a_child_ends_with_its_parent(client: Client, session: str) -> None:
+    """Who stops the parent ends the child, which has a word of its own for it."""
+    run = send(client, session, "delegate sleep")
+    child = client.event("chat", lambda chat: chat["state"] == "delta" and told_child(client, run) == chat["runId"])
+    stopped = client.ask("chat.abort", sessionKey=session, runId=run)
+    assert set(stopped["runIds"]) == {run, child["runId"]}
+    ended(client, child["runId"], "parent_ended", text="begun")
+    ended(client, run, "stopped")
+
+
+def told_child(client: Client, run: str) -> str | None:
+    """Return the child that a run's events named. Called while the reports are held."""
+    found = (
+        line["event"]["payload"]["data"]["runId"]
+        for line in client.node._lines
+        if line.get("as") == client.name
+        and "event" in line
+        and line["event"]["event"] == "agent"
+        and line["event"]["payload"]["runId"] == run
+        and line["event"]["payload"]["stream"] == "child"
+    )
+    return next(found, None)
+
+
+def test_agent_answers_twice(client: Client, session: str) -> None:
+    """Accepted at once, then how it ended, under the same id; the words are those of agent.wait."""
+    number = client.begin("agent", final=True, message="say tea", idempotencyKey="agent-1", sessionKey=session)
+    first, last = client.accepted(number), client.answer(number)
+    assert first["status"] == "accepted"
+    assert isinstance(first["acceptedAt"], int)
+    assert (last["runId"], last["status"], last["outcome"]["ending"]) == (first["runId"], "ok", "completed")
+    ended(client, first["runId"], "completed", text="tea")
+
+
+@pytest.mark.parametrize("word", ["stopped", "superseded", "timed_out", "failed"])
+def test_agents_second_answer_tells_the_ending(client: Client, session: str, word: str) -> None:
+    """However it ends, the second frame says so."""
+    more = {"timeout": 1} if word == "timed_out" else {}
+    text = "fail" if word == "failed" else "sleep"
+    key = f"key-{next(keys)}"
+    number = client.begin("agent", final=True, message=text, idempotencyKey=key, sessionKey=session, **more)
+    run = client.accepted(number)["runId"]
+    client.event("chat", lambda chat: chat["runId"] == run and chat["state"] == "delta")
+    if word == "stopped":
+        assert client.ask("sessions.abort", runId=key)["abortedRunId"] == run
+    elif word == "superseded":
+        send(client, session, "say tea")
+    last = client.answer(number)
+    assert (last["status"], last.get("stopReason")) == WORDS[word].wait
+    ended(client, run, word)
+
+
+def test_a_stop_right_behind_the_request(client: Client, session: str) -> None:
+    """Sent in one breath, the stop wins: the agent never begins, and both frames come."""
+    number = client.begin("agent", final=True, message="sleep", idempotencyKey="gap-1", sessionKey=session)
+    stop = client.begin("chat.abort", sessionKey=session)
+    stopped, last = client.answer(stop), client.answer(number)
+    assert stopped["runIds"] == [last["runId"]]
+    assert (last["status"], last["stopReason"]) == ("error", "rpc")
+    assert not [each for each in client.events("chat", last["runId"]) if each["state"] == "delta"]
+
+
+def test_a_stop_that_comes_first(client: Client, session: str) -> None:
+    """A key that was stopped before it was used is born stopped."""
+    key = f"key-{next(keys)}"
+    assert client.ask("chat.abort", sessionKey=session, runId=key)["aborted"] is False
+    told = client.ask("chat.send", sessionKey=session, message="say tea", idempotencyKey=key)
+    waited = client.ask("agent.wait", runId=told["runId"])
+    assert (waited["status"], waited["stopReason"]) == ("error", "rpc")
+
+
+def test_a_waiter_may_give_up(client: Client, session: str) -> None:
+    """`pending` when the wait runs out; a run that never was is `unknown`; neither is a timeout."""
+    run = begun(client, session)
+    assert client.ask("agent.wait", runId=run, timeoutMs=1)["status"] == "pending"
+    assert client.ask("agent.wait", runId="nobody", timeoutMs=1)["status"] == "unknown"
+    waiting = client.begin("agent.wait", runId=run, timeoutMs=10_000)
+    client.ask("sessions.abort", key=session)
+    assert client.answer(waiting)["status"] == "error"
+
+
+def test_a_key_is_used_once(client: Client, session: str) -> None:
+    """The same key and body: the same answer. Another body: an error."""
+    body = {"sessionKey": session, "message": "say tea", "idempotencyKey": f"key-{next(keys)}"}
+    run = client.ask("chat.send", **body)["runId"]
+    ended(client, run, "completed", text="tea")
+    again = client.ask("chat.send", **body)
+    assert (again["runId"], again["status"]) == (run, "ok")
+    with pytest.raises(Refused) as refused:
+        client.ask("chat.send", **{**body, "message": "say coffee"})
+    assert refused.value.code == "INVALID_REQUEST"
+
+
+def test_sessions(client: Client, session: str) -> None:
+    """Listed, described, stopped with what waits, and begun anew."""
+    first = begun(client, session)
+    second = send(client, session, "say tea", queueMode="followup")
+    assert session in [row["key"] for row in client.ask("sessions.list")["sessions"]]
+    row = client.ask("sessions.describe", key=session)["session"]
+    assert (row["status"], row["activeRunId"]) == ("running", first)
+    told = client.ask("sessions.abort", key=session, clearQueued=True)
+    assert (told["ok"], told["abortedRunId"]) == (True, first)
+    ended(client, first, "stopped")
+    assert client.ask("agent.wait", runId=second)["stopReason"] == "rpc"
+    assert client.ask("sessions.abort", key=session)["abortedRunId"] is None
+    assert client.ask("chat.history", sessionKey=session)["messages"]
+    client.ask("sessions.reset", key=session)
+    assert not client.ask("chat.history", sessionKey=session)["messages"]
+
+
+def test_tasks(client: Client, session: str) -> None:
+    """A run is a task: listed by state, read, cancelled once."""
+    run = begun(client, session)
+    listed = client.ask("tasks.list", sessionKey=session, status="running")["tasks"]
+    assert [task["id"] for task in listed] == [run]
+    told = client.ask("tasks.cancel", taskId=run)
+    assert (told["found"], told["cancelled"], told["task"]["status"]) == (True, True, "cancelled")
+    ended(client, run, "stopped")
+    again = client.ask("tasks.cancel", taskId=run)
+    assert (again["found"], again["cancelled"]) == (True, False)
+    nobody = client.ask("tasks.cancel", taskId="nobody")
+    assert (nobody["found"], nobody["cancelled"]) == (False, False)
+    assert not client.ask("tasks.list", sessionKey=session, status="running")["tasks"]
+
+
+@pytest.mark.parametrize(("decision", "reply"), [("allow-once", "allowed"), ("deny", "denied")])
+def test_a_question_is_answered(client: Client, session: str, decision: str, reply: str) -> None:
+    """Asked on the wire, listed, decided, told as resolved; the second answer finds it gone."""
+    run = send(client, session, "ask Deploy?")
+    asked = client.event("exec.approval.requested", lambda each: each["runId"] == run)
+    listed = client.ask("exec.approval.list")
+    assert asked["id"] in [each["id"] for each in (listed if isinstance(listed, list) else listed["approvals"])]
+    client.ask("exec.approval.resolve", id=asked["id"], decision=decision)
+    resolved = client.event("exec.approval.resolved", lambda each: each["id"] == asked["id"])
+    assert (resolved["runId"], resolved["decision"]) == (run, decision)
+    ended(client, run, "completed", text=reply)
+    with pytest.raises(Refused):
+        client.ask("exec.approval.resolve", id=asked["id"], decision="deny")
+
+
+def test_a_question_is_void_when_its_run_falls(client: Client, session: str) -> None:
+    """A stop takes the question back, before the run's terminal event; an answer comes too late."""
+    run = send(client, session, "ask Deploy?")
+    asked = client.event("exec.approval.requested", lambda each: each["runId"] == run)
+    client.ask("chat.abort", sessionKey=session)
+    ended(client, run, "stopped")
+    assert client.event("exec.approval.resolved", lambda each: each["id"] == asked["id"])["runId"] == run
+    with pytest.raises(Refused) as refused:
+        client.ask("exec.approval.resolve", id=asked["id"], decision="allow-once")
+    assert refused.value.code
+
+
+def test_two_clients_see_the_same(client: Client, node: Node, server: Server, session: str) -> None:
+    """A second connection of the same principal is told the same run, and may stop it."""
+    other = Client(node, "other")
+    other.open(server.url)
+    run = begun(client, session)
+    other.event("chat", lambda chat: chat["runId"] == run)
+    assert other.ask("chat.abort", sessionKey=session)["runIds"] == [run]
+    ended(client, run, "stopped", text="begun")
+    last = client.events("chat", run)[-1]
+    assert other.event("chat", lambda chat: chat["runId"] == run and chat["state"] == "aborted") == last
+    other.close()
+
+
+def test_what_is_wrong_is_refused(client: Client, node: Node, session: str) -> None:
+    """An unknown method, an unknown field, a wrong type, an attachment: a typed error, and the connection goes on."""
+    wrong: list[tuple[str, Line]] = [
+        ("no.such.method", {}),
+        ("chat.send", {"sessionKey": session, "message": "hi", "idempotencyKey": "w-1", "own": 1}),
+        ("chat.send", {"sessionKey": session, "message": 7, "idempotencyKey": "w-2"}),
+        (
+            "chat.send",
+            {"sessionKey": session, "message": "hi", "idempotencyKey": "w-3", "attachments": [{"type": "image"}]},
+        ),
+        ("agent.wait", {}),
+    ]
+    node.on_purpose |= {method for method, _ in wrong}
+    try:
+        for method, params in wrong:
+            with pytest.raises(Refused) as refused:
+                client.ask(method, **params)
+            assert refused.value.code == "INVALID_REQUEST", (method, params)
+    finally:
+        node.on_purpose.clear()
+    assert client.ask("health")["ok"] is True
+    assert client.count("closed") == 0
+
+
+@pytest.mark.parametrize("token", ["WRONG", "NOTHING"])
+def test_a_wrong_token_is_told_once(node: Node, server: Server, token: str) -> None:
+    """A client with a wrong token, or none, is told so in a word at which it gives up, instead of dialling for ever."""
+    stranger = Client(node, f"stranger-{token}")
+    stranger.dial(server.url, token=token)
+    paused = stranger.reported("paused")
+    assert paused["detailCode"] == {"WRONG": "AUTH_TOKEN_MISMATCH", "NOTHING": "AUTH_TOKEN_MISSING"}[token]
+    assert stranger.count("hello") == 0
+
+
+def test_another_protocol_is_refused(node: Node, server: Server) -> None:
+    """A client of another version is told which is spoken here, and gives up."""
+    old = Client(node, "old")
+    old.dial(server.url, minProtocol=3, maxProtocol=3)
+    assert old.reported("paused")["detailCode"] == "PROTOCOL_MISMATCH"
+
+
+def test_ticks_keep_it_alive(node: Node, server: Server) -> None:
+    """An idle client stays while the server ticks, leaves when it falls silent, and comes back by itself."""
+    idle = Client(node, "idle")
+    idle.open(server.url, tickWatchMinIntervalMs=1)
+    for number in range(1, 4):  # well beyond the two intervals of silence at which it leaves
+        node.until(lambda lines, wanted=number: ticks(lines) >= wanted or None, "a tick")  # type: ignore[misc]
+    assert idle.count("closed") == 0
+    server.send(signal.SIGSTOP)
+    try:
+        assert idle.reported("closed") == [4000, "tick timeout"] or idle.reported("closed")[0] == 1006
+    finally:
+        server.send(signal.SIGCONT)
+    idle.reported("hello", times=2)
+    assert idle.count("gap") == 0
+    idle.close()
+
+
+def ticks(lines: list[Line]) -> int:
+    """Return how many ticks the idle client has seen."""
+    return sum(line.get("as") == "idle" and line.get("event", {}).get("event") == "tick" for line in lines)
+
+
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGKILL, "lost"), (signal.SIGTERM, "shutdown")])
+def test_a_restart(tmp_path: Path, parts: None, number: signal.Signals, word: str) -> None:
+    """Killed or told to go: the client comes back by itself, every key gives its answer again, nothing runs twice."""
+    server = Server(tmp_path)
+    node = Node(TOKEN=server.token)
+    try:
+        client = Client(node, "main")
+        client.open(server.url)
+        done = {"sessionKey": "done", "message": "say tea", "idempotencyKey": "done-1"}
+        cut = {"sessionKey": "cut", "message": "sleep", "idempotencyKey": "cut-1"}
+        first = client.ask("chat.send", **done)["runId"]
+        ended(client, first, "completed", text="tea")
+        second = client.ask("chat.send", **cut)["runId"]
+        client.event("chat", lambda chat: chat["runId"] == second and chat["state"] == "delta")
+        server.end(number)
+        if word == "shutdown":
+            ended_on_the_wire = client.event("chat", lambda chat: chat["runId"] == second and chat["state"] != "delta")
+            assert (ended_on_the_wire["state"], ended_on_the_wire["stopReason"]) == ("aborted", "restart")
+            assert client.reported("closed")[0] == 1012
+        server = Server(tmp_path, port=server.port)
+        client.reported("hello", times=2)
+        again = client.ask("chat.send", **done)
+        assert (again["runId"], again["status"]) == (first, "ok")
+        again = client.ask("chat.send", **cut)
+        assert (again["runId"], again["status"], again["stopReason"]) == (second, *WORDS[word].wait)
+        waited = client.ask("agent.wait", runId="cut-1")
+        assert (waited["runId"], waited["outcome"]["ending"]) == (second, word)
+        assert client.ask("tasks.get", taskId=second)["task"]["status"] == WORDS[word].task
+        assert client.ask("sessions.describe", key="cut")["session"]["status"] == WORDS[word].session
+        with pytest.raises(Refused):
+            client.ask("chat.send", **{**cut, "message": "say coffee"})
+        assert not node.wrong
+    finally:
+        node.__exit__()
+        server.end()

@@ -1,0 +1,219 @@
+"""Roles that change while control is open, and who sees which event."""
+
+from typing import Any
+
+import anyio
+import pytest
+
+from interlock import (
+    BadInput,
+    Control,
+    Ending,
+    Event,
+    EventKind,
+    Message,
+    QuestionState,
+    Rejected,
+    Run,
+    Unknown,
+    open_control,
+)
+from interlock.core.events import Delta
+from interlock.core.names import RunId, SessionId
+from interlock.runtime import registry
+
+from .scene import echoes, idles, kinds, log_of, seeded, started, told
+
+EVERYONE = ("local", "alice", "bob", "carol", "eve", "root", "mallory")
+
+
+class Sink:
+    """Someone who is told of everything."""
+
+    def __init__(self, control: Control | None = None) -> None:
+        self.control = control
+        self.told: list[Any] = []
+        self.seen: dict[str, list[Event]] = {by: [] for by in EVERYONE}
+        self.closed = False
+
+    def put(self, event: Event) -> None:
+        """Take an event, and note who may see it in this step."""
+        self.told.append(event)
+        for by in EVERYONE if self.control is not None else ():
+            if self.control is not None and self.control.sees(by, event):
+                self.seen[by].append(event)
+
+    def drop(self, run_id: RunId) -> None:
+        """Note whose deltas are to go."""
+        self.told.append(run_id)
+
+    def close(self) -> None:
+        """Note the end."""
+        self.closed = True
+
+
+# Appointing
+
+
+def test_roles_may_change_while_control_is_open() -> None:
+    """Who is named counts from then on, and who is not named any more has lost it; `local` stays an admin."""
+
+    async def main() -> None:
+        async with open_control(idles, admins=["root"], readers=["eve"]) as control:
+            sent = await control.send("s", "hello", by="alice")
+            assert (await control.wait(sent.run_id, timeout=0, by="eve")).ending is Ending.PENDING
+            control.appoint(readers=["bob"])
+            assert (await control.wait(sent.run_id, timeout=0, by="eve")).ending is Ending.UNKNOWN
+            assert (await control.wait(sent.run_id, timeout=0, by="bob")).ending is Ending.PENDING
+            assert not (await control.stop(run=sent.run_id, by="root")).aborted
+            control.appoint(admins=["root"])
+            assert (await control.stop(run=sent.run_id, by="root")).aborted
+            for wrong in ({"admins": "root"}, {"readers": "eve"}, {"approvers": "carol"}):
+                with pytest.raises(BadInput, match="a list of names"):
+                    control.appoint(**wrong)  # type: ignore[arg-type]
+
+    seeded(main)
+
+
+def test_an_approver_answers_and_does_nothing_else() -> None:
+    """Who is appointed to answer may answer every question; seeing, stopping and taking over stay what they were."""
+
+    async def agent(run: Run, message: Message) -> str:
+        return str(await run.ask("Really?"))
+
+    async def main() -> None:
+        async with open_control(agent, strategy="reject") as control:
+            sent = await control.send("s", "hello", by="alice")
+            asked = await told(control, sent.run_id, EventKind.QUESTION)
+            question = asked.data.question_id  # type: ignore[union-attr]
+            with pytest.raises(Unknown):
+                await control.answer(question, True, by="carol")
+            control.appoint(approvers=["carol"])
+            assert (await control.wait(sent.run_id, timeout=0, by="carol")).ending is Ending.UNKNOWN
+            assert not (await control.stop(run=sent.run_id, by="carol")).aborted
+            with pytest.raises(Unknown):
+                await control.history("s", by="carol")
+            with pytest.raises(Rejected):
+                await control.send("s", "hello", by="carol")
+            info = await control.answer(question, True, by="carol")
+            assert (info.state, info.by) == (QuestionState.ANSWERED, "carol")
+            assert (await control.wait(sent.run_id, by="alice")).text == "True"
+
+    seeded(main)
+
+
+# The feed of everything
+
+
+def test_a_subscriber_of_everything_is_told_of_every_session() -> None:
+    """What each session's log holds, in one order, in the same step; and of every run whose deltas go."""
+
+    async def agent(run: Run, message: Message) -> None:
+        await run.say("hm")
+        await anyio.sleep_forever()
+
+    async def main() -> None:
+        async with open_control(agent) as control:
+            everything, own = Sink(), Sink()
+            control.feed.subscribe(None, everything)
+            control.feed.subscribe(SessionId("a"), own)
+            sent = [await control.send(session, "hello") for session in ("a", "b")]
+            for each in sent:
+                await told(control, each.run_id, EventKind.DELTA)
+            await control.stop(session="a")
+            await control.stop(session="b")
+            for each in sent:
+                await control.wait(each.run_id, drained=True)
+            assert [at for at in everything.told if not isinstance(at, Event)] == [each.run_id for each in sent]
+            events = [event for event in everything.told if isinstance(event, Event)]
+            assert [event.position for event in events] == sorted(event.position for event in events)
+            for session in ("a", "b"):
+                logged = await log_of(control, session)
+                told_of = [event for event in events if event.session == session and not isinstance(event.data, Delta)]
+                assert told_of == logged and "ended" in kinds(logged)
+            assert own.told == [
+                at for at in everything.told if at == sent[0].run_id or (isinstance(at, Event) and at.session == "a")
+            ]
+            control.feed.unsubscribe(None, everything)
+            count = len(everything.told)
+            await control.wait((await control.send("c", "hello", deadline=1)).run_id)
+            assert len(everything.told) == count and not everything.closed
+            control.feed.subscribe(None, everything)
+        assert everything.closed
+
+    seeded(main)
+
+
+@pytest.mark.parametrize("fails", ["put", "drop"])
+def test_a_subscriber_that_fails_keeps_nobody_from_being_told(fails: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It is let go; the fall it failed in, and everyone else, go on."""
+
+    async def main() -> None:
+        async with open_control(idles) as control:
+            broken, other = Sink(), Sink()
+            setattr(broken, fails, lambda _: 1 / 0)
+            control.feed.subscribe(None, broken)
+            control.feed.subscribe(None, other)
+            sent = await control.send("s", "hello")
+            await started(control, sent.run_id)
+            assert (await control.stop(session="s")).aborted
+            assert (await control.wait(sent.run_id)).ending is Ending.STOPPED
+            assert control.feed._subscribers == {None: [other]}
+            assert kinds(event for event in other.told if isinstance(event, Event)).count("ended") == 1
+
+    seeded(main, range(2))
+    assert "a subscriber of session s failed" in caplog.text
+
+
+# Seeing
+
+
+def test_who_sees_which_event() -> None:
+    """A session's owner and readers see all of it, a guest the events of their own runs, an approver questions."""
+
+    async def agent(run: Run, message: Message) -> None:
+        await run.ask("Really?")
+
+    async def main() -> None:
+        async with open_control(agent, admins=["root"], readers=["eve"], strategy="queue") as control:
+            control.appoint(admins=["root"], readers=["eve"], approvers=["carol"])
+            sink = Sink(control)
+            control.feed.subscribe(None, sink)
+            runs = [(await control.send("s", "hello", by=by)).run_id for by in ("alice", "bob")]
+            for run in runs:
+                asked = await told(control, run, EventKind.QUESTION)
+                await control.answer(asked.data.question_id, True)  # type: ignore[union-attr]
+                await control.wait(run, drained=True)
+            events = [event for event in sink.told if isinstance(event, Event)]
+            for by in ("local", "alice", "eve", "root"):
+                assert sink.seen[by] == events, by
+            assert sink.seen["bob"] == [event for event in events if event.run_id == runs[1]]
+            assert sink.seen["carol"] == [event for event in events if event.kind is EventKind.QUESTION]
+            assert kinds(sink.seen["carol"]) == ["question"] * 4
+            assert sink.seen["mallory"] == []
+            control.appoint(readers=["mallory"])
+            assert control.sees("mallory", events[0]) and not control.sees("eve", events[0])
+
+    seeded(main)
+
+
+def test_an_owner_sees_what_is_told_after_the_run_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose session it was is known for a while after it left memory; then only those who see all see it."""
+    monkeypatch.setattr(registry, "OWNERS", 2)
+
+    async def main() -> None:
+        async with open_control(echoes, readers=["eve"]) as control:
+            for session in ("a", "b", "c"):
+                await control.wait((await control.send(session, "hello", by="alice")).run_id, drained=True)
+                await anyio.sleep(5)
+            assert control._registry.sessions == {}
+            logs = {session: await log_of(control, session) for session in ("a", "b", "c")}
+            seen = {session: {by for by in EVERYONE if control.sees(by, log[-1])} for session, log in logs.items()}
+            assert seen == {
+                "a": {"local", "eve"},
+                "b": {"local", "eve", "alice"},
+                "c": {"local", "eve", "alice"},
+            }
+            assert len(control._registry._owners) == 2
+
+    seeded(main, range(3))
