@@ -10,6 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-dev
 BENCH_READY := $(VENV)/.ready-bench
+FOREIGN := build/foreign/.ready
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 .DELETE_ON_ERROR:
@@ -58,11 +59,19 @@ clean: ## remove .venv, caches and build output
 
 # The model is searched by spin; disks and clocks are made to fail by strace and libfaketime: Debian packages, all of
 # them. Whoever is not root is told by the tests what to install.
-tools:
+tools: $(FOREIGN)
 	@{ command -v spin && command -v strace && command -v faketime && echo '#include <stdio.h>' | gcc -E -xc -; } \
 		>/dev/null 2>&1 || [ "$$(id -u)" != 0 ] || { \
 		echo "installing spin, gcc, strace and faketime"; apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
 		apt-get -qq install -y --no-install-recommends spin gcc libc6-dev strace faketime >/dev/null; }
+
+# Somebody else's client and the node it asks for, exactly as pinned. Nothing that a package brings is run on the way.
+$(FOREIGN): tests/foreign/package.json tests/foreign/package-lock.json
+	@command -v npm >/dev/null || [ "$$(id -u)" != 0 ] || { \
+		echo "installing npm"; apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
+		apt-get -qq install -y --no-install-recommends npm >/dev/null; }
+	@! command -v npm >/dev/null || { echo "installing npm's gateway client into $(@D)"; mkdir -p $(@D) && cp $^ $(@D) && \
+		npm ci --prefix $(@D) --no-audit --no-fund --ignore-scripts --loglevel=error >/dev/null && touch $@; }
 
 # Debian splits venv off into a package of its own. Without it, virtualenv from PyPI does the same, kept in build/.
 $(BIN)/pip:

@@ -30,7 +30,7 @@ async def agent(run: Run, message: Message) -> str | None:
         case "use":
             found = await run.call(look_up, word=rest)
             shown = await run.spawn("echo", rest)
-            return f"{found}, {shown.stdout.strip()}"
+            return f"{found}, {shown.output.strip()}"
         case "ask":
             return "allowed" if await run.ask(rest) else "denied"
         case "delegate":

@@ -387,7 +387,7 @@ def test_tasks(client: Client, session: str) -> None:
 
 @pytest.mark.parametrize(("decision", "reply"), [("allow-once", "allowed"), ("deny", "denied")])
 def test_a_question_is_answered(client: Client, session: str, decision: str, reply: str) -> None:
-    """Asked on the wire, listed, decided, told as resolved; the second answer finds it gone."""
+    """Asked on the wire, listed, decided, told as resolved; the first answer stands."""
     run = send(client, session, "ask Deploy?")
     asked = client.event("exec.approval.requested", lambda each: each["runId"] == run)
     listed = client.ask("exec.approval.list")
@@ -397,7 +397,7 @@ def test_a_question_is_answered(client: Client, session: str, decision: str, rep
     assert (resolved["runId"], resolved["decision"]) == (run, decision)
     ended(client, run, "completed", text=reply)
     with pytest.raises(Refused):
-        client.ask("exec.approval.resolve", id=asked["id"], decision="deny")
+        client.ask("exec.approval.resolve", id=asked["id"], decision="deny" if reply == "allowed" else "allow-once")
 
 
 def test_a_question_is_void_when_its_run_falls(client: Client, session: str) -> None:
@@ -466,21 +466,28 @@ def test_another_protocol_is_refused(node: Node, server: Server) -> None:
     assert old.reported("paused")["detailCode"] == "PROTOCOL_MISMATCH"
 
 
-def test_ticks_keep_it_alive(node: Node, server: Server) -> None:
+def test_ticks_keep_it_alive(tmp_path: Path) -> None:
     """An idle client stays while the server ticks, leaves when it falls silent, and comes back by itself."""
-    idle = Client(node, "idle")
-    idle.open(server.url, tickWatchMinIntervalMs=1)
-    for number in range(1, 4):  # well beyond the two intervals of silence at which it leaves
-        node.until(lambda lines, wanted=number: ticks(lines) >= wanted or None, "a tick")  # type: ignore[misc]
-    assert idle.count("closed") == 0
-    server.send(signal.SIGSTOP)
+    server = Server(tmp_path)
     try:
-        assert idle.reported("closed") == [4000, "tick timeout"] or idle.reported("closed")[0] == 1006
+        with Node(TOKEN=server.token) as node:
+            idle = Client(node, "idle")
+            idle.open(server.url)
+            node.until(lambda lines: ticks(lines) >= 4 or None, "a tick")  # it leaves after two intervals of silence
+            assert idle.count("closed") == 0
+            server.send(signal.SIGSTOP)
+            try:
+                left = node.until(
+                    lambda lines: next((line for line in lines if "leaving" in line), None), "its leaving"
+                )
+            finally:
+                server.send(signal.SIGCONT)
+            assert left["leaving"] == [4000, "tick timeout"]
+            idle.reported("hello", times=2)
+            assert idle.count("gap") == 0
+        assert not node.wrong
     finally:
-        server.send(signal.SIGCONT)
-    idle.reported("hello", times=2)
-    assert idle.count("gap") == 0
-    idle.close()
+        server.end()
 
 
 def ticks(lines: list[Line]) -> int:
@@ -492,34 +499,33 @@ def ticks(lines: list[Line]) -> int:
 def test_a_restart(tmp_path: Path, parts: None, number: signal.Signals, word: str) -> None:
     """Killed or told to go: the client comes back by itself, every key gives its answer again, nothing runs twice."""
     server = Server(tmp_path)
-    node = Node(TOKEN=server.token)
     try:
-        client = Client(node, "main")
-        client.open(server.url)
-        done = {"sessionKey": "done", "message": "say tea", "idempotencyKey": "done-1"}
-        cut = {"sessionKey": "cut", "message": "sleep", "idempotencyKey": "cut-1"}
-        first = client.ask("chat.send", **done)["runId"]
-        ended(client, first, "completed", text="tea")
-        second = client.ask("chat.send", **cut)["runId"]
-        client.event("chat", lambda chat: chat["runId"] == second and chat["state"] == "delta")
-        server.end(number)
-        if word == "shutdown":
-            ended_on_the_wire = client.event("chat", lambda chat: chat["runId"] == second and chat["state"] != "delta")
-            assert (ended_on_the_wire["state"], ended_on_the_wire["stopReason"]) == ("aborted", "restart")
-            assert client.reported("closed")[0] == 1012
-        server = Server(tmp_path, port=server.port)
-        client.reported("hello", times=2)
-        again = client.ask("chat.send", **done)
-        assert (again["runId"], again["status"]) == (first, "ok")
-        again = client.ask("chat.send", **cut)
-        assert (again["runId"], again["status"], again["stopReason"]) == (second, *WORDS[word].wait)
-        waited = client.ask("agent.wait", runId="cut-1")
-        assert (waited["runId"], waited["outcome"]["ending"]) == (second, word)
-        assert client.ask("tasks.get", taskId=second)["task"]["status"] == WORDS[word].task
-        assert client.ask("sessions.describe", key="cut")["session"]["status"] == WORDS[word].session
-        with pytest.raises(Refused):
-            client.ask("chat.send", **{**cut, "message": "say coffee"})
+        with Node(TOKEN=server.token) as node:
+            client = Client(node, "main")
+            client.open(server.url)
+            done = {"sessionKey": "done", "message": "say tea", "idempotencyKey": "done-1"}
+            cut = {"sessionKey": "cut", "message": "sleep", "idempotencyKey": "cut-1"}
+            first = client.ask("chat.send", **done)["runId"]
+            ended(client, first, "completed", text="tea")
+            second = client.ask("chat.send", **cut)["runId"]
+            client.event("chat", lambda chat: chat["runId"] == second and chat["state"] == "delta")
+            server.end(number)
+            if word == "shutdown":
+                last = client.event("chat", lambda chat: chat["runId"] == second and chat["state"] != "delta")
+                assert (last["state"], last["stopReason"]) == ("aborted", "restart")
+                assert client.reported("closed")[0] == 1012
+            server = Server(tmp_path, port=server.port)
+            client.reported("hello", times=2)
+            again = client.ask("chat.send", **done)
+            assert (again["runId"], again["status"]) == (first, "ok")
+            again = client.ask("chat.send", **cut)
+            assert (again["runId"], again["status"], again["stopReason"]) == (second, *WORDS[word].wait)
+            waited = client.ask("agent.wait", runId="cut-1")
+            assert (waited["runId"], waited["outcome"]["ending"]) == (second, word)
+            assert client.ask("tasks.get", taskId=second)["task"]["status"] == WORDS[word].task
+            assert client.ask("sessions.describe", key="cut")["session"]["status"] == WORDS[word].session
+            with pytest.raises(Refused):
+                client.ask("chat.send", **{**cut, "message": "say coffee"})
         assert not node.wrong
     finally:
-        node.__exit__()
         server.end()

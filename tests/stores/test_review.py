@@ -621,6 +621,28 @@ def test_a_session_is_a_child_s_by_its_exact_name_only(tmp_path: Path) -> None:
     play(main)
 
 
+def test_a_run_s_own_session_is_forgotten_when_it_is_old(tmp_path: Path) -> None:
+    """A run that was sent to no session is in no list of sessions, and goes by age; a child's goes with its home."""
+
+    async def agent(run: Run, message: Message) -> None:
+        await run.delegate("other", "hello")
+
+    async def main() -> None:
+        store = made(tmp_path)
+        async with open_control(agent, agents={"other": echo}, store=store) as control:
+            for name in (None, "s"):
+                await control.wait((await control.send(name, "hello", kind="agent")).run_id, drained=True)
+            await until(lambda: store._pending_count == 0)
+            known = {row.session for row in await store.runs(None)}
+            assert len(known) == 4 and [info.session.id for info in await store.sessions(limit=10)] == ["s"]
+            assert (await store.prune(before=0.0)).sessions == 0
+            assert (await store.prune(before=time.time() + 60)).sessions == 2
+            assert await store.runs(None) == () == await store.sessions(limit=10)
+            assert [await store.session(name) for name in known] == [None] * 4
+
+    play(main)
+
+
 def test_a_long_log_is_shortened_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After each piece the writer is free: a decision is answered while most of the log is yet to go."""
     monkeypatch.setattr(bounds, "LOG_EVENTS", 10)

@@ -34,8 +34,8 @@ KINDS = {  # of bars: what the legend says, the colour by day and by night, and 
 }
 KIND = {state: kind for kind, (_, _, _, states) in KINDS.items() for state in states}
 LOOK = """text{{font:12px system-ui,sans-serif;fill:{0}}}.dim{{fill:{1}}}.title{{font-size:16px;font-weight:600}}
-.end{{text-anchor:end}}.mark{{paint-order:stroke;stroke:{2};stroke-width:4px}}.tick{{text-anchor:middle;fill:{1}}}
-.paper{{fill:{2}}}.panel{{fill:{3}}}.grid{{stroke:{4}}}.line{{stroke:{0}}}"""  # ink, dim ink, paper, panel, grid
+.end{{text-anchor:end}}.tick{{text-anchor:middle;fill:{1}}}.paper{{fill:{2}}}
+.panel{{fill:{3}}}.grid{{stroke:{4}}}.line{{stroke:{0}}}"""  # ink, dim ink, paper, panel, grid
 DAY = LOOK.format("#1f2328", "#656d76", "#ffffff", "#f6f8fa", "#dde1e6")
 NIGHT = LOOK.format("#e6edf3", "#9198a1", "#0d1117", "#161b22", "#2d333b")
 STYLE = DAY + "".join(f".{kind}{{fill:{day}}}" for kind, (_, day, _, _) in KINDS.items())
@@ -221,9 +221,8 @@ def _marks(panel: Panel, when: Mapping[str, Moment], bottom: int, *, whole: bool
         if {what, "fell"} <= when.keys() and (n == 0 or alone or not whole):
             x, y, later = panel.at(when[what].at), 78 + 14 * n, _time(when[what].at - when["fell"].at)
             words = f"{what} +{later}" if n else _words(when[what]) if whole else "the stop, enlarged"
-            end = x > panel.x + panel.width / 2
             yield f'<path class="line" stroke-dasharray="{dashes}" d="M{x:.1f} {y - 10}V{bottom}"/>'
-            yield _text(x - 5 if end else x + 5, y, words, 40, "mark end" if end else "mark")
+            yield _text(x - 5, y, words, 40, "end") if whole and not alone else _text(x + 5, y, words, 30)
 
 
 def _text(x: float, y: float, text: str, most: int, kind: str = "") -> str:

@@ -458,8 +458,9 @@ class Control:
         for run_id in (None if key is None else key.run_id, RunId(wanted)):
             row = None if run_id is None else await read(self._sight.row(run_id, principal))
             if row is not None:
-                live = self._registry.runs.get(row.id)
-                return info_of_row(row) if live is None else info_of(live.itself)
+                live = self._registry.runs.get(row.id)  # it may have come meanwhile
+                seen = live is not None and self._sight.may_see(principal, live.itself)
+                return info_of(live.itself) if live is not None and seen else info_of_row(row)
         return None
 
     async def runs(

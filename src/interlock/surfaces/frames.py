@@ -302,9 +302,15 @@ class OwnWake(Own, frozen=True, kw_only=True):
 
 
 class OwnName(Own, frozen=True, kw_only=True):
-    """A run by its id or by a key of the caller's; or a schedule by its id."""
+    """A run by its id or by a key of the caller's."""
 
     name: str
+
+
+class OwnUnwake(Own, frozen=True, kw_only=True):
+    """`Control.unwake`."""
+
+    wake: str
 
 
 # What our own methods answer
@@ -406,7 +412,7 @@ METHODS: Final[Mapping[str, Method]] = {
     "interlock.history": Method(OwnSession, _LOOK, result=list[Entry]),
     "interlock.strategy": Method(OwnStrategy, _CHANGE, result=None),
     "interlock.wake": Method(OwnWake, _CHANGE, result=Wake),
-    "interlock.unwake": Method(OwnName, _CHANGE, result=None),
+    "interlock.unwake": Method(OwnUnwake, _CHANGE, result=None),
     "interlock.wakes": Method(OwnSession, _LOOK, result=list[Wake]),
 }
 EVENTS: Final = (

@@ -17,7 +17,7 @@ from interlock.core.names import Principal, RunId, SessionId
 from interlock.core.receipt import Receipt
 from interlock.core.stopwords import is_stop, normalise
 from interlock.runtime.control import Control
-from interlock.runtime.listing import RunInfo, SessionInfo
+from interlock.runtime.listing import RunInfo
 from interlock.surfaces import frames, telling
 
 OURS = re.compile(r"r-[0-9a-f]+-[0-9a-f]+")
@@ -299,20 +299,14 @@ async def approval_resolve(on: Asker, asked: frames.ApprovalResolve) -> Any:
     return {"ok": True, "id": info.id, "decision": asked.decision, "state": info.state}
 
 
-# Our own
+# Our own: control's verbs, by their own names
 
 
-async def own_send(on: Asker, asked: frames.OwnSend) -> Any:
-    return await on.control.send(
-        asked.session, asked.text, key=asked.key, strategy=asked.strategy, deadline=asked.deadline, order=asked.order,
-        kind=asked.kind, by=on.by,
-    )  # fmt: skip
+def _verb(name: str, *fields: str) -> Handler:
+    async def ask(on: Asker, asked: Any) -> Any:
+        return await getattr(on.control, name)(**{field: getattr(asked, field) for field in fields}, by=on.by)
 
-
-async def own_stop(on: Asker, asked: frames.OwnStop) -> Any:
-    return await on.control.stop(
-        session=asked.session, run=asked.run, key=asked.key, order=asked.order, typed=asked.typed, by=on.by
-    )
+    return ask
 
 
 async def own_wait(on: Asker, asked: frames.OwnWait) -> Any:
@@ -328,50 +322,6 @@ async def own_watch(on: Asker, asked: frames.OwnWatch) -> Any:
 async def own_unwatch(on: Asker, asked: frames.OwnUnwatch) -> Any:
     on.unwatch(asked.watch)
     return {"watch": asked.watch}
-
-
-async def own_answer(on: Asker, asked: frames.OwnAnswer) -> Any:
-    return await on.control.answer(asked.question, asked.answer, by=on.by)
-
-
-async def own_questions(on: Asker, asked: frames.OwnList) -> Any:
-    return await on.control.questions(asked.session, by=on.by)
-
-
-async def own_runs(on: Asker, asked: frames.OwnList) -> Any:
-    return await on.control.runs(asked.session, tree=asked.tree, latest=asked.latest, by=on.by)
-
-
-async def own_find(on: Asker, asked: frames.OwnName) -> Any:
-    return await on.control.find(asked.name, by=on.by)
-
-
-async def own_sessions(on: Asker, asked: frames.OwnList) -> list[SessionInfo]:
-    return await on.control.sessions(limit=asked.limit, by=on.by)
-
-
-async def own_processes(on: Asker, asked: frames.OwnList) -> Any:
-    return await on.control.processes(asked.session, by=on.by)
-
-
-async def own_history(on: Asker, asked: frames.OwnSession) -> Any:
-    return await on.control.history(asked.session, by=on.by)
-
-
-async def own_strategy(on: Asker, asked: frames.OwnStrategy) -> Any:
-    await on.control.set_strategy(asked.session, asked.strategy, by=on.by)
-
-
-async def own_wake(on: Asker, asked: frames.OwnWake) -> Any:
-    return await on.control.wake(asked.session, asked.text, at=asked.at, every=asked.every, cron=asked.cron, by=on.by)
-
-
-async def own_unwake(on: Asker, asked: frames.OwnName) -> Any:
-    await on.control.unwake(asked.name, by=on.by)
-
-
-async def own_wakes(on: Asker, asked: frames.OwnSession) -> Any:
-    return await on.control.wakes(asked.session, by=on.by)
 
 
 HANDLERS: dict[str, Handler] = {
@@ -392,20 +342,20 @@ HANDLERS: dict[str, Handler] = {
     "exec.approval.resolve": approval_resolve,
     "receipts.get": receipts_get,
     "runs.timeline": runs_timeline,
-    "interlock.send": own_send,
-    "interlock.stop": own_stop,
+    "interlock.send": _verb("send", "session", "text", "key", "strategy", "deadline", "order", "kind"),
+    "interlock.stop": _verb("stop", "session", "run", "key", "order", "typed"),
     "interlock.wait": own_wait,
     "interlock.watch": own_watch,
     "interlock.unwatch": own_unwatch,
-    "interlock.answer": own_answer,
-    "interlock.questions": own_questions,
-    "interlock.runs": own_runs,
-    "interlock.find": own_find,
-    "interlock.sessions": own_sessions,
-    "interlock.processes": own_processes,
-    "interlock.history": own_history,
-    "interlock.strategy": own_strategy,
-    "interlock.wake": own_wake,
-    "interlock.unwake": own_unwake,
-    "interlock.wakes": own_wakes,
+    "interlock.answer": _verb("answer", "question", "answer"),
+    "interlock.questions": _verb("questions", "session"),
+    "interlock.runs": _verb("runs", "session", "tree", "latest"),
+    "interlock.find": _verb("find", "name"),
+    "interlock.sessions": _verb("sessions", "limit"),
+    "interlock.processes": _verb("processes", "session"),
+    "interlock.history": _verb("history", "session"),
+    "interlock.strategy": _verb("set_strategy", "session", "strategy"),
+    "interlock.wake": _verb("wake", "session", "text", "at", "every", "cron"),
+    "interlock.unwake": _verb("unwake", "wake"),
+    "interlock.wakes": _verb("wakes", "session"),
 }
