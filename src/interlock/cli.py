@@ -8,7 +8,6 @@
 import asyncio
 import contextlib
 import errno
-import logging
 import os
 import re
 import signal
@@ -434,10 +433,15 @@ def serve_command(
         settings = read_config(flags, os.environ, Path.cwd())
         import uvloop  # noqa: PLC0415 - `interlock run` need not wait for it
 
-        set_up_logging(settings.log_level)
+        from interlock.surfaces.logs import set_up_logging  # noqa: PLC0415
+
+        finish = set_up_logging(settings.log_level)
         sys.path.insert(0, os.getcwd())  # noqa: PTH109 - where the agent's module is, as a rule
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(settings, lambda ready: _tell_ready(ready, settings)))
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(serve(settings, lambda ready: _tell_ready(ready, settings)))
+        finally:
+            finish()
     except ModuleNotFoundError as missing:
         if missing.name not in ("uvloop", "uvicorn", "starlette", "structlog", "prometheus_client", "httptools"):
             raise
@@ -461,32 +465,6 @@ def _tell_ready(ready: Ready, config: Config) -> None:
         _print(f"  interlock send --watch{where} help")
         _print(f"  interlock send --watch{where} story     # and Ctrl-C: it really stops")
         _print(f"  interlock send{where} daemon && interlock stop{where} --wait")
-
-
-def set_up_logging(level: str) -> None:
-    """Write what is logged, here and in libraries, as JSON lines on the error output."""
-    import structlog  # noqa: PLC0415
-
-    shared: list[structlog.types.Processor] = [
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.stdlib.ExtraAdder(),
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info,
-    ]
-    structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=True,
-    )
-    last: list[structlog.types.Processor] = [
-        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-        structlog.processors.JSONRenderer(),
-    ]
-    handler = logging.StreamHandler()
-    handler.setFormatter(structlog.stdlib.ProcessorFormatter(processors=last, foreign_pre_chain=shared))
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
 # interlock token

@@ -26,7 +26,7 @@ MACHINE = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), "?")
 NODE = PARTS / "node_modules" / f"node-linux-{MACHINE}" / "bin" / "node"  # older npms make no link to it in .bin
 PACKAGE = PARTS / "node_modules" / "@openclaw" / "gateway-protocol"
 BOUND_SECONDS = 15.0
-TICK_SECONDS = 1.0
+TICK_SECONDS = 1.5
 
 # The server is the real command; only its ticks come faster, as nobody wants to watch it for half a minute.
 SERVE = f"""
@@ -55,7 +55,7 @@ class Server:
         self._log = (data / "serve.log").open("ab")
         self._process = subprocess.Popen(
             [*command, f"--data={data / 'data'}"],
-            env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+            env={**os.environ, "PYTHONPATH": f"{ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}"},
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
@@ -70,10 +70,6 @@ class Server:
         self.url = ready["url"].replace("http", "ws", 1)
         self.port = int(ready["url"].rpartition(":")[2].rstrip("/"))
         self.token = Path(ready["tokenFile"]).read_text("utf-8").strip()
-
-    def send(self, number: signal.Signals) -> None:
-        """Send it a signal."""
-        self._process.send_signal(number)
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """End it and return its status."""

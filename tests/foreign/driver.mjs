@@ -13,7 +13,7 @@ const clients = new Map();
 let sockets = 0;
 const report = (line) => process.stdout.write(JSON.stringify(line) + "\n");
 
-const { close, emit, send } = WebSocket.prototype;
+const { emit, send } = WebSocket.prototype;
 const numberOf = (socket) => (socket.number ??= ++sockets);
 WebSocket.prototype.emit = function (name, ...rest) {
   if (name === "message") report({ socket: numberOf(this), server: rest[0].toString() });
@@ -22,11 +22,6 @@ WebSocket.prototype.emit = function (name, ...rest) {
 WebSocket.prototype.send = function (data, ...rest) {
   report({ socket: numberOf(this), client: data.toString() });
   return send.call(this, data, ...rest);
-};
-
-WebSocket.prototype.close = function (code, reason) {
-  report({ leaving: [code, reason] }); // its own "close" comes when the other side has answered, or after 30 s
-  return close.call(this, code, reason);
 };
 
 const told = (error) => ({

@@ -96,6 +96,14 @@ def client(node: Node, server: Server) -> Client:
     return client
 
 
+@pytest.fixture(scope="module", autouse=True)
+def idle(node: Node, server: Server) -> Client:
+    """A client that asks nothing and wants to be told nothing, from the beginning on."""
+    client = Client(node, "idle")
+    client.open(server.url, caps=["interlock.quiet"])
+    return client
+
+
 @pytest.fixture
 def session() -> str:
     """A session nobody has used."""
@@ -466,66 +474,59 @@ def test_another_protocol_is_refused(node: Node, server: Server) -> None:
     assert old.reported("paused")["detailCode"] == "PROTOCOL_MISMATCH"
 
 
-def test_ticks_keep_it_alive(tmp_path: Path) -> None:
-    """An idle client stays while the server ticks, leaves when it falls silent, and comes back by itself."""
-    server = Server(tmp_path)
-    try:
-        with Node(TOKEN=server.token) as node:
-            idle = Client(node, "idle")
-            idle.open(server.url)
-            node.until(lambda lines: ticks(lines) >= 4 or None, "a tick")  # it leaves after two intervals of silence
-            assert idle.count("closed") == 0
-            server.send(signal.SIGSTOP)
-            try:
-                left = node.until(
-                    lambda lines: next((line for line in lines if "leaving" in line), None), "its leaving"
-                )
-            finally:
-                server.send(signal.SIGCONT)
-            assert left["leaving"] == [4000, "tick timeout"]
-            idle.reported("hello", times=2)
-            assert idle.count("gap") == 0
-        assert not node.wrong
-    finally:
-        server.end()
+def test_ticks_keep_it_alive(node: Node, idle: Client) -> None:
+    """A client that is told nothing else would leave after two intervals of silence; the ticks keep it."""
+    node.until(lambda lines: [each for each in told_to(idle, lines) if each != "tick"] or ticked(idle, lines), "a tick")
+    assert set(told_to(idle, node.lines())) == {"tick"}
+    assert idle.count("closed") == 0
 
 
-def ticks(lines: list[Line]) -> int:
-    """Return how many ticks the idle client has seen."""
-    return sum(line.get("as") == "idle" and line.get("event", {}).get("event") == "tick" for line in lines)
+def told_to(client: Client, lines: list[Line]) -> list[str]:
+    """Return the names of the events that a client was told."""
+    return [line["event"]["event"] for line in lines if line.get("as") == client.name and "event" in line]
 
 
-@pytest.mark.parametrize(("number", "word"), [(signal.SIGKILL, "lost"), (signal.SIGTERM, "shutdown")])
-def test_a_restart(tmp_path: Path, parts: None, number: signal.Signals, word: str) -> None:
-    """Killed or told to go: the client comes back by itself, every key gives its answer again, nothing runs twice."""
+def ticked(client: Client, lines: list[Line]) -> bool | None:
+    """Return whether a client was told ticks for longer than it would bear silence; None if not yet."""
+    return told_to(client, lines).count("tick") >= 4 or None
+
+
+def test_a_restart(tmp_path: Path, parts: None) -> None:
+    """Killed, then told to go: the client comes back by itself, every key has its answer again, nothing runs twice."""
     server = Server(tmp_path)
     try:
         with Node(TOKEN=server.token) as node:
             client = Client(node, "main")
             client.open(server.url)
             done = {"sessionKey": "done", "message": "say tea", "idempotencyKey": "done-1"}
-            cut = {"sessionKey": "cut", "message": "sleep", "idempotencyKey": "cut-1"}
             first = client.ask("chat.send", **done)["runId"]
             ended(client, first, "completed", text="tea")
-            second = client.ask("chat.send", **cut)["runId"]
-            client.event("chat", lambda chat: chat["runId"] == second and chat["state"] == "delta")
-            server.end(number)
-            if word == "shutdown":
-                last = client.event("chat", lambda chat: chat["runId"] == second and chat["state"] != "delta")
-                assert (last["state"], last["stopReason"]) == ("aborted", "restart")
-                assert client.reported("closed")[0] == 1012
-            server = Server(tmp_path, port=server.port)
-            client.reported("hello", times=2)
-            again = client.ask("chat.send", **done)
-            assert (again["runId"], again["status"]) == (first, "ok")
-            again = client.ask("chat.send", **cut)
-            assert (again["runId"], again["status"], again["stopReason"]) == (second, *WORDS[word].wait)
-            waited = client.ask("agent.wait", runId="cut-1")
-            assert (waited["runId"], waited["outcome"]["ending"]) == (second, word)
-            assert client.ask("tasks.get", taskId=second)["task"]["status"] == WORDS[word].task
-            assert client.ask("sessions.describe", key="cut")["session"]["status"] == WORDS[word].session
-            with pytest.raises(Refused):
-                client.ask("chat.send", **{**cut, "message": "say coffee"})
+            for times, (number, word) in enumerate([(signal.SIGKILL, "lost"), (signal.SIGTERM, "shutdown")], start=1):
+                cut = {"sessionKey": word, "message": "sleep", "idempotencyKey": f"cut-{word}"}
+                run = client.ask("chat.send", **cut)["runId"]
+                client.event("chat", lambda chat, run=run: chat["runId"] == run and chat["state"] == "delta")  # type: ignore[misc]
+                server.end(number)
+                client.reported("closed", times=times)
+                server = Server(tmp_path, port=server.port)
+                client.reported("hello", times=times + 1)
+                again = client.ask("chat.send", **done)
+                assert (again["runId"], again["status"]) == (first, "ok")
+                after_a_restart(client, run, word, cut)
+            told = client.events("chat", run)[-1]  # the second time it was said before the server left
+            assert (told["state"], told["stopReason"]) == WORDS["shutdown"].chat[:2]
+            assert client.reported("closed")[0] == 1012
         assert not node.wrong
     finally:
         server.end()
+
+
+def after_a_restart(client: Client, run: str, word: str, cut: Line) -> None:
+    """Require that a run which was cut by a restart is told so, wherever one asks."""
+    again = client.ask("chat.send", **cut)
+    assert (again["runId"], again["status"], again["stopReason"]) == (run, *WORDS[word].wait)
+    waited = client.ask("agent.wait", runId=cut["idempotencyKey"])
+    assert (waited["runId"], waited["outcome"]["ending"]) == (run, word)
+    assert client.ask("tasks.get", taskId=run)["task"]["status"] == WORDS[word].task
+    assert client.ask("sessions.describe", key=cut["sessionKey"])["session"]["status"] == WORDS[word].session
+    with pytest.raises(Refused):
+        client.ask("chat.send", **{**cut, "message": "say coffee"})

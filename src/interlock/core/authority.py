@@ -62,17 +62,20 @@ def may(action: Action, relations: Iterable[Relation]) -> bool:
 class Authority:
     """The people this control knows by name, and the one place where a right is asked for."""
 
-    __slots__ = ("_admins", "_approvers", "_readers")
+    __slots__ = ("_admins", "_approvers", "_named", "_readers", "_writers")
 
     def __init__(self, admins: Collection[str] = (), readers: Collection[str] = ()) -> None:
-        self.appoint(admins=admins, readers=readers)
+        self._named = frozenset(admins) | {LOCAL}, frozenset(readers)
+        self.appoint()
 
-    def appoint(
-        self, *, admins: Collection[str] = (), readers: Collection[str] = (), approvers: Collection[str] = ()
-    ) -> None:
-        """Say anew who is what; it counts from the next question on. `local` stays an admin."""
-        self._admins = frozenset(admins) | {LOCAL}
-        self._readers, self._approvers = frozenset(readers), frozenset(approvers)
+    def appoint(self, **roles: Collection[str]) -> None:
+        """Say anew who, besides those named at first, is one of admins, readers, approvers; it counts from here on.
+
+        A reader who is also one of `writers` is an ordinary principal that sees everything.
+        """
+        admins, readers = self._named
+        self._admins, self._readers = admins.union(roles.get("admins", ())), readers.union(roles.get("readers", ()))
+        self._approvers, self._writers = frozenset(roles.get("approvers", ())), frozenset(roles.get("writers", ()))
 
     def relations(
         self, by: Principal, *, owner: Principal | None = None, principal: Principal | None = None
@@ -80,11 +83,10 @@ class Authority:
         """Return what a caller is to a session (its owner) and a run (its principal)."""
         if by in self._admins:
             return frozenset({Relation.ADMIN})
-        if by in self._readers:
-            held = {Relation.READER}  # a reader changes nothing, not even what once was its own
-        else:
+        held = {Relation.READER} if by in self._readers else set()
+        if not held or by in self._writers:  # a mere reader changes nothing, not even what once was its own
             mine = ((Relation.OWNER, owner), (Relation.PRINCIPAL, principal))
-            held = {relation for relation, who in mine if who == by} or {Relation.OTHER}
+            held |= {relation for relation, who in mine if who == by} or {Relation.OTHER}
         return frozenset(held | {Relation.APPROVER} if by in self._approvers else held)
 
     def may(

@@ -174,12 +174,17 @@ class Control:
             return "inline"
 
     def appoint(
-        self, *, admins: Collection[str] = (), readers: Collection[str] = (), approvers: Collection[str] = ()
+        self,
+        *,
+        admins: Collection[str] = (),
+        readers: Collection[str] = (),
+        writers: Collection[str] = (),
+        approvers: Collection[str] = (),
     ) -> None:
-        """Say anew who may do all, who may see all and who may answer every question; it counts from here on."""
-        if any(isinstance(names, str) for names in (admins, readers, approvers)):
-            raise BadInput("admins=, readers= and approvers= take a list of names, not one text")
-        self._authority.appoint(admins=admins, readers=readers, approvers=approvers)
+        """Say anew who else may do all, see all (and, as a writer, act too), or answer every question."""
+        if any(isinstance(names, str) for names in (admins, readers, writers, approvers)):
+            raise BadInput("admins=, readers=, writers= and approvers= take a list of names, not one text")
+        self._authority.appoint(admins=admins, readers=readers, writers=writers, approvers=approvers)
 
     async def recover(self) -> None:
         """Take up what an earlier start left in the store; before anyone else may use this control."""

@@ -130,7 +130,6 @@ class Access:
                     self._write(self.token, secrets.token_urlsafe(TOKEN_BYTES).encode() + b"\n")
         for path in (self.token, self.principals):
             self._take(path)
-        self._settle()
 
     def refresh(self) -> bool:
         """Read again what another process may have changed; return whether anybody's token or scopes did."""
@@ -143,7 +142,6 @@ class Access:
                 if self._troubles.get(path) != str(error):
                     self._troubles[path] = str(error)
                     log.error("%s; until then what was read before stands", error)
-        self._settle()
         return self._holders != before
 
     def who(self, token: str) -> Caller | None:
@@ -226,8 +224,6 @@ class Access:
         else:
             self._entries = {} if data is None else _entries_of(data, path)
         self._seen[path] = seen
-
-    def _settle(self) -> None:
         holders = [(e.hash, Caller(Principal(name), frozenset(e.scopes))) for name, e in self._entries.items()]
         if self._operator is not None:
             holders.append((self._operator, Caller(OPERATOR, frozenset({Scope.ADMIN}))))

@@ -146,22 +146,21 @@ class Gateway:
     # What happens in control, in the same step
 
     def put(self, event: Event) -> None:
-        """Tell an event to everybody who may see it."""
-        self.meters.count(event)
-        if isinstance(event.data, Ended):
-            outcome = event.data.outcome
-            log.info(
-                "ended", run=event.run_id, generation=event.generation, session=event.session, ending=outcome.ending
-            )
-        items = self._teller.tell(event)
-        if not items:
-            return
-        for principal, connections in self.connections.items():
-            if self.control.sees(principal, event):
-                _tell(connections, items)
-            elif isinstance(event.data, Ended) and Scope.APPROVE in self._scopes_of(principal):
-                voided = [item for item in items if b'"exec.approval.resolved"' in item.head[:60]]
-                _tell(connections, voided)
+        """Tell an event to everybody who may see it. It must not raise: control would let the whole gateway go."""
+        try:
+            self.meters.count(event)
+            if isinstance(event.data, Ended):
+                known = {"run": event.run_id, "generation": event.generation, "session": event.session}
+                log.info("ended", ending=event.data.outcome.ending, **known)
+            items = self._teller.tell(event)
+            for principal, connections in self.connections.items() if items else ():
+                if self.control.sees(principal, event):
+                    _tell(connections, items)
+                elif isinstance(event.data, Ended) and Scope.APPROVE in self._scopes_of(principal):
+                    voided = [item for item in items if b'"exec.approval.resolved"' in item.head[:60]]
+                    _tell(connections, voided)
+        except Exception:
+            log.exception("an event could not be told", session=event.session, run=event.run_id)
 
     def drop(self, run_id: RunId) -> None:
         """Take a cut run's unwritten deltas out of every outbox."""
@@ -182,7 +181,8 @@ class Gateway:
         callers = self.access.callers.values()
         self.control.appoint(
             admins=[each.name for each in callers if Scope.ADMIN in each.scopes],
-            readers=[each.name for each in callers if Scope.READ in each.scopes and Scope.WRITE not in each.scopes],
+            readers=[each.name for each in callers if Scope.READ in each.scopes],
+            writers=[each.name for each in callers if Scope.WRITE in each.scopes],
             approvers=[each.name for each in callers if Scope.APPROVE in each.scopes],
         )
 
