@@ -190,7 +190,7 @@ class Client:
         self.node = node
         self.name = name
 
-    def open(self, url: str, *, token: str = "TOKEN", **options: Any) -> Line:
+    def open(self, url: str, *, token: str = "TOKEN", **options: Any) -> Any:
         """Dial, and return the hello."""
         self.dial(url, token=token, **options)
         return self.reported("hello")

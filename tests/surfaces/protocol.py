@@ -133,7 +133,7 @@ def _check_answer(frame: Frame, asked: str | None) -> None:
         raise Wrong(f"either an answer or an error: {_short(frame)}")
     if not frame["ok"]:
         details = frame["error"].get("details")
-        definition = DETAILS.get(details.get("code")) if isinstance(details, dict) else None
+        definition = DETAILS.get(str(details.get("code"))) if isinstance(details, dict) else None
         if definition is not None:
             _check(published(definition), details, "error.details")
         return

@@ -1,1 +1,5 @@
-"""Control's verbs from afar, over the gateway."""
+"""Talking to a gateway from another process: `connect`, and Control's verbs."""
+
+from interlock.client.connection import Client, connect
+
+__all__ = ["Client", "connect"]

@@ -151,6 +151,7 @@ class Native(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_def
     phase: str | None = None
     limit_ms: int | None = None
     error: str | None = None
+    typed: bool = False  # a person typed the stop
     started_at: float | None  # no default: these four are always sent; null where the run never started
     ended_at: float | None
     drained: bool

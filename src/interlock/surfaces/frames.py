@@ -7,7 +7,7 @@
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
@@ -35,6 +35,9 @@ QUIET: Final = "interlock.quiet"  # a capability: tell this connection only what
 
 # Close codes: RFC 6455's, and 4001 for a token that is not one (any more).
 NOT_JSON, NOT_TEXT, BROKEN_RULE, TOO_BIG, RESTART, NO_TOKEN = 1007, 1003, 1008, 1009, 1012, 4001
+
+
+Whole = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # what every JSON reader can hold
 
 
 class BadFrame(Exception):
@@ -114,7 +117,7 @@ class ChatSend(Params, frozen=True, kw_only=True):
     message: str
     idempotency_key: str
     queue_mode: Literal["steer", "followup", "collect", "interrupt"] | None = None
-    timeout_ms: int | None = None
+    timeout_ms: Whole | None = None
     attachments: tuple[Any, ...] = ()
     suppress_command_interpretation: bool = False
 
@@ -130,9 +133,9 @@ class ChatHistory(Params, frozen=True, kw_only=True):
     """The conversation, or its latest part."""
 
     session_key: str
-    limit: int = 200
-    offset: int = 0
-    max_chars: int = 500_000
+    limit: Whole = 200
+    offset: Whole = 0
+    max_chars: Whole = 500_000
 
 
 class Agent(Params, frozen=True, kw_only=True):
@@ -141,7 +144,7 @@ class Agent(Params, frozen=True, kw_only=True):
     message: str
     idempotency_key: str
     session_key: str | None = None
-    timeout: int | None = None
+    timeout: Whole | None = None
     attachments: tuple[Any, ...] = ()
 
 
@@ -149,7 +152,7 @@ class AgentWait(Params, frozen=True, kw_only=True):
     """Wait for the end of a run."""
 
     run_id: str
-    timeout_ms: int = 30_000
+    timeout_ms: Whole = 30_000
 
 
 class SessionsAbort(Params, frozen=True, kw_only=True):
@@ -163,8 +166,8 @@ class SessionsAbort(Params, frozen=True, kw_only=True):
 class SessionsList(Params, frozen=True, kw_only=True):
     """Sessions, the latest first."""
 
-    limit: int = 100
-    offset: int = 0
+    limit: Whole = 100
+    offset: Whole = 0
     search: str | None = None
 
 
@@ -179,7 +182,7 @@ class TasksList(Params, frozen=True, kw_only=True):
 
     status: str | tuple[str, ...] | None = None
     session_key: str | None = None
-    limit: int = 100
+    limit: Whole = 100
     cursor: str | None = None
 
 
@@ -250,10 +253,10 @@ class OwnWait(Own, frozen=True, kw_only=True):
 class OwnWatch(Own, frozen=True, kw_only=True):
     """`Control.watch`; its events carry `watch`, the number given here."""
 
-    watch: int
+    watch: Whole
     session: str | None = None
     run: str | None = None
-    after: int = 0
+    after: Whole = 0
 
 
 class OwnUnwatch(Own, frozen=True, kw_only=True):
@@ -274,8 +277,8 @@ class OwnList(Own, frozen=True, kw_only=True):
 
     session: str | None = None
     tree: bool = False
-    latest: int = 0
-    limit: int = 100
+    latest: Whole = 0
+    limit: Whole = 100
 
 
 class OwnSession(Own, frozen=True, kw_only=True):
@@ -448,7 +451,7 @@ def read_params(request: Request, method: Method) -> Any:
             given = {name: value for name, value in given.items() if name not in method.ignored}
         return msgspec.convert(given, method.params, strict=True)
     except msgspec.ValidationError as wrong:
-        raise errors.BadInput(f"{request.method}: {wrong}") from None
+        raise errors.BadInput(f"{request.method}: {wrong}"[:300]) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         raise errors.BadInput(f"{request.method}: params are not JSON of a reasonable depth") from None
 

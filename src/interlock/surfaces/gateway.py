@@ -61,6 +61,9 @@ FLUSH_SECONDS: Final = 1.0  # for what is held when a connection or the gateway 
 ACCESS_SECONDS: Final = 0.5  # how often the token files are looked at
 SCOPES: Final = {scope: f"operator.{'approvals' if scope is Scope.APPROVE else scope}" for scope in Scope}
 
+SEEING: Final = frozenset({Scope.ADMIN, Scope.WRITE, Scope.READ})
+ANSWERING: Final = frozenset({Scope.ADMIN, Scope.WRITE, Scope.APPROVE})
+
 log = structlog.stdlib.get_logger("interlock.gateway")
 
 
@@ -132,6 +135,7 @@ class Gateway:
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         address = _address(request.scope)
         if (wait := self.failures.blocked(address, time.monotonic())) is not None:
+            self.audit.note("refused", by="", address=address, why="too many wrong tokens")
             return JSONResponse(
                 {"error": "too many wrong tokens; try again later"}, 429, {"Retry-After": f"{wait:.0f}"}
             )
@@ -153,12 +157,15 @@ class Gateway:
                 known = {"run": event.run_id, "generation": event.generation, "session": event.session}
                 log.info("ended", ending=event.data.outcome.ending, **known)
             items = self._teller.tell(event)
+            questions = [item for item in items if item.question]
             for principal, connections in self.connections.items() if items else ():
-                if self.control.sees(principal, event):
-                    _tell(connections, items)
-                elif isinstance(event.data, Ended) and Scope.APPROVE in self._scopes_of(principal):
-                    voided = [item for item in items if b'"exec.approval.resolved"' in item.head[:60]]
-                    _tell(connections, voided)
+                sees = self.control.sees(principal, event)
+                approves = questions and (sees or Scope.APPROVE in self._scopes_of(principal))
+                for connection in connections:
+                    if sees and connection.scopes & SEEING:
+                        connection.tell(items)
+                    elif approves and connection.scopes & ANSWERING:
+                        connection.tell(questions)
         except Exception:
             log.exception("an event could not be told", session=event.session, run=event.run_id)
 
@@ -217,6 +224,7 @@ class Gateway:
             await _deny(scope, receive, send, 503, "too many connections without a token, or closing; try again")
             return
         if (wait := self.failures.blocked(address, time.monotonic())) is not None:
+            self.audit.note("refused", by="", address=address, why="too many wrong tokens")
             await _deny(scope, receive, send, 429, f"too many wrong tokens; try again in {wait:.0f} s")
             return
         connection = Connection(self, address, receive, send, state.get("writable"))
@@ -342,7 +350,7 @@ class Connection:
         text = message.get("text")
         if text is None:
             raise BadFrame(frames.NOT_TEXT, "text frames only")
-        if len(text) > limit:
+        if len(text) > limit or (len(text) * 4 > limit and len(text.encode()) > limit):
             raise BadFrame(frames.TOO_BIG, f"a frame here has at most {limit} bytes")
         return str(text)
 
@@ -436,6 +444,12 @@ class Connection:
         await self._shut(code, reason)
         if self._tasks is not None:
             self._tasks.cancel_scope.cancel()
+
+    def tell(self, items: Collection[Item]) -> None:
+        """Take what is told to all, unless this connection hears only what it watches."""
+        if not self.quiet:
+            for item in items:
+                self.outbox.put(item)
 
     def leave(self, code: int, reason: str) -> None:
         """Close the connection when what it holds has been sent."""
@@ -571,13 +585,6 @@ class Asking:
         self._connection.outbox.answer(frames.response(self._request.id, payload))
 
 
-def _tell(connections: Collection[Connection], items: Collection[Item]) -> None:
-    for connection in connections:
-        if not connection.quiet:
-            for item in items:
-                connection.outbox.put(item)
-
-
 def _receipt_in(payload: Any) -> Receipt | None:
     found = payload.get("receipt") if isinstance(payload, dict) else payload
     return found if isinstance(found, Receipt) else None
@@ -586,7 +593,7 @@ def _receipt_in(payload: Any) -> Receipt | None:
 def _asked(names: Collection[str]) -> frozenset[Scope]:
     """Return the scopes a client asks for; admin is all of them, and who names none asks for what there is."""
     known = frozenset(scope for scope, name in SCOPES.items() if name in names)
-    return known if known and Scope.ADMIN not in known else frozenset(Scope)
+    return frozenset(Scope) if not names or Scope.ADMIN in known else known
 
 
 def _granted(caller: Caller, asked: frozenset[Scope]) -> frozenset[Scope]:

@@ -18,6 +18,7 @@ from interlock.core.receipt import Receipt
 from interlock.core.stopwords import is_stop, normalise
 from interlock.runtime.control import Control
 from interlock.runtime.listing import RunInfo
+from interlock.runtime.values import name_of
 from interlock.surfaces import frames, telling
 
 OURS = re.compile(r"r-[0-9a-f]+-[0-9a-f]+")
@@ -79,6 +80,7 @@ class Typed:
 
 async def chat_send(on: Asker, asked: frames.ChatSend) -> Any:
     _no_attachments(asked.attachments)
+    name_of(asked.idempotency_key, "idempotencyKey")
     if (before := on.typed.found(on.by, asked)) is not None:
         return before
     if not asked.suppress_command_interpretation:
@@ -128,7 +130,7 @@ async def chat_history(on: Asker, asked: frames.ChatHistory) -> Any:
         entries = await on.control.history(asked.session_key, by=on.by)
     except Unknown:  # one that has not begun is empty, and somebody else's looks the same
         entries = []
-    end = max(0, len(entries) - max(0, asked.offset))
+    end = max(0, len(entries) - asked.offset)
     chosen: list[dict[str, Any]] = []
     room = max(1, asked.max_chars)
     for entry in reversed(entries[max(0, end - min(PAGE, max(1, asked.limit))) : end]):
@@ -245,7 +247,7 @@ async def tasks_get(on: Asker, asked: frames.TaskId) -> Any:
 
 
 async def sessions_list(on: Asker, asked: frames.SessionsList) -> Any:
-    begin, limit = max(0, asked.offset), min(PAGE, max(1, asked.limit))
+    begin, limit = asked.offset, min(PAGE, max(1, asked.limit))
     infos = await on.control.sessions(limit=begin + limit, by=on.by)
     runs: dict[SessionId, list[RunInfo]] = {}
     for run in await on.control.runs(latest=LATEST, by=on.by):

@@ -36,6 +36,8 @@ from interlock.surfaces.frames import Watched, encode
 AGENT: Final = "interlock"  # who types, and whose sessions these are
 PREVIEW: Final = 200
 
+QUESTION: Final = b'{"type":"event","event":"exec.approval.'
+
 _TOOL_PHASES: Final = {ToolState.PENDING: "start", ToolState.RUNNING: "update"}
 _DECISIONS: Final = {True: "allow-once", False: "deny", None: "deny"}
 
@@ -62,6 +64,11 @@ class Item:
         self.tail = tail
         self.passing = passing
         self.size = len(head) + len(tail) + (0 if text is None else len(text))  # about
+
+    @property
+    def question(self) -> bool:
+        """True if it is for those who answer questions."""
+        return self.text is None and self.head.startswith(QUESTION)
 
     def bytes(self) -> bytes:
         """The frame, but for the end that carries the connection's number."""

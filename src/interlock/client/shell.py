@@ -1,0 +1,487 @@
+"""The shell's verbs over a gateway: `send`, `stop`, `wait`, `watch`, `answer`, `questions`, `receipt`, `timeline`.
+
+1. What a run says goes to the output, everything about it to the error output in lines of their own.
+2. A terminal obeys nothing that comes from a run: control characters are shown, not sent.
+3. Exit codes are the endings' of core/projection. 125: we failed, or there is no such run; 75: it has not ended yet.
+4. Ctrl-C while `send --watch` follows means the run: the first stops it and tells the receipt, the second leaves.
+5. A token comes from the data directory or from INTERLOCK_TOKEN, never from the command line.
+"""
+
+import asyncio
+import os
+import re
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from interlock.client.connection import Client, connect
+from interlock.client.drawing import draw
+from interlock.config import DEFAULT_PORT, data_directory, seconds
+from interlock.core.errors import BadInput, InterlockError
+from interlock.core.events import (
+    Asked,
+    Block,
+    Correction,
+    Delegated,
+    Delta,
+    Ended,
+    Event,
+    Gap,
+    Phase,
+    Progress,
+    Proof,
+    Said,
+    Spawned,
+    Tool,
+)
+from interlock.core.names import Drain, Ending, QuestionState, Strategy
+from interlock.core.outcome import Outcome
+from interlock.core.projection import client_words, row
+from interlock.core.receipt import Receipt
+from interlock.runtime.approvals import QuestionInfo
+
+TROUBLE, NOT_YET = 125, 75  # as env and timeout exit; and EX_TEMPFAIL
+LEFT = 130  # a second Ctrl-C
+NOTE_CHARACTERS = 200
+OURS = re.compile(r"r-[0-9a-f]+-[0-9a-f]+")  # a run's id; anything else is a key
+
+commands = typer.Typer()
+
+Url = Annotated[str, typer.Option(metavar="URL", envvar="INTERLOCK_URL", help="Where the gateway is.")]
+Data = Annotated[
+    Path,
+    typer.Option(
+        metavar="DIR",
+        envvar="INTERLOCK_DATA",
+        default_factory=lambda: data_directory(os.environ),
+        show_default="~/.local/state/interlock",
+        help="Where its token is read, unless INTERLOCK_TOKEN holds one.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON: one document, or a line for each event.")]
+SomeRun = Annotated[str | None, typer.Argument(help="A run's id, or the key it was sent with.", show_default=False)]
+Run = Annotated[str, typer.Argument(help="The run's id.")]
+Session = Annotated[str | None, typer.Option(metavar="NAME", help="The session. [main]")]
+HERE = f"http://127.0.0.1:{DEFAULT_PORT}"
+
+
+def _ask(url: str, data: Path, asking: Callable[[Client], Awaitable[int]]) -> int:
+    """Connect, ask, and return the exit code."""
+
+    async def asked() -> int:
+        token = os.environ.get("INTERLOCK_TOKEN") or None
+        async with connect(url, token, data=None if token else data) as client:
+            return await asking(client)
+
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # for a terminal that cannot show it all
+    try:
+        return asyncio.run(asked())
+    except InterlockError as error:
+        _note(str(error), "interlock: ")
+        return TROUBLE
+
+
+@commands.command("send", short_help="Send a message to an agent.")
+def send_command(
+    text: Annotated[list[str], typer.Argument(help="The message; - reads it from the input.")],
+    data: Data,
+    url: Url = HERE,
+    session: Session = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Print the reply as it comes; Ctrl-C stops the run.")] = False,
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="The same key is the same message, once.")] = None,
+    strategy: Annotated[Strategy | None, typer.Option(help="What it does while the session is busy.")] = None,
+    deadline: Annotated[str | None, typer.Option(metavar="TIME", help="End it after this time: 90, 2m, 1h.")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Send a message and print its run's id; with --watch print the reply as it comes, and exit as it ends."""
+
+    async def send(client: Client) -> int:
+        said = sys.stdin.buffer.read().decode("utf-8", "replace") if text == ["-"] else " ".join(text)
+        limit, mine = None if deadline is None else seconds(deadline), key or secrets.token_hex(16)
+        stopping = _Stopping(client, mine) if watch else None
+        sent = await client.send(session or "main", said, key=mine, strategy=strategy, deadline=limit)
+        if stopping is None:
+            _json(sent) if as_json else _print(sent.run_id)
+            return 0
+        _note(f"run {sent.run_id} in session {sent.session}" + (", waiting" if sent.state == "queued" else ""))
+        code = await _follow(client, run=sent.run_id, as_json=as_json)
+        await stopping.over()
+        return code
+
+    return _ask(url, data, send)
+
+
+class _Stopping:
+    """Ctrl-C as the person means it."""
+
+    def __init__(self, client: Client, key: str) -> None:
+        self._client, self._key = client, key
+        self._task: asyncio.Task[None] | None = None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._pressed)
+
+    def _pressed(self) -> None:
+        if self._task is not None:
+            os._exit(LEFT)
+        _note("stopping; again to leave at once")
+        self._task = asyncio.get_running_loop().create_task(self._stop())
+
+    async def _stop(self) -> None:
+        try:
+            _note(_proof(await self._client.stop(key=self._key)))
+        except InterlockError as error:
+            _note(f"not stopped: {error}", "interlock: ")
+
+    async def over(self) -> None:
+        """Wait until the receipt is told."""
+        if self._task is not None:
+            await self._task
+
+
+@commands.command("stop", short_help="Stop a session's runs, or one run.")
+def stop_command(
+    data: Data,
+    run: SomeRun = None,
+    url: Url = HERE,
+    session: Session = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Until nothing of it is left.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Stop and print the receipt. With --wait: exit 0 if everything was seen gone, 1 if not."""
+
+    async def stop(client: Client) -> int:
+        if run is not None:
+            _one(session, run)
+            ours = OURS.fullmatch(run) is not None
+            receipt = await client.stop(run=run if ours else None, key=None if ours else run)
+        else:
+            receipt = await client.stop(session=session or "main")
+        if wait and receipt.id is not None:
+            progress = asyncio.create_task(_progress(receipt))
+            try:
+                for each in receipt.runs:
+                    await client.wait(each.id, drained=True)
+                now = await client.receipt(receipt.id)
+                receipt = msgspec.structs.replace(now, aborted=receipt.aborted, already=receipt.already)
+            finally:
+                progress.cancel()
+                await asyncio.wait((progress,))
+        _json(receipt) if as_json else _print(_proof(receipt))
+        return 1 if wait and receipt.drain is not Drain.OBSERVED else 0
+
+    return _ask(url, data, stop)
+
+
+async def _progress(receipt: Receipt) -> None:
+    """Say how long it takes, where somebody looks."""
+    if not sys.stderr.isatty():
+        return
+    began = time.monotonic()
+    try:
+        while True:
+            await asyncio.sleep(0.2)
+            sys.stderr.write(
+                f"\r{len(receipt.runs)} stopped, waiting for what is left: {time.monotonic() - began:.1f} s"
+            )
+            sys.stderr.flush()
+    finally:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
+
+
+@commands.command("wait", short_help="Wait for a run's end.")
+def wait_command(
+    run: Run,
+    data: Data,
+    url: Url = HERE,
+    timeout: Annotated[str | None, typer.Option(metavar="TIME", help="Not longer than this: 90, 2m.")] = None,
+    drained: Annotated[bool, typer.Option("--drained", help="Until nothing of it is left.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Wait for a run's end and say how it ended; exit as it did, or with 75 if it has not ended in time."""
+
+    async def wait(client: Client) -> int:
+        limit = None if timeout is None else seconds(timeout)
+        outcome = await client.wait(run, timeout=limit, drained=drained)
+        _json(outcome) if as_json else _print(_line(client_words(outcome)))
+        return _code(outcome)
+
+    return _ask(url, data, wait)
+
+
+@commands.command("watch", short_help="Follow a session, or one run to its end.")
+def watch_command(
+    data: Data,
+    run: SomeRun = None,
+    url: Url = HERE,
+    session: Session = None,
+    after: Annotated[int, typer.Option(min=0, metavar="N", help="Only what is behind this position.")] = 0,
+    as_json: AsJson = False,
+) -> int:
+    """Print what is said as it comes. With a run: up to its end, and exit as it ended. Ctrl-C only leaves."""
+
+    async def watch(client: Client) -> int:
+        if run is None:
+            return await _follow(client, session=session or "main", after=after, as_json=as_json)
+        _one(session, run)
+        found = await client.find(run)
+        return await _follow(client, run=run if found is None else found.id, after=after, as_json=as_json)
+
+    return _ask(url, data, watch)
+
+
+@commands.command("answer", short_help="Answer a question of a run.")
+def answer_command(
+    question: Annotated[str, typer.Argument(help="The question's id.")],
+    answer: Annotated[str, typer.Argument(metavar="yes|no|CHOICE", help="The answer.")],
+    data: Data,
+    url: Url = HERE,
+    as_json: AsJson = False,
+) -> int:
+    """Answer a question that a run asks; `interlock questions` lists them."""
+
+    async def say(client: Client) -> int:
+        choices = next((each.choices for each in await client.questions() if each.id == question), None)
+        words: dict[str, bool | str] = {} if choices else {"yes": True, "y": True, "no": False, "n": False}
+        found = await client.answer(question, words.get(answer.lower(), answer))
+        _json(found) if as_json else _print(f"{found.state}: {_line(answer)}")
+        return 0
+
+    return _ask(url, data, say)
+
+
+class Questions(msgspec.Struct, frozen=True):
+    """What `interlock questions --json` prints."""
+
+    questions: list[QuestionInfo]
+
+
+@commands.command("questions", short_help="List the questions that wait for an answer.")
+def questions_command(data: Data, url: Url = HERE, session: Session = None, as_json: AsJson = False) -> int:
+    """List the open questions that you may answer."""
+
+    async def look(client: Client) -> int:
+        found = await client.questions(session)
+        if as_json:
+            _json(Questions(found))
+        for each in () if as_json else found:
+            _print(f"{each.id}  {_line(each.session)}  {_question(each.text, each.choices, each.tool)}")
+        if not found and not as_json:
+            _note("no questions")
+        return 0
+
+    return _ask(url, data, look)
+
+
+@commands.command("receipt", short_help="Show the proof of an ending.")
+def receipt_command(
+    wanted: Annotated[str, typer.Argument(metavar="ID", help="The receipt's id, or a run's.")],
+    data: Data,
+    url: Url = HERE,
+    as_json: AsJson = False,
+) -> int:
+    """Show a receipt as it stands now."""
+
+    async def look(client: Client) -> int:
+        receipt = await client.receipt(wanted)
+        if as_json:
+            _json(receipt)
+            return 0
+        _print(_proof(receipt))
+        for run in receipt.runs:
+            refused = ", ".join(f"{count} {kind}" for kind, count in run.refused.items())
+            _print(f"  {run.id} {_line(client_words(run.outcome))}" + (f"; refused {refused}" if refused else ""))
+        return 0
+
+    return _ask(url, data, look)
+
+
+@commands.command("timeline", short_help="Tell or draw what happened in a run.")
+def timeline_command(
+    run: Run,
+    data: Data,
+    url: Url = HERE,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE.svg", help="Draw it there; - is the output.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Tell what happened in a run, in order; with -o draw it."""
+
+    async def look(client: Client) -> int:
+        moments = await client.timeline(run)
+        if output is not None:
+            drawn = draw(moments, title=f"run {run}")
+            if str(output) == "-":
+                _print(drawn)
+            else:
+                output.write_text(drawn, "utf-8")
+        elif as_json:
+            _print(msgspec.json.format(msgspec.json.encode(moments)).decode())
+        else:
+            for each in moments:
+                words = (each.what, each.name, each.state, each.detail, f"{each.count} times" if each.count > 1 else "")
+                _print(f"+{max(0.0, each.at - moments[0].at):.3f} s  {_line(' '.join(filter(None, words)))}")
+        return 0
+
+    return _ask(url, data, look)
+
+
+# Following
+
+
+class Reply:
+    """What is said, as it comes: parts replace the deltas that were printed before them."""
+
+    def __init__(self) -> None:
+        self._open = ""  # of the part that goes on
+        self._said = False
+
+    def more(self, text: str) -> None:
+        """Print a piece."""
+        if text:
+            _write(("\n\n" if self._said and not self._open else "") + text)
+            self._open, self._said = self._open + text, True
+
+    def part(self, text: str) -> None:
+        """Print what is missing of a whole part."""
+        if not text.startswith(self._open):  # some of it was never told as a delta
+            _write("\n")
+            self._open = ""
+            self._said = False
+        self.more(text[len(self._open) :])
+        self._open = ""
+
+    def over(self) -> None:
+        """End the line."""
+        if self._said:
+            _write("\n")
+        self._open, self._said = "", False
+
+
+async def _follow(
+    client: Client, *, session: str | None = None, run: str | None = None, after: int = 0, as_json: bool
+) -> int:
+    reply = Reply()
+    async for event in client.watch(session, run=run, after=after):
+        if as_json:
+            _print(msgspec.json.encode(event).decode())
+        else:
+            _tell(event, reply, alone=run is not None)
+        if run is not None and isinstance(event.data, Ended):
+            return _code(event.data.outcome)
+    return _code(await client.wait(run or "", timeout=0))  # its end is no longer kept as an event
+
+
+def _tell(event: Event, reply: Reply, *, alone: bool) -> None:
+    """Print an event for a person."""
+    match event.data:
+        case Delta(text=text):
+            reply.more(text)
+        case Block(text=text):
+            reply.part(text)
+        case Ended(outcome=outcome, cut=cut):
+            if cut:
+                reply.part(cut)
+            reply.over()
+            if outcome.ending is not Ending.COMPLETED or not alone:
+                _note(f"{event.run_id} {client_words(outcome)}")
+        case Said(text=text, by=by) if not alone:
+            _note(f"{by} to {event.run_id}: {text}", "> ")
+        case data:
+            if words := _words(data):
+                _note(words)
+
+
+def _words(data: object) -> str:
+    match data:
+        case Tool(name=name, state=state, error=error):
+            return f"tool {name} {state}" + (f": {error}" if error else "")
+        case Spawned(command=command, state=state, status=status):
+            return f"process {state}{'' if status is None else f' {status}'}: {command}"
+        case Asked(question_id=question, text=text, state=QuestionState.OPEN, choices=choices, tool=tool):
+            return f"question {question}: {_question(text, choices, tool)}"
+        case Asked(question_id=question, state=state, answer=answer, by=by):
+            return f"question {question} {state}" + ("" if by is None else f": {answer} by {by}")
+        case Progress(text=text, done=done, total=total):
+            return text + ("" if done is None else f" {done:g}" + ("" if total is None else f"/{total:g}"))
+        case Phase(name=str(name)):
+            return f"phase {name}"
+        case Delegated(agent=agent, child=child, outcome=outcome):
+            return f"agent {agent} ({child}) {'begun' if outcome is None else client_words(outcome)}"
+        case Proof(receipt=receipt) if receipt.drain is Drain.UNCONFIRMED:
+            return _proof(receipt)
+        case Gap():
+            return "what was said before is no longer kept"
+        case Correction(outcome=outcome):
+            return f"{outcome.run_id} really {client_words(outcome)}"
+    return ""
+
+
+def _question(text: str, choices: tuple[str, ...] | None, tool: str | None) -> str:
+    return _line(f"{text} ({'|'.join(choices or ('yes', 'no'))})" + (f" for tool {tool}" if tool else ""))
+
+
+def _proof(receipt: Receipt) -> str:
+    """Return a receipt in one line."""
+    if receipt.id is None:
+        return f"nothing to stop: it had {receipt.already} already" if receipt.already else "nothing to stop"
+    runs = ", ".join(run.id for run in receipt.runs)
+    ended, took = receipt.processes.ended, receipt.fence_to_drained_ms
+    said = [f"{receipt.id}: {runs} {receipt.cause}" + (f" by {receipt.by}" if receipt.by else "")]
+    said += [f"{ended} process{'' if ended == 1 else 'es'} ended, grade {receipt.grade}"] if ended else []
+    said += [f"refused {', '.join(f'{n} {kind}' for kind, n in receipt.refused.items())}"] if receipt.refused else []
+    said += ["not drained yet" if took is None else f"drained after {took / 1000:.3f} s"]
+    said += [f"not seen gone: {', '.join(receipt.unconfirmed)}"] if receipt.unconfirmed else []
+    return _line("; ".join(said))
+
+
+def _code(outcome: Outcome) -> int:
+    if outcome.ended:
+        return row(outcome).exit_code
+    return NOT_YET if outcome.ending is Ending.PENDING else TROUBLE
+
+
+def _one(session: str | None, run: str) -> None:
+    if session is not None:
+        raise BadInput(f"name one thing: the session {session}, or the run {run}")
+
+
+# Printing
+
+
+def _shown(text: str) -> str:
+    """Return a text that a terminal obeys only in its newlines and tabs."""
+    return re.sub(r"[^\x20-\x7e\n\t]", lambda found: found[0] if found[0].isprintable() else "\ufffd", text)
+
+
+def _line(text: str) -> str:
+    line = _shown(" ".join(text[: 4 * NOTE_CHARACTERS].split()))
+    return line if len(line) <= NOTE_CHARACTERS else line[: NOTE_CHARACTERS - 1] + "…"
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(_shown(text))
+    sys.stdout.flush()
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _note(text: str, mark: str = "· ") -> None:
+    if sys.stdout.isatty() and sys.stderr.isatty():
+        sys.stderr.write("\r")
+    sys.stderr.write(f"{mark}{_line(text)}\n")
+    sys.stderr.flush()
+
+
+def _json(document: msgspec.Struct) -> None:
+    _print(msgspec.json.format(msgspec.json.encode(document)).decode())

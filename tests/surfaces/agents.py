@@ -1,0 +1,67 @@
+"""Agents that are served in tests: the first word of a message says what it does."""
+
+import asyncio
+import os
+import signal
+
+from interlock import Message, Run, Stale
+
+FOREVER_SECONDS = 600.0
+
+
+async def look_up(word: str) -> str:
+    """A tool that is done at once."""
+    return f"found {word}"
+
+
+async def agent(run: Run, message: Message) -> str | None:
+    """Do what the message says."""
+    verb, _, rest = message.text.partition(" ")
+    match verb:
+        case "talk":  # for ever, with everything an agent does
+            return await _talk(run)
+        case "deaf":
+            return await _deaf(run)
+        case "count":
+            for number in range(int(rest)):
+                await run.say(f"{number} ")
+            return None
+        case "fail":
+            await run.say("so far ")
+            raise RuntimeError("the kettle is empty")
+        case "ask":
+            return "allowed" if await run.ask(rest or "May I?") else "denied"
+        case "delegate":
+            return (await run.delegate("agent", rest)).text
+        case "die":  # as a host: like a crash of the agent's process
+            await run.say("so far ")
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "sleep":
+            async with run.phase("provider"):
+                await asyncio.sleep(FOREVER_SECONDS)
+        case _:
+            return message.text
+    return None
+
+
+async def _talk(run: Run) -> str:
+    await run.typing(True)
+    await run.call(look_up, word="kettle")
+    await run.spawn("sleep", "600", background=True)
+    number = 0
+    while True:
+        number += 1
+        await run.say(f"word{number} ")
+        if number % 50 == 0:
+            await asyncio.sleep(0.002)
+        if number % 400 == 0:
+            await run.progress(f"{number} words")
+
+
+async def _deaf(run: Run) -> str:
+    while True:
+        try:
+            await run.say("and another thing, ")
+            await asyncio.sleep(0.001)
+        except (asyncio.CancelledError, Stale):
+            continue

@@ -1,0 +1,37 @@
+"""Agents for the tests of transport: the first word of a message says what is done."""
+
+import asyncio
+import contextlib
+import sys
+
+from interlock import Message, Run
+
+FOREVER_SECONDS = 600.0
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+
+
+async def agent(run: Run, message: Message) -> str | None:
+    """Do what the message says."""
+    verb, _, rest = message.text.partition(" ")
+    match verb:
+        case "flood":  # as fast as it goes, until it is stopped
+            text = "x" * int(rest or 1000)
+            while True:
+                await run.say(text)
+        case "say":  # so many numbers
+            for number in range(int(rest)):
+                await run.say(f"{number} ")
+        case "wait":
+            await run.say("begun")
+            await asyncio.sleep(FOREVER_SECONDS)
+        case "deaf":
+            await run.say("begun")
+            while True:
+                with contextlib.suppress(BaseException):
+                    await asyncio.sleep(FOREVER_SECONDS)
+        case "stubborn":  # a process that ignores TERM
+            await run.say("begun")
+            await run.spawn(sys.executable, "-c", STUBBORN)
+        case _:
+            return message.text
+    return None

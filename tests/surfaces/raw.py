@@ -1,0 +1,294 @@
+"""A client that says whatever it likes, and a server that is asked about it afterwards.
+
+1. Every frame it reads goes through a `Conversation`; what it sends may be wrong on purpose.
+2. Whatever is waited for has a bound, and says what did come instead.
+3. What a server wrote anywhere can be searched: `House` knows all of its places.
+"""
+
+import base64
+import http.client
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from surfaces.protocol import Conversation, Frame
+from surfaces.scene import ROOT, Served, WireError
+
+BOUND_SECONDS = 20.0
+CLIENT = {"id": "test", "version": "1", "platform": "linux", "mode": "test"}
+TRACES = ("Traceback", "request failed", "Exception in ASGI", "could not be told", "never retrieved")
+INTERLOCK = Path(sys.executable).with_name("interlock")
+
+Headers = tuple[tuple[str, str], ...]
+
+
+class Closed(Exception):
+    """The server closed the connection: the code and reason of its close frame."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(f"closed: {code} {reason}")
+        self.code, self.reason = code, reason
+
+
+def greeting(token: str | None, **more: Any) -> dict[str, Any]:
+    """Return connect's params."""
+    auth = {} if token is None else {"auth": {"token": token}}
+    return {"minProtocol": 4, "maxProtocol": 4, "client": CLIENT, **auth, **more}
+
+
+class Talk:
+    """One connection that has read its challenge."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self.conversation = Conversation()
+        self.events: list[Frame] = []
+        self.answers: dict[str, list[Frame]] = {}
+        self.hello: Frame = {}
+        self._number = 0
+        options = {"compression": None, "proxy": None, "ping_interval": None, "max_size": None} | options
+        self.socket: ClientConnection = connect(url, **options)
+        self.read()
+
+    def ask(self, method: str, /, **params: Any) -> str:
+        """Send a request; return its id."""
+        self._number += 1
+        return self.send(json.dumps({"type": "req", "id": f"q{self._number}", "method": method, "params": params}))
+
+    def send(self, raw: str) -> str:
+        """Send a request as it is; return its id."""
+        frame = self.conversation.client(raw, lenient=True)
+        self.socket.send(raw)
+        return str(frame["id"])
+
+    def answer(self, asked: str, *, times: int = 1, seconds: float = BOUND_SECONDS) -> Any:
+        """Wait for the n-th answer to a request and return its payload, or raise what was refused."""
+        self.until(lambda: len(self.answers.get(asked, ())) >= times, f"answer {times} to {asked}", seconds)
+        frame = self.answers[asked][times - 1]
+        if not frame["ok"]:
+            raise WireError(frame["error"])
+        return frame["payload"]
+
+    def request(self, method: str, /, **params: Any) -> Any:
+        """Ask and wait."""
+        return self.answer(self.ask(method, **params))
+
+    def refused(self, method: str, /, **params: Any) -> Frame:
+        """Ask for what must be refused; return the error."""
+        try:
+            payload = self.request(method, **params)
+        except WireError as refused:
+            return refused.error
+        raise AssertionError(f"{method} was not refused: {payload}")
+
+    def event(self, name: str, met: Callable[[Frame], bool] = lambda _: True) -> Frame:
+        """Wait for an event, among those that came as well; return its payload."""
+
+        def found() -> Frame | None:
+            return next((e["payload"] for e in self.events if e["event"] == name and met(e["payload"])), None)
+
+        self.until(lambda: found() is not None, name)
+        return found() or {}
+
+    def until(self, met: Callable[[], bool], what: str, seconds: float = BOUND_SECONDS) -> None:
+        """Read frames until something is so."""
+        end = time.monotonic() + seconds
+        while not met():
+            left = end - time.monotonic()
+            if left <= 0:
+                raise AssertionError(f"no {what} within {seconds} s; the last events: {self.events[-5:]}")
+            try:
+                self.read(left)
+            except TimeoutError:
+                continue
+
+    def read(self, seconds: float = BOUND_SECONDS) -> Frame:
+        """Read a frame."""
+        try:
+            raw = self.socket.recv(seconds)
+        except ConnectionClosed as closed:
+            told = closed.rcvd
+            raise Closed(told.code if told else 1006, told.reason if told else "") from None
+        frame = self.conversation.server(raw)
+        if frame["type"] == "event":
+            self.events.append(frame)
+        else:
+            self.answers.setdefault(frame["id"], []).append(frame)
+        return frame
+
+    def closed(self) -> Closed:
+        """Read until the server closes; return how it did."""
+        try:
+            self.until(lambda: False, "close")
+        except Closed as closed:
+            return closed
+        raise AssertionError
+
+    def close(self) -> None:
+        """Leave."""
+        self.socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class House(Served):
+    """A server, and what can be asked about it from outside."""
+
+    def connect(self, token: str | None = None, *, url: str | None = None, **more: Any) -> Talk:
+        """Return a connection that was let in; `more` is put into connect's params."""
+        talk = Talk(url or self.url)
+        try:
+            talk.hello = talk.request("connect", **greeting(token or self.token, **more))
+        except BaseException:
+            talk.close()
+            raise
+        return talk
+
+    def refused(self, token: str | None, **more: Any) -> tuple[Frame, Closed]:
+        """Connect with what must not let anybody in; return the error and the close."""
+        with Talk(self.url) as talk:
+            return talk.refused("connect", **greeting(token, **more)), talk.closed()
+
+    def tokens(self, *arguments: str) -> str:
+        """Run `interlock token`; return what it printed."""
+        command = [str(INTERLOCK), "token", *arguments, "--data", str(self.data)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_SECONDS, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def add(self, name: str, *scopes: str) -> str:
+        """Make a principal; return its token."""
+        told = self.tokens("add", name, *(part for scope in scopes for part in ("--scope", scope)))
+        return told.splitlines()[-1].strip()
+
+    def get(self, path: str, headers: Headers = (), *, host: bool = True) -> tuple[int, str]:
+        """GET a path; return status and body. `host=False`: the headers say it, or nobody does."""
+        asked = http.client.HTTPConnection("127.0.0.1", self.port, timeout=BOUND_SECONDS)
+        try:
+            asked.putrequest("GET", path, skip_host=not host, skip_accept_encoding=True)
+            for name, value in headers:
+                asked.putheader(name, value)
+            asked.endheaders()
+            answer = asked.getresponse()
+            return answer.status, answer.read().decode("utf-8", "replace")
+        finally:
+            asked.close()
+
+    def healthy(self) -> bool:
+        """Return whether it answers; nothing that must not happen is in its log."""
+        assert self.process.poll() is None, self.log()[-4000:]
+        assert not [word for word in TRACES if word in self.log()], self.log()[-4000:]
+        return self.get("/health") == (200, '{"ok":true}')
+
+    @property
+    def audit(self) -> list[Frame]:
+        """What it has noted."""
+        path = self.data / "audit.jsonl"
+        return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+
+    def noted(self, **facts: Any) -> list[Frame]:
+        """Return the audit's lines that say this."""
+        return [line for line in self.audit if facts.items() <= line.items()]
+
+
+@contextmanager
+def house(data: Path, agent: str = "foreign.agents:agent", *options: str) -> Iterator[House]:
+    """Serve an agent of the tests for the length of a block."""
+    server = House(agent, data, *options, env={"PYTHONPATH": str(ROOT / "tests")})
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+# Below the WebSocket
+
+
+class Bytes:
+    """A bare TCP connection, upgraded if asked; it reads frames as they come and checks nothing."""
+
+    def __init__(self, port: int, *, upgrade: bool = True, extra: str = "") -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), BOUND_SECONDS)
+        self._read = b""
+        if upgrade:
+            key = base64.b64encode(os.urandom(16)).decode()
+            self.socket.sendall(
+                f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n{extra}\r\n".encode()
+            )
+            self.head = self.until(b"\r\n\r\n")
+
+    def until(self, end: bytes) -> bytes:
+        """Read up to some bytes, or all there is."""
+        while end not in self._read and (more := self.socket.recv(65_536)):
+            self._read += more
+        found, between, self._read = self._read.partition(end)
+        return found + between
+
+    def send(self, first: int, payload: bytes, *, masked: bool = True) -> None:
+        """Send a frame whose first byte (final, reserved, opcode) is as it is given."""
+        size = len(payload)
+        mask = 0x80 if masked else 0
+        head = bytes([first, mask | size]) if size < 126 else b""
+        head = head or bytes([first, mask | (126 if size < 65_536 else 127)])
+        if size >= 126:
+            head += struct.pack("!H" if size < 65_536 else "!Q", size)
+        try:
+            self.socket.sendall(head + (bytes(4) if masked else b"") + payload)  # a mask of zeroes changes nothing
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it was cut before all was said
+
+    def frame(self) -> tuple[int, bytes]:
+        """Read a frame: its opcode and payload; (-1, b"") at the end."""
+        try:
+            while True:
+                if len(self._read) >= 2:
+                    size, at = self._read[1] & 0x7F, 2
+                    if size >= 126:
+                        at = 4 if size == 126 else 10
+                        size = int.from_bytes(self._read[2:at], "big") if len(self._read) >= at else 1 << 40
+                    if len(self._read) >= at + size:
+                        found = self._read[0] & 15, self._read[at : at + size]
+                        self._read = self._read[at + size :]
+                        return found
+                if not (more := self.socket.recv(65_536)):
+                    return -1, b""
+                self._read += more
+        except ConnectionResetError:
+            return -1, b""
+
+    def closed(self) -> int:
+        """Read until the close frame; return its code, 1006 if there was none."""
+        while True:
+            opcode, payload = self.frame()
+            if opcode == 8:
+                return int.from_bytes(payload[:2], "big") if payload else 1005
+            if opcode == -1:
+                return 1006
+
+    def let_in(self, token: str) -> None:
+        """Say connect and be let in."""
+        asked = {"type": "req", "id": "hello", "method": "connect", "params": greeting(token)}
+        self.frame()
+        self.send(0x81, json.dumps(asked).encode())
+        assert b"hello-ok" in self.frame()[1]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
