@@ -1,4 +1,5 @@
-"""Campaigns: `python -m proofs crashes [--kills 2000]`, `disk [--bare] [--control]`, `stops [--stops 1000]`."""
+"""Campaigns: `python -m proofs crashes [--kills 2000]`, `disk [--bare] [--control]`, `stops [--stops 1000]`,
+`frames [--inputs 1000000]`."""
 
 import argparse
 import concurrent.futures
@@ -13,7 +14,7 @@ from rich.table import Table
 
 from interlock.testing.hostile.processes import NoScope
 from interlock.testing.prove import progress_bar
-from proofs import crashes, disk, stops
+from proofs import crashes, disk, frames, stops
 
 DIRECTORY_KILLS = 20  # on one directory
 ENOUGH_KILLS = 1_000  # for every check to have been made
@@ -70,8 +71,10 @@ def main(arguments: list[str]) -> int:
         return disk.main(arguments[1:])
     if arguments[:1] == ["stops"]:
         return stops.main(arguments[1:])
+    if arguments[:1] == ["frames"]:
+        return frames.main(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m proofs", description=__doc__)
-    parser.add_argument("what", choices=("crashes", "disk", "stops"))
+    parser.add_argument("what", choices=("crashes", "disk", "stops", "frames"))
     parser.add_argument("--kills", type=int, default=2_000, help="how many servers to kill under load")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")

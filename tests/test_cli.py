@@ -422,12 +422,12 @@ def test_without_the_extra_one_line_says_which() -> None:
 def test_times_and_sizes_are_read_as_people_write_them() -> None:
     """Seconds unless it says otherwise, sizes in powers of 1024; the rest is refused with an example."""
     times = {"90": 90.0, "1.5s": 1.5, "200ms": 0.2, "2m": 120.0, "1h": 3600.0, " 3 s ": 3.0, ".5": 0.5}
-    assert {text: cli._seconds(text) for text in times} == times
+    assert {text: cli.seconds(text) for text in times} == times
     sizes = {"4096": 4096, "512M": 512 << 20, "2g": 2 << 30, "1.5KiB": 1536, "1MB": 1 << 20}
     assert {text: cli._bytes(text) for text in sizes} == sizes
     for text in ("soon", "1y", "-1", "", "1 2", "inf", "nan"):
         with pytest.raises(BadInput, match="write 90"):
-            cli._seconds(text)
+            cli.seconds(text)
     for text in ("much", "0", "-1M", "", "1P"):
         with pytest.raises(BadInput, match="512M"):
             cli._bytes(text)

@@ -20,7 +20,7 @@ from typing import Annotated
 import msgspec
 
 from interlock.app import Ready, open_control, serve
-from interlock.config import DEFAULT_PORT, Config, data_directory
+from interlock.config import DEFAULT_PORT, Config, data_directory, seconds
 from interlock.config import read as read_config
 from interlock.core.errors import BadInput, InterlockError
 from interlock.core.names import Drain, Ending
@@ -41,6 +41,7 @@ try:
     import typer
 
     from interlock import look
+    from interlock.client import shell
     from interlock.look.commands import AsJson, Data
 except ModuleNotFoundError as missing:
     sys.stderr.write(f"interlock: this command needs {missing.name}; install it: pip install 'interlock[cli]'\n")
@@ -50,7 +51,6 @@ TROUBLE, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127  # as env, nice and timeout e
 NOTHING_TO_SEE = 1  # of a directory that cannot be looked into, or a run that is not there
 SESSION = "shell"
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-UNITS_OF_TIME = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 UNITS_OF_SIZE = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 USER_NAMES = ("HOME", "USER", "LOGNAME", "SHELL")  # of another user these are that user's own
 
@@ -115,16 +115,6 @@ def _exit_words(status: int) -> str:
     return f"ended by signal {-status}"
 
 
-def _seconds(text: str | None) -> float:
-    """Read a time: 90, 1.5s, 200ms, 2m, 1h."""
-    if text is None:
-        return 0.0
-    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)", text.strip())
-    if found is None or found[2] not in UNITS_OF_TIME:
-        raise BadInput(f"{text!r} is no time; write 90, 1.5s, 200ms, 2m or 1h")
-    return float(found[1]) * UNITS_OF_TIME[found[2]]
-
-
 def _bytes(text: str | None) -> int | None:
     """Read a size: 1048576, 512M, 2G, 2GiB."""
     if text is None:
@@ -144,11 +134,11 @@ def _bytes(text: str | None) -> int | None:
 def run_command(
     command: Annotated[list[str], typer.Argument(help="The command and its arguments, best after --.")],
     deadline: Annotated[
-        str | None, typer.Option(metavar="TIME", help="End it after this time: 90, 1.5s, 2m, 1h.")
-    ] = None,
+        str, typer.Option(metavar="TIME", show_default=False, help="End it after this time: 90, 1.5s, 2m, 1h.")
+    ] = "0",
     grace: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Send TERM first, and KILL after this time.")
-    ] = None,
+        str, typer.Option(metavar="TIME", show_default=False, help="Send TERM first, and KILL after this time.")
+    ] = "0",
     pids: Annotated[
         int, typer.Option(min=0, metavar="N", help="Most processes it may have at once; 0 is no limit.")
     ] = 4096,
@@ -178,10 +168,10 @@ def run_command(
         confinement = Confinement(grade=grade, pids=pids or None, memory=_bytes(memory), agent_user=user)
         processes = LocalProcesses(confinement, subreaper=True)
         order = SpawnOrder(
-            argv=tuple(command), cwd=None if cwd is None else str(cwd), env=env, grace=_seconds(grace), inherit=True
+            argv=tuple(command), cwd=None if cwd is None else str(cwd), env=env, grace=seconds(grace), inherit=True
         )
         paper = None if receipt is None else _open_receipt(receipt)
-        agent, limit = Command(order, processes), _seconds(deadline)
+        agent, limit = Command(order, processes), seconds(deadline)
         return asyncio.run(_run(agent, processes, asked, deadline=limit, paper=paper, quiet=quiet))
     except InterlockError as error:
         _say(_text(error))
@@ -381,6 +371,11 @@ def _plain(text: str) -> str:
 # interlock sessions, runs, show, prune
 
 app.add_typer(look.commands)
+
+
+# interlock send, stop, wait, watch, answer, questions, receipt, timeline
+
+app.add_typer(shell.commands)
 
 
 # interlock serve

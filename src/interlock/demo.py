@@ -25,7 +25,7 @@ Command = Callable[[Run, Message, str], Awaitable[str | None]]
 commands: dict[str, tuple[str, str, Command]] = {}  # by name: how it is typed, what it does, its function
 
 WORD_SECONDS = 0.08
-TOOL_SECONDS = 1.0
+TOOL_SECONDS = 0.8
 ANSWER_SECONDS = 120
 FOUND = 4  # modules that are read at most
 TEAM = ["code", "file", "trace"]

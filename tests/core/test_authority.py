@@ -124,15 +124,26 @@ def test_an_approver_is_one_besides(by: Principal, owner: Principal, principal: 
 
 
 def test_appointing_replaces_who_was_appointed() -> None:
-    """The latest word counts, whole: who is not named again is nobody; `local` stays an admin."""
+    """The latest word counts, whole; those named at first, and `local`, stay what they are."""
     known = Authority(admins=[ROOT], readers=[EVE])
     known.appoint(admins=[BOB], approvers=[ALICE])
-    assert known.relations(ROOT) == known.relations(EVE) == {Relation.OTHER}
-    assert known.relations(BOB) == known.relations(LOCAL) == {Relation.ADMIN}
+    assert known.relations(EVE) == {Relation.READER}
+    assert known.relations(BOB) == known.relations(ROOT) == known.relations(LOCAL) == {Relation.ADMIN}
     assert known.relations(ALICE) == {Relation.APPROVER, Relation.OTHER}
     known.appoint()
     assert known.relations(BOB) == known.relations(ALICE) == {Relation.OTHER}
-    assert known.relations(LOCAL) == {Relation.ADMIN}
+    assert known.relations(ROOT) == known.relations(LOCAL) == {Relation.ADMIN}
+
+
+def test_a_reader_who_may_write_is_somebody_too() -> None:
+    """One who sees everything and is no mere reader owns what is theirs, and nothing of others."""
+    known = Authority()
+    known.appoint(readers=[EVE, BOB], writers=[EVE])
+    assert known.relations(EVE, owner=EVE, principal=EVE) == {Relation.READER, Relation.OWNER, Relation.PRINCIPAL}
+    assert known.relations(EVE, owner=ALICE, principal=ALICE) == {Relation.READER, Relation.OTHER}
+    assert known.relations(BOB, owner=BOB, principal=BOB) == {Relation.READER}
+    assert known.may(Action.STOP, EVE, principal=EVE) and not known.may(Action.STOP, EVE, principal=ALICE)
+    assert not known.may(Action.SEND, BOB) and known.may(Action.SEND, EVE)
 
 
 def test_names_are_compared_whole() -> None:

@@ -421,9 +421,8 @@ def test_a_question_is_void_when_its_run_falls(client: Client, session: str) -> 
 
 def test_our_own_methods_by_a_stranger(client: Client, session: str) -> None:
     """What the published protocol has no word for goes by methods of our own, which this client can ask as well."""
+    run = client.ask("interlock.send", session=session, text="sleep", key="own-1", strategy="reject")["run_id"]
     assert client.ask("interlock.watch", watch=7, session=session) == {"watch": 7}
-    sent = client.ask("interlock.send", session=session, text="sleep", key="own-1", strategy="reject")
-    run = sent["run_id"]
     client.event("interlock.event", lambda each: each["watch"] == 7 and each["event"]["data"]["type"] == "delta")
     with pytest.raises(Refused):
         client.ask("interlock.send", session=session, text="say tea", strategy="reject")
@@ -440,7 +439,7 @@ def test_our_own_methods_by_a_stranger(client: Client, session: str) -> None:
         client.ask(method)
     wake = client.ask("interlock.wake", session=session, text="say tea", every=3600)
     assert [each["id"] for each in client.ask("interlock.wakes", session=session)] == [wake["id"]]
-    client.ask("interlock.unwake", name=wake["id"])
+    client.ask("interlock.unwake", wake=wake["id"])
     client.ask("interlock.strategy", session=session, strategy="queue")
     client.ask("interlock.unwatch", watch=7)
 

@@ -56,19 +56,21 @@ class Sink:
 
 
 def test_roles_may_change_while_control_is_open() -> None:
-    """Who is named counts from then on, and who is not named any more has lost it; `local` stays an admin."""
+    """Who is named counts from then on, and who is not named any more has lost it; those named at first stay."""
 
     async def main() -> None:
-        async with open_control(idles, admins=["root"], readers=["eve"]) as control:
+        async with open_control(idles, readers=["carol"]) as control:
+            control.appoint(readers=["eve"])
             sent = await control.send("s", "hello", by="alice")
             assert (await control.wait(sent.run_id, timeout=0, by="eve")).ending is Ending.PENDING
             control.appoint(readers=["bob"])
             assert (await control.wait(sent.run_id, timeout=0, by="eve")).ending is Ending.UNKNOWN
-            assert (await control.wait(sent.run_id, timeout=0, by="bob")).ending is Ending.PENDING
+            for by in ("bob", "carol"):
+                assert (await control.wait(sent.run_id, timeout=0, by=by)).ending is Ending.PENDING
             assert not (await control.stop(run=sent.run_id, by="root")).aborted
             control.appoint(admins=["root"])
             assert (await control.stop(run=sent.run_id, by="root")).aborted
-            for wrong in ({"admins": "root"}, {"readers": "eve"}, {"approvers": "carol"}):
+            for wrong in ({"admins": "root"}, {"readers": "eve"}, {"writers": "eve"}, {"approvers": "carol"}):
                 with pytest.raises(BadInput, match="a list of names"):
                     control.appoint(**wrong)  # type: ignore[arg-type]
 
@@ -175,8 +177,8 @@ def test_who_sees_which_event() -> None:
         await run.ask("Really?")
 
     async def main() -> None:
-        async with open_control(agent, admins=["root"], readers=["eve"], strategy="queue") as control:
-            control.appoint(admins=["root"], readers=["eve"], approvers=["carol"])
+        async with open_control(agent, admins=["root"], strategy="queue") as control:
+            control.appoint(readers=["eve"], approvers=["carol"])
             sink = Sink(control)
             control.feed.subscribe(None, sink)
             runs = [(await control.send("s", "hello", by=by)).run_id for by in ("alice", "bob")]

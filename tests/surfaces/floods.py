@@ -18,6 +18,14 @@ async def agent(run: Run, message: Message) -> str | None:
             text = "x" * int(rest or 1000)
             while True:
                 await run.say(text)
+        case "flow":  # at a pace that a reader in the same loop can keep
+            while True:
+                await run.say(rest)
+                await asyncio.sleep(0.001)
+        case "burst":  # three MiB, with room for others
+            for _ in range(1_500):
+                await run.say("x" * 2_000)
+                await asyncio.sleep(0)
         case "say":  # so many numbers
             for number in range(int(rest)):
                 await run.say(f"{number} ")

@@ -1,5 +1,17 @@
 """Talking to a gateway from another process: `connect`, and Control's verbs."""
 
-from interlock.client.connection import Client, connect
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from interlock.client.client import Client, connect
 
 __all__ = ["Client", "connect"]
+
+
+def __getattr__(name: str) -> object:
+    """Import the client when it is wanted: the shell's other commands need not wait for it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from interlock.client import client  # noqa: PLC0415
+
+    return getattr(client, name)

@@ -14,39 +14,26 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 import typer
 
-from interlock.client.connection import Client, connect
-from interlock.client.drawing import draw
 from interlock.config import DEFAULT_PORT, data_directory, seconds
+from interlock.core import events
 from interlock.core.errors import BadInput, InterlockError
-from interlock.core.events import (
-    Asked,
-    Block,
-    Correction,
-    Delegated,
-    Delta,
-    Ended,
-    Event,
-    Gap,
-    Phase,
-    Progress,
-    Proof,
-    Said,
-    Spawned,
-    Tool,
-)
 from interlock.core.names import Drain, Ending, QuestionState, Strategy
 from interlock.core.outcome import Outcome
 from interlock.core.projection import client_words, row
 from interlock.core.receipt import Receipt
-from interlock.runtime.approvals import QuestionInfo
 
+if TYPE_CHECKING:
+    from interlock.client.client import Client
+
+T = TypeVar("T")
 TROUBLE, NOT_YET = 125, 75  # as env and timeout exit; and EX_TEMPFAIL
 LEFT = 130  # a second Ctrl-C
 NOTE_CHARACTERS = 200
@@ -72,17 +59,24 @@ Session = Annotated[str | None, typer.Option(metavar="NAME", help="The session. 
 HERE = f"http://127.0.0.1:{DEFAULT_PORT}"
 
 
-def _ask(url: str, data: Path, asking: Callable[[Client], Awaitable[int]]) -> int:
-    """Connect, ask, and return the exit code."""
+def ask(url: str, data: Path, asking: Callable[["Client"], Awaitable[T]]) -> T:
+    """Connect with the token there is, and ask."""
 
-    async def asked() -> int:
+    async def asked() -> T:
+        from interlock.client.client import connect  # noqa: PLC0415 - other commands need not wait for it
+
         token = os.environ.get("INTERLOCK_TOKEN") or None
         async with connect(url, token, data=None if token else data) as client:
             return await asking(client)
 
+    return asyncio.run(asked())
+
+
+def _ask(url: str, data: Path, asking: Callable[["Client"], Awaitable[int]]) -> int:
+    """Ask, and return the exit code."""
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # for a terminal that cannot show it all
     try:
-        return asyncio.run(asked())
+        return ask(url, data, asking)
     except InterlockError as error:
         _note(str(error), "interlock: ")
         return TROUBLE
@@ -102,7 +96,7 @@ def send_command(
 ) -> int:
     """Send a message and print its run's id; with --watch print the reply as it comes, and exit as it ends."""
 
-    async def send(client: Client) -> int:
+    async def send(client: "Client") -> int:
         said = sys.stdin.buffer.read().decode("utf-8", "replace") if text == ["-"] else " ".join(text)
         limit, mine = None if deadline is None else seconds(deadline), key or secrets.token_hex(16)
         stopping = _Stopping(client, mine) if watch else None
@@ -121,7 +115,7 @@ def send_command(
 class _Stopping:
     """Ctrl-C as the person means it."""
 
-    def __init__(self, client: Client, key: str) -> None:
+    def __init__(self, client: "Client", key: str) -> None:
         self._client, self._key = client, key
         self._task: asyncio.Task[None] | None = None
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._pressed)
@@ -155,44 +149,42 @@ def stop_command(
 ) -> int:
     """Stop and print the receipt. With --wait: exit 0 if everything was seen gone, 1 if not."""
 
-    async def stop(client: Client) -> int:
+    async def stop(client: "Client") -> int:
+        _name_one(session, run)
         if run is not None:
-            _one(session, run)
             ours = OURS.fullmatch(run) is not None
             receipt = await client.stop(run=run if ours else None, key=None if ours else run)
         else:
             receipt = await client.stop(session=session or "main")
         if wait and receipt.id is not None:
-            progress = asyncio.create_task(_progress(receipt))
-            try:
+            async with _progress(f"{len(receipt.runs)} stopped, waiting for what is left"):
                 for each in receipt.runs:
                     await client.wait(each.id, drained=True)
-                now = await client.receipt(receipt.id)
-                receipt = msgspec.structs.replace(now, aborted=receipt.aborted, already=receipt.already)
-            finally:
-                progress.cancel()
-                await asyncio.wait((progress,))
+            now = await client.receipt(receipt.id)
+            receipt = msgspec.structs.replace(now, aborted=receipt.aborted, already=receipt.already)
         _json(receipt) if as_json else _print(_proof(receipt))
         return 1 if wait and receipt.drain is not Drain.OBSERVED else 0
 
     return _ask(url, data, stop)
 
 
-async def _progress(receipt: Receipt) -> None:
+@asynccontextmanager
+async def _progress(words: str) -> AsyncIterator[None]:
     """Say how long it takes, where somebody looks."""
-    if not sys.stderr.isatty():
-        return
-    began = time.monotonic()
-    try:
-        while True:
+
+    async def tell() -> None:
+        began = time.monotonic()
+        while sys.stderr.isatty():
             await asyncio.sleep(0.2)
-            sys.stderr.write(
-                f"\r{len(receipt.runs)} stopped, waiting for what is left: {time.monotonic() - began:.1f} s"
-            )
+            sys.stderr.write(f"\r{words}: {time.monotonic() - began:.1f} s\x1b[K")
             sys.stderr.flush()
+
+    telling = asyncio.create_task(tell())
+    try:
+        yield
     finally:
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
+        telling.cancel()
+        sys.stderr.write("\r\x1b[K" if sys.stderr.isatty() else "")
 
 
 @commands.command("wait", short_help="Wait for a run's end.")
@@ -206,9 +198,10 @@ def wait_command(
 ) -> int:
     """Wait for a run's end and say how it ended; exit as it did, or with 75 if it has not ended in time."""
 
-    async def wait(client: Client) -> int:
+    async def wait(client: "Client") -> int:
         limit = None if timeout is None else seconds(timeout)
-        outcome = await client.wait(run, timeout=limit, drained=drained)
+        async with _progress(f"waiting for {_line(run)}"):
+            outcome = await client.wait(run, timeout=limit, drained=drained)
         _json(outcome) if as_json else _print(_line(client_words(outcome)))
         return _code(outcome)
 
@@ -226,10 +219,10 @@ def watch_command(
 ) -> int:
     """Print what is said as it comes. With a run: up to its end, and exit as it ended. Ctrl-C only leaves."""
 
-    async def watch(client: Client) -> int:
+    async def watch(client: "Client") -> int:
+        _name_one(session, run)
         if run is None:
             return await _follow(client, session=session or "main", after=after, as_json=as_json)
-        _one(session, run)
         found = await client.find(run)
         return await _follow(client, run=run if found is None else found.id, after=after, as_json=as_json)
 
@@ -246,7 +239,7 @@ def answer_command(
 ) -> int:
     """Answer a question that a run asks; `interlock questions` lists them."""
 
-    async def say(client: Client) -> int:
+    async def say(client: "Client") -> int:
         choices = next((each.choices for each in await client.questions() if each.id == question), None)
         words: dict[str, bool | str] = {} if choices else {"yes": True, "y": True, "no": False, "n": False}
         found = await client.answer(question, words.get(answer.lower(), answer))
@@ -256,20 +249,14 @@ def answer_command(
     return _ask(url, data, say)
 
 
-class Questions(msgspec.Struct, frozen=True):
-    """What `interlock questions --json` prints."""
-
-    questions: list[QuestionInfo]
-
-
 @commands.command("questions", short_help="List the questions that wait for an answer.")
 def questions_command(data: Data, url: Url = HERE, session: Session = None, as_json: AsJson = False) -> int:
     """List the open questions that you may answer."""
 
-    async def look(client: Client) -> int:
+    async def look(client: "Client") -> int:
         found = await client.questions(session)
         if as_json:
-            _json(Questions(found))
+            _json({"questions": found})
         for each in () if as_json else found:
             _print(f"{each.id}  {_line(each.session)}  {_question(each.text, each.choices, each.tool)}")
         if not found and not as_json:
@@ -288,7 +275,7 @@ def receipt_command(
 ) -> int:
     """Show a receipt as it stands now."""
 
-    async def look(client: Client) -> int:
+    async def look(client: "Client") -> int:
         receipt = await client.receipt(wanted)
         if as_json:
             _json(receipt)
@@ -314,16 +301,15 @@ def timeline_command(
 ) -> int:
     """Tell what happened in a run, in order; with -o draw it."""
 
-    async def look(client: Client) -> int:
+    async def look(client: "Client") -> int:
         moments = await client.timeline(run)
         if output is not None:
+            from interlock.client.drawing import draw  # noqa: PLC0415
+
             drawn = draw(moments, title=f"run {run}")
-            if str(output) == "-":
-                _print(drawn)
-            else:
-                output.write_text(drawn, "utf-8")
+            _print(drawn) if str(output) == "-" else output.write_text(drawn, "utf-8")
         elif as_json:
-            _print(msgspec.json.format(msgspec.json.encode(moments)).decode())
+            _json({"run": run, "moments": moments})
         else:
             for each in moments:
                 words = (each.what, each.name, each.state, each.detail, f"{each.count} times" if each.count > 1 else "")
@@ -351,12 +337,15 @@ class Reply:
 
     def part(self, text: str) -> None:
         """Print what is missing of a whole part."""
-        if not text.startswith(self._open):  # some of it was never told as a delta
-            _write("\n")
-            self._open = ""
-            self._said = False
+        if text and not text.startswith(self._open):  # some of it was never told as a delta
+            self.over()
         self.more(text[len(self._open) :])
         self._open = ""
+
+    def pause(self) -> None:
+        """Begin a line where a note is to stand on the same terminal."""
+        if self._open and sys.stdout.isatty():
+            _write("\n")
 
     def over(self) -> None:
         """End the line."""
@@ -366,7 +355,7 @@ class Reply:
 
 
 async def _follow(
-    client: Client, *, session: str | None = None, run: str | None = None, after: int = 0, as_json: bool
+    client: "Client", *, session: str | None = None, run: str | None = None, after: int = 0, as_json: bool
 ) -> int:
     reply = Reply()
     async for event in client.watch(session, run=run, after=after):
@@ -374,52 +363,52 @@ async def _follow(
             _print(msgspec.json.encode(event).decode())
         else:
             _tell(event, reply, alone=run is not None)
-        if run is not None and isinstance(event.data, Ended):
+        if run is not None and isinstance(event.data, events.Ended):
             return _code(event.data.outcome)
     return _code(await client.wait(run or "", timeout=0))  # its end is no longer kept as an event
 
 
-def _tell(event: Event, reply: Reply, *, alone: bool) -> None:
+def _tell(event: events.Event, reply: Reply, *, alone: bool) -> None:
     """Print an event for a person."""
     match event.data:
-        case Delta(text=text):
+        case events.Delta(text=text):
             reply.more(text)
-        case Block(text=text):
+        case events.Block(text=text):
             reply.part(text)
-        case Ended(outcome=outcome, cut=cut):
-            if cut:
-                reply.part(cut)
+        case events.Ended(outcome=outcome, cut=cut):
+            reply.part(cut)
             reply.over()
             if outcome.ending is not Ending.COMPLETED or not alone:
                 _note(f"{event.run_id} {client_words(outcome)}")
-        case Said(text=text, by=by) if not alone:
+        case events.Said(text=text, by=by) if not alone:
             _note(f"{by} to {event.run_id}: {text}", "> ")
         case data:
             if words := _words(data):
+                reply.pause()
                 _note(words)
 
 
 def _words(data: object) -> str:
     match data:
-        case Tool(name=name, state=state, error=error):
+        case events.Tool(name=name, state=state, error=error):
             return f"tool {name} {state}" + (f": {error}" if error else "")
-        case Spawned(command=command, state=state, status=status):
+        case events.Spawned(command=command, state=state, status=status):
             return f"process {state}{'' if status is None else f' {status}'}: {command}"
-        case Asked(question_id=question, text=text, state=QuestionState.OPEN, choices=choices, tool=tool):
+        case events.Asked(question_id=question, text=text, state=QuestionState.OPEN, choices=choices, tool=tool):
             return f"question {question}: {_question(text, choices, tool)}"
-        case Asked(question_id=question, state=state, answer=answer, by=by):
+        case events.Asked(question_id=question, state=state, answer=answer, by=by):
             return f"question {question} {state}" + ("" if by is None else f": {answer} by {by}")
-        case Progress(text=text, done=done, total=total):
+        case events.Progress(text=text, done=done, total=total):
             return text + ("" if done is None else f" {done:g}" + ("" if total is None else f"/{total:g}"))
-        case Phase(name=str(name)):
+        case events.Phase(name=str(name)):
             return f"phase {name}"
-        case Delegated(agent=agent, child=child, outcome=outcome):
+        case events.Delegated(agent=agent, child=child, outcome=outcome):
             return f"agent {agent} ({child}) {'begun' if outcome is None else client_words(outcome)}"
-        case Proof(receipt=receipt) if receipt.drain is Drain.UNCONFIRMED:
+        case events.Proof(receipt=receipt) if receipt.drain is Drain.UNCONFIRMED:
             return _proof(receipt)
-        case Gap():
+        case events.Gap():
             return "what was said before is no longer kept"
-        case Correction(outcome=outcome):
+        case events.Correction(outcome=outcome):
             return f"{outcome.run_id} really {client_words(outcome)}"
     return ""
 
@@ -430,11 +419,13 @@ def _question(text: str, choices: tuple[str, ...] | None, tool: str | None) -> s
 
 def _proof(receipt: Receipt) -> str:
     """Return a receipt in one line."""
+    already = f" it had ended already, {receipt.already}" if receipt.already else ""
     if receipt.id is None:
-        return f"nothing to stop: it had {receipt.already} already" if receipt.already else "nothing to stop"
+        return f"nothing to stop{already and ':'}{already}"
     runs = ", ".join(run.id for run in receipt.runs)
     ended, took = receipt.processes.ended, receipt.fence_to_drained_ms
     said = [f"{receipt.id}: {runs} {receipt.cause}" + (f" by {receipt.by}" if receipt.by else "")]
+    said += [already.strip()] if already else []
     said += [f"{ended} process{'' if ended == 1 else 'es'} ended, grade {receipt.grade}"] if ended else []
     said += [f"refused {', '.join(f'{n} {kind}' for kind, n in receipt.refused.items())}"] if receipt.refused else []
     said += ["not drained yet" if took is None else f"drained after {took / 1000:.3f} s"]
@@ -448,8 +439,8 @@ def _code(outcome: Outcome) -> int:
     return NOT_YET if outcome.ending is Ending.PENDING else TROUBLE
 
 
-def _one(session: str | None, run: str) -> None:
-    if session is not None:
+def _name_one(session: str | None, run: str | None) -> None:
+    if session is not None and run is not None:
         raise BadInput(f"name one thing: the session {session}, or the run {run}")
 
 
@@ -477,11 +468,9 @@ def _print(line: str) -> None:
 
 
 def _note(text: str, mark: str = "· ") -> None:
-    if sys.stdout.isatty() and sys.stderr.isatty():
-        sys.stderr.write("\r")
     sys.stderr.write(f"{mark}{_line(text)}\n")
     sys.stderr.flush()
 
 
-def _json(document: msgspec.Struct) -> None:
+def _json(document: object) -> None:
     _print(msgspec.json.format(msgspec.json.encode(document)).decode())

@@ -15,12 +15,12 @@ from collections import OrderedDict
 from typing import Protocol
 
 from interlock.core.errors import BadInput
-from interlock.core.names import ErrorKind, RunKind, SessionId
+from interlock.core.names import ErrorKind, SessionId
 from interlock.hosts import link
 from interlock.hosts.turn import Cut, Host, HostTurn
 from interlock.processes.base import SpawnFailed
 from interlock.runtime.driver import AgentFailed, HostsInfo
-from interlock.runtime.live import LiveRun
+from interlock.runtime.live import RUN_SESSION, LiveRun
 from interlock.runtime.run import Message
 from interlock.runtime.verbs import Verbs
 
@@ -169,7 +169,8 @@ class HostDriver:
         return self._last.get(turn.run.session.id) is turn and self._may_rest(turn.run, turn.host)
 
     def _may_rest(self, run: LiveRun, host: Host) -> bool:
-        return not self._closed and host.alive and run.kind is not RunKind.CHILD and run.session.id not in self._idle
+        again = not run.session.id.startswith(RUN_SESSION)  # nothing more comes to a run's own session
+        return not self._closed and host.alive and again and run.session.id not in self._idle
 
     def _give_back(self, run: LiveRun, host: Host) -> None:
         """A run fell before its turn began: one that had turns is its session's, a new one is anybody's."""

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from interlock.config import data_directory
 from interlock.core.names import RunId, SessionId
 from interlock.look import reading, telling
 from interlock.look.forgetting import age, forget
@@ -15,22 +16,20 @@ from interlock.stores.sqlite.store import KEEP_DAYS
 commands = typer.Typer()
 
 
-def data_directory() -> Path:
-    """Return where a store is looked for unless --data or INTERLOCK_DATA says otherwise."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(state) if state.startswith("/") else Path("~/.local/state")) / "interlock"
-
-
 Data = Annotated[
     Path,
     typer.Option(
         "--data",
         metavar="DIR",
         envvar="INTERLOCK_DATA",
-        default_factory=data_directory,
+        default_factory=lambda: data_directory(os.environ),
         show_default="~/.local/state/interlock",
         help="The store's directory.",
     ),
+]
+Url = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Ask a gateway, with the token in --data or INTERLOCK_TOKEN.", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
@@ -50,11 +49,17 @@ def runs_command(
     every: Annotated[
         bool, typer.Option("--all", help=f"Every run that is kept, not only the latest {reading.LATEST}.")
     ] = False,
+    url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """List runs in the order they were admitted, with how they ended; also while a server has the store."""
     wanted = None if session is None else SessionId(session)
-    found = reading.look(data, lambda store: reading.runs(store, wanted, tree=tree, every=every))
+    if url is not None:
+        from interlock.look import asking  # noqa: PLC0415 - a store needs no client
+
+        found = asking.runs(url, data, session, tree=tree, every=every)
+    else:
+        found = reading.look(data, lambda store: reading.runs(store, wanted, tree=tree, every=every))
     telling.tell_json(found) if as_json else telling.tell_runs(found, session)
 
 
@@ -62,10 +67,16 @@ def runs_command(
 def show_command(
     run: Annotated[str, typer.Argument(help="The run's id, as `interlock runs` lists it.")],
     data: Data,
+    url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a run: its outcome, tools, questions, processes, receipt and timeline; also while it goes on."""
-    found = reading.look(data, lambda store: reading.show(store, RunId(run)))
+    if url is not None:
+        from interlock.look import asking  # noqa: PLC0415
+
+        found = asking.show(url, data, run)
+    else:
+        found = reading.look(data, lambda store: reading.show(store, RunId(run)))
     telling.tell_json(found) if as_json else telling.tell_run(found)
 
 

@@ -223,13 +223,14 @@ class Control:
             deadline=seconds_of(deadline, "deadline", self.settings.deadline),
             order=order_of(order),
         )
+        again = run.acked.is_set()  # a used key: told how its run ended, as it would be after a restart
         await run.acked.wait()
         if run.problem is not None:
             raise run.problem.with_traceback(None)
         if run.fall is not None and run.generation is None:
             await run.fall.ended.wait()  # it ended before it began: told when that is decided for good
         assert run.sent is not None
-        return run.sent
+        return msgspec.structs.replace(run.sent, state=State.ENDED) if again and run.ended.is_set() else run.sent
 
     def _here(self) -> None:
         if asyncio.get_running_loop() is not self._loop:

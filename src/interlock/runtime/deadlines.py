@@ -14,6 +14,8 @@ from interlock.runtime.settings import Settings
 
 TIMED_OUT = Cause(ending=Ending.TIMED_OUT)
 
+LOOP_STEP_SECONDS = 0.001
+
 
 class Deadlines:
     """Arms and fires the limits of runs."""
@@ -44,7 +46,8 @@ class Deadlines:
         self._set_timer(run, limit, limit.at)
 
     def _set_timer(self, run: LiveRun, limit: Limit, at: float) -> None:
-        timer = self._loop.call_at(at, self._fire, run, limit)
+        # Not sooner than the loop's own step: uvloop would make a plain callback of it, which knows no time.
+        timer = self._loop.call_at(max(at, self._clock.now() + LOOP_STEP_SECONDS), self._fire, run, limit)
         run.timers = [*(other for other in run.timers or () if other.when() > self._clock.now()), timer]
 
     def _fire(self, run: LiveRun, limit: Limit) -> None:

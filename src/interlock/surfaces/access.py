@@ -506,7 +506,7 @@ class Audit:
     def _put(self, kind: str, head: dict[str, str], facts: dict[str, object]) -> bool:
         own: dict[str, object] = {"time": _now(), "kind": kind, **head}
         plain = {_told(key): _told(value) for key, value in (own | facts | own).items()}
-        line = json.dumps(plain).replace("\x7f", "\\u007f").encode() + b"\n"
+        line = json.dumps(plain).encode() + b"\n"
         try:
             if self._fd is None or os.fstat(self._fd).st_nlink == 0:
                 self._let_go()

@@ -59,6 +59,8 @@ STOPS: Final = 64  # besides those
 WATCHES: Final = 64  # of one connection
 FLUSH_SECONDS: Final = 1.0  # for what is held when a connection or the gateway closes
 ACCESS_SECONDS: Final = 0.5  # how often the token files are looked at
+RATE_LIMITED: Final = "AUTH_RATE_LIMITED"
+REASON_BYTES: Final = 120  # of a close frame
 SCOPES: Final = {scope: f"operator.{'approvals' if scope is Scope.APPROVE else scope}" for scope in Scope}
 
 SEEING: Final = frozenset({Scope.ADMIN, Scope.WRITE, Scope.READ})
@@ -134,17 +136,12 @@ class Gateway:
     async def _metrics(self, request: HttpRequest) -> Response:
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         address = _address(request.scope)
-        if (wait := self.failures.blocked(address, time.monotonic())) is not None:
-            self.audit.note("refused", by="", address=address, why="too many wrong tokens")
-            return JSONResponse(
-                {"error": "too many wrong tokens; try again later"}, 429, {"Retry-After": f"{wait:.0f}"}
-            )
+        self.look_again()
         caller = self.access.who(token.strip()) if kind.lower() == "bearer" else None
         if caller is None or not caller.may(Scope.READ):
-            if token:
-                self.failures.failed(address, time.monotonic())
-            self.audit.note("refused", by="", address=address, why="no token for /metrics")
-            return JSONResponse({"error": "send Authorization: Bearer and a token that may read"}, 401)
+            code = self.wrong_token(address, token)
+            status = 429 if code == RATE_LIMITED else 401
+            return JSONResponse({"error": "send Authorization: Bearer and a token that may read", "code": code}, status)
         return Response(self.meters.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     # What happens in control, in the same step
@@ -193,6 +190,13 @@ class Gateway:
             approvers=[each.name for each in callers if Scope.APPROVE in each.scopes],
         )
 
+    def look_again(self) -> None:
+        """Take in what became of the tokens: who is what, and whose connections are over."""
+        if self.access.refresh():
+            self._appoint()
+            for connection in self._everyone():
+                connection.reconsider()
+
     def _everyone(self) -> list["Connection"]:
         return [each for connections in self.connections.values() for each in connections]
 
@@ -203,10 +207,7 @@ class Gateway:
             await anyio.sleep(ACCESS_SECONDS)
             self.audit.tell_left_out()
             with contextlib.suppress(InterlockError):
-                if self.access.refresh():
-                    self._appoint()
-                    for connection in self._everyone():
-                        connection.reconsider()
+                self.look_again()
             if time.monotonic() - ticked >= frames.TICK_SECONDS:
                 ticked = time.monotonic()
                 tick = event_item("tick", {"ts": int(time.time() * 1000)}).head + b"}"
@@ -223,11 +224,7 @@ class Gateway:
         if self.closing or (full and welcome is None):  # else our own server has counted it
             await _deny(scope, receive, send, 503, "too many connections without a token, or closing; try again")
             return
-        if (wait := self.failures.blocked(address, time.monotonic())) is not None:
-            self.audit.note("refused", by="", address=address, why="too many wrong tokens")
-            await _deny(scope, receive, send, 429, f"too many wrong tokens; try again in {wait:.0f} s")
-            return
-        connection = Connection(self, address, receive, send, state.get("writable"))
+        connection = Connection(self, address, receive, send, state.get("room"))
         with self._stranger(counted):
             caller = await connection.meet()
         if caller is not None:
@@ -270,6 +267,17 @@ class Gateway:
             },
         }
 
+    def wrong_token(self, address: str, token: str | None) -> str:
+        """Take down a wrong token and return what it is told as; who has a right one is never kept out by others."""
+        now = time.monotonic()
+        code = "AUTH_TOKEN_MISMATCH" if token else "AUTH_TOKEN_MISSING"
+        if self.failures.blocked(address, now) is not None:
+            code = RATE_LIMITED
+        elif token:
+            self.failures.failed(address, now)
+        self.audit.note("refused", by="", address=address, why=code)
+        return code
+
     async def shut(self, reason: str, *, seconds: float = FLUSH_SECONDS) -> None:
         """Say goodbye: what is held is sent, bounded, and every connection is closed."""
         self.closing = True
@@ -303,7 +311,7 @@ class Connection:
     """One WebSocket: who it is, what it asked, what it has still to be sent."""
 
     def __init__(
-        self, gateway: Gateway, address: str, receive: Receive, send: Send, writable: asyncio.Event | None
+        self, gateway: Gateway, address: str, receive: Receive, send: Send, room: Callable[[], Awaitable[None]] | None
     ) -> None:
         self.gateway = gateway
         self.control = gateway.control
@@ -312,11 +320,12 @@ class Connection:
         self.id = secrets.token_hex(8)
         self.by = Principal("")
         self.scopes: frozenset[Scope] = frozenset()
-        self.outbox = Outbox()
+        self._writing = anyio.CancelScope()  # ends at an overflow, or when a reader has had its time
+        self.outbox = Outbox(self._writing.cancel)
         self._asked_scopes: frozenset[Scope] = frozenset()
         self._digest = ""
         self._receive, self._send = receive, send
-        self._writable = writable  # where the server is ours: when the kernel takes more
+        self._room = room  # where the server is ours: wait until the kernel takes more
         self._busy = Counter[bool]()  # requests in flight, by whether they stop something
         self._watches: dict[int, anyio.CancelScope] = {}
         self._tasks: TaskGroup | None = None
@@ -368,13 +377,10 @@ class Connection:
         if asked.role != "operator":
             return await self._turn_away(request, frames.fault("INVALID_REQUEST", "only the role operator is served"))
         token = asked.auth.token
-        self.gateway.access.refresh()
+        self.gateway.look_again()
         caller = None if not token else self.gateway.access.who(token)
         if token is None or caller is None:
-            code = "AUTH_TOKEN_MISMATCH" if token else "AUTH_TOKEN_MISSING"
-            if token:
-                self.gateway.failures.failed(self.address, time.monotonic())
-            self.gateway.audit.note("refused", by="", address=self.address, why=code)
+            code = self.gateway.wrong_token(self.address, token)
             words = "this token is not one; `interlock token path` says where the operator's is"
             return await self._turn_away(request, frames.fault("FORBIDDEN", words, code=code), frames.NO_TOKEN)
         self.by, self._digest = caller.name, digest_of(token)
@@ -429,14 +435,12 @@ class Connection:
 
     async def _pump(self) -> None:
         """Write frames one at a time; the only caller of send once the connection serves."""
-        try:
+        with self._writing, contextlib.suppress(OSError, RuntimeError):  # gone: the listener hears it as well
             while await self.outbox.wait():
-                if self._writable is not None:  # what is still in the outbox until then can be taken back
-                    await self._writable.wait()
+                if self._room is not None:  # what is still in the outbox until then can be taken back
+                    await self._room()
                 if (frame := self.outbox.take()) is not None:
                     await self._send_text(frame)
-        except (OSError, RuntimeError):  # the other side is gone; the listener hears it as well
-            pass
         if self.outbox.overflowed:
             self._closing = self._closing or (frames.BROKEN_RULE, "too slow: more was said than this connection read")
             self.gateway.audit.note("refused", by=self.by, address=self.address, why=self._closing[1])
@@ -455,6 +459,7 @@ class Connection:
         """Close the connection when what it holds has been sent."""
         self._closing = self._closing or (code, reason)
         self.outbox.close()
+        asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._writing.cancel)
 
     def reconsider(self) -> None:
         """A token or its scopes changed: leave if it is no longer one, else count what it now may."""
@@ -567,7 +572,8 @@ class Connection:
 
     async def _shut(self, code: int, reason: str) -> None:
         with contextlib.suppress(OSError, RuntimeError), anyio.move_on_after(FLUSH_SECONDS):
-            await self._send({"type": "websocket.close", "code": code, "reason": reason[:120]})
+            short = reason.encode()[:REASON_BYTES].decode(errors="ignore")
+            await self._send({"type": "websocket.close", "code": code, "reason": short})
 
 
 class Asking:

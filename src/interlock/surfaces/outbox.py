@@ -8,21 +8,41 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from interlock.core.names import RunId, SessionId
 from interlock.surfaces.frames import BUFFER_BYTES, encode
 from interlock.surfaces.telling import Item
 
-Held = Item | list[Item] | bytes  # an event, the texts of one that grows, or an answer
+JOINED_BYTES = 4096  # so little that a frame in the kernel's hands is soon gone
+
+
+class Texts:
+    """Texts of one stream that wait: they are sent as one, where the first stands and with the last one's numbers."""
+
+    __slots__ = ("items", "size")
+
+    def __init__(self, first: Item) -> None:
+        self.items = [first]
+        self.size = first.size
+
+    def add(self, item: Item) -> None:
+        """Take one more."""
+        self.items.append(item)
+        self.size += item.size
+
+
+Held = Item | Texts | bytes
 
 
 class Outbox:
     """The unwritten frames of one connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_overflow: Callable[[], object] = lambda: None) -> None:
+        self._on_overflow = on_overflow
         self._items: deque[Held] = deque()
         self._urgent: deque[Held] = deque()
-        self._growing: dict[bytes, list[Item]] = {}  # by stream: its last texts, if nothing came behind them
+        self._growing: dict[bytes, Texts] = {}  # by stream: its last texts, if nothing came behind them
         self._bytes = 0
         self._seq = 0
         self._news = asyncio.Event()
@@ -32,21 +52,21 @@ class Outbox:
 
     def put(self, item: Item) -> None:
         """Take an event."""
-        if self.closed:
+        if self.closed or self.overflowed:
             return
         if item.text is None:
             self._growing.clear()
             self._items.append(item)
-        elif (texts := self._growing.get(item.head)) is not None:
-            texts.append(item)
+        elif (texts := self._growing.get(item.head)) is not None and texts.size < JOINED_BYTES:
+            texts.add(item)
         else:
-            texts = self._growing[item.head] = [item]
+            texts = self._growing[item.head] = Texts(item)
             self._items.append(texts)
         self._account(item.size)
 
     def answer(self, frame: bytes, *, hasten: SessionId | None = None, urgent: bool = False) -> None:
         """Take an answer; that of a stop goes first, behind what its session has been told."""
-        if self.closed:
+        if self.closed or self.overflowed:
             return
         if hasten is not None:
             mine = [held for held in self._items if _about(held, hasten)]
@@ -59,11 +79,13 @@ class Outbox:
 
     def drop(self, run_id: RunId) -> None:
         """Forget what a cut run said and nobody has been sent."""
-        kept = deque(held for held in self._items if not _said_by(held, run_id))
-        if len(kept) != len(self._items):
-            self._bytes -= sum(map(_size, self._items)) - sum(map(_size, kept))
-            self._items = kept
-            self._growing.clear()
+        for queue in (self._items, self._urgent):
+            kept = [held for held in queue if not _said_by(held, run_id)]
+            if len(kept) != len(queue):
+                self._bytes -= sum(map(_size, queue)) - sum(map(_size, kept))
+                queue.clear()
+                queue.extend(kept)
+                self._growing.clear()
 
     async def room(self) -> None:
         """Wait until half of the bound is free: for those who can read again what they do not put in now."""
@@ -101,10 +123,10 @@ class Outbox:
         self._seq += 1
         if isinstance(held, Item):
             return held.bytes() + b',"seq":%d}' % self._seq
-        last = held[-1]
+        last = held.items[-1]
         if self._growing.get(last.head) is held:
             del self._growing[last.head]
-        text = last.text or "" if len(held) == 1 else "".join([each.text or "" for each in held])
+        text = last.text if len(held.items) == 1 else "".join([each.text or "" for each in held.items])
         return b'%b%b%b,"seq":%d}' % (last.head, encode(text), last.tail, self._seq)
 
     def _account(self, size: int) -> None:
@@ -112,6 +134,8 @@ class Outbox:
         self._news.set()
         if self._bytes > BUFFER_BYTES and len(self._items) + len(self._urgent) > 1:
             self.overflowed = True
+            self._bytes = 0
+            self._on_overflow()
             self._drained.set()
             self._items.clear()
             self._urgent.clear()
@@ -119,16 +143,18 @@ class Outbox:
 
 
 def _size(held: Held) -> int:
-    if isinstance(held, list):
-        return sum(item.size for item in held)
-    return held.size if isinstance(held, Item) else len(held)
+    return len(held) if isinstance(held, bytes) else held.size
+
+
+def _item(held: Held) -> Item | None:
+    return held.items[0] if isinstance(held, Texts) else held if isinstance(held, Item) else None
 
 
 def _about(held: Held, session: SessionId) -> bool:
-    item = held[0] if isinstance(held, list) else held
-    return isinstance(item, Item) and item.session == session
+    item = _item(held)
+    return item is not None and item.session == session
 
 
 def _said_by(held: Held, run_id: RunId) -> bool:
-    item = held[0] if isinstance(held, list) else held
-    return isinstance(item, Item) and item.passing and item.run_id == run_id
+    item = _item(held)
+    return item is not None and item.passing and item.run_id == run_id

@@ -9,6 +9,8 @@
 import asyncio
 import contextlib
 import logging
+import os
+import select
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -112,21 +114,45 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
     class WebSocket(WebSocketsSansIOProtocol):
         """Nothing waits between the outbox and the kernel; what was closed is cut."""
 
+        _behind: asyncio.Future[None] | None = None  # the pump waits for the kernel
+
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
             self.transport.set_write_buffer_limits(high=0)
+            self._fd = transport.get_extra_info("socket").fileno()
+            self._poll = select.poll()
+            self._poll.register(self._fd, select.POLLOUT)
 
         def handle_connect(self, event: Any) -> None:
             super().handle_connect(event)
             if self.response.status_code == 101:
                 state = self.scope["state"]
                 state["welcome"] = lambda: door.leave(self.transport)
-                state["writable"] = self.writable
+                state["room"] = self.room
+
+        async def room(self) -> None:
+            """Wait until the kernel has little left: it looks at its mark only between segments, poll looks at once."""
+            await self.writable.wait()
+            if self.transport.is_closing() or self._poll.poll(0):
+                return
+            waiting = os.dup(self._fd)  # the loop watches a transport's own descriptor already
+            self._behind = self.loop.create_future()
+            try:
+                self.loop.add_writer(waiting, self._caught_up)
+                await self._behind
+            finally:
+                self.loop.remove_writer(waiting)
+                os.close(waiting)
+
+        def _caught_up(self) -> None:
+            if self._behind is not None and not self._behind.done():
+                self._behind.set_result(None)
 
         async def send(self, message: Any) -> None:
-            await super().send(message)
-            if message["type"] == "websocket.close":
+            if message["type"] == "websocket.close":  # which does not wait for a reader
+                self.writable.set()
                 self.loop.call_later(CLOSE_SECONDS, self.transport.abort)
+            await super().send(message)
 
         def keepalive_timeout(self) -> None:
             super().keepalive_timeout()
@@ -134,6 +160,7 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
 
         def connection_lost(self, exc: Exception | None) -> None:
             door.leave(self.transport)
+            self._caught_up()
             super().connection_lost(exc)
 
     return Http, WebSocket
@@ -146,6 +173,7 @@ class Server(uvicorn.Server):
         http, websocket = _protocols(Door())
         for name in ("uvicorn.error", "uvicorn.access"):
             logging.getLogger(name).setLevel(logging.ERROR)  # its lines hold the query, where some put their tokens
+            logging.getLogger(name).addFilter(_no_strangers_bytes)
         super().__init__(
             uvicorn.Config(
                 gateway,
@@ -168,6 +196,10 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Take none."""
         yield
+
+
+def _no_strangers_bytes(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("Invalid UTF-8")  # with a traceback, for whatever anybody sends
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -1,0 +1,56 @@
+"""Asking a gateway instead of a store: what it tells of runs, in the same documents.
+
+A gateway tells no tool rows, questions and processes of a run; its timeline names them.
+"""
+
+from pathlib import Path
+
+from interlock.client.client import Client
+from interlock.client.shell import ask
+from interlock.core.errors import Unknown
+from interlock.core.lifecycle import State
+from interlock.look.documents import RunLine, Runs, Shown
+from interlock.look.reading import LATEST
+from interlock.runtime.listing import RunInfo
+
+MOST = 1_000  # runs of all sessions
+
+
+def runs(url: str, data: Path, session: str | None, *, tree: bool, every: bool) -> Runs:
+    """List runs that the token's bearer may see."""
+
+    async def asking(client: Client) -> list[RunInfo]:
+        return await client.runs(session, tree=tree, latest=0 if session else MOST if every else LATEST + 1)
+
+    found = ask(url, data, asking)
+    listed = found if every else found[-LATEST:]
+    return Runs(data=url, in_use=True, runs=tuple(map(_line, listed)), more=len(listed) < len(found))
+
+
+def show(url: str, data: Path, run: str) -> Shown:
+    """Find one run, by its id or its key."""
+
+    async def asking(client: Client) -> Shown:
+        found = await client.find(run)
+        if found is None:
+            raise Unknown(f"no run {run!r:.80} that you may see at {url}; `interlock runs --url` lists them")
+        return Shown(
+            data=url,
+            in_use=True,
+            parked=False,
+            run=_line(found),
+            reply="" if found.outcome is None else found.outcome.text,
+            tools=(),
+            questions=(),
+            processes=(),
+            receipt=None if found.outcome is None else await client.receipt(found.id),
+            timeline=tuple(await client.timeline(found.id)),
+        )
+
+    return ask(url, data, asking)
+
+
+def _line(run: RunInfo) -> RunLine:
+    known = {name: getattr(run, name) for name in RunLine.__struct_fields__ if name in RunInfo.__struct_fields__}
+    started = run.state is State.STARTED or (run.outcome is not None and run.outcome.started_at is not None)
+    return RunLine(**known, unsettled=False, started=started, deadline=None, alias=None)

@@ -1,0 +1,505 @@
+"""The client against a real server: every verb, and every way a connection can end."""
+
+import asyncio
+import contextlib
+import inspect
+import random
+import signal
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from client.scene import Road, Served, play, until
+from interlock import (
+    BadInput,
+    Control,
+    Ending,
+    InterlockError,
+    KeyConflict,
+    Outcome,
+    QuestionClosed,
+    Refused,
+    Rejected,
+    Unavailable,
+    Unknown,
+    events,
+)
+from interlock.client import Client, connect
+from interlock.client.client import Seen
+from interlock.core.lifecycle import State
+from interlock.core.names import Drain, Principal, QuestionState, RunId, SessionId
+from interlock.surfaces.access import Access
+
+
+def text_of(told: list[events.Event]) -> str:
+    """The deltas of a reply."""
+    return "".join(event.data.text for event in told if isinstance(event.data, events.Delta))
+
+
+def in_order(told: list[events.Event]) -> bool:
+    """Positions rise, and every run has one end at most."""
+    ends = [event.run_id for event in told if isinstance(event.data, events.Ended)]
+    return all(a.position < b.position for a, b in pairwise(told)) and len(ends) == len(set(ends))
+
+
+# Verbs
+
+
+def test_the_client_has_controls_verbs() -> None:
+    """Each verb has Control's name and parameters, without `by`."""
+    verbs = (
+        "send stop reset wait watch answer questions runs find sessions processes history receipt timeline wake "
+        "unwake wakes set_strategy"
+    )
+    for verb in verbs.split():
+        theirs = {name: each.default for name, each in inspect.signature(getattr(Control, verb)).parameters.items()}
+        ours = {name: each.default for name, each in inspect.signature(getattr(Client, verb)).parameters.items()}
+        theirs.pop("by")
+        assert ours == theirs, verb
+
+
+def test_a_message_and_everything_about_it(served: Served) -> None:
+    """What was sent is watched to its end, and found by every verb that looks."""
+
+    async def scene() -> None:
+        async with connect(served.url, served.token) as client:
+            sent = await client.send("verbs", "use words", key="verbs-1")
+            told = [event async for event in client.watch(run=sent.run_id)]
+            assert in_order(told) and isinstance(told[-1].data, events.Ended)
+            outcome = await client.wait(sent.run_id, drained=True)
+            assert outcome.ending is Ending.COMPLETED and outcome.text == "found words" and outcome.drained
+            found = await client.find("verbs-1")
+            assert found is not None and found.id == sent.run_id and found.state is State.ENDED
+            assert await client.find("nothing") is None
+            assert [run.id for run in await client.runs("verbs")] == [sent.run_id]
+            assert sent.run_id in [run.id for run in await client.runs(latest=100)]
+            assert "verbs" in [each.session.id for each in await client.sessions()]
+            assert [entry.role for entry in await client.history("verbs")] == ["user", "call", "result", "assistant"]
+            receipt = await client.receipt(sent.run_id)
+            assert receipt.drain is Drain.OBSERVED and await client.receipt(str(receipt.id)) == receipt
+            assert [moment.what for moment in await client.timeline(sent.run_id)][-2:] == ["ended", "drained"]
+            again = await client.send("verbs", "use words", key="verbs-1")
+            assert again.run_id == sent.run_id
+
+    play(scene())
+
+
+def test_stopping_by_session_run_and_key(served: Served) -> None:
+    """A stop answers with its receipt; a key may be stopped before its message comes."""
+
+    async def scene() -> None:
+        async with connect(served.url, data=served.data) as client:
+            first = await client.send("stops", "hang")
+            assert (await client.wait(first.run_id, timeout=0.05)).ending is Ending.PENDING
+            receipt = await client.stop(session="stops")
+            assert receipt.aborted and [run.id for run in receipt.runs] == [first.run_id]
+            assert (await client.wait(first.run_id, drained=True)).ending is Ending.STOPPED
+            second = await client.send("stops", "spawn")
+            await until(lambda: _some(client.processes("stops")))
+            assert (await client.stop(run=second.run_id)).aborted
+            third = await client.send("stops", "hang", key="stops-3")
+            assert (await client.stop(key="stops-3")).runs[0].id == third.run_id
+            assert not (await client.stop(key="stops-4")).aborted
+            fourth = await client.send("stops", "hang", key="stops-4")
+            assert (await client.wait(fourth.run_id)).ending is Ending.STOPPED
+            reset = await client.reset("stops")
+            assert not reset.aborted and await client.history("stops") == []
+            assert (await client.wait("r-0-0")).ending is Ending.UNKNOWN
+
+    play(scene())
+
+
+async def _some(listing: object) -> bool:
+    return bool(await listing)  # type: ignore[misc]
+
+
+def test_questions_schedules_and_strategies(served: Served) -> None:
+    """Questions are answered, schedules made and removed, strategies set."""
+
+    async def scene() -> None:
+        async with connect(served.url, served.token) as client:
+            sent = await client.send("asks", "ask")
+            await until(lambda: _some(client.questions("asks")))
+            (question,) = await client.questions("asks")
+            assert (await client.answer(question.id, True)).state is QuestionState.ANSWERED
+            assert (await client.answer(question.id, True)).answer is True, "the same answer again is no error"
+            with pytest.raises(QuestionClosed):
+                await client.answer(question.id, False)
+            assert (await client.wait(sent.run_id)).text == "answered True"
+            wake = await client.wake("asks", "hello", every=3600.0)
+            assert [each.id for each in await client.wakes("asks")] == [wake.id]
+            await client.unwake(wake.id)
+            assert await client.wakes("asks") == []
+            await client.set_strategy("asks", "reject")
+            busy = await client.send("asks", "hang")
+            with pytest.raises(Rejected):
+                await client.send("asks", "me too")
+            await client.stop(run=busy.run_id)
+
+    play(scene())
+
+
+def test_errors_are_the_same_classes(served: Served) -> None:
+    """What control raises on its side is raised on ours; what cannot be sent is refused here."""
+
+    async def scene() -> None:
+        async with connect(served.url, served.token) as client:
+            with pytest.raises(Unknown):
+                await client.history("nobody was here")
+            with pytest.raises(Unknown):
+                [event async for event in client.watch(run="r-0-0")]
+            with pytest.raises(BadInput):
+                [event async for event in client.watch()]
+            with pytest.raises(BadInput):
+                await client.send("errors", "hello", strategy="hurry")
+            with pytest.raises(BadInput):
+                await client.send("errors", "hello", deadline=float("nan"))
+            with pytest.raises(BadInput):
+                await client.send("errors", "x" * 2_000_000)
+            with pytest.raises(BadInput):
+                await client.send("errors", "\ud800")
+            await client.send("errors", "hello", key="errors-1")
+            with pytest.raises(KeyConflict):
+                await client.send("errors", "something else", key="errors-1")
+        with pytest.raises(BadInput, match="closed"):
+            await client.runs()
+
+    play(scene())
+
+
+# Being let in
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "words"),
+    [
+        ("http://127.0.0.1:9", Unavailable, "interlock serve"),
+        ("http://user:planted@127.0.0.1:1", BadInput, "no user, token"),
+        ("ws://127.0.0.1:1/?token=planted", BadInput, "no user, token"),
+        ("ftp://127.0.0.1", BadInput, "no URL"),
+        ("http://", BadInput, "no URL"),
+        ("http://[::1", BadInput, "no URL"),
+        ("nonsense", BadInput, "no URL"),
+        (f"http://{'a' * 70}.invalid", Unavailable, "URL"),
+    ],
+)
+def test_a_wrong_url_is_told_at_once(url: str, kind: type[InterlockError], words: str) -> None:
+    """Nobody waits for a server that never was there, and no error repeats a secret."""
+
+    async def scene() -> None:
+        with pytest.raises(kind, match=words) as refused:
+            async with connect(url, "a token"):
+                pass
+        assert "planted" not in str(refused.value)
+
+    began = time.monotonic()
+    play(scene())
+    assert time.monotonic() - began < 10
+
+
+def test_a_wrong_token_is_refused_and_not_repeated(served: Served, tmp_path: Path) -> None:
+    """A token that is not one, and a directory that has none, are told at once with what to do."""
+
+    async def scene() -> None:
+        with pytest.raises(Refused, match="does not know this token") as refused:
+            async with connect(served.url, "planted-secret"):
+                pass
+        assert "planted-secret" not in str(refused.value)
+        with pytest.raises(BadInput, match="no token in"):
+            async with connect(served.url, data=tmp_path):
+                pass
+        with pytest.raises(BadInput, match="one of"):
+            async with connect(served.url):
+                pass
+        async with connect(served.url, served.token) as client:
+            assert served.token not in repr(vars(client))
+
+    play(scene())
+
+
+def test_what_is_no_gateway_is_told_so() -> None:
+    """A server of another kind is not waited for."""
+
+    async def scene() -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as other:
+            with pytest.raises(Unavailable, match="no gateway"):
+                async with connect(f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}", "a token"):
+                    pass
+
+    play(scene())
+
+
+# Connections that drop
+
+
+def test_a_watch_survives_cuts_without_gap_or_duplicate(served: Served) -> None:
+    """However often the connection is cut while a run streams, the watcher is told everything once."""
+
+    async def scene() -> None:
+        dice = random.Random(7)
+        async with Road(served.port) as road, connect(road.url, served.token) as client:
+
+            async def cutting() -> None:
+                for _ in range(6):
+                    aim = road.passed + dice.randrange(300, 9_000)
+                    while road.passed < aim:
+                        await asyncio.sleep(0.001)
+                    road.cut()
+
+            sent = await client.send("cuts", "count 400")
+            cuts = asyncio.create_task(cutting())
+            told = [event async for event in client.watch(run=sent.run_id)]
+            cuts.cancel()
+            assert road.cuts >= 4
+        whole = "".join(f"{number} " for number in range(400))
+        assert in_order(told) and isinstance(told[-1].data, events.Ended)
+        assert [event.data.text for event in told if isinstance(event.data, events.Block)] == [whole]
+        assert text_of(told) == whole
+
+    play(scene())
+
+
+def test_a_watch_of_a_run_ends_though_it_ended_meanwhile(served: Served) -> None:
+    """The end that happened while nobody was connected is told on the next connection."""
+
+    async def scene() -> None:
+        async with Road(served.port) as road, connect(road.url, served.token) as client:
+            sent = await client.send("meanwhile", "hang")
+            told: list[events.Event] = []
+            async for event in client.watch(run=sent.run_id):
+                told.append(event)
+                if isinstance(event.data, events.Delta):
+                    road.lost_down = road.lost_up = True
+                    async with connect(served.url, served.token) as other:
+                        await other.stop(run=sent.run_id)
+                    road.cut()
+            assert in_order(told) and isinstance(told[-1].data, events.Ended)
+            assert told[-1].data.outcome.ending is Ending.STOPPED
+
+    play(scene())
+
+
+def test_a_message_whose_answer_was_lost_runs_once(served: Served) -> None:
+    """The client's own key makes the second asking the same message."""
+
+    async def scene() -> None:
+        async with Road(served.port) as road, connect(road.url, served.token) as client:
+            road.lost_down = True
+            sending = asyncio.create_task(client.send("once", "hello"))
+            async with connect(served.url, served.token) as other:
+                await until(lambda: _ended(other, "once"))
+            road.cut()
+            sent = await sending
+            assert [run.id for run in await client.runs("once")] == [sent.run_id]
+
+    play(scene())
+
+
+async def _ended(client: Client, session: str) -> bool:
+    with contextlib.suppress(Unknown):
+        return any(run.state is State.ENDED for run in await client.runs(session))
+    return False
+
+
+def test_a_sessions_stop_is_not_repeated_behind_a_newer_message(served: Served) -> None:
+    """A stop whose answer was lost may have happened; once something newer was sent it must not hit that."""
+
+    async def scene() -> None:
+        async with Road(served.port) as road, connect(road.url, served.token) as client:
+            old = await client.send("newer", "hang")
+            road.lost_up = True
+            stopping = asyncio.create_task(client.stop(session="newer"))
+            await asyncio.sleep(0)
+            sending = asyncio.create_task(client.send("newer", "hang"))
+            await asyncio.sleep(0.05)
+            road.cut()
+            with pytest.raises(Unavailable, match="may have happened"):
+                await stopping
+            new = await sending
+            assert (await client.wait(old.run_id)).superseded_by == new.run_id
+            assert (await client.wait(new.run_id, timeout=0.1)).ending is Ending.PENDING
+            road.lost_down = True
+            again = asyncio.create_task(client.stop(session="newer"))
+            async with connect(served.url, served.token) as other:
+                assert (await other.wait(new.run_id)).ending is Ending.STOPPED
+            road.cut()
+            assert not (await again).aborted, "asked again, since nothing newer was sent: there was nothing left"
+
+    play(scene())
+
+
+def test_patience_ends(served: Served) -> None:
+    """Without a connection a verb waits so long and no longer; a schedule is not made twice."""
+
+    async def scene() -> None:
+        async with Road(served.port) as road, connect(road.url, served.token, patience=0.5) as client:
+            await client.send("patience", "hello")
+            road.lost_down = True
+            making = asyncio.create_task(client.wake("patience", "hello", every=3600.0))
+            async with connect(served.url, served.token) as other:
+                await until(lambda: _some(other.wakes("patience")))
+                road.cut()
+                with pytest.raises(Unavailable, match="may have happened"):
+                    await making
+                assert len(await client.wakes("patience")) == 1
+            road.close()
+            began = time.monotonic()
+            with pytest.raises(Unavailable, match="no connection"):
+                while True:  # the first may still find the link that is about to be gone
+                    await client.runs()
+            assert 0.4 < time.monotonic() - began < 3
+
+    play(scene())
+
+
+def test_a_cancelled_waiter_leaves_the_run_alone(served: Served) -> None:
+    """Whoever stops waiting has stopped nothing, and close does not wait for those who do."""
+
+    async def scene() -> None:
+        async with Road(served.port) as road, connect(road.url, served.token) as client:
+            sent = await client.send("waiters", "hang")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.wait(sent.run_id), 0.05)
+            assert (await client.wait(sent.run_id, timeout=0)).ending is Ending.PENDING
+            waiting = asyncio.create_task(client.wait(sent.run_id))
+            watching = asyncio.create_task(_last(client, sent.run_id))
+            await asyncio.sleep(0.05)
+            road.lost_down = road.lost_up = True
+            began = time.monotonic()
+            await client.close()
+            for task in (waiting, watching):
+                with pytest.raises(BadInput, match="closed"):
+                    await task
+            assert time.monotonic() - began < 3
+        async with connect(served.url, served.token) as other:
+            assert (await other.stop(run=sent.run_id)).aborted
+
+    play(scene())
+
+
+async def _last(client: Client, run_id: str) -> events.Event:
+    return [event async for event in client.watch(run=run_id)][-1]
+
+
+def test_a_slow_watcher_holds_up_nobody(served: Served) -> None:
+    """A watcher that does not read delays no verb, and is told the whole story when it does."""
+
+    async def scene() -> None:
+        async with connect(served.url, served.token) as client:
+            sent = await client.send("slow", "flood 3000")
+            slow = client.watch("slow")
+            told = [await anext(slow)]
+            async for event in client.watch(run=sent.run_id):
+                if isinstance(event.data, events.Block):
+                    break
+            began = time.monotonic()
+            assert (await client.stop(run=sent.run_id)).aborted
+            assert time.monotonic() - began < 1
+            while not isinstance(told[-1].data, events.Ended):
+                told.append(await anext(slow))
+            await slow.aclose()
+            assert in_order(told)
+            blocks = [event.data.text for event in told if isinstance(event.data, events.Block)]
+            assert blocks == ["".join(f"{number} " for number in range(3000)), "that was the flood"]
+
+    play(scene())
+
+
+def test_nothing_of_an_older_run_comes_behind_a_newer_one(served: Served) -> None:
+    """Over a takeover, no delta of the old run is told once the new one has begun."""
+
+    async def scene() -> None:
+        async with connect(served.url, served.token) as client:
+            first = await client.send("takeover", "flood 2000")
+            watch = client.watch("takeover")
+            told = [await anext(watch)]
+            second = await client.send("takeover", "count 5")
+            while not (told[-1].run_id == second.run_id and isinstance(told[-1].data, events.Ended)):
+                told.append(await anext(watch))
+            await watch.aclose()
+            begun = next(
+                at for at, event in enumerate(told)
+                if event.run_id == second.run_id and isinstance(event.data, events.Started)
+            )  # fmt: skip
+            assert not [event for event in told[begun:] if event.run_id == first.run_id and event.kind == "delta"]
+
+    play(scene())
+
+
+def test_stale_and_repeated_events_are_dropped() -> None:
+    """Whatever comes behind a newer beginning or an end, or for the second time, is not news."""
+
+    def event(position: int, generation: int, data: events.Data) -> events.Event:
+        return events.Event(
+            position=position, session=SessionId("s"), run_id=RunId(f"r-{generation}"), generation=generation, data=data
+        )
+
+    end = events.Ended(outcome=Outcome(run_id=RunId("r-2"), ending=Ending.LOST))
+    seen = Seen(4)
+    story = [
+        (event(4, 1, events.Started()), False),
+        (event(5, 1, events.Started()), True),
+        (event(6, 1, events.Delta(text="a")), True),
+        (event(6, 1, events.Delta(text="a")), False),
+        (event(7, 2, events.Started()), True),
+        (event(8, 1, events.Delta(text="late")), False),
+        (event(9, 2, events.Delta(text="b")), True),
+        (event(10, 2, end), True),
+        (event(11, 2, events.Typing(on=True)), False),
+        (event(12, 2, end), False),
+        (event(13, 3, events.Said(text="c", by=Principal("p"))), True),
+    ]
+    assert [seen.passes(each) for each, _ in story] == [news for _, news in story]
+    assert seen.position == 13
+
+
+# Servers that go
+
+
+def test_a_server_that_was_killed_and_came_back(tmp_path: Path) -> None:
+    """The watch goes on with the run's end as `lost`, the same key is the same run, and a new token is found."""
+    server = Served(tmp_path / "data")
+    port = server.port
+
+    async def scene() -> None:
+        nonlocal server
+        async with connect(server.url, data=server.data) as client:
+            sent = await client.send("killed", "hang so far", key="killed-1")
+            told: list[events.Event] = []
+            async for event in client.watch("killed"):
+                told.append(event)
+                if isinstance(event.data, events.Delta):
+                    await asyncio.to_thread(server.end, signal.SIGKILL)
+                    server = await asyncio.to_thread(Served, server.data, port=port)
+                if isinstance(event.data, events.Ended):
+                    break
+            assert in_order(told) and isinstance(told[-1].data, events.Ended)
+            assert told[-1].data.outcome.ending is Ending.LOST
+            Access(server.data).rotate()
+            assert events.Gap in {type(event.data) for event in told}, "what was said and not kept is a gap"
+            assert (await client.wait(sent.run_id)).ending is Ending.LOST
+            assert (await client.send("killed", "hang so far", key="killed-1")).run_id == sent.run_id
+            async with connect(server.url, data=server.data) as other:  # the token is another, and both have it
+                assert await other.runs("killed") == await client.runs("killed")
+            queued = await client.send("killed", "hang")
+            later = await client.send("killed", "late", strategy="queue")
+            waiting = asyncio.create_task(client.wait(later.run_id))
+            watching = asyncio.create_task(_last(client, later.run_id))
+            await asyncio.sleep(0.1)
+            await asyncio.to_thread(server.end)
+            server = await asyncio.to_thread(Served, server.data, port=port)
+            assert (await waiting).text == "late", "a message that waited is kept, and so is who waits for it"
+            assert isinstance((await watching).data, events.Ended)
+            assert (await client.wait(queued.run_id)).ending is Ending.SHUTDOWN
+
+    try:
+        play(scene())
+    finally:
+        server.end()

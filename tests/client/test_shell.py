@@ -1,0 +1,236 @@
+"""The shell's verbs against a real server: what they print, and how they exit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from io import BytesIO, TextIOWrapper
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from client.scene import BOUND_SECONDS, Served, play, until
+from interlock.cli import app
+from interlock.client import connect
+
+YES = "yes"
+
+
+class Said(NamedTuple):
+    """What a command said and how it exited."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Its one document."""
+        return json.loads(self.out)
+
+
+class Shell:
+    """The `interlock` command in this process, with a server's address in its environment."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *words: str) -> Said:
+        """Run a command."""
+        self._capsys.readouterr()
+        code = app(list(words), prog_name="interlock", standalone_mode=False)
+        out, err = self._capsys.readouterr()
+        return Said(code if isinstance(code, int) else 0, out, err)
+
+
+@pytest.fixture
+def shell(served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """A shell whose environment knows the server."""
+    monkeypatch.setenv("INTERLOCK_URL", served.url)
+    monkeypatch.setenv("INTERLOCK_DATA", str(served.data))
+    monkeypatch.delenv("INTERLOCK_TOKEN", raising=False)
+    return Shell(capsys)
+
+
+# Sending and endings
+
+
+def test_send_prints_the_runs_id(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The id is all that is printed, so that a script can use it; the text may come from the input."""
+    sent = shell("send", "--session", "ids", "hello", "there")
+    assert sent.code == 0 and sent.out.startswith("r-") and sent.err == ""
+    done = shell("wait", sent.out.strip())
+    assert done == Said(0, "completed\n", "")
+    monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(b"from the input")))
+    read = shell("send", "--json", "--session", "ids", "--strategy", "queue", "-")
+    assert read.json["session"] == "ids"
+    assert shell("wait", "--json", read.json["run_id"]).json["text"] == "from the input"
+
+
+def test_watching_prints_the_reply_and_notes_apart(shell: Shell) -> None:
+    """The output is the reply and nothing else; tools and progress are lines of the error output."""
+    said = shell("send", "--watch", "--session", "tools", "use", "words")
+    assert said.code == 0 and said.out == "found words\n"
+    notes = said.err.splitlines()
+    assert notes[0].startswith("· run r-") and "· half 1/2" in notes and "· tool look_up finished" in notes
+    assert shell("send", "--watch", "--session", "tools", "count", "3").out == "0 1 2 \n"
+
+
+def test_each_ending_has_its_exit_code(shell: Shell) -> None:
+    """surfaces.md, section 1, last column; what has not ended is none of them."""
+    failed = shell("send", "--watch", "--session", "codes", "fail")
+    assert failed.code == 1 and "the kettle is empty" in failed.err
+    late = shell("send", "--watch", "--session", "codes", "--deadline", "200ms", "hang")
+    assert late.code == 124 and late.out == "begun\n" and "timed out after 200 ms" in late.err
+    first = shell("send", "--session", "codes", "hang").out.strip()
+    pending = shell("wait", first, "--timeout", "50ms")
+    assert pending == Said(75, "still running\n", "")
+    second = shell("send", "--session", "codes", "hang").out.strip()
+    assert shell("wait", first) == Said(130, f"superseded by {second}\n", "")
+    stopped = shell("stop", "--session", "codes", "--wait")
+    assert stopped.code == 0 and f"{second} stopped by operator; drained after" in stopped.out
+    assert shell("watch", second).code == 130
+    assert shell("wait", "r-0-0") == Said(125, "no such run\n", "")
+
+
+def test_stop_by_run_and_by_key(shell: Shell) -> None:
+    """A run is named by its id or by its key; what had ended is said to have."""
+    run = shell("send", "--session", "keys", "--key", "my-key", "spawn").out.strip()
+    stopped = shell("stop", "my-key", "--wait", "--json")
+    assert stopped.json["runs"][0]["id"] == run and stopped.json["drain"] == "observed" and stopped.json["aborted"]
+    again = shell("stop", run)
+    assert again.code == 0 and "it had ended already, stopped" in again.out
+    assert shell("stop", "--session", "nobody was here") == Said(0, "nothing to stop\n", "")
+    both = shell("stop", run, "--session", "keys")
+    assert both.code == 125 and "name one thing" in both.err
+    receipt = shell("receipt", stopped.json["id"])
+    assert receipt.code == 0 and receipt.out.startswith(stopped.json["id"]) and run in receipt.out
+    assert shell("receipt", run, "--json").json["id"] == stopped.json["id"]
+
+
+def test_questions_are_listed_and_answered(shell: Shell) -> None:
+    """Yes and no are answers to a question without choices, and choices where there are some."""
+    for word, answer, reply in (
+        ("ask", YES, "answered True"),
+        ("choose", YES, "chosen yes"),
+        ("ask", "no", "answered False"),
+    ):
+        run = shell("send", "--session", "questions", word).out.strip()
+        found: list[Any] = []
+        for _ in range(500):
+            found = shell("questions", "--session", "questions", "--json").json["questions"]
+            if found:
+                break
+        listed = shell("questions", "--session", "questions")
+        assert found[0]["id"] in listed.out and ("(red|yes)" if word == "choose" else "(yes|no)") in listed.out
+        assert shell("answer", found[0]["id"], answer) == Said(0, f"answered: {answer}\n", "")
+        assert shell("wait", run, "--json").json["text"] == reply
+    closed = shell("answer", found[0]["id"], YES)
+    assert closed.code == 125 and closed.err.startswith("interlock: ")
+
+
+def test_a_terminal_obeys_nothing_that_a_run_says(shell: Shell) -> None:
+    """Control characters are shown; newlines of the reply stay."""
+    said = shell("send", "--watch", "--session", "paint", "paint")
+    assert said.code == 0 and said.out == "\ufffd[31mred\ufffd[0m\ufffd\n\n\nsecond\ufffd part\n"
+    followed = shell(
+        "watch",
+        json.loads(shell("runs", "--url", os.environ["INTERLOCK_URL"], "--session", "paint", "--json").out)["runs"][0][
+            "id"
+        ],
+        "--json",
+    )
+    kinds = [json.loads(line)["data"]["type"] for line in followed.out.splitlines()]
+    assert kinds[0] == "message" and kinds[-1] == "ended" and "\x1b" not in followed.out
+
+
+def test_runs_and_show_over_the_gateway(shell: Shell, served: Served, tmp_path: Path) -> None:
+    """What a gateway tells is shown in the same words as what is read in a store."""
+    run = shell("send", "--session", "listed", "hello").out.strip()
+    shell("wait", run, "--drained")
+    listed = shell("runs", "--url", served.url, "--session", "listed", "--json").json
+    assert [(each["id"], each["state"], each["started"]) for each in listed["runs"]] == [(run, "ended", True)]
+    shown = shell("show", run, "--url", served.url)
+    assert shown.code == 0 and "reply     hello" in shown.out and "drain observed" in shown.out
+    assert (
+        shell("show", run, "--json").json["timeline"]
+        == shell("show", run, "--url", served.url, "--json").json["timeline"]
+    )
+    told = shell("timeline", run)
+    assert "started" in told.out and "ended completed" in told.out
+    assert shell("timeline", run, "--json").json["moments"][-1]["what"] == "drained"
+    assert shell("timeline", run, "-o", str(tmp_path / "run.svg")).code == 0
+    assert (tmp_path / "run.svg").read_text("utf-8").startswith("<svg")
+
+
+def test_trouble_is_told_in_a_line(shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No server, no token, a wrong token, a wrong time: 125 and what to do."""
+    assert shell("wait", "r-1-1", "--url", "http://127.0.0.1:9").err.endswith(
+        "start `interlock serve`, or name its URL\n"
+    )
+    assert shell("questions", "--data", str(tmp_path)).code == 125
+    assert "no time" in shell("send", "--deadline", "soon", "hello").err
+    monkeypatch.setenv("INTERLOCK_TOKEN", "planted-token")
+    wrong = shell("questions")
+    assert wrong.code == 125 and "does not know this token" in wrong.err and "planted" not in wrong.err
+
+
+# Ctrl-C
+
+
+def test_ctrl_c_stops_the_run_and_tells_the_receipt(served: Served) -> None:
+    """The first is the person's stop; the exit code is the ending's."""
+    following = _follow(served, "ctrl-c", "hang")
+    following.send_signal(signal.SIGINT)
+    out, err = following.communicate(timeout=BOUND_SECONDS)
+    assert following.returncode == 130, err
+    assert out == "begun\n" and "stopping; again to leave at once" in err and "stopped by operator" in err
+    assert "f-" in err
+
+
+def test_a_second_ctrl_c_leaves_at_once(served: Served, tmp_path: Path) -> None:
+    """Whoever presses twice is not kept, whatever the server does."""
+    server = Served(tmp_path / "data")
+    try:
+        following = _follow(server, "twice", "hang")
+        server.send(signal.SIGSTOP)
+        following.send_signal(signal.SIGINT)
+        assert following.stderr is not None
+        while "stopping" not in following.stderr.readline():
+            assert following.poll() is None
+        following.send_signal(signal.SIGINT)
+        assert following.wait(BOUND_SECONDS) == 130
+        following.communicate()
+    finally:
+        server.send(signal.SIGCONT)
+        server.end()
+
+
+def _follow(server: Served, session: str, text: str) -> "subprocess.Popen[str]":
+    """Start `send --watch` and return when its reply has begun."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "interlock.cli", "send", "--watch", "--session", session, text],
+        env={**os.environ, "INTERLOCK_URL": server.url, "INTERLOCK_DATA": str(server.data)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("· run ")
+
+    async def begun() -> None:
+        async with connect(server.url, data=server.data) as client:
+            await until(lambda: _said(client, session))
+
+    play(begun())
+    return process
+
+
+async def _said(client: Any, session: str) -> bool:
+    (run,) = await client.runs(session)
+    async for event in client.watch(run=run.id):
+        if event.kind == "delta":
+            return True
+    return False

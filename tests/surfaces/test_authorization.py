@@ -1,0 +1,712 @@
+"""Who may do what over the wire: every method, every kind of caller, everybody's runs.
+
+The table is complete: a method of the gateway without a row fails the suite, and what is not a method is denied.
+"""
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlock.surfaces import frames
+from surfaces.raw import BOUND_SECONDS, INTERLOCK, Bytes, Headers, House, Talk, WireError, greeting, house
+
+# Rows: the method; what each caller gets who asks for something of the owner's; what anybody gets who asks for
+# something that never was. `ok`; `scope`: FORBIDDEN, the token is not good for it; `404`: NOT_FOUND; `none`: an answer
+# that says there is nothing.
+TABLE = """
+    method                 operator  owner  other  approve  read   unknown
+    connect                again     again  again  again    again  again
+    health                 ok        ok     ok     ok       ok     ok
+    chat.send              ok        ok     ok     scope    scope  ok
+    chat.abort             ok        ok     none   scope    scope  none
+    chat.history           ok        ok     none   scope    ok     none
+    agent                  ok        ok     ok     scope    scope  ok
+    agent.wait             ok        ok     none   scope    ok     none
+    sessions.abort         ok        ok     none   scope    scope  none
+    sessions.list          ok        ok     none   scope    ok     none
+    sessions.describe      ok        ok     404    scope    ok     404
+    sessions.reset         ok        ok     404    scope    scope  404
+    tasks.list             ok        ok     none   scope    ok     none
+    tasks.get              ok        ok     404    scope    ok     404
+    tasks.cancel           ok        ok     none   scope    scope  none
+    exec.approval.list     ok        ok     none   ok       scope  none
+    exec.approval.resolve  ok        ok     404    ok       scope  404
+    receipts.get           ok        ok     404    scope    ok     404
+    runs.timeline          ok        ok     404    scope    ok     404
+    interlock.send         ok        ok     ok     scope    scope  ok
+    interlock.stop         ok        ok     none   scope    scope  none
+    interlock.wait         ok        ok     none   scope    ok     none
+    interlock.watch        ok        ok     404    scope    ok     404
+    interlock.unwatch      ok        ok     ok     scope    ok     ok
+    interlock.answer       ok        ok     404    ok       scope  404
+    interlock.questions    ok        ok     none   ok       scope  none
+    interlock.runs         ok        ok     404    scope    ok     404
+    interlock.find         ok        ok     none   scope    ok     none
+    interlock.sessions     ok        ok     none   scope    ok     none
+    interlock.processes    ok        ok     none   scope    ok     none
+    interlock.history      ok        ok     404    scope    ok     404
+    interlock.strategy     ok        ok     404    scope    scope  404
+    interlock.wake         ok        ok     404    scope    scope  404
+    interlock.unwake       ok        ok     404    scope    scope  404
+    interlock.wakes        ok        ok     404    scope    404    404
+"""
+HEAD, *LINES = (line.split() for line in TABLE.strip().splitlines())
+ROWS = {line[0]: dict(zip(HEAD[1:], line[1:], strict=True)) for line in LINES}
+CALLERS = HEAD[1:-1]
+SCOPES = {"owner": "write", "other": "write", "approve": "approve", "read": "read"}
+
+
+@dataclass
+class Thing:
+    """Something of the owner's: a busy session with all that can be in one. Or names of what never was."""
+
+    session: str
+    run: str
+    question: str
+    wake: str
+    stopped: str  # an earlier run of the session
+    receipt: str
+
+
+UNKNOWN = Thing("a-session-z", "r-1-fffff", "q-1-fffff", "w-1-fffff", "r-1-ffffe", "r-1-ffffe")
+NEW = Thing("a-new-session", "r-1-ffffd", "q-1-ffffd", "w-1-ffffd", "r-1-ffffc", "r-1-ffffc")
+Asked = Callable[[Thing], dict[str, Any]]
+KEY = iter(range(1_000_000))
+
+
+def key() -> str:
+    """Return a key that nobody used."""
+    return f"key-{next(KEY)}"
+
+
+# How each method names what it is about; some in more than one way.
+ASKED: dict[str, tuple[Asked, ...]] = {
+    "connect": (lambda t: greeting("x"),),
+    "health": (lambda t: {},),
+    "chat.send": (lambda t: {"sessionKey": t.session, "message": "say", "idempotencyKey": key()},),
+    "chat.abort": (
+        lambda t: {"sessionKey": t.session, "runId": t.run},
+        lambda t: {"sessionKey": t.session},
+        lambda t: {"sessionKey": "elsewhere", "runId": t.run},
+    ),
+    "chat.history": (lambda t: {"sessionKey": t.session},),
+    "agent": (lambda t: {"sessionKey": t.session, "message": "say", "idempotencyKey": key()},),
+    "agent.wait": (lambda t: {"runId": t.run, "timeoutMs": 0},),
+    "sessions.abort": (
+        lambda t: {"key": t.session},
+        lambda t: {"runId": t.run},
+        lambda t: {"key": t.session, "clearQueued": True},
+        lambda t: {"runId": t.run, "clearQueued": True},
+    ),
+    "sessions.list": (lambda t: {}, lambda t: {"search": t.session}),
+    "sessions.describe": (lambda t: {"key": t.session},),
+    "sessions.reset": (lambda t: {"key": t.session},),
+    "tasks.list": (lambda t: {}, lambda t: {"sessionKey": t.session}),
+    "tasks.get": (lambda t: {"taskId": t.run},),
+    "tasks.cancel": (lambda t: {"taskId": t.run},),
+    "exec.approval.list": (lambda t: {},),
+    "exec.approval.resolve": (lambda t: {"id": t.question, "decision": "allow-once"},),
+    "receipts.get": (lambda t: {"runId": t.stopped}, lambda t: {"receiptId": t.receipt}),
+    "runs.timeline": (lambda t: {"runId": t.run}, lambda t: {"runId": t.stopped}),
+    "interlock.send": (lambda t: {"session": t.session, "text": "say", "key": key()},),
+    "interlock.stop": (lambda t: {"run": t.run}, lambda t: {"session": t.session}),
+    "interlock.wait": (lambda t: {"run": t.run, "timeout": 0}, lambda t: {"run": t.stopped}),
+    "interlock.watch": (lambda t: {"session": t.session}, lambda t: {"run": t.run}),
+    "interlock.unwatch": (lambda t: {"watch": 1},),
+    "interlock.answer": (lambda t: {"question": t.question, "answer": True},),
+    "interlock.questions": (lambda t: {}, lambda t: {"session": t.session}),
+    "interlock.runs": (lambda t: {"session": t.session}, lambda t: {"session": t.session, "tree": True}),
+    "interlock.find": (lambda t: {"name": t.run}, lambda t: {"name": t.stopped}),
+    "interlock.sessions": (lambda t: {},),
+    "interlock.processes": (lambda t: {}, lambda t: {"session": t.session}),
+    "interlock.history": (lambda t: {"session": t.session},),
+    "interlock.strategy": (lambda t: {"session": t.session, "strategy": "queue"},),
+    "interlock.wake": (lambda t: {"session": t.session, "text": "say", "at": time.time() + 9_999},),
+    "interlock.unwake": (lambda t: {"wake": t.wake},),
+    "interlock.wakes": (lambda t: {"session": t.session},),
+}
+USES_UP = {"chat.send", "chat.abort", "agent", "sessions.abort", "sessions.reset", "tasks.cancel", "interlock.send"} | {
+    *("exec.approval.resolve", "interlock.stop", "interlock.answer", "interlock.unwake"),
+}
+
+# Answers that may say there is nothing: what they say if there is something.
+SAYS: dict[str, Callable[[Any, Thing], object]] = {
+    "chat.abort": lambda p, t: p["aborted"],
+    "chat.history": lambda p, t: p["messages"],
+    "agent.wait": lambda p, t: p["status"] != "unknown",
+    "sessions.abort": lambda p, t: p["abortedRunId"],
+    "sessions.list": lambda p, t: [row for row in p["sessions"] if row["key"] == t.session],
+    "tasks.list": lambda p, t: [task for task in p["tasks"] if task["sessionKey"] == t.session],
+    "tasks.cancel": lambda p, t: p["found"] or p["cancelled"],
+    "exec.approval.list": lambda p, t: [each for each in p["approvals"] if each["id"] == t.question],
+    "interlock.stop": lambda p, t: p["aborted"],
+    "interlock.wait": lambda p, t: p["ending"] != "unknown",
+    "interlock.questions": lambda p, t: [each for each in p if each["id"] == t.question],
+    "interlock.find": lambda p, t: p is not None,
+    "interlock.sessions": lambda p, t: [each for each in p if each["session"]["id"] == t.session],
+    "interlock.processes": lambda p, t: [each for each in p if each["run_id"] == t.run],
+}
+
+
+class Scene:
+    """A server, everybody connected, and something of the owner's."""
+
+    def __init__(self, server: House) -> None:
+        self.server = server
+        self.tokens = {name: server.add(name, scope) for name, scope in SCOPES.items()}
+        self.tokens["operator"] = server.token
+        self.talks = {name: server.connect(self.tokens[name]) for name in CALLERS}
+        self._watches = 0
+        self._things = 0
+        self.thing = self.make()
+
+    def make(self) -> Thing:
+        """Make a busy session of the owner's."""
+        owner, self._things = self.talks["owner"], self._things + 1
+        session = f"a-session-{self._things}"
+        stopped = owner.request("chat.send", sessionKey=session, message="sleep", idempotencyKey=key())["runId"]
+        receipt = owner.request("chat.abort", sessionKey=session, runId=stopped)["receipt"]["id"]
+        run = owner.request("chat.send", sessionKey=session, message="busy", idempotencyKey=key())["runId"]
+        question = owner.event("exec.approval.requested", lambda each: each["runId"] == run)["id"]
+        owner.request("chat.send", sessionKey=session, message="say", idempotencyKey=key(), queueMode="followup")
+        wake = owner.request("interlock.wake", session=session, text="say", at=time.time() + 9_999)["id"]
+        return Thing(session, run, question, wake, stopped, receipt)
+
+    def state(self, thing: Thing) -> Any:
+        """Return all there is of it, as the operator sees it."""
+        ask, session = self.talks["operator"].request, {"session": thing.session}
+        return (
+            ask("interlock.runs", **session),
+            ask("interlock.questions", **session),
+            ask("interlock.processes", **session),
+            ask("interlock.wakes", **session),
+            ask("sessions.describe", key=thing.session)["session"],
+            ask("interlock.history", **session),
+        )
+
+    def ask(self, caller: str, method: str, params: dict[str, Any], thing: Thing) -> tuple[str, str]:
+        """Return what the caller gets, as the table says it, and as it came over the wire."""
+        talk = self.talks[caller]
+        if method == "interlock.watch":
+            self._watches += 1
+            params = params | {"watch": self._watches}
+        asked = talk.ask(method, **params)
+        try:
+            payload = talk.answer(asked)
+        except WireError as refused:
+            words = {"NOT_FOUND": "404", "FORBIDDEN": "scope", "INVALID_REQUEST": "again"}
+            return words[refused.error["code"]], json.dumps(refused.error)
+        if method == "interlock.watch":
+            told = talk.event("interlock.event", lambda each: each["watch"] == params["watch"])
+            if "error" in told:
+                return {"NOT_FOUND": "404"}[told["error"]["code"]], json.dumps(told["error"])
+            talk.request("interlock.unwatch", watch=params["watch"])
+        something = SAYS.get(method, lambda p, t: True)(payload, thing)
+        return ("ok" if something else "none"), json.dumps(payload)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """Everybody, connected."""
+    with house(tmp_path_factory.mktemp("house") / "data", "surfaces.busy:agent", "--driver", "inline") as server:
+        made = Scene(server)
+        yield made
+        for talk in made.talks.values():
+            assert talk.conversation.unanswered in ([], ["agent (second frame)"])
+            talk.close()
+        assert server.healthy()
+
+
+def same(raw: str, thing: Thing) -> str:
+    """Return an answer without the names that were asked for, and without the time."""
+    for name in sorted(vars(thing).values(), key=len, reverse=True):
+        raw = raw.replace(name, "NAME")
+    return re.sub(r'("ts"|"[a-z]+_at"): [0-9.]+', r"\1: 0", raw)
+
+
+def _answered(talk: Talk, method: str, params: dict[str, Any]) -> str:
+    try:
+        talk.request(method, **params)
+    except WireError as refused:
+        return {"FORBIDDEN": "scope"}[refused.error["code"]]
+    return "ok"
+
+
+def test_every_method_has_a_row() -> None:
+    """And nothing else has."""
+    assert set(ROWS) == set(frames.METHODS) == set(ASKED)
+
+
+@pytest.mark.parametrize("method", ROWS)
+def test_the_table(scene: Scene, method: str) -> None:
+    """Every caller gets what its row says; a denial changes nothing, and is the same as if there were nothing."""
+    row = ROWS[method]
+    for caller in CALLERS:
+        for asked in ASKED[method]:
+            used_up = method in USES_UP and row[caller] == "ok"
+            thing = scene.make() if used_up else scene.thing
+            before = None if row[caller] == "ok" else scene.state(thing)
+            got, raw = scene.ask(caller, method, asked(thing), thing)
+            assert got == row[caller], (caller, asked(thing), raw)
+            if before is not None:
+                assert scene.state(thing) == before, (caller, asked(thing))
+            nothing = NEW if row["unknown"] == "ok" else UNKNOWN
+            unknown, other_raw = scene.ask(caller, method, asked(nothing), nothing)
+            assert unknown == ("scope" if row[caller] == "scope" else row["unknown"]), (caller, asked(nothing))
+            lists = SAYS.get(method) is not None and not set(vars(thing).values()) & {*map(str, asked(thing).values())}
+            if row[caller] in ("404", "none", "scope") and not lists:
+                assert same(raw, thing) == same(other_raw, nothing)
+
+
+@pytest.mark.parametrize("method", ["nothing", "Health", "health ", "interlock", "config.set", "__class__", "", "\0"])
+def test_what_is_no_method_is_denied(scene: Scene, method: str) -> None:
+    """To everybody, the operator too."""
+    for talk in scene.talks.values():
+        assert talk.refused(method)["code"] == "INVALID_REQUEST"
+
+
+def test_a_missing_scope_is_named(scene: Scene) -> None:
+    """In the published protocol's words, so that a client can say what is missing."""
+    error = scene.talks["read"].refused("chat.abort", sessionKey="s")
+    details = {"code": "MISSING_SCOPE", "missingScope": "operator.write", "requiredScopes": ["operator.write"]}
+    assert error == {"code": "FORBIDDEN", "message": "chat.abort needs a token with scope write", "details": details}
+
+
+# Runs of every origin
+
+
+def by_chat(owner: Talk) -> str:
+    """Begin a run by chat.send."""
+    return str(owner.request("chat.send", sessionKey=key(), message="sleep", idempotencyKey=key())["runId"])
+
+
+def by_agent(owner: Talk) -> str:
+    """Begin a run by agent."""
+    return str(owner.request("agent", message="sleep", idempotencyKey=key())["runId"])
+
+
+def by_send(owner: Talk) -> str:
+    """Begin a run by interlock.send, in a session of its own."""
+    return str(owner.request("interlock.send", session=None, text="sleep")["run_id"])
+
+
+def by_delegation(owner: Talk) -> str:
+    """Begin a child."""
+    session = key()
+    parent = owner.request("chat.send", sessionKey=session, message="delegate sleep", idempotencyKey=key())["runId"]
+    told = owner.event("agent", lambda each: each["runId"] == parent and each["stream"] == "child")
+    return str(told["data"]["runId"])
+
+
+def by_wake(owner: Talk) -> str:
+    """Begin a run by a schedule."""
+    session = key()
+    first = owner.request("chat.send", sessionKey=session, message="say", idempotencyKey=key())["runId"]
+    owner.request("agent.wait", runId=first)
+    owner.request("interlock.wake", session=session, text="sleep", at=time.time() + 0.2)
+    return str(owner.event("chat", lambda each: each["sessionKey"] == session and each["runId"] != first)["runId"])
+
+
+STOPS: dict[str, Asked] = {
+    "chat.abort": ASKED["chat.abort"][2],
+    "sessions.abort": ASKED["sessions.abort"][1],
+    "tasks.cancel": ASKED["tasks.cancel"][0],
+    "interlock.stop": ASKED["interlock.stop"][0],
+}
+
+
+@pytest.mark.parametrize("begin", [by_chat, by_agent, by_send, by_delegation, by_wake])
+def test_a_run_of_any_origin_is_stopped_by_those_who_may(scene: Scene, begin: Callable[[Talk], str]) -> None:
+    """By every method that stops; the others change nothing, and the run goes on."""
+    run, operator = begin(scene.talks["owner"]), scene.talks["operator"]
+    thing = Thing(*([run] * 6))
+    for caller in ("other", "approve", "read"):
+        for method, asked in STOPS.items():
+            assert scene.ask(caller, method, asked(thing), thing)[0] == ROWS[method][caller]
+    assert operator.request("tasks.get", taskId=run)["task"]["status"] == "running"
+    for (method, asked), caller in zip(STOPS.items(), ("owner", "operator", "owner", "operator"), strict=True):
+        thing = Thing(*([run] * 6))
+        assert scene.ask(caller, method, asked(thing), thing)[0] == "ok", (method, caller)
+        assert scene.talks[caller].request("agent.wait", runId=run)["stopReason"] == "rpc"
+        run = begin(scene.talks["owner"])
+    assert operator.request("interlock.stop", run=run)["aborted"]
+
+
+def test_whoever_speaks_in_anothers_session_waits_and_may_stop_itself(scene: Scene) -> None:
+    """It takes nothing over, sees nothing of the owner's, and its stop of the session ends its own message only."""
+    thing, other = scene.make(), scene.talks["other"]
+    sent = other.request("chat.send", sessionKey=thing.session, message="sleep", idempotencyKey=key())
+    assert sent["queued"] and "interruptedActiveRun" not in sent
+    assert [task["runId"] for task in other.request("tasks.list", sessionKey=thing.session)["tasks"]] == [sent["runId"]]
+    told = other.request("chat.abort", sessionKey=thing.session)
+    assert (told["aborted"], told["runIds"]) == (True, [sent["runId"]])
+    assert other.request("chat.abort", sessionKey=thing.session)["aborted"] is False
+    assert scene.talks["owner"].request("tasks.get", taskId=thing.run)["task"]["status"] == "running"
+
+
+def test_a_key_is_its_callers_own(scene: Scene) -> None:
+    """Somebody else's key names nothing, and a stop of it keeps nobody's message from running."""
+    owner, other, mine = scene.talks["owner"], scene.talks["other"], key()
+    assert other.request("chat.abort", sessionKey="s", runId=mine)["aborted"] is False
+    run = owner.request("chat.send", sessionKey=key(), message="sleep", idempotencyKey=mine)["runId"]
+    assert other.request("chat.abort", sessionKey="s", runId=mine)["aborted"] is False
+    assert other.request("agent.wait", runId=mine, timeoutMs=0)["status"] == "unknown"
+    assert owner.request("agent.wait", runId=mine, timeoutMs=0)["status"] == "pending"
+    assert owner.request("chat.abort", sessionKey="s", runId=mine)["runIds"] == [run]
+
+
+def test_typed_commands_are_as_bound_as_methods(scene: Scene) -> None:
+    """A stop word or /new typed into somebody else's session does nothing to what is not one's own."""
+    thing, other = scene.thing, scene.talks["other"]
+    before = scene.state(thing)
+    for text in ("stop", "/stop", "/new", "/reset"):
+        told = other.request("chat.send", sessionKey=thing.session, message=text, idempotencyKey=key())
+        assert (told["aborted"], told["runIds"]) == (False, [])
+        assert scene.talks["read"].refused("chat.send", sessionKey=thing.session, message=text, idempotencyKey=key())
+    assert scene.state(thing) == before
+
+
+def test_events_are_told_to_those_who_may_see_them(scene: Scene) -> None:
+    """Not to others; whoever may only approve hears of questions, and nothing of what is said."""
+    heard = {name: scene.server.connect(scene.tokens[name]) for name in CALLERS}
+    thing = scene.make()
+    for name, talk in heard.items():
+        talk.request("health")
+        about = [each for each in talk.events if each["payload"].get("runId") == thing.run]
+        kinds = {each["event"] for each in about}
+        questions = {"exec.approval.requested"}
+        if name == "other":
+            assert not [each for each in talk.events if thing.session in json.dumps(each)], name
+        elif name == "approve":
+            assert questions <= kinds and "chat" not in kinds, kinds
+            assert "begun" not in json.dumps(talk.events)
+        else:
+            assert questions | {"chat", "agent"} <= kinds or name == "read", kinds
+        talk.close()
+
+
+# Scopes, tokens, connections
+
+
+@pytest.mark.parametrize(
+    ("asked", "granted"),
+    [
+        (["operator.read"], {"operator.read"}),
+        (["operator.approvals", "operator.read"], {"operator.approvals", "operator.read"}),
+        (["operator.write"], {"operator.write"}),
+        (["operator.nonsense"], set()),  # defect 4 of G1: it was granted everything
+        (["operator.admin"], {"operator.admin", "operator.approvals", "operator.read", "operator.write"}),
+        ([], {"operator.admin", "operator.approvals", "operator.read", "operator.write"}),
+    ],
+)
+def test_scopes_can_be_narrowed(scene: Scene, asked: list[str], granted: set[str]) -> None:
+    """A connection has what it asked for and no more, whatever its token is good for."""
+    with scene.server.connect(scene.tokens["operator"], scopes=asked) as talk:
+        assert set(talk.hello["auth"]["scopes"]) == granted
+        for method, scope in (("chat.abort", "operator.write"), ("sessions.list", "operator.read")):
+            allowed = bool(granted & {scope, "operator.write", "operator.admin"})
+            params = {"sessionKey": "nowhere"} if method == "chat.abort" else {}
+            assert ("ok" if allowed else "scope") == _answered(talk, method, params)
+
+
+def test_scopes_cannot_be_widened(scene: Scene) -> None:
+    """Asking for more than the token has gives what the token has."""
+    with scene.server.connect(scene.tokens["read"], scopes=["operator.admin", "operator.write"]) as talk:
+        assert set(talk.hello["auth"]["scopes"]) <= {"operator.read"}
+        assert talk.refused("chat.abort", sessionKey=scene.thing.session)["code"] == "FORBIDDEN"
+
+
+def test_narrowed_to_approvals_hears_of_questions_only(scene: Scene) -> None:
+    """The operator's token, narrowed, is told what an approver is told."""  # defect 5 of G1
+    with scene.server.connect(scene.tokens["operator"], scopes=["operator.approvals"]) as talk:
+        thing = scene.make()
+        talk.event("exec.approval.requested", lambda each: each["runId"] == thing.run)
+        assert {each["event"] for each in talk.events} <= {
+            "connect.challenge", "exec.approval.requested", "exec.approval.resolved", "tick",
+        }  # fmt: skip
+
+
+def test_the_owner_may_still_stop_after_a_reconnect(scene: Scene) -> None:
+    """The right is the principal's, not the connection's."""
+    with scene.server.connect(scene.tokens["owner"]) as talk:
+        run = talk.request("chat.send", sessionKey=key(), message="sleep", idempotencyKey=key())["runId"]
+    with scene.server.connect(scene.tokens["other"]) as talk:
+        assert talk.request("chat.abort", sessionKey="s", runId=run)["aborted"] is False
+    with scene.server.connect(scene.tokens["owner"]) as talk:
+        assert talk.request("chat.abort", sessionKey="s", runId=run)["runIds"] == [run]
+
+
+def test_the_owner_may_still_stop_after_a_restart(tmp_path: Path) -> None:
+    """What waited in the queue runs in the next process, and is still the owner's alone to stop."""
+    data, options = tmp_path / "data", ("surfaces.busy:agent", "--driver", "inline", "--drain-seconds", "1")
+    with house(data, *options) as server:
+        owner, other = server.add("owner", "write"), server.add("other", "write")
+        with server.connect(owner) as talk:
+            first = talk.request("chat.send", sessionKey="s", message="sleep", idempotencyKey="1")["runId"]
+            second = talk.request(
+                "chat.send", sessionKey="s", message="sleep", idempotencyKey="2", queueMode="followup"
+            )["runId"]
+    with house(data, *options) as server, server.connect(owner) as talk, server.connect(other) as stranger:
+        assert talk.request("agent.wait", runId=first)["stopReason"] == "restart"
+        talk.until(
+            lambda: talk.request("tasks.get", taskId=second)["task"]["status"] == "running", "run of what waited"
+        )
+        assert stranger.request("chat.abort", sessionKey="s", runId=second)["aborted"] is False
+        assert stranger.request("tasks.list", sessionKey="s")["tasks"] == []
+        assert talk.request("chat.abort", sessionKey="s")["runIds"] == [second]
+        assert server.healthy()
+
+
+def test_nobody_gets_in_without_a_token(scene: Scene) -> None:
+    """A wrong or a missing token is refused and the connection closed with 4001; the two are told apart."""
+    for token, code in (("wrong-token-wrong", "AUTH_TOKEN_MISMATCH"), ("", "AUTH_TOKEN_MISSING")):
+        error, closed = scene.server.refused(token)
+        assert (error["code"], error["details"]["code"], closed.code) == ("FORBIDDEN", code, 4001)
+    error, closed = scene.server.refused(None)
+    assert (error["details"]["code"], closed.code) == ("AUTH_TOKEN_MISSING", 4001)
+
+
+@pytest.mark.parametrize("method", [name for name in ROWS if name != "connect"])
+def test_nothing_is_answered_before_connect(scene: Scene, method: str) -> None:
+    """The first request is connect, whatever else is asked."""
+    with Talk(scene.server.url) as talk:
+        error = talk.refused(method, **ASKED[method][0](scene.thing))
+        assert (error["code"], error["message"]) == ("INVALID_REQUEST", "the first request is connect")
+        assert talk.closed().code == 1008
+
+
+def test_tokens_come_and_go_while_it_serves(tmp_path: Path) -> None:
+    """A token rotated or removed closes its live sockets with 4001; one that was added lets in; runs go on."""
+    with house(tmp_path / "data", "surfaces.busy:agent", "--driver", "inline") as server:
+        late = server.add("late", "write")
+        operator, other = server.connect(), server.connect(late)
+        run = other.request("chat.send", sessionKey="s", message="sleep", idempotencyKey="1")["runId"]
+        old = server.token
+        server.tokens("rotate")
+        server.token = Path(server.ready["tokenFile"]).read_text("utf-8").strip()
+        assert operator.closed().code == 4001
+        error, closed = server.refused(old)
+        assert (error["details"]["code"], closed.code) == ("AUTH_TOKEN_MISMATCH", 4001)
+        assert server.get("/metrics", (("Authorization", f"Bearer {old}"),))[0] == 401
+        assert other.request("agent.wait", runId=run, timeoutMs=0)["status"] == "pending"
+        server.tokens("remove", "late")
+        assert other.closed().code == 4001
+        assert server.refused(late)[1].code == 4001
+        with server.connect() as operator:
+            assert operator.request("tasks.get", taskId=run)["task"]["status"] == "running"
+            late = server.add("late", "write")  # whoever is given the name again finds what is the name's
+            with server.connect(late) as other:
+                assert other.request("chat.abort", sessionKey="s")["runIds"] == [run]
+        closings = server.noted(kind="closed", address="127.0.0.1")
+        assert [line["by"] for line in closings] == ["operator", "late"]
+        assert server.healthy()
+
+
+# What is written down
+
+
+def test_refusals_stops_and_answers_are_written_down(tmp_path: Path) -> None:
+    """Each with who and from where; also what was refused before anybody had a name."""
+    with house(tmp_path / "data", "surfaces.busy:agent", "--driver", "inline") as server:
+        scene = Scene(server)
+        owner, other, approver, reader = (scene.talks[name] for name in ("owner", "other", "approve", "read"))
+        thing, run = scene.thing, scene.make().run
+        owner.request("chat.abort", sessionKey="s", runId=run)
+        other.request("chat.abort", sessionKey="s", runId=thing.run)
+        other.refused("sessions.reset", key=thing.session)
+        other.refused("interlock.answer", question=thing.question, answer=True)
+        approver.request("exec.approval.resolve", id=thing.question, decision="deny")
+        reader.refused("chat.abort", sessionKey=thing.session)
+        server.refused("wrong-token-wrong")
+        server.refused(None)
+        server.get("/health", (("Host", "evil.example"),), host=False)
+        server.get("/health", (("Origin", "http://evil.example"),))
+        server.get("/metrics")
+        here = {"address": "127.0.0.1"}
+        expected: list[dict[str, Any]] = [
+            {"kind": "stop", "by": "owner", "aborted": True, "runs": run, "method": "chat.abort"},
+            {"kind": "stop", "by": "other", "aborted": False, "method": "chat.abort"},
+            {"kind": "refused", "by": "other", "method": "interlock.answer", "question": thing.question},
+            {"kind": "answer", "by": "approve", "question": thing.question, "answer": "deny"},
+            {"kind": "refused", "by": "read", "why": "chat.abort needs a token with scope write"},
+            {"kind": "refused", "by": "", "why": "AUTH_TOKEN_MISMATCH"},
+            {"kind": "refused", "by": "", "why": "AUTH_TOKEN_MISSING"},
+        ]
+        for facts in expected:
+            assert server.noted(**facts, **here), (facts, server.audit)
+        assert len(server.noted(kind="refused", by="", why="AUTH_TOKEN_MISSING", **here)) == 2  # connect, /metrics
+        refused = server.noted(kind="refused", by="other", **here)
+        assert any("session" in line["why"] for line in refused)
+        assert len(server.noted(kind="refused", by="", path="/health", **here)) == 2
+        assert (server.data / "audit.jsonl").stat().st_mode & 0o777 == 0o600
+        for talk in scene.talks.values():
+            talk.close()
+
+
+PLACES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "auth.password": lambda token: {"auth": {"password": token}},
+    "auth.deviceToken": lambda token: {"auth": {"deviceToken": token}},
+    "an unknown field of auth": lambda token: {"auth": {"tokn": token}},
+    "a wrong type": lambda token: {"minProtocol": token},
+    "auth itself": lambda token: {"auth": token},
+    "role": lambda token: {"role": token},
+    "scopes": lambda token: {"scopes": [token]},
+    "device": lambda token: {"device": {"id": token}},
+    "client": lambda token: {"client": {"id": token, "version": token, "platform": token, "mode": token}},
+    "locale": lambda token: {"locale": token, "userAgent": token, "caps": [token]},
+}
+
+
+def test_a_token_is_found_nowhere(tmp_path: Path) -> None:
+    """Sent rightly and wrongly: not in output, log, audit, metrics, health, errors or closes, nor in the store."""
+    with house(tmp_path / "data", "surfaces.busy:agent", "--driver", "inline", "--log-level", "debug") as server:
+        planted = (server.token, server.add("owner", "write"))
+        told: list[str] = []
+        for token in planted:
+            for headers in ((("Authorization", f"Bearer {token}"),), (("Cookie", token), ("User-Agent", token))):
+                told += [server.get(f"{path}?token={token}", headers)[1] for path in ("/", "/health", "/metrics", "/x")]
+            told.append(server.get(f"/health?{token}", (("Host", f"{token}.example"),), host=False)[1])
+            told.append(server.get(f"/health?{token}", (("Origin", f"http://{token}.example"),))[1])
+            for place in PLACES.values():
+                with Talk(
+                    f"{server.url}/?token={token}", additional_headers={"Authorization": f"Bearer {token}"}
+                ) as talk:
+                    try:
+                        talk.request("connect", **(greeting(None) | place(token)))
+                    except WireError as refused:
+                        told.append(json.dumps(refused.error))
+                        told.append(talk.closed().reason)
+            for raw in (token, json.dumps({"type": token, "id": "1", "method": "connect"}), json.dumps([token])):
+                with Talk(server.url) as talk:
+                    talk.socket.send(raw)
+                    told.append(talk.closed().reason)
+            with server.connect(token) as talk:
+                talk.request("health")
+                message = f"say my token is {token}"
+                run = talk.request("chat.send", sessionKey="s", message=message, idempotencyKey=key())["runId"]
+                talk.request("agent.wait", runId=run)
+                told.append(json.dumps(talk.refused("chat.send", sessionKey="s", message=message)))
+                talk.refused("health", **{token: token})
+                talk.socket.send(json.dumps({"type": token, "id": "1", "method": token}))  # defect 9 of G1
+                talk.closed()
+        assert server.get("/metrics", (("Authorization", f"Bearer {planted[0]}"),))[0] == 200
+        told.append(server.get("/metrics", (("Authorization", f"Bearer {planted[0]}"),))[1])
+        server.close()
+        told += [server.log(), (server.data / "audit.jsonl").read_text("utf-8")]
+        for at, token in enumerate(planted):
+            assert not [text[:300] for text in told if token in text], at
+        places = [path for path in server.data.rglob("*") if path.is_file() and path.name != "token"]
+        for path in places:  # what a person writes is that person's business, and is kept as it was written
+            kept = path.read_bytes()
+            for token in planted:
+                assert kept.count(token.encode()) == kept.count(f"my token is {token}".encode()), path
+
+
+# Hosts and origins
+
+WELCOME: list[tuple[list[str], list[str]]] = [
+    (["127.0.0.1:PORT"], []),
+    (["localhost:PORT"], []),
+    (["LOCALHOST"], []),
+    (["[::1]:PORT"], []),
+    (["127.0.0.1:PORT"], ["http://127.0.0.1:PORT"]),
+    (["127.0.0.1:PORT"], ["http://localhost:PORT"]),
+    (["good.example"], []),
+    (["good.example:8443"], ["https://good.example:8443"]),
+    (["127.0.0.1:PORT"], ["https://page.example"]),
+]
+UNWELCOME: list[tuple[list[str], list[str]]] = [
+    (["evil.example"], []),
+    (["evil.example:PORT"], ["http://evil.example:PORT"]),  # a name that was made to point here
+    (["127.0.0.1.evil.example"], []),
+    (["localhost.evil.example:PORT"], []),
+    (["evil.example@127.0.0.1"], []),
+    (["127.0.0.1@evil.example"], []),
+    (["good.example.evil.example"], []),
+    (["sub.good.example"], []),
+    (["page.example"], []),
+    (["localhost."], []),
+    (["0.0.0.0:PORT"], []),
+    (["127.1"], []),
+    (["127.0.0.1:99999"], []),
+    ([""], []),
+    ([], []),
+    (["127.0.0.1:PORT", "evil.example"], []),
+    (["127.0.0.1:PORT", "127.0.0.1:PORT"], []),
+    (["127.0.0.1:PORT, evil.example"], []),
+    (["127.0.0.1:PORT"], ["null"]),
+    (["127.0.0.1:PORT"], [""]),
+    (["127.0.0.1:PORT"], ["http://evil.example"]),
+    (["127.0.0.1:PORT"], ["http://127.0.0.1:1"]),
+    (["127.0.0.1:PORT"], ["http://127.0.0.1:PORT.evil.example"]),
+    (["127.0.0.1:PORT"], ["http://127.0.0.1:PORT@evil.example"]),
+    (["127.0.0.1:PORT"], ["http://127.0.0.1:PORT/page"]),
+    (["127.0.0.1:PORT"], ["file://"]),
+    (["127.0.0.1:PORT"], ["chrome-extension://abcdef"]),
+    (["127.0.0.1:PORT"], ["https://sub.page.example"]),
+    (["127.0.0.1:PORT"], ["http://127.0.0.1:PORT", "http://evil.example"]),
+    (["127.0.0.1:PORT"], ["http://127.0.0.1:PORT http://evil.example"]),
+]
+ROUTES = {"/": (404, 101), "/health": (200, 403), "/metrics": (401, 403), "/unknown": (404, 403)}
+
+
+@pytest.fixture(scope="module")
+def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """A server with a host and an origin that were named."""
+    named = ("--allow-host", "good.example", "--allow-origin", "page.example", "--driver", "inline")
+    with house(tmp_path_factory.mktemp("gated") / "data", "surfaces.busy:agent", *named) as server:
+        yield server
+        assert server.healthy()
+
+
+def knock(server: House, path: str, hosts: list[str], origins: list[str], *, upgrade: bool) -> int:
+    """Ask for a path, or for a WebSocket there; return the status."""
+    pairs: Headers = tuple(("Host", host) for host in hosts) + tuple(("Origin", origin) for origin in origins)
+    lines = "".join(f"{name}: {value}\r\n".replace("PORT", str(server.port)) for name, value in pairs)
+    if upgrade:
+        lines += "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        lines += "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    with Bytes(server.port, upgrade=False) as wire:
+        wire.socket.sendall(f"GET {path} HTTP/1.1\r\n{lines}\r\n".encode())
+        return int(wire.until(b"\r\n").split()[1])
+
+
+@pytest.mark.parametrize(("hosts", "origins"), WELCOME)
+def test_ours_and_what_was_named_is_served(gated: House, hosts: list[str], origins: list[str]) -> None:
+    """On every route, and as a WebSocket where there is one."""
+    for path, statuses in ROUTES.items():
+        assert knock(gated, path, hosts, origins, upgrade=False) == statuses[0], path
+    assert knock(gated, "/", hosts, origins, upgrade=True) == 101
+
+
+@pytest.mark.parametrize(("hosts", "origins"), UNWELCOME)
+def test_everything_else_is_refused(gated: House, hosts: list[str], origins: list[str]) -> None:
+    """On every route before it is looked up, plain or as a WebSocket."""
+    for path in ROUTES:
+        for upgrade in (False, True):
+            assert knock(gated, path, hosts, origins, upgrade=upgrade) in (400, 403), (path, upgrade)
+
+
+def test_metrics_need_a_token_that_may_read(scene: Scene) -> None:
+    """As a bearer; not in the URL, not as anything else."""
+    for name, status in (("operator", 200), ("read", 200), ("approve", 401), ("owner", 401)):
+        token = scene.tokens[name]
+        assert scene.server.get("/metrics", (("Authorization", f"Bearer {token}"),))[0] == status, name
+        assert scene.server.get(f"/metrics?token={token}")[0] == 401
+    body = scene.server.get("/metrics", (("Authorization", f"Bearer {scene.tokens['read']}"),))[1]
+    assert "interlock_runs_total" in body
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+def test_an_address_that_others_can_reach_must_be_wanted(tmp_path: Path, host: str) -> None:
+    """Without --public the command refuses and says so."""
+    command = [str(INTERLOCK), "serve", "--host", host, "--port", "0", "--data", str(tmp_path / "data")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_SECONDS, check=False)
+    assert done.returncode != 0 and "--public" in done.stderr and not done.stdout

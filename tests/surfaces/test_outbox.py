@@ -1,0 +1,276 @@
+"""The outbox: whatever is put, hastened, dropped and taken, in any order, its rules hold."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from interlock.core.names import RunId, SessionId
+from interlock.surfaces import outbox as boxes
+from interlock.surfaces.outbox import Outbox
+from interlock.surfaces.telling import Item, event_item
+
+SESSIONS = ("s1", "s2")
+RUNS = ("r1", "r2", "r3")  # r1 and r3 are of one session
+STREAMS = ("chat", "agent")
+
+
+def session_of(run: str) -> SessionId:
+    """The session of a run."""
+    return SessionId(SESSIONS[RUNS.index(run) % 2])
+
+
+def text_item(run: str, stream: str, text: str, number: int) -> Item:
+    """A delta, as telling makes it."""
+    head = b'{"type":"event","event":"%b","payload":{"runId":"%b","text":' % (stream.encode(), run.encode())
+    tail = b',"last":%d}' % number
+    return Item(session_of(run), RunId(run), head, text=text, tail=tail, passing=True)
+
+
+def whole_item(run: str, number: int, *, passing: bool) -> Item:
+    """An event that is no text."""
+    payload = {"runId": run, "last": number}
+    item = event_item("tool" if passing else "end", payload, session=session_of(run), run_id=RunId(run))
+    item.passing = passing
+    return item
+
+
+def answer(number: int) -> bytes:
+    """An answer."""
+    return b'{"type":"res","last":%d}' % number
+
+
+def drained(box: Outbox) -> list[dict[str, Any]]:
+    """Everything that is still to be written."""
+    frames = []
+    while not box.empty:
+        frame = box.take()
+        assert frame is not None
+        frames.append(json.loads(frame))
+    return frames
+
+
+class Story:
+    """What was put into an outbox and what came out of it."""
+
+    def __init__(self) -> None:
+        self.box = Outbox()
+        self.put: dict[int, tuple[str, str, str | None, bool]] = {}  # number → run, kind, text, passing
+        self.dropped: set[int] = set()
+        self.out: list[dict[str, Any]] = []
+        self.number = 0
+
+    def play(self, step: tuple[Any, ...]) -> None:
+        """Do one thing."""
+        match step:
+            case ("text", run, stream, text):
+                self.number += 1
+                self.put[self.number] = (run, stream, text, True)
+                self.box.put(text_item(run, stream, text, self.number))
+            case ("whole", run, passing):
+                self.number += 1
+                self.put[self.number] = (run, "tool" if passing else "end", None, passing)
+                self.box.put(whole_item(run, self.number, passing=passing))
+            case ("answer", session, urgent):
+                self.number += 1
+                self.box.answer(answer(self.number), hasten=session, urgent=urgent)
+            case ("drop", run):
+                self.dropped |= {n for n, (whose, _, _, passing) in self.put.items() if whose == run and passing}
+                before = len(self.out)
+                self.box.drop(RunId(run))
+                assert len(self.out) == before
+            case ("take",):
+                self.take()
+
+    def take(self) -> None:
+        """Write one frame."""
+        frame = self.box.take()
+        if frame is None:
+            return
+        told = json.loads(frame)
+        self.out.append(told)
+        if told["type"] == "event":
+            number = told["payload"]["last"]
+            assert number not in self.dropped, "a cut run's delta was written after the fall"
+
+    def finish(self) -> None:
+        """Write the rest, and look at all of it."""
+        while not self.box.empty:
+            self.take()
+        assert self.box._bytes == 0
+        assert self.box.take() is None
+        events = [told for told in self.out if told["type"] == "event"]
+        assert [told["seq"] for told in events] == list(range(1, len(events) + 1))
+        for session in SESSIONS:
+            self.in_order([told for told in events if session_of(told["payload"]["runId"]) == session], "tool", "end")
+        for run in RUNS:
+            for stream in STREAMS:
+                mine = [told for told in events if told["payload"]["runId"] == run]
+                self.in_order(mine, stream, "tool", "end")
+                self.same_text(mine, run, stream)
+        answers = [told["last"] for told in self.out if told["type"] == "res"]
+        assert len(answers) == len(set(answers))
+
+    def in_order(self, events: list[dict[str, Any]], *kinds: str) -> None:
+        """What was put later is written later; a joined text stands for its last one."""
+        numbers = [told["payload"]["last"] for told in events if told["event"] in kinds]
+        assert numbers == sorted(numbers)
+
+    def same_text(self, events: list[dict[str, Any]], run: str, stream: str) -> None:
+        """What was not dropped was said, in the same words; nothing was lost or doubled."""
+        mine = [told["payload"] for told in events if told["event"] == stream]
+        said = "".join(payload["text"] for payload in mine)
+        ours = {n: text for n, (whose, kind, text, _) in self.put.items() if (whose, kind) == (run, stream)}
+        if not self.dropped & set(ours):
+            assert said == "".join(text or "" for text in ours.values())
+        written = {payload["last"] for payload in mine}
+        assert written <= set(ours)
+
+
+steps = st.one_of(
+    st.tuples(st.just("text"), st.sampled_from(RUNS), st.sampled_from(STREAMS), st.text(max_size=3)),
+    st.tuples(st.just("whole"), st.sampled_from(RUNS), st.booleans()),
+    st.tuples(st.just("answer"), st.sampled_from([None, *map(SessionId, SESSIONS)]), st.booleans()),
+    st.tuples(st.just("drop"), st.sampled_from(RUNS)),
+    st.tuples(st.just("take")),
+)
+
+
+@given(st.lists(steps, max_size=40))
+@settings(max_examples=300)
+def test_any_order_of_doings_keeps_the_rules(story: list[tuple[Any, ...]]) -> None:
+    """Order within a session, joined texts, rising numbers, nothing of a cut run after the fall, bytes back to 0."""
+    played = Story()
+    for step in story:
+        played.play(step)
+    played.finish()
+
+
+def test_a_hastened_delta_is_dropped_too() -> None:
+    """A delta that overtook with another run's answer is still the cut run's: a fall takes it out."""
+    box = Outbox()
+    box.put(text_item("r1", "chat", "late", 1))
+    box.answer(answer(2), hasten=session_of("r1"))
+    box.drop(RunId("r1"))
+    assert [told["type"] for told in drained(box)] == ["res"]
+    assert box._bytes == 0
+
+
+def test_the_answer_to_a_stop_overtakes_the_others() -> None:
+    """What other sessions say waits; what the stopped session was told before stays before the answer."""
+    box = Outbox()
+    for number in range(100):
+        box.put(text_item("r2", "chat", "y", number))
+        box.put(whole_item("r2", number, passing=True))
+    box.put(whole_item("r1", 200, passing=False))
+    box.answer(answer(201), hasten=session_of("r1"))
+    told = drained(box)
+    assert [each.get("last", each.get("payload", {}).get("last")) for each in told[:2]] == [200, 201]
+
+
+def test_deltas_that_wait_are_joined() -> None:
+    """Waiting deltas become fewer frames with the same text; one that was written alone stays alone."""
+    box = Outbox()
+    texts = [f"{number} " for number in range(500)]
+    for number, text in enumerate(texts):
+        box.put(text_item("r1", "chat", text, number))
+        box.put(text_item("r1", "agent", text, number))
+    told = drained(box)
+    assert len(told) < 50
+    for stream in STREAMS:
+        assert "".join(each["payload"]["text"] for each in told if each["event"] == stream) == "".join(texts)
+    assert told[-1]["payload"]["last"] == 499
+
+
+def test_a_joined_frame_is_short() -> None:
+    """What is handed over cannot be taken back, so one frame does not hold all that waited."""
+    box = Outbox()
+    for number in range(2000):
+        box.put(text_item("r1", "chat", "x" * 500, number))
+    frames = []
+    while (frame := box.take()) is not None:
+        frames.append(frame)
+    assert max(map(len, frames)) <= 8 * 1024
+    assert len(frames) < 2000
+
+
+def fill(box: Outbox, make: Callable[[int], Item]) -> int:
+    """Put until it overflows; return how many went in."""
+    for number in range(100_000):
+        box.put(make(number))
+        if box.overflowed:
+            return number
+    raise AssertionError("it never overflows")
+
+
+@pytest.mark.parametrize("kind", ["whole", "text"])
+def test_beyond_the_bound_the_reader_is_too_slow(kind: str) -> None:
+    """Bytes are bounded; beyond them everything is forgotten, and nothing later is told with a hole before it."""
+    box = Outbox()
+
+    def make(number: int) -> Item:
+        if kind == "whole":
+            return event_item("end", {"runId": "r1", "last": number, "text": "x" * 1000}, session=session_of("r1"))
+        return text_item("r1", STREAMS[number % 2], "x" * 1000, number)
+
+    went = fill(box, make)
+    assert 0.8 * boxes.BUFFER_BYTES < went * 1050 < 1.4 * boxes.BUFFER_BYTES
+    assert box.empty
+    box.put(make(went + 1))
+    box.answer(answer(1))
+    box.answer(answer(2), urgent=True)
+    assert box.take() is None
+    assert box.empty
+
+
+def test_one_frame_is_never_too_much() -> None:
+    """A single answer above the bound is sent: it is the reader's own wish."""
+    box = Outbox()
+    box.answer(b'"' + b"x" * boxes.BUFFER_BYTES + b'"')
+    assert not box.overflowed
+    assert box.take() is not None
+    assert box._bytes == 0
+
+
+def test_whoever_can_read_again_waits_for_room() -> None:
+    """A watch stops putting at half of the bound, goes on when it drains, and does not hang when the box closes."""
+
+    async def main() -> None:
+        box = Outbox()
+        while box._bytes <= boxes.BUFFER_BYTES // 2:
+            box.put(whole_item("r1", 1, passing=False))
+        waiting = asyncio.create_task(box.room())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        box.take()
+        while box._bytes > boxes.BUFFER_BYTES // 2:
+            box.take()
+        await asyncio.wait_for(waiting, 5)
+        box.put(whole_item("r1", 1, passing=False))
+        box.put(whole_item("r1", 1, passing=False))
+        closing = asyncio.create_task(box.room())
+        await asyncio.sleep(0)
+        box.close()
+        await asyncio.wait_for(closing, 5)
+
+    asyncio.run(main())
+
+
+def test_a_closed_box_takes_nothing_and_sends_what_it_has() -> None:
+    """After close what is held is still written, in order, and `wait` says when nothing more will come."""
+
+    async def main() -> None:
+        box = Outbox()
+        box.put(whole_item("r1", 1, passing=False))
+        box.close()
+        box.put(whole_item("r1", 2, passing=False))
+        box.answer(answer(3))
+        assert await box.wait()
+        assert [told["payload"]["last"] for told in drained(box)] == [1]
+        assert not await box.wait()
+
+    asyncio.run(main())

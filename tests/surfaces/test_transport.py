@@ -1,0 +1,471 @@
+"""Sockets that stall, vanish, dawdle or come by the thousand: nobody else waits, and nothing of them is left.
+
+Readers here are real sockets. A stalled one leaves what comes in its kernel; a cut one gets no packet any more.
+"""
+
+import asyncio
+import gc
+import os
+import resource
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from interlock.surfaces import frames, gateway, server
+from interlock.surfaces.gateway import Connection
+
+from .floods import agent
+from .protocol import Frame
+from .transport import Served, Serving, Wire, ended, eventually, serving
+
+KIB = 1024
+RECALL_BYTES = 128 * KIB
+HOST, OTHER_HOST = "127.0.0.1", "127.0.0.2"
+
+# Uvicorn as it comes: its own protocols, its own buffers, and an outbox that never says "too slow".
+PLAIN = """
+from interlock.surfaces import outbox, server
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+outbox.BUFFER_BYTES = 10**9
+server.UNSENT_BYTES = 2**31 - 1
+server._protocols = lambda door: (HttpToolsProtocol, WebSocketsSansIOProtocol)
+"""
+
+
+def deltas(events: list[Frame], run: str) -> list[Frame]:
+    """What a run said, of some events."""
+    payloads = [event["payload"] for event in events if event["event"] in ("chat", "agent")]
+    mine = [each for each in payloads if each["runId"] == run]
+    return [each for each in mine if each.get("state") == "delta" or each.get("stream") == "assistant"]
+
+
+def spoken(payloads: list[Frame]) -> int:
+    """About how many bytes they had on the wire."""
+    return sum(len(each.get("deltaText") or each["data"]["delta"]) + 100 for each in payloads)
+
+
+async def send(wire: Wire, text: str, session: str = "s") -> str:
+    """Send a message and return its run."""
+    sent = await wire.request("chat.send", sessionKey=session, message=text, idempotencyKey=f"{session} {text}")
+    return str(sent["runId"])
+
+
+async def stalled_bytes(served: Served, *, stream: int) -> int:
+    """Stall two readers while a run streams, stop it, let them read on; return the most that was beyond recall."""
+    async with await served.dial() as one, await served.dial() as other, await served.dial() as fast:
+        one.stall()
+        run = await send(fast, "flood 200")
+        await other.until(lambda: other.bytes > 2_000)
+        other.stall()
+        begin = fast.bytes
+        await fast.until(lambda: fast.bytes - begin > stream, "a stream", 30)
+        stop = await fast.request("chat.abort", sessionKey="s")
+        assert stop["aborted"]
+        await fast.wait_for(ended(run))
+        most = 0
+        for slow in (one, other):
+            seen = len(slow.events)
+            slow.resume()
+            await slow.wait_for(ended(run))
+            rest = slow.events[seen:]
+            most = max(most, spoken(deltas(rest, run)))
+            await slow.request("health")  # nothing of the run comes behind its end
+            assert ended(run)(slow.events[-1])
+            assert [event["seq"] for event in slow.events[-20:]] == list(
+                range(slow.events[-1]["seq"] - 19, slow.events[-1]["seq"] + 1)
+            )
+        return most
+
+
+def test_a_stalled_reader_holds_little_that_cannot_be_taken_back(tmp_path: Path) -> None:
+    """At most 128 KiB of what a run said reach stalled readers after its stop: 0.05 of what plain uvicorn gives."""
+    ours, plain = tmp_path / "ours", tmp_path / "plain"
+    ours.mkdir(), plain.mkdir()
+    with Served(ours, "--driver=inline") as served:
+        held = asyncio.run(stalled_bytes(served, stream=800_000))
+    with Served(plain, "--driver=inline", patch=PLAIN) as served:
+        usual = asyncio.run(stalled_bytes(served, stream=6_000_000))
+    print(f"beyond recall: {held / KIB:.0f} KiB, plain uvicorn {usual / KIB:.0f} KiB, ratio {held / usual:.3f}")
+    assert 0 < held <= RECALL_BYTES
+    assert held <= 0.05 * usual
+
+
+def test_a_stop_is_not_delayed_by_stalled_readers(tmp_path: Path) -> None:
+    """Ack and terminal event come to a third connection as soon as without the stalled ones; race 98."""
+
+    async def stop_seconds(wire: Wire, session: str) -> float:
+        run = await send(wire, "flow some words", session)
+        await wire.wait_for(lambda event: event["event"] == "chat" and event["payload"]["runId"] == run)
+        began = time.perf_counter()
+        await wire.request("chat.abort", sessionKey=session)
+        await wire.wait_for(ended(run))
+        return time.perf_counter() - began
+
+    async def main() -> None:
+        async with serving(tmp_path, agent) as served, await served.dial() as fast:
+            idle = sorted([await stop_seconds(fast, f"idle {n}") for n in range(15)])
+            slow = [await served.dial() for _ in range(6)]
+            for wire in slow:
+                wire.stall()
+            flooding = await send(fast, f"flow {'x' * 4000}", "flood")
+            held = [served.connection(wire).outbox for wire in slow]
+            await eventually(lambda: all(box._bytes > 200 * KIB for box in held), "stalled outboxes")
+            busy = sorted([await stop_seconds(fast, f"busy {n}") for n in range(15)])
+            assert fast.chats(flooding, "delta")
+            assert busy[7] < 5 * idle[7] + 0.05, (idle[7], busy[7])
+            await fast.request("chat.abort", sessionKey="flood")
+            await fast.wait_for(ended(flooding))
+            assert all(box._bytes < 200 * KIB for box in held)  # the fall emptied those that nobody reads
+            for wire in slow:
+                await wire.vanish()
+
+    asyncio.run(main())
+
+
+def test_a_fall_drops_from_every_outbox(tmp_path: Path) -> None:
+    """In the step of the stop the run's unwritten deltas leave all outboxes; what others say stays."""
+
+    async def main() -> None:
+        async with serving(tmp_path, agent) as served, await served.dial() as fast:
+            slow = [await served.dial() for _ in range(2)]
+            for wire in slow:
+                wire.stall()
+            cut = await send(fast, f"flow {'x' * 2000}", "cut")
+            kept = await send(fast, f"flow {'y' * 2000}", "kept")
+            boxes_ = [served.connection(wire).outbox for wire in slow]
+            await eventually(lambda: all(box._bytes > 400 * KIB for box in boxes_), "full outboxes")
+            await fast.request("chat.abort", sessionKey="cut")
+            held = [item for box in boxes_ for item in (*box._items, *box._urgent)]
+            flat = [item for each in held for item in (each if isinstance(each, list) else [each])]
+            runs = {getattr(item, "run_id", None) for item in flat if getattr(item, "passing", False)}
+            assert runs == {kept}
+            await fast.request("chat.abort", sessionKey="kept")
+            for wire in slow:
+                wire.resume()
+                await wire.wait_for(ended(cut))
+                await wire.wait_for(ended(kept))
+                await wire.close()
+
+    asyncio.run(main())
+
+
+def descriptors(pid: int | str = "self") -> int:
+    """How many sockets a process has open."""
+    links = (Path(f"/proc/{pid}/fd") / name for name in os.listdir(f"/proc/{pid}/fd"))
+    count = 0
+    for link in links:
+        try:
+            count += os.readlink(link).startswith("socket:")
+        except OSError:
+            continue
+    return count
+
+
+def rss(pid: int) -> int:
+    """The memory a process has, in bytes."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_slow_reader_is_let_go(tmp_path: Path) -> None:
+    """Deltas coalesce for one that reads slowly; one that does not read is closed with 1008 and a reason; race 97."""
+
+    async def main() -> None:
+        async with serving(tmp_path, agent) as served, await served.dial() as fast, await served.dial() as slow:
+            dead = await served.dial()
+            dead.stall()
+            slow.stall()
+            run = await send(fast, f"flow {'x' * 3000}")
+            ends, gone = served.connection(dead), served.connection(slow)
+            await eventually(lambda: gone.outbox._bytes > 300 * KIB, "a backlog")
+            slow.resume()
+            await slow.until(lambda: spoken(deltas(slow.events, run)) > 500 * KIB)
+            await eventually(lambda: ends.outbox.overflowed, "an overflow")
+            at = time.monotonic()
+            await eventually(lambda: ends not in served.connections, "the slow one's end")
+            sockets = descriptors()
+            await eventually(lambda: descriptors() < sockets, "the slow one's socket", server.CLOSE_SECONDS + 5)
+            assert time.monotonic() - at < gateway.FLUSH_SECONDS + server.CLOSE_SECONDS + 5
+            seen = len(fast.events)
+            await fast.wait_for(lambda event: event["event"] == "chat", after=seen)  # the others go on
+            await fast.request("chat.abort", sessionKey="s")
+            await fast.wait_for(ended(run))
+            await slow.wait_for(ended(run))
+            text = ["".join(each["deltaText"] for each in wire.chats(run, "delta")) for wire in (fast, slow)]
+            assert text[0].startswith(text[1]) or text[1].startswith(text[0])
+            assert 0 < len(slow.chats(run, "delta")) < 0.95 * len(fast.chats(run, "delta"))
+            await dead.vanish()
+
+    asyncio.run(main())
+
+
+def test_whoever_reads_late_is_told_why_it_was_let_go(tmp_path: Path) -> None:
+    """The close frame says 1008 and why, behind what the kernel had, and the numbers up to it have no hole; race 97."""
+
+    async def main() -> None:
+        async with serving(tmp_path, agent) as served, await served.dial() as fast:
+            slow = await served.dial()
+            ends = served.connection(slow)
+            slow.stall()
+            await send(fast, f"flow {'x' * 4000}")
+            await eventually(lambda: ends.outbox.overflowed, "an overflow")
+            slow.resume()
+            code, reason = await slow.gone()
+            assert (code, "too slow" in reason) == (1008, True)
+            assert (await fast.request("chat.abort", sessionKey="s"))["aborted"]
+
+    asyncio.run(main())
+
+
+def test_stalled_readers_cost_a_bounded_memory(tmp_path: Path) -> None:
+    """Fifty clients that never read cost less than their bounds together, and their sockets are gone soon; race 97."""
+
+    async def main(served: Served) -> None:
+        async with await served.dial() as fast:
+            run = await send(fast, "say 1000", "warm")
+            await fast.wait_for(ended(run))
+            before, sockets = rss(served.pid), descriptors(served.pid)
+            slow = [await served.dial() for _ in range(50)]
+            for wire in slow:
+                wire.stall()
+            for number in range(3):  # three times 3 MiB: more than a connection may hold
+                run = await send(fast, f"burst {number}", "flood")
+                await fast.wait_for(ended(run), seconds=30)
+            most = rss(served.pid) - before
+            await eventually(lambda: descriptors(served.pid) <= sockets, "the sockets of those let go", 20)
+            assert most < 50 * frames.BUFFER_BYTES, f"{most / KIB / KIB:.0f} MiB"
+            print(f"50 stalled readers: {most / KIB / KIB:.0f} MiB")
+            for wire in slow:
+                await wire.vanish()
+
+    with Served(tmp_path, "--driver=inline") as served:
+        asyncio.run(main(served))
+
+
+def test_a_stop_has_a_budget_of_its_own(tmp_path: Path) -> None:
+    """With 64 waits in flight a 65th request is refused, and a stop on the same connection is not."""
+
+    async def main() -> None:
+        async with serving(tmp_path, agent) as served, await served.dial() as wire:
+            run = await send(wire, "wait")
+            waits = [await wire.ask("agent.wait", runId=run, timeoutMs=60_000) for _ in range(gateway.REQUESTS)]
+            full = await wire.ask("agent.wait", runId=run, timeoutMs=60_000)
+            with pytest.raises(Exception, match="too many requests") as refused:
+                await wire.answer(full)
+            assert refused.value.error["retryable"] is True  # type: ignore[attr-defined]
+            stop = await wire.request("chat.abort", sessionKey="s", runId=run)
+            assert stop["aborted"]
+            for name in waits:
+                assert (await wire.answer(name))["outcome"]["ending"] == "stopped"
+
+    asyncio.run(main())
+
+
+# Half-open
+
+
+def test_a_client_that_vanished_without_a_word_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No FIN, no packets: after the ping timeout socket, task and outbox are freed; the run goes on; race 95."""
+    monkeypatch.setattr(server, "PING_SECONDS", 0.3)
+
+    async def main() -> None:
+        async with serving(tmp_path, agent) as served, await served.dial() as other:
+            lost = await served.dial()
+            run = await send(lost, f"flow {'x' * 500}")
+            watch = await lost.request("interlock.watch", watch=1, session="s")
+            assert watch == {"watch": 1}
+            await lost.wait_for(lambda event: event["event"] == "chat")
+            there = served.connection(lost)
+            tasks, sockets = len(asyncio.all_tasks()), descriptors()
+            lost.cut()
+            await eventually(lambda: there not in served.connections, "the lost one's end")
+            await eventually(lambda: descriptors() < sockets, "its socket")
+            await eventually(lambda: len(asyncio.all_tasks()) < tasks, "its tasks")
+            assert there.outbox.closed
+            seen = len(other.events)
+            await other.wait_for(lambda event: event["event"] == "chat", after=seen)
+            assert (await other.request("agent.wait", runId=run, timeoutMs=1))["status"] == "pending"
+            assert (await other.request("chat.abort", sessionKey="s"))["aborted"]
+            await lost.vanish()
+
+    asyncio.run(main())
+
+
+def test_what_was_sent_into_a_dead_link_is_replayed(tmp_path: Path) -> None:
+    """Sends succeed though nothing arrives; what counts is the position the client asks to go on from; race 96."""
+
+    async def main() -> None:
+        async with serving(tmp_path, agent) as served:
+            lost = await served.dial(caps=(frames.QUIET,))
+            first = await lost.request("interlock.send", session="s", text="one")
+            await lost.request("interlock.watch", watch=1, session="s")
+            await lost.until(lambda: any(each["data"]["type"] == "ended" for each in lost.watched(1)))
+            known = lost.watched(1)
+            there = served.connection(lost)
+            lost.cut()
+            wrote = there.outbox._seq
+            for number in range(20):
+                sent = await served.control.send("s", f"more {number}", by=there.by)
+                await served.control.wait(sent.run_id, by=there.by)
+            await eventually(lambda: there.outbox._seq >= wrote + 20, "sends that succeed")
+            assert lost.watched(1) == known  # and none of it arrived
+            async with await served.dial(caps=(frames.QUIET,)) as again:
+                await again.request("interlock.watch", watch=1, session="s", after=known[-1]["position"])
+                await again.until(lambda: sum(e["data"]["type"] == "ended" for e in again.watched(1)) == 20)
+                whole = known + again.watched(1)
+                positions = [event["position"] for event in whole]
+                assert positions == sorted(set(positions))
+                assert {first["run_id"]} < {event["run_id"] for event in whole}
+            await lost.vanish()
+
+    asyncio.run(main())
+
+
+# Slow at the door
+
+
+async def knock(address: str, port: int, words: bytes = b"") -> socket.socket:
+    """Open a socket from an address and say something."""
+    loop, opened = asyncio.get_running_loop(), socket.socket()
+    opened.setblocking(False)
+    opened.bind((address, 0))
+    await loop.sock_connect(opened, (HOST, port))
+    if words:
+        await loop.sock_sendall(opened, words)
+    return opened
+
+
+async def over(opened: socket.socket, seconds: float) -> bytes:
+    """Return what a socket hears until the other side closes it."""
+    loop, heard = asyncio.get_running_loop(), b""
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    part = await loop.sock_recv(opened, 65536)
+                except ConnectionError:
+                    return heard
+                if not part:
+                    return heard
+                heard += part
+    finally:
+        opened.close()
+
+
+UPGRADE = (
+    b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
+HEALTH = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize("kind", ["silent", "dripping", "upgraded"])
+def test_dawdlers_at_the_door(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most 8 of an address, each for a short time; somebody else gets in meanwhile; race 113."""
+    seconds = 1.0
+    monkeypatch.setattr(gateway, "CONNECT_SECONDS", seconds)
+    monkeypatch.setattr(server, "CONNECT_SECONDS", seconds)
+    monkeypatch.setattr(server, "CLOSE_SECONDS", 0.2)
+
+    async def drip(opened: socket.socket) -> None:
+        try:
+            while True:
+                for byte in b"GET / HTTP/1.1\r\nx-slow: " + b"a" * 1000:
+                    await asyncio.get_running_loop().sock_sendall(opened, bytes([byte]))
+                    await asyncio.sleep(0.1)
+        except OSError:
+            pass
+
+    async def main() -> None:
+        async with serving(tmp_path, agent) as served:
+            port = int(served.url.rpartition(":")[2])
+            began = time.monotonic()
+            words = {"silent": b"", "dripping": b"G", "upgraded": UPGRADE}[kind]
+            mine = [await knock(HOST, port, words) for _ in range(gateway.STRANGERS_PER_ADDRESS)]
+            dripping = [asyncio.create_task(drip(each)) for each in mine] if kind == "dripping" else []
+            await asyncio.sleep(0.1)
+            ninth = await knock(HOST, port, UPGRADE)
+            assert (await over(ninth, 5)).startswith(b"HTTP/1.1 503")
+            async with await Wire.dial(served.url, served.token, local=OTHER_HOST) as healthy:
+                await healthy.request("health")
+            assert time.monotonic() - began < seconds, "too slow a machine to say"
+            await asyncio.gather(*(over(each, seconds + 5) for each in mine))
+            assert seconds * 0.9 < time.monotonic() - began < seconds + 4
+            for task in dripping:
+                task.cancel()
+            async with await served.dial() as back:
+                await back.request("health")
+
+    asyncio.run(main())
+
+
+def test_the_door_is_for_so_many(tmp_path: Path) -> None:
+    """32 strangers in all, from whatever addresses; whoever is in already goes on; race 113."""
+
+    async def main() -> None:
+        async with serving(tmp_path, agent) as served, await served.dial() as inside:
+            port = int(served.url.rpartition(":")[2])
+            per = gateway.STRANGERS_PER_ADDRESS
+            there = [await knock(f"127.0.1.{n // per + 1}", port) for n in range(gateway.STRANGERS)]
+            await asyncio.sleep(0.1)
+            assert (await over(await knock("127.0.1.99", port, UPGRADE), 5)).startswith(b"HTTP/1.1 503")
+            assert (await inside.request("health"))["ok"]
+            for each in there:
+                each.close()
+
+            async def room() -> bool:
+                return not (await over(await knock("127.0.1.99", port, HEALTH), 5)).startswith(b"HTTP/1.1 503")
+
+            end = time.monotonic() + 5
+            while not await room():
+                assert time.monotonic() < end, "those who left still count"
+
+    asyncio.run(main())
+
+
+# Many
+
+
+def test_a_thousand_connections(tmp_path: Path) -> None:
+    """A thousand at once, each with a run or a watch of its own; all hear a broadcast; nothing of them is left."""
+    count = 1_000
+
+    async def enter(served: Serving, number: int, turns: asyncio.Semaphore) -> Wire:
+        async with turns:
+            wire = await served.dial()
+        if number % 10 == 0:
+            await send(wire, "hello", f"own {number}")
+        else:
+            await wire.request("interlock.watch", watch=1, session=f"own {number - number % 10}")
+        return wire
+
+    async def main() -> None:
+        async with serving(tmp_path, agent) as served:
+            async with await served.dial() as first:
+                await send(first, "hello", "warm")
+            await eventually(lambda: not served.connections, "the first one's end")
+            gc.collect()
+            tasks, sockets = len(asyncio.all_tasks()), descriptors()
+            turns = asyncio.Semaphore(gateway.STRANGERS_PER_ADDRESS - 1)
+            wires = await asyncio.gather(*(enter(served, n, turns) for n in range(count)))
+            assert len(served.connections) == count
+            run = await send(wires[0], "everybody", "broadcast")
+            for wire in wires:
+                await wire.wait_for(ended(run), seconds=60)
+            await asyncio.gather(*(wire.close() for wire in wires))
+            await eventually(lambda: not served.connections, "everybody's end")
+            await eventually(lambda: len(asyncio.all_tasks()) <= tasks, "their tasks' end")
+            await eventually(lambda: descriptors() <= sockets, "their sockets' end")
+            wires.clear()
+            gc.collect()
+            left = [each for each in gc.get_objects() if isinstance(each, Connection)]
+            assert len(left) <= 1, f"{len(left)} connections are still held"
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(4 * count, hard)), hard))
+    try:
+        asyncio.run(main())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
