@@ -21,7 +21,7 @@ async def agent(run: Run, message: Message) -> str | None:
         case "flow":  # at a pace that a reader in the same loop can keep
             while True:
                 await run.say(rest)
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0.003)
         case "burst":  # three MiB, with room for others
             for _ in range(1_500):
                 await run.say("x" * 2_000)

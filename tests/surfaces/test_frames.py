@@ -1,4 +1,4 @@
-"""Frames without a wire: what is read, what is refused, what an error and an event are called.
+"""Frames without a wire: what is read, what is refused, what errors and events are called.
 
 `make prove` reads a million changed frames (`python -m proofs frames`); here are some of the same.
 """
@@ -12,18 +12,306 @@ import pytest
 from proofs import frames as fuzz
 
 from interlock.core import errors
-from interlock.core.events import Asked, Block, Delta, Ended, Event, Phase, Progress, Started, Tool, Typing
-from interlock.core.names import (
-    CallId,
-    Ending,
-    EventData,
-    Principal,
-    QuestionId,
-    QuestionState,
-    RunId,
-    SessionId,
-    ToolState,
-)
+from interlock.core.events import Asked, Block, Data, Delta, Ended, Event, Phase, Progress, Started, Tool, Typing
+from interlock.core.names import CallId, Ending, QuestionId, QuestionState, RunId, SessionId, ToolState
 from interlock.core.outcome import Outcome
 from interlock.surfaces import frames, telling
-from surfaces.protocol import PARAMS, check_frame
+from surfaces.protocol import EXTRACT, PARAMS, Conversation
+
+READ_INPUTS = 20_000
+WIRE_INPUTS = 500
+
+
+def request(method: str, params: Any = None, **more: Any) -> frames.Request:
+    """Return a request as it is read."""
+    frame = {"type": "req", "id": "1", "method": method, **({} if params is None else {"params": params}), **more}
+    return frames.read_request(json.dumps(frame))
+
+
+def read(method: str, params: Any) -> Any:
+    """Read a method's params."""
+    return frames.read_params(request(method, params), frames.METHODS[method])
+
+
+def deep(levels: int) -> Any:
+    """Return a list in a list in a list."""
+    return json.loads("[" * levels + "]" * levels)
+
+
+# Requests
+
+
+@pytest.mark.parametrize("method", frames.METHODS)
+def test_what_is_right_is_read(method: str) -> None:
+    """Every method has an example among the proofs' inputs, and it is read."""
+    assert isinstance(read(method, fuzz.PARAMS[method]), frames.METHODS[method].params)
+
+
+def test_every_method_has_an_example() -> None:
+    """The proofs change frames of every method there is."""
+    assert set(fuzz.PARAMS) == set(frames.METHODS)
+
+
+@pytest.mark.parametrize("method", [name for name, definition in PARAMS.items() if definition is not None])
+def test_fields_of_the_published_schema_are_known(method: str) -> None:
+    """Each is read or ignored; none is unknown to us, and none is ignored that is not published."""
+    shape = json.loads(EXTRACT.read_text("utf-8"))["definitions"][PARAMS[method]]
+    published = {name for part in (shape, *shape.get("anyOf", [])) for name in part.get("properties", {})}
+    entry = frames.METHODS[method]
+    ours = {field.encode_name for field in msgspec.structs.fields(entry.params)}
+    assert published <= ours | entry.ignored
+    assert entry.ignored <= published
+    assert not entry.ignored & ours
+
+
+def test_a_request_has_params_and_may_have_none() -> None:
+    """No params are no fields."""
+    assert bytes(request("health").params) == b"{}"
+    assert request("health", {}, traceparent="00-1-2-01").traceparent == "00-1-2-01"
+
+
+@pytest.mark.parametrize("number", ["x", "x" * 256, "\u20ac", "a b"])
+def test_an_id_is_printable_and_not_long(number: str) -> None:
+    """And comes back as it was."""
+    frame = frames.read_request(json.dumps({"type": "req", "id": number, "method": "health"}))
+    assert json.loads(frames.response(frame.id, {"a": 1})) == {
+        "type": "res", "id": number, "ok": True, "payload": {"a": 1},
+    }  # fmt: skip
+    error = json.loads(frames.refusal(frame.id, frames.fault("UNAVAILABLE", "no")))
+    assert (error["id"], error["ok"], error["error"]) == (number, False, {"code": "UNAVAILABLE", "message": "no"})
+
+
+@pytest.mark.parametrize("number", ["", "x" * 257, "a\nb", "\0", "\u202e", "\u2028"])
+def test_any_other_id_closes(number: str) -> None:
+    """Nobody can be answered."""
+    with pytest.raises(frames.BadFrame) as bad:
+        frames.read_request(json.dumps({"type": "req", "id": number, "method": "health"}))
+    assert bad.value.code == frames.BROKEN_RULE
+
+
+def test_what_is_wrong_is_not_told_again() -> None:
+    """A frame's own words are not in the reason: somebody may have put a token in the wrong place."""
+    for raw in (
+        '{"type":"SECRET"}',
+        '{"SECRET":1}',
+        '"SECRET"',
+        "SECRET",
+        '{"type":"req","id":"1","method":"x","SECRET":1}',
+    ):
+        with pytest.raises(frames.BadFrame) as bad:
+            frames.read_request(raw)
+        assert "SECRET" not in str(bad.value)
+
+
+@pytest.mark.parametrize(("levels", "right"), [(1, True), (31, True), (32, False), (100, False), (500, False)])
+def test_how_deep_params_may_be(levels: int, right: bool) -> None:
+    """32 levels, the params themselves among them; also in a field that is ignored."""
+    if right:
+        read("health", {"probe": deep(levels)})
+    else:
+        with pytest.raises(errors.BadInput, match="nested deeper than 32"):
+            read("health", {"probe": deep(levels)})
+
+
+def test_many_brackets_are_not_deep() -> None:
+    """Width is no depth."""
+    read("health", {"probe": [[] for _ in range(1_000)]})
+
+
+def test_the_last_of_two_fields_counts() -> None:
+    """In a frame and in its params, as every reader of JSON has it."""
+    raw = '{"type":"req","id":"1","method":"chat.abort","method":"health","params":{"x":1},"params":{}}'
+    asked = frames.read_request(raw)
+    assert (asked.method, bytes(asked.params)) == ("health", b"{}")
+
+
+def test_a_token_is_in_no_repr() -> None:
+    """Whoever logs what was asked logs no token."""
+    params = {**fuzz.PARAMS["connect"], "auth": {"token": "SECRET", "password": "SECRET", "deviceToken": "SECRET"}}
+    assert read("connect", params).auth.token == "SECRET"
+    assert "SECRET" not in repr(read("connect", params))
+
+
+@pytest.mark.parametrize("number", [-1, 2**53 + 1, 10**40, 1.5, True, "1"])
+def test_numbers_are_whole_and_not_huge(number: Any) -> None:
+    """A number that a float or a clock cannot hold is refused before a method meets it."""
+    with pytest.raises(errors.BadInput):
+        read("agent.wait", {"runId": "r", "timeoutMs": number})
+
+
+def test_changed_frames_break_nothing() -> None:
+    """Inputs that are almost right: read, refused or closed."""
+    played = fuzz.play(1, READ_INPUTS)
+    assert played.broken == []
+    assert min(played.seen[word] for word in ("read", "refused", "closed", "no method")) > 100, played.seen
+
+
+def test_changed_frames_break_no_server() -> None:
+    """The same over a socket: it answers, closes with a code it has, logs no traceback and does not grow."""
+    played, grown = fuzz.over_the_wire(1, WIRE_INPUTS)
+    assert played.broken == []
+    assert played.seen["sent"] > WIRE_INPUTS / 2
+    assert min(played.seen[word] for word in ("answered", "INVALID_REQUEST", "closed with 1008")) > 10, played.seen
+    assert grown < fuzz.GROWTH_BYTES
+
+
+# Errors
+
+
+@pytest.mark.parametrize("kind", frames.ERRORS)
+def test_an_error_names_its_kind(kind: str) -> None:
+    """So that our client raises what control raised."""
+    told = frames.error_of(frames.ERRORS[kind]("try again"))
+    assert (told["details"], told["message"]) == ({"kind": kind}, "try again")
+    codes = {"Unknown": "NOT_FOUND", "Unavailable": "UNAVAILABLE", "QueueFull": "UNAVAILABLE"}
+    assert told["code"] == codes.get(kind, "INVALID_REQUEST")
+    assert told.get("retryable") == (True if told["code"] == "UNAVAILABLE" else None)
+
+
+def test_an_error_of_another_kind_is_told_as_what_it_is_of() -> None:
+    """Subclasses as their base; an error without words says its kind."""
+
+    class Odd(errors.Rejected):
+        pass
+
+    class Other(errors.InterlockError):
+        pass
+
+    assert frames.error_of(Odd("busy"))["details"] == {"kind": "Rejected"}
+    assert frames.error_of(Other())["code"] == "INVALID_REQUEST"
+    assert frames.error_of(errors.Unknown())["message"] == "Unknown"
+
+
+def test_our_own_schema_is_one() -> None:
+    """It has every method of ours and no other, closed, and our examples keep to it."""
+    shape = frames.schema()
+    assert set(shape["methods"]) == set(frames.METHODS) - frames.PUBLISHED
+    for method, parts in shape["methods"].items():
+        validator = jsonschema_rs.Draft202012Validator({**parts["params"], "$defs": shape["$defs"]})
+        assert validator.is_valid(fuzz.PARAMS[method]), method
+        assert not validator.is_valid({**fuzz.PARAMS[method], "more": 1}), method
+        jsonschema_rs.Draft202012Validator({**parts["result"], "$defs": shape["$defs"]})
+
+
+# Telling
+
+RUN, SESSION = RunId("r-1-1"), SessionId("s")
+
+
+class Told:
+    """A teller, and what it told: checked as a connection would be."""
+
+    def __init__(self) -> None:
+        self.teller = telling.Teller()
+        self.frames: list[dict[str, Any]] = []
+        self._talk = Conversation()
+        self._position = 0
+
+    def tell(self, *several: Data, run: RunId | None = RUN) -> list[dict[str, Any]]:
+        """Tell events; return the new frames."""
+        before = len(self.frames)
+        for data in several:
+            self._position += 1
+            event = Event(position=self._position, at=10.0, session=SESSION, run_id=run, generation=1, data=data)
+            for item in self.teller.tell(event):
+                raw = item.bytes() + b',"seq":%d}' % (len(self.frames) + 1)
+                self.frames.append(self._talk.server(raw))
+        return self.frames[before:]
+
+
+def ended(ending: Ending = Ending.COMPLETED, **more: Any) -> Ended:
+    """Return an end."""
+    return Ended(outcome=Outcome(run_id=RUN, ending=ending, started_at=1.0, ended_at=2.0, **more))
+
+
+@pytest.mark.parametrize("ending", [each for each in Ending if each not in (Ending.PENDING, Ending.UNKNOWN)])
+def test_an_end_is_told_once_in_each_stream_and_last(ending: Ending) -> None:
+    """With the native outcome and the generation beside the foreign words."""
+    told = Told()
+    told.tell(Started(), Typing(on=True), Delta(text="a"))
+    lifecycle, last = told.tell(ended(ending, text="a"))[-2:]
+    assert (lifecycle["event"], last["event"]) == ("agent", "chat")
+    assert lifecycle["payload"]["data"]["outcome"]["ending"] == ending
+    assert last["payload"]["message"]["outcome"]["ending"] == ending
+    assert last["payload"]["message"]["generation"] == lifecycle["payload"]["data"]["generation"] == 1
+    assert last["payload"]["seq"] == lifecycle["payload"]["seq"]
+
+
+def test_what_is_open_is_taken_back_before_the_end() -> None:
+    """Typing is switched off and open questions are void, in the same step and before the terminal."""
+    told = Told()
+    told.tell(Started(), Typing(on=True), Asked(question_id=QuestionId("q-1"), text="may I?", state=QuestionState.OPEN))
+    names = [frame["event"] for frame in told.tell(ended(Ending.STOPPED))]
+    assert names == ["exec.approval.resolved", "session.typing", "agent", "chat"]
+    void, typing = told.frames[-4:-2]
+    assert (void["payload"]["id"], void["payload"]["decision"]) == ("q-1", "deny")
+    assert typing["payload"]["typing"] is False
+
+
+def test_what_was_closed_is_not_taken_back() -> None:
+    """An answered question stays answered, typing that ended is not ended again."""
+    told = Told()
+    told.tell(Typing(on=True), Typing(on=False))
+    for state in (QuestionState.OPEN, QuestionState.ANSWERED):
+        told.tell(Asked(question_id=QuestionId("q-1"), text="may I?", state=state, answer=True))
+    assert [frame["event"] for frame in told.tell(ended())] == ["agent", "chat"]
+
+
+def test_a_block_is_told_once() -> None:
+    """Its text was told as it came, or is told now; paragraphs are parted."""
+    told = Told()
+    assert len(told.tell(Delta(text="one "), Delta(text="two"))) == 4
+    assert told.tell(Block(text="one two")) == []
+    told.tell(Block(text="three"))
+    chats = [frame["payload"]["deltaText"] for frame in told.frames if frame["event"] == "chat"]
+    assert "".join(chats) == "one two\n\nthree"
+
+
+def test_texts_of_a_stream_can_be_joined() -> None:
+    """Deltas of one run and stream have the same head, so that those which wait become one frame."""
+    teller = telling.Teller()
+
+    def items(position: int, run: str) -> list[telling.Item]:
+        event = Event(position=position, session=SESSION, run_id=RunId(run), generation=1, data=Delta(text="x"))
+        return teller.tell(event)
+
+    first, second, other = items(1, "r-1"), items(2, "r-1"), items(3, "r-2")
+    assert [item.head for item in first] == [item.head for item in second]
+    assert not {item.head for item in first} & {item.head for item in other}
+    assert first[0].head != first[1].head
+    assert all(item.passing and item.run_id == "r-1" for item in first)
+
+
+def test_tools_phases_and_progress_are_told_to_agents_streams() -> None:
+    """And none of them in chat."""
+    told = Told()
+    call = CallId("c-1")
+    told.tell(
+        Started(),
+        Phase(name="provider"),
+        Progress(text="half", done=1, total=2),
+        Tool(call_id=call, name="search", state=ToolState.PENDING),
+        Tool(call_id=call, name="search", state=ToolState.DONE, result="1"),
+    )
+    assert {frame["event"] for frame in told.frames} == {"agent"}
+    streams = [frame["payload"]["stream"] for frame in told.frames]
+    assert streams == ["lifecycle", "progress", "progress", "tool", "tool"]
+    assert [frame["payload"]["data"]["phase"] for frame in told.frames[-2:]] == ["start", "result"]
+
+
+def test_what_belongs_to_no_run_has_no_word() -> None:
+    """The published protocol tells of runs."""
+    assert Told().tell(Typing(on=True), run=None) == []
+
+
+@pytest.mark.parametrize("ending", Ending)
+def test_a_wait_is_answered_with_what_there_is(ending: Ending) -> None:
+    """Pending and unknown are said alone, and never as a timeout."""
+    payload = telling.wait_payload(Outcome(run_id=RUN, ending=ending, started_at=1.0, ended_at=2.0, text="a"))
+    if ending in (Ending.PENDING, Ending.UNKNOWN):
+        assert payload == {"runId": RUN, "status": str(ending)}
+    else:
+        assert payload["outcome"]["ending"] == ending
+        assert (payload["status"] == "timeout") == (ending is Ending.TIMED_OUT)
+        assert (payload["status"] == "ok") == (ending is Ending.COMPLETED)
+        assert payload["result"] == {"payloads": [{"text": "a"}]}

@@ -227,13 +227,24 @@ def test_beyond_the_bound_the_reader_is_too_slow(kind: str) -> None:
     assert box.empty
 
 
-def test_one_frame_is_never_too_much() -> None:
-    """A single answer above the bound is sent: it is the reader's own wish."""
-    box = Outbox()
-    box.answer(b'"' + b"x" * boxes.BUFFER_BYTES + b'"')
-    assert not box.overflowed
-    assert box.take() is not None
-    assert box._bytes == 0
+@pytest.mark.parametrize("kind", ["answer", "whole", "text", "texts"])
+def test_one_large_frame_is_never_too_much(kind: str) -> None:
+    """A frame above the bound, a long run's end or an answer asked for, is sent; a healthy reader is not let go."""
+    box, large = Outbox(), "x" * (boxes.BUFFER_BYTES + 1)
+    for number in range(10):
+        if kind == "answer":
+            box.answer(b'{"type":"res","text":"%b"}' % large.encode())
+        elif kind == "whole":
+            box.put(event_item("end", {"runId": "r1", "last": number, "text": large}, session=session_of("r1")))
+        else:
+            if kind == "texts":
+                box.put(text_item("r1", "chat", "before", number))
+            box.put(text_item("r1", "chat", large, number))
+        box.answer(answer(number))
+        assert not box.overflowed
+        while box.take() is not None:
+            pass
+        assert box._bytes == 0
 
 
 def test_whoever_can_read_again_waits_for_room() -> None:

@@ -5,6 +5,8 @@
 2. Every connection has one outbox and one pump. A slow reader is let go; nobody else waits for it.
 3. Requests are answered side by side, begun in the order they came. Stops have a budget of their own.
 4. Rights are the principal's, not the connection's; a token that is no longer one closes its connections.
+5. Wrong tokens are counted and refused by address; a right one always comes in, or anybody on this machine could keep
+   the operator from stopping.
 """
 
 import asyncio
@@ -138,7 +140,10 @@ class Gateway:
         address = _address(request.scope)
         self.look_again()
         caller = self.access.who(token.strip()) if kind.lower() == "bearer" else None
-        if caller is None or not caller.may(Scope.READ):
+        if caller is not None and not caller.may(Scope.READ):
+            self.audit.note("refused", by=caller.name, address=address, why="/metrics needs scope read")
+            return JSONResponse({"error": "this token may not read; use one with scope read"}, 403)
+        if caller is None:
             code = self.wrong_token(address, token)
             status = 429 if code == RATE_LIMITED else 401
             return JSONResponse({"error": "send Authorization: Bearer and a token that may read", "code": code}, status)
@@ -462,13 +467,13 @@ class Connection:
         asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._writing.cancel)
 
     def reconsider(self) -> None:
-        """A token or its scopes changed: leave if it is no longer one, else count what it now may."""
+        """A token or its scopes changed: leave if it is no longer one, or may something else than it came in with."""
         caller = self.gateway.access.callers.get(self.by)
         if caller is None or not self.gateway.access.valid(self._digest):
             self.gateway.audit.note("closed", by=self.by, address=self.address, why="its token is no longer one")
             self.leave(frames.NO_TOKEN, "this token is no longer one")
-        else:
-            self.scopes = _granted(caller, self._asked_scopes)
+        elif _granted(caller, self._asked_scopes) != self.scopes:
+            self.leave(frames.RESTART, "what this token may has changed; connect again")
 
     # Requests
 

@@ -24,7 +24,7 @@ class Texts:
 
     def __init__(self, first: Item) -> None:
         self.items = [first]
-        self.size = first.size
+        self.size = first.size  # about
 
     def add(self, item: Item) -> None:
         """Take one more."""
@@ -62,7 +62,7 @@ class Outbox:
         else:
             texts = self._growing[item.head] = Texts(item)
             self._items.append(texts)
-        self._account(item.size)
+        self._account(_size(item))
 
     def answer(self, frame: bytes, *, hasten: SessionId | None = None, urgent: bool = False) -> None:
         """Take an answer; that of a stop goes first, behind what its session has been told."""
@@ -75,7 +75,7 @@ class Outbox:
                 self._urgent.extend(mine)
                 self._growing.clear()
         (self._urgent if urgent or hasten is not None else self._items).append(frame)
-        self._account(len(frame))
+        self._account(_size(frame))
 
     def drop(self, run_id: RunId) -> None:
         """Forget what a cut run said and nobody has been sent."""
@@ -143,7 +143,8 @@ class Outbox:
 
 
 def _size(held: Held) -> int:
-    return len(held) if isinstance(held, bytes) else held.size
+    # One large frame is never too much by itself, and a few of them are too many.
+    return min(len(held) if isinstance(held, bytes) else held.size, BUFFER_BYTES // 4)
 
 
 def _item(held: Held) -> Item | None:
