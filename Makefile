@@ -10,6 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-dev
 BENCH_READY := $(VENV)/.ready-bench
+SERVE_READY := $(if $(wildcard $(READY)),$(READY),$(VENV)/.ready-serve)
 FOREIGN := build/foreign/.ready
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -21,8 +22,8 @@ help: ## list the targets
 
 setup: $(READY) ## install the package and its development tools into .venv
 
-run: $(READY) ## play a scripted session in the terminal
-	@$(BIN)/python -m interlock.demo
+run: $(SERVE_READY) ## serve the demo agent, offline; send to it and stop it from another terminal
+	@exec $(BIN)/interlock serve
 
 # Two halves side by side, each about as long as the other; what is not named in FIRST is in the second.
 FIRST := tests/test_planted.py tests/test_look.py tests/test_examples.py tests/testing tests/core tests/stores tests/contracts
@@ -39,7 +40,7 @@ check: $(READY) ## lint, format, types, import contracts
 	$(BIN)/lint-imports --no-logo
 
 prove: $(READY) tools ## search the model, explore SEEDS=100000 (SEED=n replays), cut PROCESSES=10000, race STOPS=1000 of hosts, kill CRASHES=2000
-	@$(if $(SEED),true,$(BIN)/python -m interlock.testing.model)
+	@$(if $(SEED),true,$(BIN)/python -m proofs.model)
 	@$(BIN)/python -m interlock.testing.prove $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 	@$(if $(SEED),true,$(BIN)/python -m interlock.testing.prove --processes $(PROCESSES))
 	@$(if $(SEED),true,$(BIN)/python -m proofs disk --bare --control)
@@ -82,6 +83,12 @@ $(BIN)/pip:
 $(READY): pyproject.toml | $(BIN)/pip
 	@echo "setting up $(VENV)"
 	@$(BIN)/pip install -qq --editable '.[dev]'
+	@touch $@
+
+# What `make run` needs, for a first look: a third of it.
+$(VENV)/.ready-serve: pyproject.toml | $(BIN)/pip
+	@echo "setting up $(VENV): interlock and its server; once, 15 s or so"
+	@$(BIN)/pip install -qq --editable '.[serve]'
 	@touch $@
 
 $(BENCH_READY): $(READY)

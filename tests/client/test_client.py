@@ -220,18 +220,25 @@ def test_a_wrong_token_is_refused_and_not_repeated(served: Served, tmp_path: Pat
 
 
 def test_what_is_no_gateway_is_told_so() -> None:
-    """A server of another kind is not waited for."""
+    """A server of another kind is not waited for, and nobody follows it elsewhere with a token."""
 
     async def scene() -> None:
+        answers = [
+            b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi",
+            b"HTTP/1.1 307 Moved\r\nlocation: /elsewhere\r\ncontent-length: 0\r\n\r\n",
+            b"SSH-2.0-other\r\n",
+        ]
+
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")
+            writer.write(answers.pop())
             writer.close()
 
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as other:
-            with pytest.raises(Unavailable, match="no gateway"):
-                async with connect(f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}", "a token"):
-                    pass
+            while answers:
+                with pytest.raises(Unavailable, match="no gateway"):
+                    async with connect(f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}", "a token"):
+                        pass
 
     play(scene())
 
@@ -380,6 +387,21 @@ def test_a_cancelled_waiter_leaves_the_run_alone(served: Served) -> None:
             assert time.monotonic() - began < 3
         async with connect(served.url, served.token) as other:
             assert (await other.stop(run=sent.run_id)).aborted
+
+    play(scene())
+
+
+def test_more_may_wait_than_the_gateway_takes_at_once(served: Served) -> None:
+    """A hundred waiters on one connection take turns; other verbs do not wait for them."""
+
+    async def scene() -> None:
+        async with connect(served.url, served.token) as client:
+            sent = await client.send("crowd", "hang")
+            crowd = [asyncio.create_task(client.wait(sent.run_id)) for _ in range(100)]
+            for _ in range(10):
+                assert (await client.wait(sent.run_id, timeout=0)).ending is Ending.PENDING
+            assert (await client.stop(session="crowd")).aborted
+            assert {outcome.ending for outcome in await asyncio.gather(*crowd)} == {Ending.STOPPED}
 
     play(scene())
 

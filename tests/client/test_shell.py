@@ -14,6 +14,7 @@ import pytest
 from client.scene import BOUND_SECONDS, Served, play, until
 from interlock.cli import app
 from interlock.client import connect
+from interlock.surfaces.access import Access, Scope
 
 YES = "yes"
 
@@ -165,7 +166,9 @@ def test_runs_and_show_over_the_gateway(shell: Shell, served: Served, tmp_path: 
     assert (tmp_path / "run.svg").read_text("utf-8").startswith("<svg")
 
 
-def test_trouble_is_told_in_a_line(shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_trouble_is_told_in_a_line(
+    shell: Shell, served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """No server, no token, a wrong token, a wrong time: 125 and what to do."""
     assert shell("wait", "r-1-1", "--url", "http://127.0.0.1:9").err.endswith(
         "start `interlock serve`, or name its URL\n"
@@ -175,9 +178,30 @@ def test_trouble_is_told_in_a_line(shell: Shell, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("INTERLOCK_TOKEN", "planted-token")
     wrong = shell("questions")
     assert wrong.code == 125 and "does not know this token" in wrong.err and "planted" not in wrong.err
+    monkeypatch.setenv("INTERLOCK_TOKEN", Access(served.data).add("reader", [Scope.READ]))
+    assert "scope write" in shell("send", "hello").err
+    assert shell("stop", "--session", "").code == 125, "an empty name is not the main session"
 
 
 # Ctrl-C
+
+
+def test_a_session_is_followed_until_one_leaves(served: Served, shell: Shell) -> None:
+    """`watch` tells a session's events as lines; leaving it stops nothing."""
+    run = shell("send", "--session", "followed", "hang").out.strip()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "interlock.cli", "watch", "--session", "followed", "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    kinds = [json.loads(process.stdout.readline())["data"]["type"] for _ in range(3)]
+    assert kinds == ["message", "started", "delta"]
+    process.send_signal(signal.SIGINT)
+    assert process.wait(BOUND_SECONDS) == 130
+    process.stdout.close()
+    assert shell("wait", run, "--timeout", "0").code == 75
+    assert shell("stop", run).code == 0
 
 
 def test_ctrl_c_stops_the_run_and_tells_the_receipt(served: Served) -> None:

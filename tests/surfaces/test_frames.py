@@ -291,7 +291,7 @@ def test_tools_phases_and_progress_are_told_to_agents_streams() -> None:
         Phase(name="provider"),
         Progress(text="half", done=1, total=2),
         Tool(call_id=call, name="search", state=ToolState.PENDING),
-        Tool(call_id=call, name="search", state=ToolState.DONE, result="1"),
+        Tool(call_id=call, name="search", state=ToolState.OK, result="1"),
     )
     assert {frame["event"] for frame in told.frames} == {"agent"}
     streams = [frame["payload"]["stream"] for frame in told.frames]
@@ -311,7 +311,7 @@ def test_a_wait_is_answered_with_what_there_is(ending: Ending) -> None:
     if ending in (Ending.PENDING, Ending.UNKNOWN):
         assert payload == {"runId": RUN, "status": str(ending)}
     else:
-        assert payload["outcome"]["ending"] == ending
+        assert payload["outcome"].ending == ending
         assert (payload["status"] == "timeout") == (ending is Ending.TIMED_OUT)
         assert (payload["status"] == "ok") == (ending is Ending.COMPLETED)
         assert payload["result"] == {"payloads": [{"text": "a"}]}

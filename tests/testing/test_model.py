@@ -9,13 +9,14 @@ import os
 from collections.abc import Callable
 
 import pytest
+from proofs import model
+from proofs.model import FACTS, MUTANTS, SMALL, Fact, Recorder, Size, Trace, check, record, refute, replay
 
 from interlock.core.fence import Generations
 from interlock.runtime.fall import Fall
 from interlock.runtime.holds import Holds
 from interlock.runtime.registry import Registry
-from interlock.testing import model, play
-from interlock.testing.model import FACTS, MUTANTS, SMALL, Fact, Recorder, Size, Trace, check, record, refute, replay
+from interlock.testing import play
 
 SEEDS = range(150)
 

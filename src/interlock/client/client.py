@@ -13,7 +13,7 @@ import asyncio
 import math
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from datetime import datetime, timedelta
 from pathlib import Path
 from time import monotonic
@@ -37,7 +37,9 @@ from interlock.surfaces.frames import ReceiptResult, TimelineResult, Watched
 
 PATIENCE_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 5.0
-WAIT_SECONDS: Final = 15.0
+WAIT_SECONDS: Final = 5.0
+CROWDED_SECONDS: Final = 1.0  # the same where more than WAITS wait, who then take turns
+WAITS: Final = 32  # at once; the gateway's places are for others too
 ENDED_RUNS: Final = 4_096  # remembered by a watch
 
 T = TypeVar("T")
@@ -102,6 +104,7 @@ class Client:
         self._connection = connection
         self._call = connection.call
         self._stops: set[_Stop] = set()
+        self._waits = asyncio.Semaphore(WAITS)
 
     async def close(self) -> None:
         """Leave. Whoever still waits is told; what runs goes on."""
@@ -187,10 +190,12 @@ class Client:
         """Return how a run ended; `pending` if the wait itself ran out, `unknown` if there is no such run for you."""
         until = math.inf if timeout is None else monotonic() + timeout
         while True:
-            began = monotonic()
-            left = min(WAIT_SECONDS, max(0.0, until - began))
-            asked = {"run": run, "timeout": left, "drained": drained}
-            outcome: Outcome = await self._call("interlock.wait", asked)
+            most = WAIT_SECONDS if not self._waits.locked() else CROWDED_SECONDS
+            async with self._waits if until - monotonic() > CROWDED_SECONDS else nullcontext():
+                began = monotonic()
+                left = min(most, max(0.0, until - began))
+                asked = {"run": run, "timeout": left, "drained": drained}
+                outcome: Outcome = await self._call("interlock.wait", asked)
             early = monotonic() - began < left
             if monotonic() >= until or outcome.ending is Ending.UNKNOWN:
                 return outcome

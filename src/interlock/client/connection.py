@@ -181,7 +181,7 @@ class Connection:
             raise BadInput(
                 "say who you are with one of token= or data=, the data directory of a server on this machine"
             )
-        self._token, self._data = token, None if data is None else Path(data).expanduser()
+        self._token, self._data = token, None if data is None else Path(data)
         self.patience = patience
         self._link: Link | None = None
         self._failure: InterlockError | None = None
@@ -250,21 +250,23 @@ class Connection:
 
     async def _dial(self, met: bool) -> Link:
         try:
-            from websockets.asyncio.client import connect as dial  # noqa: PLC0415 - an extra
+            from websockets.asyncio.client import connect as dialling  # noqa: PLC0415 - an extra
             from websockets.exceptions import InvalidHandshake, InvalidStatus, WebSocketException  # noqa: PLC0415
         except ModuleNotFoundError:
             raise BadInput(
                 "talking to a gateway needs websockets; install it: pip install 'interlock[client]'"
             ) from None
         token = self._read_token()
+        dial = dialling(
+            self._dialled, compression=None, proxy=None, max_size=ANSWER_BYTES, open_timeout=None,
+            ping_interval=PING_SECONDS, ping_timeout=PING_SECONDS, close_timeout=CLOSE_SECONDS,
+        )  # fmt: skip
+        dial.process_redirect = lambda error: error  # type: ignore[method-assign]  # the token is for this address
         socket = None
         failure: InterlockError
         try:
             async with asyncio.timeout(OPEN_SECONDS):
-                socket = await dial(
-                    self._dialled, compression=None, proxy=None, max_size=ANSWER_BYTES, open_timeout=None,
-                    ping_interval=PING_SECONDS, ping_timeout=PING_SECONDS, close_timeout=CLOSE_SECONDS,
-                )  # fmt: skip
+                socket = await dial
                 await _introduce(socket, token)
                 link, socket = Link(socket), None
                 return link
@@ -293,9 +295,9 @@ class Connection:
             return self._token or ""
         path = self._data / "token"
         try:
-            return path.read_text("ascii").strip()
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or "it is no text"
+            return path.expanduser().read_text("ascii").strip()
+        except (OSError, ValueError, RuntimeError) as error:  # the last: whoever runs this has no home
+            why = getattr(error, "strerror", None) or error
             raise BadInput(f"no token in {path}: {why}; name the server's --data, or set INTERLOCK_TOKEN") from None
 
     async def call(  # METHODS says what each answers, and the verb says it again

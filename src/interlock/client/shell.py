@@ -98,9 +98,9 @@ def send_command(
 
     async def send(client: "Client") -> int:
         said = sys.stdin.buffer.read().decode("utf-8", "replace") if text == ["-"] else " ".join(text)
-        limit, mine = None if deadline is None else seconds(deadline), key or secrets.token_hex(16)
+        limit, mine = None if deadline is None else seconds(deadline), secrets.token_hex(16) if key is None else key
         stopping = _Stopping(client, mine) if watch else None
-        sent = await client.send(session or "main", said, key=mine, strategy=strategy, deadline=limit)
+        sent = await client.send(_named(session), said, key=mine, strategy=strategy, deadline=limit)
         if stopping is None:
             _json(sent) if as_json else _print(sent.run_id)
             return 0
@@ -155,7 +155,7 @@ def stop_command(
             ours = OURS.fullmatch(run) is not None
             receipt = await client.stop(run=run if ours else None, key=None if ours else run)
         else:
-            receipt = await client.stop(session=session or "main")
+            receipt = await client.stop(session=_named(session))
         if wait and receipt.id is not None:
             async with _progress(f"{len(receipt.runs)} stopped, waiting for what is left"):
                 for each in receipt.runs:
@@ -222,7 +222,7 @@ def watch_command(
     async def watch(client: "Client") -> int:
         _name_one(session, run)
         if run is None:
-            return await _follow(client, session=session or "main", after=after, as_json=as_json)
+            return await _follow(client, session=_named(session), after=after, as_json=as_json)
         found = await client.find(run)
         return await _follow(client, run=run if found is None else found.id, after=after, as_json=as_json)
 
@@ -437,6 +437,10 @@ def _code(outcome: Outcome) -> int:
     if outcome.ended:
         return row(outcome).exit_code
     return NOT_YET if outcome.ending is Ending.PENDING else TROUBLE
+
+
+def _named(session: str | None) -> str:
+    return "main" if session is None else session  # an empty name is a mistake, not the main session
 
 
 def _name_one(session: str | None, run: str | None) -> None:

@@ -4,8 +4,8 @@
 2. A `Recorder` writes down what the real runtime decides, as facts; `replay` asks the model for a way to tell them.
 3. There is one model. Its facts and its mutants are listed there and nowhere else.
 
-python -m interlock.testing.model                    all of it, one line for each result
-python -m interlock.testing.model --only-replay      traces of seeds only
+python -m proofs.model                    all of it, one line for each result
+python -m proofs.model --only-replay      traces of seeds only
 """
 
 import argparse
@@ -519,7 +519,7 @@ def _replays(first: int, seeds: int, console: Console) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="interlock.testing.model", description=__doc__)
+    parser = argparse.ArgumentParser(prog="proofs.model", description=__doc__)
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many schedules to replay")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--only-replay", action="store_true", help="do not search, only replay")
