@@ -87,7 +87,7 @@ $(READY): pyproject.toml | $(BIN)/pip
 
 # What `make run` needs, for a first look: a third of it.
 $(VENV)/.ready-serve: pyproject.toml | $(BIN)/pip
-	@echo "setting up $(VENV): interlock and its server; once, 15 s or so"
+	@echo "setting up $(VENV): interlock and its server (once; half a minute or so)"
 	@$(BIN)/pip install -qq --editable '.[serve]'
 	@touch $@
 

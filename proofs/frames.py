@@ -275,7 +275,9 @@ class Wire:
 
     def feed(self, batch: list[bytes], *, stranger: bool) -> None:
         """Send some inputs, instead of connect or after it, then see that the server is well."""
-        with connect(self._url, compression=None, proxy=None, ping_interval=None, max_size=None) as socket:
+        with connect(
+            self._url, compression=None, proxy=None, ping_interval=None, max_size=None, max_queue=None
+        ) as socket:
             try:
                 socket.recv(WAIT_SECONDS)
                 if not stranger:

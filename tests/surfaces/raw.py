@@ -58,7 +58,13 @@ class Talk:
         self.answers: dict[str, list[Frame]] = {}
         self.hello: Frame = {}
         self._number = 0
-        options = {"compression": None, "proxy": None, "ping_interval": None, "max_size": None} | options
+        options = {
+            "compression": None,
+            "proxy": None,
+            "ping_interval": None,
+            "max_size": None,
+            "max_queue": None,
+        } | options
         self.socket: ClientConnection = connect(url, **options)
         self.read()
 

@@ -291,7 +291,7 @@ def test_tools_phases_and_progress_are_told_to_agents_streams() -> None:
         Phase(name="provider"),
         Progress(text="half", done=1, total=2),
         Tool(call_id=call, name="search", state=ToolState.PENDING),
-        Tool(call_id=call, name="search", state=ToolState.OK, result="1"),
+        Tool(call_id=call, name="search", state=ToolState.FINISHED, result="1"),
     )
     assert {frame["event"] for frame in told.frames} == {"agent"}
     streams = [frame["payload"]["stream"] for frame in told.frames]

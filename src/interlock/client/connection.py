@@ -261,7 +261,7 @@ class Connection:
             self._dialled, compression=None, proxy=None, max_size=ANSWER_BYTES, open_timeout=None,
             ping_interval=PING_SECONDS, ping_timeout=PING_SECONDS, close_timeout=CLOSE_SECONDS,
         )  # fmt: skip
-        dial.process_redirect = lambda error: error  # type: ignore[method-assign]  # the token is for this address
+        dial.process_redirect = lambda exc: exc  # type: ignore[method-assign]  # the token is for this address
         socket = None
         failure: InterlockError
         try:

@@ -24,12 +24,12 @@ class Texts:
 
     def __init__(self, first: Item) -> None:
         self.items = [first]
-        self.size = first.size  # about
+        self.size = _size(first)
 
     def add(self, item: Item) -> None:
         """Take one more."""
         self.items.append(item)
-        self.size += item.size
+        self.size += _size(item)
 
 
 Held = Item | Texts | bytes
@@ -143,6 +143,8 @@ class Outbox:
 
 
 def _size(held: Held) -> int:
+    if isinstance(held, Texts):
+        return held.size
     # One large frame is never too much by itself, and a few of them are too many.
     return min(len(held) if isinstance(held, bytes) else held.size, BUFFER_BYTES // 4)
 
