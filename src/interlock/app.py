@@ -190,14 +190,16 @@ async def serve(config: Config, ready: Callable[[Ready], None]) -> None:
         processes=processes,
     )
     async with opened as control:
-        gateway = asgi(control, data=config.data, allow_hosts=config.allow_hosts, allow_origins=config.allow_origins)
+        here = () if config.host in ("0.0.0.0", "::") else (f"[{config.host}]" if ":" in config.host else config.host,)
+        hosts = (*config.allow_hosts, *here)
+        gateway = asgi(control, data=config.data, allow_hosts=hosts, allow_origins=config.allow_origins)
         served = Ready(url=server.url_of(listener), token_file=str(gateway.access.token), grade=await control.grade())
         over = asyncio.Event()
         serving = loop.create_task(server.serve(gateway, listener, lambda: ready(served), over), name="serve")
         await asyncio.wait((serving, loop.create_task(asked.wait())), return_when=asyncio.FIRST_COMPLETED)
         closing = loop.create_task(control.close(), name="close")
         await asyncio.wait((closing,), timeout=config.drain_seconds + settings.commit_seconds)
-        await gateway.shut("restart")
+        await gateway.shut()
         over.set()
         await serving
         if not closing.done():  # a bound ran out: whatever is left ends with this process

@@ -534,7 +534,7 @@ def test_refusals_stops_and_answers_are_written_down(tmp_path: Path) -> None:
             {"kind": "stop", "by": "owner", "aborted": True, "runs": run, "method": "chat.abort"},
             {"kind": "stop", "by": "other", "aborted": False, "method": "chat.abort"},
             {"kind": "refused", "by": "other", "method": "interlock.answer", "question": thing.question},
-            {"kind": "answer", "by": "approve", "question": thing.question, "answer": "deny"},
+            {"kind": "answer", "by": "approve", "id": thing.question, "decision": "deny"},
             {"kind": "refused", "by": "read", "why": "chat.abort needs a token with scope write"},
             {"kind": "refused", "by": "", "why": "AUTH_TOKEN_MISMATCH"},
             {"kind": "refused", "by": "", "why": "AUTH_TOKEN_MISSING"},
@@ -696,7 +696,7 @@ def test_everything_else_is_refused(gated: House, hosts: list[str], origins: lis
 
 def test_metrics_need_a_token_that_may_read(scene: Scene) -> None:
     """As a bearer; not in the URL, not as anything else."""
-    for name, status in (("operator", 200), ("read", 200), ("approve", 401), ("owner", 401)):
+    for name, status in (("operator", 200), ("read", 200), ("approve", 403), ("owner", 403)):
         token = scene.tokens[name]
         assert scene.server.get("/metrics", (("Authorization", f"Bearer {token}"),))[0] == status, name
         assert scene.server.get(f"/metrics?token={token}")[0] == 401

@@ -318,6 +318,17 @@ def test_frames_below_json(
     bystander.unharmed()
 
 
+def test_a_stranger_who_is_closed_while_it_is_answered(server: House, bystander: Bystander) -> None:
+    """A request, and behind it what closes the connection: nobody is there to be answered, and nothing breaks."""
+    for _ in range(10):
+        with Bytes(server.port) as wire:
+            wire.frame()
+            raw = framed("health", "{}").encode()
+            wire.socket.sendall(bytes([0x81, 0x80 | len(raw), 0, 0, 0, 0]) + raw + b"\x81\x81\0\0\0\0\xff")
+            assert wire.closed() in (1006, 1007, 1008)
+    bystander.unharmed()
+
+
 def test_fragments_make_a_frame(server: House, bystander: Bystander) -> None:
     """Cut inside a character and with a ping between; the whole is as bounded as one."""
     raw = framed("health", "{}", '"\u20ac"').encode()

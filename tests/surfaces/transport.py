@@ -304,7 +304,7 @@ async def serving(data: Path, agent: Any, *, store: str = "memory://", **options
                 await ready.wait()
             yield Serving(server.url_of(listener), control, gateway)
         finally:
-            await gateway.shut("restart")
+            await gateway.shut()
             over.set()
             await task
 

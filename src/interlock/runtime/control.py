@@ -333,6 +333,18 @@ class Control:
         infos = await read(self._sight.sessions(count_of(limit, "limit"), Principal(name_of(by, "by"))))
         return [self._as_it_is(info) for info in infos]
 
+    async def session(self, session: str, *, by: str = LOCAL) -> SessionInfo:
+        """Return a session as a list shows it."""
+        self._here()
+        session_id = SessionId(name_of(session, "session"))
+        await self._owned(session_id, Principal(name_of(by, "by")))
+        row, runs = await read(self._store.session(session_id)), await read(self._store.runs(session_id))
+        if row is None:
+            raise Unknown(f"no session {session_id!r} that {by} may see; a session begins with its first message")
+        open_ones = sum(run.outcome is None and run.alias is None for run in runs)
+        latest = max((run.admitted_at for run in runs), default=None)
+        return self._as_it_is(SessionInfo(session=row, runs=len(runs), open=open_ones, latest_at=latest))
+
     def _as_it_is(self, info: SessionInfo) -> SessionInfo:
         live = self._registry.sessions.get(info.session.id)
         if live is None or live.confirmed_owner is None:

@@ -44,7 +44,7 @@ from interlock.surfaces.access import (
     fold,
 )
 from interlock.surfaces.frames import BadFrame, Request
-from interlock.surfaces.methods import HANDLERS, Typed
+from interlock.surfaces.methods import HANDLERS, Typed, is_typed
 from interlock.surfaces.metrics import Meters
 from interlock.surfaces.outbox import Outbox
 from interlock.surfaces.telling import Item, Teller, event_item, watched_item
@@ -62,6 +62,9 @@ WATCHES: Final = 64  # of one connection
 FLUSH_SECONDS: Final = 1.0  # for what is held when a connection or the gateway closes
 ACCESS_SECONDS: Final = 0.5  # how often the token files are looked at
 RATE_LIMITED: Final = "AUTH_RATE_LIMITED"
+NOTED: Final = (  # what an audit's line tells of a request
+    "id", "question", "decision", "answer", "session_key", "session", "key", "run_id", "run", "task_id",
+)  # fmt: skip
 REASON_BYTES: Final = 120  # of a close frame
 SCOPES: Final = {scope: f"operator.{'approvals' if scope is Scope.APPROVE else scope}" for scope in Scope}
 
@@ -177,7 +180,11 @@ class Gateway:
             connection.outbox.drop(run_id)
 
     def close(self) -> None:
-        """Control has closed: nothing more will come."""
+        """Control is closing and everything was told: say goodbye, and let every connection go."""
+        self.closing = True
+        for connection in self._everyone():
+            connection.outbox.put(event_item("shutdown", {"reason": "restart"}))
+            connection.leave(frames.RESTART, "restart")
 
     # People
 
@@ -210,9 +217,11 @@ class Gateway:
         ticked = time.monotonic()
         while True:
             await anyio.sleep(ACCESS_SECONDS)
-            self.audit.tell_left_out()
-            with contextlib.suppress(InterlockError):
+            try:
+                self.audit.tell_left_out()
                 self.look_again()
+            except Exception:
+                log.exception("the tokens could not be looked at")
             if time.monotonic() - ticked >= frames.TICK_SECONDS:
                 ticked = time.monotonic()
                 tick = event_item("tick", {"ts": int(time.time() * 1000)}).head + b"}"
@@ -283,14 +292,10 @@ class Gateway:
         self.audit.note("refused", by="", address=address, why=code)
         return code
 
-    async def shut(self, reason: str, *, seconds: float = FLUSH_SECONDS) -> None:
-        """Say goodbye: what is held is sent, bounded, and every connection is closed."""
-        self.closing = True
-        goodbye = event_item("shutdown", {"reason": reason})
-        for connection in self._everyone():
-            connection.outbox.put(goodbye)
-            connection.leave(frames.RESTART, reason)
-        with anyio.move_on_after(seconds):
+    async def shut(self) -> None:
+        """Close, and wait until what is held has been sent; bounded."""
+        self.close()
+        with anyio.move_on_after(2 * FLUSH_SECONDS):
             while self._everyone():
                 await anyio.sleep(0.01)
         self.control.feed.unsubscribe(None, self)
@@ -490,25 +495,25 @@ class Connection:
             self.outbox.answer(frames.refusal(request.id, frames.fault("FORBIDDEN", words, **details)))
             self.gateway.audit.note("refused", by=self.by, address=self.address, why=words)
             return
-        if self._busy[method.stops] >= (STOPS if method.stops else REQUESTS):
-            error = frames.fault("UNAVAILABLE", "too many requests in flight on this connection; wait for answers")
-            self.outbox.answer(frames.refusal(request.id, error | {"retryable": True}), urgent=method.stops)
-            return
         try:
             params = frames.read_params(request, method)
         except InterlockError as error:
             self.outbox.answer(frames.refusal(request.id, frames.error_of(error)), urgent=method.stops)
             return
+        stops = method.stops or (isinstance(params, frames.ChatSend) and is_typed(params))
+        if self._busy[stops] >= (STOPS if stops else REQUESTS):
+            fault = frames.fault("UNAVAILABLE", "too many requests in flight on this connection; wait for answers")
+            self.outbox.answer(frames.refusal(request.id, fault | {"retryable": True}), urgent=stops)
+            return
         assert self._tasks is not None
-        self._busy[method.stops] += 1
-        self._tasks.start_soon(self._answer, request, method, params)
+        self._busy[stops] += 1
+        self._tasks.start_soon(self._answer, request, params, stops)
 
-    async def _answer(self, request: Request, method: frames.Method, params: Any) -> None:
+    async def _answer(self, request: Request, params: Any, stops: bool) -> None:
         arrived = time.time()
         session: SessionId | None = None
         try:
-            asker = Asking(self, request)
-            payload = await HANDLERS[request.method](asker, params)
+            payload = await HANDLERS[request.method](Asking(self, request), params)
             frame = frames.response(request.id, payload)
             receipt = _receipt_in(payload)
             if receipt is not None:
@@ -518,15 +523,19 @@ class Connection:
                 self._note("answer", request, params)
         except InterlockError as error:
             frame = frames.refusal(request.id, frames.error_of(error))
-            if method.stops or request.method in ("exec.approval.resolve", "interlock.answer"):
+            if stops or request.method in ("exec.approval.resolve", "interlock.answer"):
                 self._note("refused", request, params, why=str(error))
+        except asyncio.CancelledError:
+            if stops:  # it was stopped all the same, and whoever did it left before the answer
+                self._note("stop", request, params, why="the caller left before the answer")
+            raise
         except Exception:
             log.exception("request failed", method=request.method, conn=self.id)
             error_frame = frames.fault("UNAVAILABLE", "something went wrong here; the log has it, try again")
             frame = frames.refusal(request.id, error_frame | {"retryable": True})
         finally:
-            self._busy[method.stops] -= 1
-        self.outbox.answer(frame, hasten=session, urgent=method.stops)
+            self._busy[stops] -= 1
+        self.outbox.answer(frame, hasten=session, urgent=stops)
 
     def _note_stop(self, request: Request, receipt: Receipt, arrived: float) -> None:
         if receipt.aborted:
@@ -536,10 +545,10 @@ class Connection:
         self.gateway.audit.note("stop", by=self.by, address=self.address, aborted=receipt.aborted, **facts)
 
     def _note(self, kind: str, request: Request, params: Any, **facts: object) -> None:
-        about = getattr(params, "id", None) or getattr(params, "question", None)
-        said = getattr(params, "decision", None) or getattr(params, "answer", None)
-        facts |= {"method": request.method, "question": about, "answer": said} if about is not None else {}
-        self.gateway.audit.note(kind, by=self.by, address=self.address, **facts)
+        for name in NOTED:
+            if (value := getattr(params, name, None)) is not None:
+                facts[name] = value
+        self.gateway.audit.note(kind, by=self.by, address=self.address, method=request.method, **facts)
 
     # Watching
 

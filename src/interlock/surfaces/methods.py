@@ -24,6 +24,7 @@ from interlock.surfaces import frames, telling
 OURS = re.compile(r"r-[0-9a-f]+-[0-9a-f]+")
 ANEW = frozenset({"/new", "/reset"})
 STRATEGIES = {"followup": "queue"}  # the wire's word; the others are ours as well
+COMMAND_CHARACTERS = 64
 TYPED = 1_000  # stops and resets that were typed with a key, remembered so that a retry is no second stop
 LATEST = 1_000  # runs looked through for a list of sessions or tasks
 PAGE = 1_000  # the most a list answers
@@ -75,6 +76,12 @@ class Typed:
         return answer
 
 
+def is_typed(asked: frames.ChatSend) -> bool:
+    """Return whether a message is no message but says stop, or to begin anew."""
+    text, plain = asked.message, asked.suppress_command_interpretation
+    return not plain and (is_stop(text) or (len(text) < COMMAND_CHARACTERS and normalise(text) in ANEW))
+
+
 # Chat and agent
 
 
@@ -83,12 +90,11 @@ async def chat_send(on: Asker, asked: frames.ChatSend) -> Any:
     name_of(asked.idempotency_key, "idempotencyKey")
     if (before := on.typed.found(on.by, asked)) is not None:
         return before
-    if not asked.suppress_command_interpretation:
-        if is_stop(asked.message):
-            receipt = await on.control.stop(session=asked.session_key, typed=True, by=on.by)
-            return on.typed.keep(on.by, asked, telling.stop_payload(receipt))
+    if is_typed(asked):
         if normalise(asked.message) in ANEW:
             return on.typed.keep(on.by, asked, await _reset(on, asked.session_key))
+        receipt = await on.control.stop(session=asked.session_key, typed=True, by=on.by)
+        return on.typed.keep(on.by, asked, telling.stop_payload(receipt))
     sent = await on.control.send(
         asked.session_key,
         asked.message,
@@ -258,13 +264,8 @@ async def sessions_list(on: Asker, asked: frames.SessionsList) -> Any:
 
 
 async def sessions_describe(on: Asker, asked: frames.SessionKey) -> Any:
-    runs = await on.control.runs(asked.key, by=on.by)  # raises if there is none for the caller
-    info = next(
-        (each for each in await on.control.sessions(limit=PAGE, by=on.by) if each.session.id == asked.key), None
-    )
-    if info is None:
-        raise Unknown(f"no session {asked.key!r:.80} that {on.by} may see; sessions.list lists them")
-    return {"session": telling.session_of(info, runs)}
+    info = await on.control.session(asked.key, by=on.by)
+    return {"session": telling.session_of(info, await on.control.runs(asked.key, by=on.by))}
 
 
 async def receipts_get(on: Asker, asked: frames.ReceiptsGet) -> Any:

@@ -1,0 +1,81 @@
+"""`python -m bench.floor [--plain]`: the floor of the gateway's figures, a bare broadcast.
+
+The same uvicorn with the same protocol classes and sockets as ours (`--plain`: uvicorn as it comes), and an application
+that does nothing but send frames it was given. Over `/control` it is told which, and when to begin and to stop; each
+round sends every frame to every client, then lets the loop come round once, as an agent's `say` does.
+"""
+
+import argparse
+import asyncio
+import json
+import socket
+from typing import Any
+
+import uvicorn
+
+from interlock.surfaces import server
+
+GREETING = '{"type":"event","event":"connect.challenge"}'
+LET_IN = '{"type":"res","id":"0","ok":true}'
+
+
+class Broadcast:
+    """An ASGI application: whoever comes is sent what all are sent."""
+
+    def __init__(self) -> None:
+        self._clients: list[Any] = []
+        self._speaking: asyncio.Task[None] | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve one connection."""
+        await receive()
+        await send({"type": "websocket.accept"})
+        await send({"type": "websocket.send", "text": GREETING})
+        await receive()
+        await send({"type": "websocket.send", "text": LET_IN})
+        if "welcome" in scope.get("state", {}):
+            scope["state"]["welcome"]()
+        if scope["path"] == "/control":
+            while (message := await receive())["type"] == "websocket.receive":
+                told = json.loads(message["text"])
+                await self._speak(told["params"]["frames"])
+                await send({"type": "websocket.send", "text": f'{{"type":"res","id":"{told["id"]}","ok":true}}'})
+            return
+        self._clients.append(send)
+        while (await receive())["type"] == "websocket.receive":
+            pass
+        self._clients.remove(send)
+
+    async def _speak(self, frames: list[str]) -> None:
+        if self._speaking is not None:
+            self._speaking.cancel()
+            await asyncio.wait((self._speaking,))
+        self._speaking = asyncio.create_task(self._flood(frames)) if frames else None
+
+    async def _flood(self, frames: list[str]) -> None:
+        while True:
+            for send in self._clients:
+                for frame in frames:
+                    await send({"type": "websocket.send", "text": frame})
+            await asyncio.sleep(0)
+
+
+async def main() -> None:
+    """Serve until killed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--plain", action="store_true")
+    application: Any = Broadcast()
+    if parser.parse_args().plain:
+        listener = socket.create_server(("127.0.0.1", 0))
+        serving = uvicorn.Server(uvicorn.Config(application, log_level="error", lifespan="off"))
+    else:
+        listener = server.listen("127.0.0.1", 0)
+        serving = server.Server(application)
+    print(json.dumps({"url": server.url_of(listener)}), flush=True)
+    await serving.serve(sockets=[listener])
+
+
+if __name__ == "__main__":
+    import uvloop
+
+    uvloop.run(main())

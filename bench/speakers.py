@@ -1,0 +1,38 @@
+"""The agent that `bench.gateway` serves, in hosts and inline: the first word of a message says what it does.
+
+`MARK` stands once in every delta: whoever counts it in what a connection receives has counted deltas, however they were
+joined.
+"""
+
+import asyncio
+import random
+import time
+
+from interlock import Message, Run
+
+MARK = "words^"
+TEXT = f"a few {MARK}"
+
+
+async def agent(run: Run, message: Message) -> str | None:
+    """Do `nothing`, `flood`, `park WORD`, `speak DELTAS_PER_SECOND SECONDS` or `stream DELTAS SECONDS`."""
+    what, *given = message.text.split()
+    if what == "flood":
+        while True:
+            await run.say(TEXT)
+    if what == "park":
+        await run.say(given[0])
+        await asyncio.Event().wait()
+    if what == "speak":
+        pace, end = 1 / float(given[0]), time.monotonic() + float(given[1])
+        due = time.monotonic() + pace * random.random()  # not all at the same instant
+        while (now := time.monotonic()) < end:
+            await run.say(TEXT)
+            due += pace
+            if due > now:
+                await asyncio.sleep(due - now)
+    if what == "stream":
+        for _ in range(int(given[0])):
+            await run.say(TEXT)
+            await asyncio.sleep(float(given[1]))
+    return None
