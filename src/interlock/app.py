@@ -190,7 +190,8 @@ async def serve(config: Config, ready: Callable[[Ready], None]) -> None:
         processes=processes,
     )
     async with opened as control:
-        here = () if config.host in ("0.0.0.0", "::") else (f"[{config.host}]" if ":" in config.host else config.host,)
+        # With its port, which is what a page of ours has; a page of another port is another program's.
+        here = () if config.host in ("0.0.0.0", "::") else (server.url_of(listener).partition("//")[2],)
         hosts = (*config.allow_hosts, *here)
         gateway = asgi(control, data=config.data, allow_hosts=hosts, allow_origins=config.allow_origins)
         served = Ready(url=server.url_of(listener), token_file=str(gateway.access.token), grade=await control.grade())

@@ -26,7 +26,7 @@ from interlock import (
     Unknown,
     events,
 )
-from interlock.client import Client, connect
+from interlock.client import Client, connect, connection
 from interlock.client.client import Seen
 from interlock.core.lifecycle import State
 from interlock.core.names import Drain, Principal, QuestionState, RunId, SessionId
@@ -411,16 +411,19 @@ async def _last(client: Client, run_id: str) -> events.Event:
     return [event async for event in client.watch(run=run_id)][-1]
 
 
-def test_a_slow_watcher_holds_up_nobody(served: Served) -> None:
-    """A watcher that does not read delays no verb, and is told the whole story when it does."""
+def test_a_slow_watcher_holds_up_nobody(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watcher that does not read delays no verb and holds little; when it reads it is told the whole story."""
+    monkeypatch.setattr(connection, "WATCH_EVENTS", 8)
 
     async def scene() -> None:
         async with connect(served.url, served.token) as client:
             sent = await client.send("slow", "flood 3000")
             slow = client.watch("slow")
             told = [await anext(slow)]
+            heard: list[events.Event] = []
             async for event in client.watch(run=sent.run_id):
-                if isinstance(event.data, events.Block):
+                heard.append(event)
+                if isinstance(event.data, events.Block) and event.data.text == "that was the flood":
                     break
             began = time.monotonic()
             assert (await client.stop(run=sent.run_id)).aborted
@@ -428,9 +431,11 @@ def test_a_slow_watcher_holds_up_nobody(served: Served) -> None:
             while not isinstance(told[-1].data, events.Ended):
                 told.append(await anext(slow))
             await slow.aclose()
-            assert in_order(told)
+            assert in_order(told) and in_order(heard)
             blocks = [event.data.text for event in told if isinstance(event.data, events.Block)]
             assert blocks == ["".join(f"{number} " for number in range(3000)), "that was the flood"]
+            deltas = [sum(event.kind == "delta" for event in each) for each in (told, heard)]
+            assert deltas[0] <= 8 < deltas[1], "what it had no room for was read again, when the deltas were stale"
 
     play(scene())
 

@@ -359,6 +359,8 @@ class Connection:
             await self._shut(frames.BROKEN_RULE, "no connect request in time")
         except BadFrame as wrong:
             await self._shut(wrong.code, str(wrong))
+        except (OSError, RuntimeError):  # the other side is gone, or was closed for what it sent behind
+            pass
         return None
 
     async def _hear(self, limit: int) -> str | None:
