@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import signal
 import stat
 import sys
@@ -456,10 +457,19 @@ def _tell_ready(ready: Ready, config: Config) -> None:
     where += "" if config.data == data_directory(os.environ).expanduser() else f" --data {config.data}"
     _print(f"interlock serves {config.agent} at {ready.url} (processes: {ready.grade}; token: {ready.token_file})")
     if config.agent == "interlock.demo:agent":
+        me = _typed()
         _print("Try, in another terminal:")
-        _print(f"  interlock send --watch{where} help")
-        _print(f"  interlock send --watch{where} story     # and Ctrl-C: it really stops")
-        _print(f"  interlock send{where} daemon && interlock stop{where} --wait")
+        _print(f"  {me} send --watch{where} help")
+        _print(f"  {me} send --watch{where} story     # and Ctrl-C: it really stops")
+        _print(f"  {me} send{where} daemon && {me} stop{where} --wait")
+
+
+def _typed() -> str:
+    """Return what a person types to call us: our name where the shell finds it, else our path from here."""
+    mine, found = Path(sys.executable).with_name("interlock"), shutil.which("interlock")
+    if not mine.exists() or (found is not None and mine.samefile(found)):
+        return "interlock"
+    return str(mine.relative_to(Path.cwd()) if mine.is_relative_to(Path.cwd()) else mine)
 
 
 # interlock token
@@ -569,7 +579,8 @@ def main() -> None:
     try:
         status = app(sys.argv[1:] or ["--help"], prog_name="interlock", standalone_mode=False)
     except typer.TyperException as wrong:  # how we were called, in a line
-        _say(f"{wrong.format_message().rstrip('.')}; interlock {' '.join(sys.argv[1:2])} --help tells more")
+        words = "" if wrong.format_message().startswith("No such command") else f" {sys.argv[1]}"
+        _say(f"{wrong.format_message().rstrip('.')}; interlock{words} --help tells more")
         status = TROUBLE
     except InterlockError as error:
         _say(str(error))
@@ -579,7 +590,7 @@ def main() -> None:
     except OSError as error:  # what is left to be printed is left
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not isinstance(error, BrokenPipeError):
-            _say(str(error.strerror or error))
+            _say(": ".join(str(each) for each in (error.filename, error.strerror or error) if each))
         status = TROUBLE
     sys.exit(status if isinstance(status, int) else 0)
 

@@ -88,7 +88,7 @@ def test_replay_from_any_position(tmp_path: Path) -> None:
 
 
 def test_a_reconnect_while_the_run_ends(tmp_path: Path) -> None:
-    """Come back somewhere around the end: what was seen and what comes are whole, with one terminal; race 100."""
+    """Come back somewhere around the end: what was seen and what comes are whole, with one terminal; races 99, 100."""
     random_ = random.Random(7)
 
     async def talks(run: Run, message: Message) -> None:
@@ -111,10 +111,9 @@ def test_a_reconnect_while_the_run_ends(tmp_path: Path) -> None:
         async with await served.dial(caps=QUIET) as again:
             await again.request("interlock.watch", watch=1, session=session, after=after)
             outcome = await again.request("agent.wait", runId=run)
-            told = endings(before)
-            if not told:
-                await again.until(lambda: endings(again.watched(1)), "an ending")
-            whole = before + again.watched(1)
+            last = (await chat(again, "last", f"last {number}", session))["runId"]
+            await again.until(lambda: any(told["run_id"] == last for told in again.watched(1)), "the run behind it")
+            whole = [event for event in before + again.watched(1) if event["run_id"] == run]
             assert endings(whole) == [outcome["outcome"]["ending"]]
             positions = [event["position"] for event in whole]
             assert positions == sorted(set(positions))
@@ -212,7 +211,7 @@ def test_a_key_after_the_server_was_killed(tmp_path: Path) -> None:
         async with await served.dial() as wire:
             again = await chat(wire, "wait", "k")
             assert again["runId"] == run
-            told = await wire.request("agent.wait", runId="k")
+            told = await wire.request("agent.wait", runId="k", timeoutMs=5_000)
             assert told["outcome"]["ending"] == "lost"
             with pytest.raises(WireError):
                 await chat(wire, "another", "k")
@@ -290,8 +289,10 @@ def test_a_waiter_that_disconnects(tmp_path: Path) -> None:
                 await waiter.ask("interlock.wait", run=run, drained=True)
             for number in range(20):
                 await waiter.request("interlock.watch", watch=number, run=run)
+                await waiter.until(lambda number=number: waiter.watched(number))  # and nothing is left to write
             agents = await waiter.ask("agent", sessionKey="own", message="wait", idempotencyKey="own")
             accepted = await waiter.answer(agents)
+            await other.wait_for(lambda e: e["event"] == "chat" and e["payload"]["runId"] == accepted["runId"])
             await waiter.vanish()
             await eventually(lambda: len(asyncio.all_tasks()) <= tasks + 2, "the waiters' end")  # its own run stays
             for each in (run, accepted["runId"]):

@@ -25,7 +25,7 @@ import typer
 from interlock.config import DEFAULT_PORT, data_directory, seconds
 from interlock.core import events
 from interlock.core.errors import BadInput, InterlockError
-from interlock.core.names import Drain, Ending, QuestionState, Strategy
+from interlock.core.names import Drain, Ending, QuestionState, Strategy, ToolState
 from interlock.core.outcome import Outcome
 from interlock.core.projection import client_words, row
 from interlock.core.receipt import Receipt
@@ -123,6 +123,7 @@ class _Stopping:
     def _pressed(self) -> None:
         if self._task is not None:
             os._exit(LEFT)
+        sys.stderr.write("\n" if sys.stderr.isatty() else "")  # behind the ^C
         _note("stopping; again to leave at once")
         self._task = asyncio.get_running_loop().create_task(self._stop())
 
@@ -328,12 +329,14 @@ class Reply:
     def __init__(self) -> None:
         self._open = ""  # of the part that goes on
         self._said = False
+        self._inside = False  # a line
 
     def more(self, text: str) -> None:
         """Print a piece."""
         if text:
-            _write(("\n\n" if self._said and not self._open else "") + text)
-            self._open, self._said = self._open + text, True
+            before = ("\n\n" if self._inside else "\n") if self._said and not self._open else ""
+            _write(before + text)
+            self._open, self._said, self._inside = self._open + text, True, not text.endswith("\n")
 
     def part(self, text: str) -> None:
         """Print what is missing of a whole part."""
@@ -344,14 +347,15 @@ class Reply:
 
     def pause(self) -> None:
         """Begin a line where a note is to stand on the same terminal."""
-        if self._open and sys.stdout.isatty():
+        if self._inside and sys.stdout.isatty():
             _write("\n")
+            self._inside = False
 
     def over(self) -> None:
         """End the line."""
-        if self._said:
+        if self._inside:
             _write("\n")
-        self._open, self._said = "", False
+        self._open, self._said, self._inside = "", False, False
 
 
 async def _follow(
@@ -390,20 +394,21 @@ def _tell(event: events.Event, reply: Reply, *, alone: bool) -> None:
 
 def _words(data: object) -> str:
     match data:
-        case events.Tool(name=name, state=state, error=error):
+        case events.Tool(name=name, state=state, error=error) if state is not ToolState.PENDING:
             return f"tool {name} {state}" + (f": {error}" if error else "")
         case events.Spawned(command=command, state=state, status=status):
             return f"process {state}{'' if status is None else f' {status}'}: {command}"
         case events.Asked(question_id=question, text=text, state=QuestionState.OPEN, choices=choices, tool=tool):
             return f"question {question}: {_question(text, choices, tool)}"
         case events.Asked(question_id=question, state=state, answer=answer, by=by):
-            return f"question {question} {state}" + ("" if by is None else f": {answer} by {by}")
+            words = ("no", "yes")[answer] if isinstance(answer, bool) else answer
+            return f"question {question} {state}" + ("" if by is None else f": {words} by {by}")
         case events.Progress(text=text, done=done, total=total):
             return text + ("" if done is None else f" {done:g}" + ("" if total is None else f"/{total:g}"))
         case events.Phase(name=str(name)):
             return f"phase {name}"
         case events.Delegated(agent=agent, child=child, outcome=outcome):
-            return f"agent {agent} ({child}) {'begun' if outcome is None else client_words(outcome)}"
+            return f"child {child} ({agent}) {'begun' if outcome is None else client_words(outcome)}"
         case events.Proof(receipt=receipt) if receipt.drain is Drain.UNCONFIRMED:
             return _proof(receipt)
         case events.Gap():
@@ -428,6 +433,7 @@ def _proof(receipt: Receipt) -> str:
     said += [already.strip()] if already else []
     said += [f"{ended} process{'' if ended == 1 else 'es'} ended, grade {receipt.grade}"] if ended else []
     said += [f"refused {', '.join(f'{n} {kind}' for kind, n in receipt.refused.items())}"] if receipt.refused else []
+    said += ["its host killed"] if receipt.host == "killed" else []
     said += ["not drained yet" if took is None else f"drained after {took / 1000:.3f} s"]
     said += [f"not seen gone: {', '.join(receipt.unconfirmed)}"] if receipt.unconfirmed else []
     return _line("; ".join(said))

@@ -160,7 +160,7 @@ class Gateway:
             self.meters.count(event)
             if isinstance(event.data, Ended):
                 known = {"run": event.run_id, "generation": event.generation, "session": event.session}
-                log.info("ended", ending=event.data.outcome.ending, **known)
+                log.info("ended", ending=event.data.outcome.ending.value, **known)
             items = self._teller.tell(event)
             questions = [item for item in items if item.question]
             for principal, connections in self.connections.items() if items else ():
@@ -418,7 +418,7 @@ class Connection:
         gateway, mine = self.gateway, self.gateway.connections.setdefault(self.by, set())
         mine.add(self)
         gateway.meters.connections += 1
-        log.info("connected", by=self.by, address=self.address, conn=self.id)
+        log.debug("connected", by=self.by, address=self.address, conn=self.id)
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
@@ -431,7 +431,7 @@ class Connection:
             if not mine and gateway.connections.get(self.by) is mine:
                 del gateway.connections[self.by]
             gateway.meters.connections -= 1
-            log.info("disconnected", by=self.by, conn=self.id, why=(self._closing or (0, "the client left"))[1])
+            log.debug("disconnected", by=self.by, conn=self.id, why=(self._closing or (0, "the client left"))[1])
 
     async def _listen(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""What is logged, as JSON lines on the error output.
+"""What is logged, on the error output: JSON lines, or for somebody at a terminal plain ones.
 
 Nobody waits for whoever reads them: a thread writes, and what it cannot keep up with is counted and left out.
 """
@@ -6,6 +6,7 @@ Nobody waits for whoever reads them: a thread writes, and what it cannot keep up
 import logging
 import logging.handlers
 import queue
+import sys
 import threading
 from collections.abc import Callable
 
@@ -35,7 +36,7 @@ class _Unblocking(logging.handlers.QueueHandler):
 
 
 def set_up_logging(level: str) -> Callable[[], None]:
-    """Log as JSON lines, here and in libraries, with the facts bound to them; return what waits for the last lines."""
+    """Log in lines, here and in libraries, with the facts bound to them; return what waits for the last lines."""
     shared: list[structlog.types.Processor] = [
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
@@ -50,7 +51,12 @@ def set_up_logging(level: str) -> Callable[[], None]:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
-    last: list[structlog.types.Processor] = [formatter.remove_processors_meta, structlog.processors.JSONRenderer()]
+    renderer: structlog.types.Processor = structlog.processors.JSONRenderer()
+    if sys.stderr.isatty():  # which must not obey what is in a name
+        renderer = structlog.dev.ConsoleRenderer(
+            repr_native_str=True, exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
+        )
+    last: list[structlog.types.Processor] = [formatter.remove_processors_meta, renderer]
     lines: queue.Queue[logging.LogRecord] = queue.Queue(LINES)
     handler = _Unblocking(lines)
     handler.setFormatter(formatter(processors=last, foreign_pre_chain=shared))
