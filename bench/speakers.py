@@ -15,11 +15,12 @@ TEXT = f"a few {MARK}"
 
 
 async def agent(run: Run, message: Message) -> str | None:
-    """Do `nothing`, `flood`, `park WORD`, `speak DELTAS_PER_SECOND SECONDS` or `stream DELTAS SECONDS`."""
+    """Do `nothing`, `flood [BYTES]`, `park WORD`, `speak DELTAS_PER_SECOND SECONDS` or `stream DELTAS SECONDS`."""
     what, *given = message.text.split()
     if what == "flood":
+        text = TEXT.rjust(int(given[0])) if given else TEXT
         while True:
-            await run.say(TEXT)
+            await run.say(text)
     if what == "park":
         await run.say(given[0])
         await asyncio.Event().wait()

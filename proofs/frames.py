@@ -10,9 +10,9 @@ python -m proofs frames --inputs 1000000 [--wire 5000] [--seed N]     a seed pla
 """
 
 import argparse
+import asyncio
 import copy
 import json
-import logging
 import multiprocessing
 import os
 import random
@@ -27,9 +27,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect
-from websockets.sync.connection import Connection
 
 from interlock import Message, Run
 from interlock.core.errors import BadInput, InterlockError
@@ -44,10 +43,6 @@ GROWTH_BYTES = 64 * 1024 * 1024
 CODES = {1002, 1003, 1007, 1008, 1009, 4001}
 TRACES = ("Traceback", "request failed", "Exception in ASGI", "could not be told", "never retrieved")
 CLIENT = {"id": "test", "version": "1", "platform": "linux", "mode": "test"}
-
-QUIET = logging.getLogger("proofs.frames")  # a client that is cut while it sends complains of itself
-QUIET.addHandler(logging.NullHandler())
-QUIET.propagate = False
 
 Json = Any
 Frame = dict[str, Json]
@@ -286,49 +281,51 @@ class Wire:
         self.seen: Counter[str] = Counter()
         self.broken: list[str] = []
 
-    def feed(self, batch: list[bytes], *, stranger: bool) -> None:
+    async def feed(self, batch: list[bytes], *, stranger: bool) -> None:
         """Send some inputs, instead of connect or after it, then see that the server is well."""
-        with connect(
-            self._url, compression=None, proxy=None, ping_interval=None, max_size=None, max_queue=None
-        ) as socket:
+        async with self._open() as socket:
             try:
-                socket.recv(WAIT_SECONDS)
+                await self._next(socket)
                 if not stranger:
-                    self._ask(socket, "connect", PARAMS["connect"] | {"auth": {"token": self._token}})
+                    await self._ask(socket, "connect", PARAMS["connect"] | {"auth": {"token": self._token}})
                 for raw in batch:
-                    socket.send(raw, text=True)
+                    await socket.send(raw, text=True)
                     self.seen["sent"] += 1
-                self._ask(socket, "health", {})
+                await self._ask(socket, "health", {})
                 self.seen["answered"] += 1
+            except TimeoutError:
+                self.broken.append(f"no answer after {batch!r:.2000}")
             except ConnectionClosed as closed:
                 code = closed.rcvd.code if closed.rcvd is not None else 1006
                 self.seen[f"closed with {code}"] += 1
                 cut = code == 1006 and not all(map(_is_text, batch))  # the server's own server lets go at once
                 if code not in CODES and not cut:
                     self.broken.append(f"closed with {code} after one of {batch!r:.2000}")
-        self._well()
+        await self._well()
 
-    def _open(self) -> Connection:
-        return connect(
-            self._url, compression=None, proxy=None, ping_interval=None, max_size=None, max_queue=None, logger=QUIET
-        )
+    def _open(self) -> connect:
+        return connect(self._url, compression=None, proxy=None, ping_interval=None, max_size=None)
 
-    def _ask(self, socket: Connection, method: str, params: Frame) -> None:
+    async def _next(self, socket: ClientConnection) -> Frame:
+        async with asyncio.timeout(WAIT_SECONDS):
+            frame: Frame = json.loads(await socket.recv())
+            return frame
+
+    async def _ask(self, socket: ClientConnection, method: str, params: Frame) -> None:
         """Ask, and read until the answer; whatever else comes must be a frame."""
-        socket.send(json.dumps({"type": "req", "id": f"own {method}", "method": method, "params": params}))
-        end = time.monotonic() + WAIT_SECONDS
-        while time.monotonic() < end:
-            frame = json.loads(socket.recv(WAIT_SECONDS))
+        await socket.send(json.dumps({"type": "req", "id": f"own {method}", "method": method, "params": params}))
+        while True:
+            frame = await self._next(socket)
             if frame.get("id") == f"own {method}":
                 assert frame["ok"], frame
                 return
             if frame["type"] == "res":
                 self.seen["ok" if frame["ok"] else frame["error"]["code"]] += 1
 
-    def _well(self) -> None:
-        with self._open() as socket:
-            socket.recv(WAIT_SECONDS)
-            self._ask(socket, "connect", PARAMS["connect"] | {"auth": {"token": self._token}})
+    async def _well(self) -> None:
+        async with self._open() as socket:
+            await self._next(socket)
+            await self._ask(socket, "connect", PARAMS["connect"] | {"auth": {"token": self._token}})
 
     def memory(self) -> int:
         """Return how much the server holds, in bytes."""
@@ -377,22 +374,25 @@ def served() -> Iterator[tuple[Wire, Path]]:
 
 def over_the_wire(seed: int, count: int, advance: Callable[[int], object] = lambda _: None) -> tuple[Played, int]:
     """Feed inputs to a server; return what came of them and by how many bytes it grew."""
-    methods = tuple(name for name in PARAMS if name != "connect")  # ten wrong tokens, and nobody could come in
     with served() as (wire, log):
-        before = 0
-        for number, first in enumerate(range(0, count, BATCH)):
-            batch = list(inputs(seed + number, min(BATCH, count - first), methods=methods))
-            stranger = number % 5 == 4
-            for part in [[raw] for raw in batch] if number % 2 else [batch]:  # alone, or with others behind it
-                wire.feed(part, stranger=stranger)
-            before = before or wire.memory()
-            advance(len(batch))
-        grown = wire.memory() - before
+        grown = asyncio.run(_over_the_wire(wire, seed, count, advance))
         lines = [line for line in log.read_text("utf-8", "replace").splitlines() if any(t in line for t in TRACES)]
     broken = wire.broken + [f"in the log: {line[:1500]}" for line in lines[:5]]
     if grown > GROWTH_BYTES:
         broken.append(f"it grew by {grown} bytes")
     return Played(wire.seen, broken), grown
+
+
+async def _over_the_wire(wire: Wire, seed: int, count: int, advance: Callable[[int], object]) -> int:
+    methods = tuple(name for name in PARAMS if name != "connect")  # ten wrong tokens, and the rest is told to wait
+    before = 0
+    for number, first in enumerate(range(0, count, BATCH)):
+        batch = list(inputs(seed + number, min(BATCH, count - first), methods=methods))
+        for part in [[raw] for raw in batch] if number % 2 else [batch]:  # alone, or with others behind it
+            await wire.feed(part, stranger=number % 5 == 4)
+        before = before or wire.memory()
+        advance(len(batch))
+    return wire.memory() - before
 
 
 def prove(seed: int, count: int, wire: int, jobs: int, console: Console) -> int:

@@ -59,6 +59,7 @@ EXAMPLES = {
         "alice:   turn 1 of alice (a fresh process)",
         "bob:     turn 2 of bob (still his own)",
     ],
+    "mounted.py": ["operator stopped it: stopped", "You said: hello"],
     "processes.py": [
         "agent: it exited with 3 and wrote 'hello",
         "agent: too slow: True",
@@ -67,6 +68,15 @@ EXAMPLES = {
         "the diary has grown by 0 bytes since then",
     ],
     "quickstart.py": ["ending:  stopped, by alice", "said:    'Certainly.", "refused: ['1 tool']", "drain:   observed"],
+    "remote.py": [
+        "asked: Deploy?",
+        "tool rehearse running",
+        "tool rehearse finished",
+        "tool rehearse running",
+        "ended: stopped",
+        "receipt f-1-",
+        ": observed",
+    ],
     "steering.py": [
         "steer:    done with Oslo and booked Oslo and by train",
         "collect:  one answer to ['Bergen', 'no, Bodø', 'in May']; 1 run",

@@ -37,17 +37,8 @@ class Installed:
     def install(self, wheel: Path, extra: str = "") -> None:
         """Install the wheel from the outside: an environment needs no pip, which Debian splits off."""
         python = self.place / "venv" / "bin" / "python"
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            f"--python={python}",
-            "install",
-            "-q",
-            "--no-compile",
-            f"{wheel}{extra}",
-        ]
-        subprocess.run(command, check=True, timeout=SECONDS)
+        pip = [sys.executable, "-m", "pip", f"--python={python}", "install", "-q", "--no-compile"]
+        subprocess.run([*pip, f"{wheel}{extra}"], check=True, timeout=SECONDS)
 
     def command(self, name: str, *arguments: object) -> dict[str, Any]:
         """How a program of the environment is started, in its own home."""
@@ -78,8 +69,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert any(name.endswith(".sql") for name in names)
 
 
-def test_what_is_not_installed_is_named_in_one_line(wheel: Path, tmp_path: Path) -> None:
-    """The base package needs three others and works; a command whose extra is missing says which it is."""
+def test_the_base_package_needs_three_others(wheel: Path, tmp_path: Path) -> None:
+    """Without an extra there is no server and no command line, and the command says in one line what to install."""
     alone = Installed(tmp_path)
     alone.install(wheel)
     site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
@@ -90,13 +81,25 @@ def test_what_is_not_installed_is_named_in_one_line(wheel: Path, tmp_path: Path)
     assert (said.returncode, said.stdout, said.stderr.count("\n")) == (125, "", 1)
     assert "pip install 'interlock[" in said.stderr
 
-    alone.install(wheel, "[cli]")
-    for words, extra in ((("serve",), "serve"), (("send", "hello"), "client")):
-        (alone.home / "token").write_text("a" * 40)
-        data = () if extra == "serve" else ("--data", alone.home)
-        said = alone.run("interlock", *words, *data)
-        assert (said.returncode, said.stdout, said.stderr.count("\n")) == (125, "", 1), said.stderr
-        assert f"pip install 'interlock[{extra}]'" in said.stderr
+
+@pytest.mark.parametrize(
+    ("missing", "words", "extra"),
+    [("uvloop", "serve", "serve"), ("uvicorn", "serve", "serve"), ("websockets", "send hello", "client")],
+)
+def test_a_command_without_its_extra_names_it(missing: str, words: str, extra: str, tmp_path: Path) -> None:
+    """Where a package of an extra is not there, one line says which extra to install."""
+    (tmp_path / "token").write_text("a" * 40)
+    program = f"import sys; sys.modules[{missing!r}] = None; from interlock.cli import main; main()"
+    said = subprocess.run(
+        [sys.executable, "-c", program, *words.split(), "--data", tmp_path],
+        env=plain(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert (said.returncode, said.stdout, said.stderr.count("\n")) == (125, "", 1), said.stderr
+    assert f"pip install 'interlock[{extra}]'" in said.stderr
 
 
 class Gateway:

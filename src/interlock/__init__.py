@@ -3,7 +3,7 @@
 Open a control with an agent, send it messages, stop it, and read the receipt.
 """
 
-from interlock.app import open_control
+from interlock.app import asgi, open_control
 from interlock.core import events
 from interlock.core.errors import (
     BadInput,
@@ -50,6 +50,7 @@ __all__ = [
     "MemoryStore",
     "SqliteStore",
     "Settings",
+    "asgi",
     "is_stop",
     "open_control",
     # inside the agent

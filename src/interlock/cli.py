@@ -407,7 +407,9 @@ def serve_command(
         str | None, typer.Option(metavar="host|inline", help="Where the agent's code runs. [host]")
     ] = None,
     agent_user: Annotated[str | None, typer.Option(metavar="NAME", help="Run agent and tools as this user.")] = None,
-    approval: Annotated[str | None, typer.Option(metavar="TOOLS", help="Tools that ask a person first.")] = None,
+    approval: Annotated[
+        str | None, typer.Option(metavar="TOOLS", help="ask, never, or the tools that need no asking.")
+    ] = None,
     drain_seconds: Annotated[str | None, typer.Option(metavar="TIME", help="For an orderly end. [5]")] = None,
     allow_hosts: Annotated[
         list[str] | None, typer.Option("--allow-host", metavar="HOST", help="Also this Host.")

@@ -135,7 +135,7 @@ def test_questions_are_listed_and_answered(shell: Shell) -> None:
 def test_a_terminal_obeys_nothing_that_a_run_says(shell: Shell) -> None:
     """Control characters are shown; newlines of the reply stay."""
     said = shell("send", "--watch", "--session", "paint", "paint")
-    assert said.code == 0 and said.out == "\ufffd[31mred\ufffd[0m\ufffd\n\n\nsecond\ufffd part\n"
+    assert said.code == 0 and said.out == "\ufffd[31mred\ufffd[0m\ufffd\n\nsecond\ufffd part\n"
     followed = shell(
         "watch",
         json.loads(shell("runs", "--url", os.environ["INTERLOCK_URL"], "--session", "paint", "--json").out)["runs"][0][

@@ -426,7 +426,7 @@ def test_events_are_told_to_those_who_may_see_them(scene: Scene) -> None:
         (["operator.read"], {"operator.read"}),
         (["operator.approvals", "operator.read"], {"operator.approvals", "operator.read"}),
         (["operator.write"], {"operator.write"}),
-        (["operator.nonsense"], set()),  # defect 4 of G1: it was granted everything
+        (["operator.nonsense"], set()),
         (["operator.admin"], {"operator.admin", "operator.approvals", "operator.read", "operator.write"}),
         ([], {"operator.admin", "operator.approvals", "operator.read", "operator.write"}),
     ],
@@ -449,7 +449,7 @@ def test_scopes_cannot_be_widened(scene: Scene) -> None:
 
 
 def test_narrowed_to_approvals_hears_of_questions_only(scene: Scene) -> None:
-    """The operator's token, narrowed, is told what an approver is told."""  # defect 5 of G1
+    """The operator's token, narrowed, is told what an approver is told."""
     with scene.server.connect(scene.tokens["operator"], scopes=["operator.approvals"]) as talk:
         thing = scene.make()
         talk.event("exec.approval.requested", lambda each: each["runId"] == thing.run)
@@ -619,7 +619,7 @@ def test_a_token_is_found_nowhere(tmp_path: Path) -> None:
                 talk.request("agent.wait", runId=run)
                 told.append(json.dumps(talk.refused("chat.send", sessionKey="s", message=message)))
                 talk.refused("health", **{token: token})
-                talk.socket.send(json.dumps({"type": token, "id": "1", "method": token}))  # defect 9 of G1
+                talk.socket.send(json.dumps({"type": token, "id": "1", "method": token}))
                 talk.closed()
         assert server.get("/metrics", (("Authorization", f"Bearer {planted[0]}"),))[0] == 200
         told.append(server.get("/metrics", (("Authorization", f"Bearer {planted[0]}"),))[1])

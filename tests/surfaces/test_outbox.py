@@ -19,6 +19,17 @@ RUNS = ("r1", "r2", "r3")  # r1 and r3 are of one session
 STREAMS = ("chat", "agent")
 
 
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts are written at once: there is no loop here to wait on."""
+    monkeypatch.setattr(boxes, "PAUSE_SECONDS", 0.0)
+
+
+def first(box: Outbox) -> bytes | None:
+    """Take one frame."""
+    return next(iter(box.take()), None)
+
+
 def session_of(run: str) -> SessionId:
     """The session of a run."""
     return SessionId(SESSIONS[RUNS.index(run) % 2])
@@ -48,7 +59,7 @@ def drained(box: Outbox) -> list[dict[str, Any]]:
     """Everything that is still to be written."""
     frames = []
     while not box.empty:
-        frame = box.take()
+        frame = first(box)
         assert frame is not None
         frames.append(json.loads(frame))
     return frames
@@ -88,7 +99,7 @@ class Story:
 
     def take(self) -> None:
         """Write one frame."""
-        frame = self.box.take()
+        frame = first(self.box)
         if frame is None:
             return
         told = json.loads(frame)
@@ -102,7 +113,7 @@ class Story:
         while not self.box.empty:
             self.take()
         assert self.box._bytes == 0
-        assert self.box.take() is None
+        assert first(self.box) is None
         events = [told for told in self.out if told["type"] == "event"]
         assert [told["seq"] for told in events] == list(range(1, len(events) + 1))
         for session in SESSIONS:
@@ -192,7 +203,7 @@ def test_a_joined_frame_is_short() -> None:
     for number in range(2000):
         box.put(text_item("r1", "chat", "x" * 500, number))
     frames = []
-    while (frame := box.take()) is not None:
+    while (frame := first(box)) is not None:
         frames.append(frame)
     assert max(map(len, frames)) <= 8 * 1024
     assert len(frames) < 2000
@@ -223,7 +234,7 @@ def test_beyond_the_bound_the_reader_is_too_slow(kind: str) -> None:
     box.put(make(went + 1))
     box.answer(answer(1))
     box.answer(answer(2), urgent=True)
-    assert box.take() is None
+    assert first(box) is None
     assert box.empty
 
 
@@ -242,7 +253,7 @@ def test_one_large_frame_is_never_too_much(kind: str) -> None:
             box.put(text_item("r1", "chat", large, number))
         box.answer(answer(number))
         assert not box.overflowed
-        while box.take() is not None:
+        while first(box) is not None:
             pass
         assert box._bytes == 0
 
@@ -257,9 +268,9 @@ def test_whoever_can_read_again_waits_for_room() -> None:
         waiting = asyncio.create_task(box.room())
         await asyncio.sleep(0)
         assert not waiting.done()
-        box.take()
+        first(box)
         while box._bytes > boxes.BUFFER_BYTES // 2:
-            box.take()
+            first(box)
         await asyncio.wait_for(waiting, 5)
         box.put(whole_item("r1", 1, passing=False))
         box.put(whole_item("r1", 1, passing=False))
@@ -285,3 +296,27 @@ def test_a_closed_box_takes_nothing_and_sends_what_it_has() -> None:
         assert not await box.wait()
 
     asyncio.run(main())
+
+
+def test_a_flood_of_texts_is_written_now_and_then_and_everything_else_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first text goes at once; the next ones wait for a moment and are joined; an answer takes them along."""
+    monkeypatch.setattr(boxes, "PAUSE_SECONDS", 60.0)
+
+    async def play() -> None:
+        box = Outbox()
+        box._told = -60.0
+        texts = [text_item("r1", "chat", "x", number) for number in range(9)]
+        box.put(texts[0])
+        assert await asyncio.wait_for(box.wait(), 1) and len(box.take()) == 1
+        for text in texts[1:8]:
+            box.put(text)
+        waiting = asyncio.create_task(box.wait())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        box.answer(b"answer")
+        assert await asyncio.wait_for(waiting, 1)
+        told, answer = box.take(4096)
+        assert b'"xxxxxxx"' in told and answer == b"answer"
+        box.close()
+
+    asyncio.run(play())

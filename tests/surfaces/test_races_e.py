@@ -90,24 +90,25 @@ def test_replay_from_any_position(tmp_path: Path) -> None:
 def test_a_reconnect_while_the_run_ends(tmp_path: Path) -> None:
     """Come back somewhere around the end: what was seen and what comes are whole, with one terminal; races 99, 100."""
     random_ = random.Random(7)
+    seen: list[int] = []  # how many events each had seen before it came back
 
     async def talks(run: Run, message: Message) -> None:
         for number in range(12):
             await run.post(f"{number}")
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.0005)
 
     async def once(served: Serving, number: int) -> None:
         session = f"s{number}"
         wire = await served.dial(caps=QUIET)
-        await wire.request("interlock.watch", watch=1, session=session)
         run = (await chat(wire, "go", f"k{number}", session))["runId"]
-        for _ in range(random_.randrange(60)):
-            await asyncio.sleep(0)
+        await wire.ask("interlock.watch", watch=1, session=session)
+        await asyncio.sleep(random_.random() * 0.02)
         if number % 3 == 0:
             await wire.request("chat.abort", sessionKey=session)
         await wire.vanish()
         before = wire.watched(1)
         after = before[-1]["position"] if before else 0
+        seen.extend([len(before)] if before else [])
         async with await served.dial(caps=QUIET) as again:
             await again.request("interlock.watch", watch=1, session=session, after=after)
             outcome = await again.request("agent.wait", runId=run)
@@ -125,6 +126,8 @@ def test_a_reconnect_while_the_run_ends(tmp_path: Path) -> None:
     async def main(served: Serving) -> None:
         for begin in range(0, RACES, 4):
             await asyncio.gather(*(once(served, begin + at) for at in range(4)))
+        assert len(seen) > RACES / 4, "hardly anything was seen before"
+        assert len(set(seen)) > 3, "always the same moment"
 
     in_loop(main, tmp_path, talks)
 

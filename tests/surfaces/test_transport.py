@@ -282,7 +282,7 @@ def test_a_client_that_vanished_without_a_word_is_let_go(tmp_path: Path, monkeyp
             there = served.connection(lost)
             tasks, sockets = len(asyncio.all_tasks()), descriptors()
             lost.cut()
-            await eventually(lambda: there not in served.connections, "the lost one's end")
+            await eventually(lambda: there not in served.connections, "the lost one's end", 8)
             await eventually(lambda: descriptors() < sockets, "its socket")
             await eventually(lambda: len(asyncio.all_tasks()) < tasks, "its tasks")
             assert there.outbox.closed

@@ -11,15 +11,15 @@
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, MutableMapping
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import anyio
-import structlog
 from anyio.abc import TaskGroup
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
@@ -59,6 +59,7 @@ STRANGERS_PER_ADDRESS: Final = 8
 REQUESTS: Final = 64  # of one connection, in flight
 STOPS: Final = 64  # besides those
 WATCHES: Final = 64  # of one connection
+WRITE_BYTES: Final = 4096  # handed to the kernel in one call, unless one frame is larger
 FLUSH_SECONDS: Final = 1.0  # for what is held when a connection or the gateway closes
 ACCESS_SECONDS: Final = 0.5  # how often the token files are looked at
 RATE_LIMITED: Final = "AUTH_RATE_LIMITED"
@@ -71,7 +72,7 @@ SCOPES: Final = {scope: f"operator.{'approvals' if scope is Scope.APPROVE else s
 SEEING: Final = frozenset({Scope.ADMIN, Scope.WRITE, Scope.READ})
 ANSWERING: Final = frozenset({Scope.ADMIN, Scope.WRITE, Scope.APPROVE})
 
-log = structlog.stdlib.get_logger("interlock.gateway")
+log = logging.getLogger("interlock.gateway")
 
 
 class Gateway:
@@ -160,7 +161,7 @@ class Gateway:
             self.meters.count(event)
             if isinstance(event.data, Ended):
                 known = {"run": event.run_id, "generation": event.generation, "session": event.session}
-                log.info("ended", ending=event.data.outcome.ending.value, **known)
+                log.info("ended", extra={"ending": event.data.outcome.ending.value, **known})
             items = self._teller.tell(event)
             questions = [item for item in items if item.question]
             for principal, connections in self.connections.items() if items else ():
@@ -172,7 +173,7 @@ class Gateway:
                     elif approves and connection.scopes & ANSWERING:
                         connection.tell(questions)
         except Exception:
-            log.exception("an event could not be told", session=event.session, run=event.run_id)
+            log.exception("an event could not be told", extra={"session": event.session, "run": event.run_id})
 
     def drop(self, run_id: RunId) -> None:
         """Take a cut run's unwritten deltas out of every outbox."""
@@ -238,7 +239,7 @@ class Gateway:
         if self.closing or (full and welcome is None):  # else our own server has counted it
             await _deny(scope, receive, send, 503, "too many connections without a token, or closing; try again")
             return
-        connection = Connection(self, address, receive, send, state.get("room"))
+        connection = Connection(self, address, receive, send, state.get("line"))
         with self._stranger(counted):
             caller = await connection.meet()
         if caller is not None:
@@ -317,11 +318,23 @@ class _Raw:
         await self._serve(scope, receive, send)
 
 
+class Line(Protocol):
+    """A socket of our own server, which tells when it takes more."""
+
+    async def room(self) -> None:
+        """Wait until the kernel has little left."""
+        ...
+
+    def write(self, frames: list[bytes]) -> None:
+        """Hand text frames to the kernel in one call; raises if the connection is over."""
+        ...
+
+
 class Connection:
     """One WebSocket: who it is, what it asked, what it has still to be sent."""
 
     def __init__(
-        self, gateway: Gateway, address: str, receive: Receive, send: Send, room: Callable[[], Awaitable[None]] | None
+        self, gateway: Gateway, address: str, receive: Receive, send: Send, line: "Line | None" = None
     ) -> None:
         self.gateway = gateway
         self.control = gateway.control
@@ -335,7 +348,7 @@ class Connection:
         self._asked_scopes: frozenset[Scope] = frozenset()
         self._digest = ""
         self._receive, self._send = receive, send
-        self._room = room  # where the server is ours: wait until the kernel takes more
+        self._line = line  # where the server is ours
         self._busy = Counter[bool]()  # requests in flight, by whether they stop something
         self._watches: dict[int, anyio.CancelScope] = {}
         self._tasks: TaskGroup | None = None
@@ -418,7 +431,7 @@ class Connection:
         gateway, mine = self.gateway, self.gateway.connections.setdefault(self.by, set())
         mine.add(self)
         gateway.meters.connections += 1
-        log.debug("connected", by=self.by, address=self.address, conn=self.id)
+        log.debug("connected", extra={"by": self.by, "address": self.address, "conn": self.id})
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
@@ -431,7 +444,8 @@ class Connection:
             if not mine and gateway.connections.get(self.by) is mine:
                 del gateway.connections[self.by]
             gateway.meters.connections -= 1
-            log.debug("disconnected", by=self.by, conn=self.id, why=(self._closing or (0, "the client left"))[1])
+            why = (self._closing or (0, "the client left"))[1]
+            log.debug("disconnected", extra={"by": self.by, "conn": self.id, "why": why})
 
     async def _listen(self) -> None:
         while True:
@@ -446,13 +460,15 @@ class Connection:
                 return
 
     async def _pump(self) -> None:
-        """Write frames one at a time; the only caller of send once the connection serves."""
+        """Write what there is, a little at a time; nobody else writes once the connection serves."""
         with self._writing, contextlib.suppress(OSError, RuntimeError):  # gone: the listener hears it as well
             while await self.outbox.wait():
-                if self._room is not None:  # what is still in the outbox until then can be taken back
-                    await self._room()
-                if (frame := self.outbox.take()) is not None:
-                    await self._send_text(frame)
+                if self._line is None:
+                    for frame in self.outbox.take():
+                        await self._send_text(frame)
+                else:
+                    await self._line.room()  # what is still in the outbox until then can be taken back
+                    self._line.write(self.outbox.take(WRITE_BYTES))
         if self.outbox.overflowed:
             self._closing = self._closing or (frames.BROKEN_RULE, "too slow: more was said than this connection read")
             self.gateway.audit.note("refused", by=self.by, address=self.address, why=self._closing[1])
@@ -532,7 +548,7 @@ class Connection:
                 self._note("stop", request, params, why="the caller left before the answer")
             raise
         except Exception:
-            log.exception("request failed", method=request.method, conn=self.id)
+            log.exception("request failed", extra={"method": request.method, "conn": self.id})
             error_frame = frames.fault("UNAVAILABLE", "something went wrong here; the log has it, try again")
             frame = frames.refusal(request.id, error_frame | {"retryable": True})
         finally:

@@ -3,10 +3,12 @@
 1. `put` is synchronous, in the step that admits the effect; one pump is the only caller of the socket's send.
 2. A fall drops the run's unwritten deltas; the connection's `seq` is given at the write, so there is no hole.
 3. The answer to a stop, and what its session is told, overtake what others say; within a session order is kept.
-4. Deltas that wait are joined to one. What is held is bounded in bytes: beyond it the reader is too slow and let go.
+4. Deltas that wait are joined to one; a flood of them is written every few milliseconds, everything else at once.
+5. What is held is bounded in bytes: beyond it the reader is too slow and let go.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -14,6 +16,7 @@ from interlock.core.names import RunId, SessionId
 from interlock.surfaces.frames import BUFFER_BYTES, encode
 from interlock.surfaces.telling import Item
 
+PAUSE_SECONDS = 0.005  # between two writes of nothing but texts, which are joined meanwhile; no eye sees it
 JOINED_BYTES = 4096  # so little that a frame in the kernel's hands is soon gone
 
 
@@ -46,6 +49,8 @@ class Outbox:
         self._bytes = 0
         self._seq = 0
         self._news = asyncio.Event()
+        self._told = 0.0  # when texts were written last
+        self._bell: asyncio.TimerHandle | None = None
         self._drained = asyncio.Event()
         self.overflowed = False
         self.closed = False
@@ -57,12 +62,28 @@ class Outbox:
         if item.text is None:
             self._growing.clear()
             self._items.append(item)
+            self._news.set()
         elif (texts := self._growing.get(item.head)) is not None and texts.size < JOINED_BYTES:
             texts.add(item)
         else:
             texts = self._growing[item.head] = Texts(item)
             self._items.append(texts)
+            self._ring()
         self._account(_size(item))
+
+    def _ring(self) -> None:
+        """Have texts written, a moment after the last ones."""
+        if self._bell is not None or self._news.is_set():
+            return
+        now = time.monotonic()
+        if now - self._told >= PAUSE_SECONDS:
+            self._news.set()
+        else:
+            self._bell = asyncio.get_running_loop().call_later(self._told + PAUSE_SECONDS - now, self._rung)
+
+    def _rung(self) -> None:
+        self._bell = None
+        self._news.set()
 
     def answer(self, frame: bytes, *, hasten: SessionId | None = None, urgent: bool = False) -> None:
         """Take an answer; that of a stop goes first, behind what its session has been told."""
@@ -75,6 +96,7 @@ class Outbox:
                 self._urgent.extend(mine)
                 self._growing.clear()
         (self._urgent if urgent or hasten is not None else self._items).append(frame)
+        self._news.set()
         self._account(_size(frame))
 
     def drop(self, run_id: RunId) -> None:
@@ -106,35 +128,48 @@ class Outbox:
 
     async def wait(self) -> bool:
         """Wait until there is something to write; False if there will be nothing."""
-        while self.empty and not self.closed and not self.overflowed:
-            self._news.clear()
+        while not (self.closed or self.overflowed):
             await self._news.wait()
+            if not self.empty:
+                break
+            self._news.clear()
         return not self.empty
 
-    def take(self) -> bytes | None:
-        """Return the next frame to write; None if what there was has been dropped."""
-        if self.empty:
-            return None
+    def take(self, limit: int = 0) -> list[bytes]:
+        """Return the frames to write next: one, and more up to a limit; none if what there was has been dropped."""
+        frames: list[bytes] = []
+        size = 0
+        while (self._urgent or self._items) and (size < limit or not frames):
+            frames.append(frame := self._take())
+            size += len(frame)
+        if not (self._urgent or self._items):
+            self._news.clear()
+        self._drained.set()
+        return frames
+
+    def _take(self) -> bytes:
         held = self._urgent.popleft() if self._urgent else self._items.popleft()
         self._bytes -= _size(held)
-        self._drained.set()
         if isinstance(held, bytes):
             return held
         self._seq += 1
         if isinstance(held, Item):
             return held.bytes() + b',"seq":%d}' % self._seq
         last = held.items[-1]
+        self._told = time.monotonic()
         if self._growing.get(last.head) is held:
             del self._growing[last.head]
-        text = last.text if len(held.items) == 1 else "".join([each.text or "" for each in held.items])
+        if len(held.items) == 1:
+            return last.bytes() + b',"seq":%d}' % self._seq
+        text = "".join([each.text or "" for each in held.items])
         return b'%b%b%b,"seq":%d}' % (last.head, encode(text), last.tail, self._seq)
 
     def _account(self, size: int) -> None:
         self._bytes += size
-        self._news.set()
         if self._bytes > BUFFER_BYTES and len(self._items) + len(self._urgent) > 1:
             self.overflowed = True
             self._bytes = 0
+            self._news.set()
             self._on_overflow()
             self._drained.set()
             self._items.clear()

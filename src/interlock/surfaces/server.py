@@ -18,7 +18,9 @@ from typing import Any, Final, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.protocol import OPEN
 
 from interlock.core.errors import BadInput
 from interlock.surfaces.access import fold
@@ -127,8 +129,14 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
             super().handle_connect(event)
             if self.response.status_code == 101:
                 state = self.scope["state"]
-                state["welcome"] = lambda: door.leave(self.transport)
-                state["room"] = self.room
+                state["welcome"] = self.welcome
+                self.conn.max_message_size = PRE_AUTH_BYTES
+                state["line"] = self
+
+        def welcome(self) -> None:
+            """It has shown its token: no stranger any more."""
+            door.leave(self.transport)
+            self.conn.max_message_size = FRAME_BYTES
 
         async def room(self) -> None:
             """Wait until the kernel has little left: it looks at its mark only between segments, poll looks at once."""
@@ -148,6 +156,12 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
             if self._behind is not None and not self._behind.done():
                 self._behind.set_result(None)
 
+        def write(self, frames: list[bytes]) -> None:
+            """Hand text frames to the kernel in one call."""
+            if self.disconnected or self.close_sent or self.conn.state is not OPEN:
+                raise ClientDisconnected
+            self.transport.write(b"".join([part for frame in frames for part in (_head(len(frame)), frame)]))
+
         async def send(self, message: Any) -> None:
             if message["type"] == "websocket.close":  # which does not wait for a reader
                 self.writable.set()
@@ -164,6 +178,12 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
             super().connection_lost(exc)
 
     return Http, WebSocket
+
+
+def _head(size: int) -> bytes:
+    if size < 126:
+        return bytes((0x81, size))
+    return b"\x81\x7e" + size.to_bytes(2, "big") if size < 65536 else b"\x81\x7f" + size.to_bytes(8, "big")
 
 
 class Server(uvicorn.Server):

@@ -45,7 +45,7 @@ _DECISIONS: Final = {True: "allow-once", False: "deny", None: "deny"}
 class Item:
     """An event frame without its connection's number: head, a text that may grow, tail."""
 
-    __slots__ = ("head", "passing", "run_id", "session", "size", "tail", "text")
+    __slots__ = ("_frame", "head", "passing", "run_id", "session", "size", "tail", "text")
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class Item:
         self.text = text
         self.tail = tail
         self.passing = passing
+        self._frame: bytes | None = None if text is not None else head
         self.size = len(head) + len(tail) + (0 if text is None else len(text))  # about
 
     @property
@@ -72,7 +73,9 @@ class Item:
 
     def bytes(self) -> bytes:
         """The frame, but for the end that carries the connection's number."""
-        return self.head if self.text is None else self.head + encode(self.text) + self.tail
+        if self._frame is None:  # once, however many are told
+            self._frame = self.head + encode(self.text) + self.tail
+        return self._frame
 
 
 def event_item(name: str, payload: Any, *, session: SessionId | None = None, run_id: RunId | None = None) -> Item:

@@ -1,0 +1,539 @@
+"""What the gateway costs on the wire: deltas to many clients, stops amid a flood, runs, takeovers, memory.
+
+1. The server is the real command, `interlock serve`, in a process of its own with SQLite (FULL). Its clients are raw
+   sockets (`bench.wire`) that cut frames apart and look for bytes; crowds of them have a process of their own.
+2. The floor of the deltas is `bench.floor`: the same uvicorn, protocol classes and sockets, the same frames, and an
+   application that does nothing else. Both are up all the time and speak by turns.
+3. A delta is counted by its text. A broadcast listener is told it twice (`chat` and `agent`); a quiet client that
+   watches is told it once (`interlock.event`). Deltas that wait are joined, so frames are counted besides.
+4. No timing is left out. Beside the ratios of rates stand those of the processor time the two loops took for a delta
+   and client, which tell the same on a machine that has other work.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Self
+
+from bench.durable import AtLeast, directory
+from bench.result import Result
+from bench.sample import Samples
+from bench.scale import Scale
+from bench.speakers import MARK, TEXT
+from bench.wire import QUIET, Lost, Wire
+from interlock.surfaces.access import Access, Scope
+
+ROOT = Path(__file__).parent.parent
+SPEAKERS, DELTAS_PER_SECOND = 10, 10_000
+SETTLE_SECONDS = 0.2  # of a flood, before it is counted
+STRETCH_SECONDS = 0.5
+PAUSE_SECONDS = 0.002
+PATIENCE_SECONDS = 60.0
+CONNECTIONS, RUNS, IN_FLIGHT = 64, 1_000, 32
+STALLED_BYTES = 800_000  # another reader has had by the time a stalled one is full
+DELTA_GOAL, STOP_GOAL, RECALL_GOAL, RECALL_KIB = 0.5, 1.5, 0.05, 128.0
+FINAL = b'"state":"final"'
+
+
+def measure(scale: Scale) -> list[Result]:
+    """Take every figure of the gateway."""
+    return [
+        *_deltas(scale),
+        *(result for driver in ("inline", "host") for result in _with(driver, scale)),
+        *_thousand(scale),
+        *_beyond(scale),
+        *_idle(scale),
+    ]
+
+
+# Processes
+
+
+class Child:
+    """A process that tells where it serves, and what it has used."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        self.told = json.loads(self.line())
+        self.url = self.told.get("url", "")
+
+    def line(self) -> str:
+        """Read a line of its output."""
+        assert self.process.stdout is not None
+        if line := self.process.stdout.readline():
+            return line
+        raise RuntimeError(f"{self.process.args!r:.200} ended: {self.process.wait()}")
+
+    @property
+    def cpu(self) -> float:
+        """Seconds of its first thread, which is the loop's."""
+        return int(Path(f"/proc/{self.process.pid}/schedstat").read_text().split()[0]) / 1e9
+
+    @property
+    def rss(self) -> float:
+        """Its resident memory in MiB."""
+        return _rss(self.process.pid)
+
+
+class Served(Child):
+    """`interlock serve`, ready."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        super().__init__(process)
+        self.token = Path(self.told["tokenFile"]).read_text("utf-8").strip()
+
+    def dial(self, *, quiet: bool = False, token: str | None = None) -> Wire:
+        """Return a client: a listener, or one that hears only answers."""
+        return Wire(self.url, token or self.token, caps=(QUIET,) if quiet else ())
+
+
+@contextlib.contextmanager
+def _process(*command: str, log: int = subprocess.DEVNULL) -> "Iterator[subprocess.Popen[str]]":
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
+    with subprocess.Popen([sys.executable, *command], env={**os.environ, "PYTHONPATH": paths}, text=True, **pipes) as it:
+        try:
+            yield it
+        finally:
+            with contextlib.suppress(OSError):
+                it.stdin.close()  # type: ignore[union-attr]
+            it.send_signal(signal.SIGTERM)
+            try:
+                it.wait(PATIENCE_SECONDS)
+            finally:
+                it.kill()
+
+
+@contextlib.contextmanager
+def _served(driver: str, data: Path, agent: str = "bench.speakers:agent") -> Iterator[Served]:
+    program = "import sys; from interlock.cli import main; sys.exit(main())"
+    options = ("--json", "--port=0", f"--data={data}", f"--driver={driver}", "--drain-seconds=2")
+    with (data / "serve.log").open("ab") as log:
+        with _process("-c", program, "serve", agent, *options, log=log.fileno()) as process:
+            yield Served(process)
+
+
+class Readers:
+    """A crowd of clients in a process of its own."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    @classmethod
+    @contextlib.contextmanager
+    def ready(cls) -> Iterator[Self]:
+        """Start one."""
+        with _process("-m", "bench.wire") as process:
+            yield cls(process)
+
+    def begin(self, verb: str, **given: Any) -> None:
+        """Tell it to do something."""
+        assert self._process.stdin is not None
+        print(json.dumps([verb, given]), file=self._process.stdin, flush=True)
+
+    def done(self) -> Any:
+        """Wait for its answer."""
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+    def tell(self, verb: str, **given: Any) -> Any:
+        """Tell it, and wait."""
+        self.begin(verb, **given)
+        return self.done()
+
+
+# Deltas
+
+
+class Side:
+    """What clients of one server had of a flood."""
+
+    def __init__(self) -> None:
+        self.deltas: list[float] = []  # a second, all clients together
+        self.frames: list[float] = []
+        self.cpu: list[float] = []  # seconds of the server's loop for a delta and client
+        self.readers: list[float] = []
+        self.lost = 0
+
+    def take(self, server: Child, readers: Readers, seconds: float, told: int) -> None:
+        """Count for a while."""
+        before = server.cpu
+        came = readers.tell("count", seconds=seconds)
+        deltas = max(1.0, came["deltas"] / told)
+        self.deltas.append(deltas)
+        self.frames.append(came["frames"])
+        self.cpu.append((server.cpu - before) / (deltas * came["seconds"]))
+        self.readers.append(came["cpu"])
+        self.lost += len(came["lost"])
+
+    def __str__(self) -> str:
+        rate, frames = statistics.median(self.deltas), statistics.median(self.frames)
+        busy = statistics.median(self.readers)
+        return (
+            f"{rate:,.0f} deltas/s in {frames:,.0f} frames/s, all clients together; {_us(self.cpu):.1f} us of the "
+            f"loop each; its readers used {busy:.0%} of a core, {self.lost} were lost"
+        )
+
+
+def _deltas(scale: Scale) -> list[Result]:
+    """A flood of one run to 1, 100, 1,000 clients, against a bare broadcast of the same frames."""
+    counts = (1, 100, scale.rounds(1_000, 300))
+    results = []
+    with contextlib.ExitStack() as stack:
+        ours = stack.enter_context(_served("inline", stack.enter_context(directory())))
+        bare = Child(stack.enter_context(_process("-m", "bench.floor")))
+        mouth, command = ours.dial(quiet=True), Wire(bare.url, path="/control")
+        chat, agent, event = _samples(ours, mouth)
+        number = 0
+        kinds = (("broadcast listeners", [chat, agent], {}), ("quiet, watching", [event], {"caps": [QUIET], "watch": "s"}))
+        for kind, frames, how in kinds:
+            with Readers.ready() as theirs, Readers.ready() as floors:
+                there = 0
+                for count in counts:
+                    theirs.begin("dial", count=count - there, url=ours.url, token=ours.token, **how)
+                    floors.tell("dial", count=count - there, url=bare.url)
+                    theirs.done()
+                    there = count
+                    one, other = Side(), Side()
+                    for _ in range(scale.rounds(8, 3)):
+                        number += 1
+                        mouth.request("chat.send", sessionKey="s", message="flood", idempotencyKey=f"f{number}")
+                        time.sleep(SETTLE_SECONDS)
+                        one.take(ours, theirs, scale.rounds(10, 4) / 10, len(frames))
+                        mouth.request("chat.abort", sessionKey="s")
+                        command.request("go", frames=frames)
+                        time.sleep(SETTLE_SECONDS)
+                        other.take(bare, floors, scale.rounds(10, 4) / 10, len(frames))
+                        command.request("go", frames=[])
+                    results.append(_delta_result(f"deltas/s to {count:,} {kind} / bare broadcast", one, other, frames))
+        mouth.close()
+        command.close()
+    return results
+
+
+def _delta_result(name: str, ours: Side, floor: Side, frames: list[str]) -> Result:
+    sizes = " + ".join(str(len(frame)) for frame in frames)
+    small = (
+        f"inline, sqlite, one run speaks; a delta is {len(frames)} frame{'s'[: len(frames) - 1]} of {sizes} bytes",
+        f"ours: {ours}",
+        f"bare: {floor}",
+        f"{_us(floor.cpu) / _us(ours.cpu):.2f} x by processor time of the two loops",
+    )
+    value = statistics.median(ours.deltas) / statistics.median(floor.deltas)
+    return AtLeast(name=name, value=value, goal=DELTA_GOAL, small=small)
+
+
+def _us(seconds: list[float]) -> float:
+    return statistics.median(seconds) * 1e6
+
+
+def _samples(ours: Served, mouth: Wire) -> list[str]:
+    """The frames that one delta is told as: chat, agent, interlock.event."""
+    ear, watcher = ours.dial(), ours.dial(quiet=True)
+    mouth.request("chat.send", sessionKey="s", message="nothing", idempotencyKey="sample 0")  # so that there is one
+    ear.until(FINAL)
+    watcher.request("interlock.watch", watch=1, session="s")
+    mouth.request("chat.send", sessionKey="s", message="stream 1 0.1", idempotencyKey="sample")
+    heads = (b'{"type":"event","event":"chat"', b'{"type":"event","event":"agent"', b'{"type":"event","event":"interl')
+    came = (ear.until(FINAL), watcher.until(b'"type":"delta"'))
+    found = [_with_delta(came[n // 2], head) for n, head in enumerate(heads)]
+    ear.close()
+    watcher.close()
+    return found
+
+
+def _with_delta(came: bytes, head: bytes) -> str:
+    at = -1
+    while (at := came.index(head, at + 1)) >= 0:
+        text = came[at:].decode(errors="replace")
+        _, end = json.JSONDecoder().raw_decode(text)
+        if MARK in text[:end]:
+            return text[:end]
+    raise AssertionError
+
+
+# Stops, runs and takeovers, of either driver
+
+
+def _with(driver: str, scale: Scale) -> list[Result]:
+    """Everything that is measured of both drivers alike."""
+    with directory() as data:
+        access = Access(data)
+        access.open()
+        tokens = [access.add(f"person-{n}", (Scope.WRITE,)) for n in range(CONNECTIONS)]
+        with _served(driver, data) as served:
+            results = [*_stops(driver, served, scale), *_takeovers(driver, served, scale)]
+            for count in (1, CONNECTIONS):
+                results.append(_noops(driver, served, tokens[:count], scale.rounds(60, 15) / 10))
+        return results
+
+
+def _stops(driver: str, served: Served, scale: Scale) -> list[Result]:
+    """The ack of a stop on a connection that also hears ten other runs say 10,000 deltas a second."""
+    silent, loud, said, seconds = Samples(), Samples(), 0, 0.0
+    wire, mouth = served.dial(), served.dial(quiet=True)
+    number = 0
+
+    def stretch(taken: Samples) -> None:
+        nonlocal number
+        end = perf_counter() + STRETCH_SECONDS
+        while perf_counter() < end:
+            number += 1
+            _stop(wire, number, taken)
+
+    for round_ in range(scale.rounds(24, 5) + 1):
+        stretch(silent if round_ else Samples())
+        for n in range(SPEAKERS):
+            text = f"speak {DELTAS_PER_SECOND / SPEAKERS} {PATIENCE_SECONDS}"
+            mouth.request("chat.send", sessionKey=f"speaker {n}", message=text, idempotencyKey=f"{round_} {n}")
+        _read_for([wire], SETTLE_SECONDS)
+        before, began = wire.deltas, perf_counter()
+        stretch(loud if round_ else Samples())
+        said, seconds = said + wire.deltas - before, seconds + perf_counter() - began
+        for n in range(SPEAKERS):
+            mouth.request("chat.abort", sessionKey=f"speaker {n}")
+        _read_for([wire], SETTLE_SECONDS)
+    wire.close()
+    mouth.close()
+    rate = said / 2 / seconds
+    small = (
+        f"{driver}, sqlite, one connection that hears all of it; {SPEAKERS} runs spoke, {rate:,.0f} deltas/s arrived",
+        f"amid them: {loud.spread()}",
+        f"idle:      {silent.spread()}",
+    )
+    name = f"stop ack over the wire at 10k deltas/s / idle, {driver}"
+    return [
+        Result(name=f"{name}, p50", value=loud.percentile(50) / silent.percentile(50)),
+        Result(name=f"{name}, p99", value=loud.percentile(99) / silent.percentile(99), goal=STOP_GOAL, small=small),
+    ]
+
+
+def _stop(wire: Wire, number: int, taken: Samples) -> None:
+    word = f"stop-{number}."
+    wire.ask("chat.send", sessionKey="stopped", message=f"park {word}", idempotencyKey=word)
+    wire.until(b'"%b"' % word.encode())
+    _read_for([wire], PAUSE_SECONDS)
+    began = perf_counter()
+    wire.until(wire.ask("chat.abort", sessionKey="stopped") + b',"ok":true')
+    taken.seconds.append(perf_counter() - began)
+
+
+def _takeovers(driver: str, served: Served, scale: Scale) -> list[Result]:
+    """From a message that takes over to the first delta of its run."""
+    taken, wire = Samples(), served.dial()
+    for number in range(scale.rounds(400, 60) + 10):
+        word = f"take-{number}."
+        began = perf_counter()
+        wire.ask("chat.send", sessionKey="taken over", message=f"park {word}", idempotencyKey=word)
+        wire.until(b'"%b"' % word.encode())
+        if number >= 10:  # the first few warm up
+            taken.seconds.append(perf_counter() - began)
+        _read_for([wire], 5 * PAUSE_SECONDS)
+    wire.request("chat.abort", sessionKey="taken over")
+    wire.close()
+    p50, p95, most = (taken.percentile(q) * 1e3 for q in (50, 95, 100))
+    small = (f"{driver}, sqlite, one connection: p95 {p95:.2f} ms, max {most:.2f} ms, n {len(taken.seconds)}",)
+    name = f"takeover -> first delta of the new run on the wire, {driver}, p50"
+    return [Result(name=name, value=p50, unit="ms", small=small)]
+
+
+def _noops(driver: str, served: Served, tokens: list[str], seconds: float) -> Result:
+    """Runs that do nothing, one after another on each connection, each of a principal of its own."""
+    wires = {(wire := served.dial(token=token)).socket.fileno(): wire for token in tokens}
+    number, done, ready = 0, 0, select.epoll()
+
+    def send(wire: Wire) -> None:
+        nonlocal number
+        number += 1
+        name = f"noop {len(wires)} {wire.socket.fileno()}"
+        wire.ask("chat.send", sessionKey=name, message="nothing", idempotencyKey=f"{name} {number}")
+
+    for wire in wires.values():
+        ready.register(wire.socket, select.EPOLLIN)
+        send(wire)
+    warm, took = 0, 0.0
+    began = perf_counter()
+    while (took := perf_counter() - began) < seconds * 1.25:
+        if took < seconds / 4:
+            warm = done
+        for fd, _ in ready.poll(1):
+            if FINAL in wires[fd].read():
+                done += 1
+                send(wires[fd])
+    for wire in wires.values():
+        wire.close()
+    many = f"{len(tokens)} connection{'s'[: len(tokens) - 1]}"
+    small = (f"{driver}, sqlite FULL, {many}, chat.send -> chat final, each the next when it has that; {done - warm} runs",)
+    return Result(name=f"no-op runs/s over {many}, {driver}", value=(done - warm) / seconds, unit="/s", small=small)
+
+
+def _read_for(wires: list[Wire], seconds: float) -> None:
+    """Read what comes, for so long."""
+    end = perf_counter() + seconds
+    while (left := end - perf_counter()) > 0:
+        for ready in select.select([wire.socket for wire in wires], (), (), left)[0]:
+            next(wire for wire in wires if wire.socket is ready).read()
+
+
+# Many runs
+
+
+def _thousand(scale: Scale) -> list[Result]:
+    """A thousand runs that stream at once, all of it heard by one client."""
+    deltas, pace = scale.rounds(40, 10), 0.2
+    wrong, words = 0, f"stream {deltas} {pace}"
+    with directory() as data, _served("inline", data) as served:
+        ear, mouth = served.dial(), served.dial(quiet=True)
+        before, heard = served.rss, bytearray()
+        began = perf_counter()
+        for first in range(0, RUNS, IN_FLIGHT):
+            numbers = range(first, min(RUNS, first + IN_FLIGHT))
+            asked = [
+                mouth.ask("chat.send", sessionKey=f"many {n}", message=words, idempotencyKey=f"m{n}") for n in numbers
+            ]
+            answers = bytearray()
+            while not all(answer in answers for answer in asked):
+                for ready in select.select((ear.socket, mouth.socket), (), ())[0]:
+                    (heard if ready is ear.socket else answers).extend((ear if ready is ear.socket else mouth).read())
+            wrong += len(asked) - answers.count(b'"ok":true')
+        started = perf_counter() - began
+        at_once, peak, ends = 0, served.rss, heard.count(FINAL)
+        while ends < RUNS and perf_counter() - began < PATIENCE_SECONDS:
+            came = ear.read() if select.select((ear.socket,), (), (), 1)[0] else b""
+            if not at_once:
+                at_once = RUNS - ends
+            ends += came.count(FINAL)
+            peak = max(peak, served.rss)
+        took = perf_counter() - began
+        _read_for([ear], 1.0)
+        said, after = ear.deltas // 3, served.rss  # told as chat, as agent, and once more in the final event
+        ear.close()
+        mouth.close()
+    errors = wrong + (RUNS - ends) + abs(said - RUNS * deltas)
+    small = (
+        f"inline, sqlite, sent over one connection within {started:.2f} s, {at_once:,} at once when the last had been "
+        f"sent; all of it heard over one other: {said:,} deltas in {took:.1f} s",
+        f"{wrong} sends refused, {RUNS - ends} runs without a final event, {RUNS * deltas - said:,} deltas missing",
+        f"the server's RSS: {before:.0f} MiB before, {peak:.0f} at its peak, {after:.0f} a second after the last end",
+    )
+    return [Result(name=f"errors with {RUNS:,} runs streaming at once", value=errors, unit="", goal=0, small=small)]
+
+
+# What a stalled reader holds
+
+
+def _beyond(scale: Scale) -> list[Result]:
+    """Bytes of deltas that reach a stalled reader after the stop was acked, ours and uvicorn's as it comes."""
+    rounds = scale.rounds(5, 2)
+    ours, plain = [], []
+    with contextlib.ExitStack() as stack:
+        served = stack.enter_context(_served("inline", stack.enter_context(directory())))
+        bare = Child(stack.enter_context(_process("-m", "bench.floor", "--plain")))
+        command = Wire(bare.url, path="/control")
+        for number in range(rounds):
+            ours.append(_stalled(served, number))
+            stalled = Wire(bare.url)
+            command.request("go", frames=[TEXT.rjust(2_000)])
+            time.sleep(5 * SETTLE_SECONDS)
+            command.request("go", frames=[])
+            before = stalled.bytes
+            _read_for([stalled], 2 * SETTLE_SECONDS)
+            plain.append((stalled.bytes - before) / 1024)
+            stalled.close()
+        command.close()
+    most, floor = max(ours), statistics.median(plain)
+    small = (
+        f"inline, sqlite; ours: {', '.join(f'{each:.0f}' for each in ours)} KiB; "
+        f"uvicorn as it comes: {', '.join(f'{each:,.0f}' for each in plain)} KiB",
+    )
+    return [
+        Result(name="beyond recall with a stalled reader, at most", value=most, unit="KiB", goal=RECALL_KIB, small=small),
+        Result(name="the same / uvicorn as it comes", value=most / floor, goal=RECALL_GOAL),
+    ]
+
+
+def _stalled(served: Served, number: int) -> float:
+    stalled, other, mouth = served.dial(), served.dial(), served.dial(quiet=True)
+    mouth.request("chat.send", sessionKey="s", message="flood 200", idempotencyKey=f"stall {number}")
+    while other.bytes < STALLED_BYTES:
+        other.read()
+    answer = mouth.ask("chat.abort", sessionKey="s")
+    mouth.until(answer)
+    came = stalled.until(b'"state":"aborted"')
+    for wire in (stalled, other, mouth):
+        wire.close()
+    terminal = came.rindex(b'{"type":"event"', 0, came.index(b'"state":"aborted"'))  # which holds the text once more
+    return terminal / 1024
+
+
+# Idle
+
+
+def _idle(scale: Scale) -> list[Result]:
+    """How soon the demo serves, and what it weighs when nothing happens."""
+    seconds, tables = [], []
+    for _ in range(scale.rounds(5, 2)):
+        with directory() as data:
+            began = perf_counter()
+            with _served("host", data, "interlock.demo:agent") as served:
+                seconds.append(perf_counter() - began)
+                time.sleep(5 * SETTLE_SECONDS)  # a spare has been made
+                family = _family(served.process.pid)
+                tables.append([(_rss(pid), _pss(pid), _called(pid)) for pid in family])
+    last = tables[-1]
+    alone = statistics.median(table[0][0] for table in tables)
+    small = (
+        f"host, sqlite, demo; with its {len(last) - 1} processes {sum(each[0] for each in last):.0f} MiB RSS, "
+        f"{sum(each[1] for each in last):.0f} MiB PSS",
+        *(f"{name}: {rss:.0f} MiB RSS, {pss:.0f} MiB PSS" for rss, pss, name in last),
+    )
+    started = ", ".join(f"{each:.2f}" for each in seconds)
+    return [
+        Result(name="idle RSS of interlock serve, the server alone", value=alone, unit="MiB", small=small),
+        Result(
+            name="start to ready, interlock serve with the demo, median",
+            value=statistics.median(seconds),
+            unit="s",
+            small=(f"host, sqlite: {started} s",),
+        ),
+    ]
+
+
+def _family(pid: int) -> list[int]:
+    below: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            name, _, rest = stat.read_text().rpartition(")")
+            below.setdefault(int(rest.split()[1]), []).append(int(name.split()[0]))
+    found = [pid]
+    for each in found:
+        found.extend(below.get(each, ()))
+    return found
+
+
+def _field(pid: int, file: str, name: str) -> float:
+    lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(name)), 0.0)
+
+
+def _rss(pid: int) -> float:
+    return _field(pid, "status", "VmRSS:")
+
+
+def _pss(pid: int) -> float:
+    return _field(pid, "smaps_rollup", "Pss:")
+
+
+def _called(pid: int) -> str:
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return " ".join(word.decode(errors="replace")[:40] for word in words if word)[:70]

@@ -1,0 +1,97 @@
+"""What docs/gateway.md and the example of a configuration say is what the code does."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.main import get_command
+
+from interlock import open_control
+from interlock.cli import app
+from interlock.config import KINDS, Config, _value, read
+from interlock.surfaces import frames
+from interlock.surfaces.access import Scope
+from interlock.surfaces.metrics import Meters
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "gateway.md").read_text("utf-8")
+ROOMS = {"settings": "interlock.runtime.settings"}  # the others are surfaces
+UNITS = {"KiB": 1024, "MiB": 1024**2, "s": 1}
+
+
+def rows(head: str) -> list[list[str]]:
+    """The rows of the table below a head, each cell without its code marks."""
+    table = PAGE.partition(f"\n| {head} |")[2].partition("\n\n")[0]
+    return [[cell.strip().strip("`") for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
+
+
+def test_every_method_stands_in_the_page_with_its_scopes() -> None:
+    """The table of methods and scopes is the gateway's own."""
+    told = {method: tuple(cell.strip() == "yes" for cell in cells[:3]) for method, *cells in rows("method")}
+    scopes = (Scope.WRITE, Scope.APPROVE, Scope.READ)
+    assert told == {name: tuple(scope in each.scopes for scope in scopes) for name, each in frames.METHODS.items()}
+
+
+def test_every_event_stands_in_the_page() -> None:
+    """The table of events names all of them and no other."""
+    assert sorted(name for name, _ in rows("event")) == sorted(frames.EVENTS)
+
+
+@pytest.mark.parametrize("row", rows("what | bound"), ids=lambda row: str(row[2]))
+def test_a_bound_in_the_page_is_the_constants(row: list[str]) -> None:
+    """The figure of each bound is that of the constant beside it."""
+    room, _, name = row[2].partition(".")
+    value = getattr(importlib.import_module(ROOMS.get(room, f"interlock.surfaces.{room}")), name)
+    found = re.match(r"([\d,]+)(?: (KiB|MiB|s)\b)?", row[1])
+    assert found is not None
+    assert int(found[1].replace(",", "")) * UNITS.get(found[2], 1) == value
+
+
+def test_every_close_code_stands_in_the_page() -> None:
+    """The table of close codes is the gateway's own."""
+    codes = {frames.NOT_JSON, frames.NOT_TEXT, frames.BROKEN_RULE, frames.TOO_BIG, frames.RESTART, frames.NO_TOKEN}
+    assert {int(code) for code, _ in rows("code")} == codes
+
+
+def test_every_setting_stands_in_the_page_with_its_flag_and_default() -> None:
+    """The table of settings is that of `config`, and its flags are those of `interlock serve`."""
+    told = {name: (flag, default) for name, flag, default, _ in rows("setting")}
+    assert set(told) == set(KINDS) == set(Config.__struct_fields__)
+    serve = get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    flags = {option for parameter in serve.params for option in parameter.opts if option.startswith("--")}
+    assert {flag.split()[0] for flag, _ in told.values()} - {"AGENT"} == flags - {"--config"}
+    plain = Config(data=Path("~/.local/state/interlock"))
+    for name, (_, default) in told.items():
+        usual = getattr(plain, name)
+        if default not in ("none", "each tool says"):
+            assert _value(KINDS[name][0], default) == (str(usual) if name == "data" else usual), name
+        else:
+            assert usual in (None, (), {}), name
+
+
+def test_every_metric_stands_in_the_page() -> None:
+    """The table of metrics is what Prometheus is told."""
+
+    async def names() -> set[str]:
+        async with open_control("interlock.demo:agent") as control:
+            text = Meters(control).text().decode()
+        return set(re.findall(r"^# TYPE (\w+?)(?:_created)? ", text, re.MULTILINE))
+
+    told = {name for name, _, _ in rows("metric")}
+    seen = {name for name in asyncio.run(names()) if f"{name}_total" not in told}
+    assert seen <= told
+    assert told - seen <= {"interlock_hosts_total"}, "hosts are told where there are some"
+
+
+def test_the_example_of_a_configuration_is_one(tmp_path: Path) -> None:
+    """The file can be read as it is, and names every setting but the flags that make no sense in one."""
+    path = ROOT / "examples" / "interlock.toml"
+    found = read({"config": path}, {"HOME": str(tmp_path)}, tmp_path)
+    assert msgspec.structs.replace(found, agents={}, data=tmp_path) == Config(data=tmp_path)
+    named = set(re.findall(r"^#? ?\[?(\w+)(?: =|\])", path.read_text("utf-8"), re.MULTILINE))
+    assert named - set(found.agents) == set(KINDS) - {"json"}
