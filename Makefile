@@ -42,8 +42,8 @@ check: $(READY) ## lint, format, types, import contracts
 
 prove: $(READY) tools ## search the model, explore SEEDS=100000 (SEED=n replays), cut PROCESSES=10000, read FRAMES=1000000, race STOPS=1000 of hosts, kill CRASHES=2000
 	@$(if $(SEED),true,$(BIN)/python -m proofs.model)
-	@$(BIN)/python -m interlock.testing.prove $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
-	@$(if $(SEED),true,$(BIN)/python -m interlock.testing.prove --processes $(PROCESSES))
+	@$(BIN)/python -m proofs.schedules $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+	@$(if $(SEED),true,$(BIN)/python -m proofs.schedules --processes $(PROCESSES))
 	@$(if $(SEED),true,$(BIN)/python -m proofs frames --inputs $(FRAMES))
 	@$(if $(SEED),true,$(BIN)/python -m proofs disk --bare --control)
 	@$(if $(SEED),true,$(BIN)/python -m proofs stops --stops $(STOPS))

@@ -14,6 +14,7 @@ from bench import (
     family,
     fence,
     flood,
+    gateway,
     hosts,
     memory,
     raced,
@@ -40,6 +41,7 @@ MEASURES: dict[str, Callable[[Scale], list[Result]]] = {
     "trees": trees.measure,
     "survivors": survivors.measure,
     "hosts": hosts.measure,
+    "gateway": gateway.measure,
     "raced": raced.measure,
 }
 

@@ -18,9 +18,8 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Self
@@ -30,11 +29,11 @@ from bench.result import Result
 from bench.sample import Samples
 from bench.scale import Scale
 from bench.speakers import MARK, TEXT
-from bench.wire import QUIET, Lost, Wire
+from bench.wire import QUIET, Wire
 from interlock.surfaces.access import Access, Scope
 
 ROOT = Path(__file__).parent.parent
-SPEAKERS, DELTAS_PER_SECOND = 10, 10_000
+SPEAKERS, DELTAS_PER_SECOND = 4, 10_000
 SETTLE_SECONDS = 0.2  # of a flood, before it is counted
 STRETCH_SECONDS = 0.5
 PAUSE_SECONDS = 0.002
@@ -101,7 +100,9 @@ class Served(Child):
 def _process(*command: str, log: int = subprocess.DEVNULL) -> "Iterator[subprocess.Popen[str]]":
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
-    with subprocess.Popen([sys.executable, *command], env={**os.environ, "PYTHONPATH": paths}, text=True, **pipes) as it:
+    with subprocess.Popen(
+        [sys.executable, *command], env={**os.environ, "PYTHONPATH": paths}, text=True, **pipes
+    ) as it:
         try:
             yield it
         finally:
@@ -118,9 +119,11 @@ def _process(*command: str, log: int = subprocess.DEVNULL) -> "Iterator[subproce
 def _served(driver: str, data: Path, agent: str = "bench.speakers:agent") -> Iterator[Served]:
     program = "import sys; from interlock.cli import main; sys.exit(main())"
     options = ("--json", "--port=0", f"--data={data}", f"--driver={driver}", "--drain-seconds=2")
-    with (data / "serve.log").open("ab") as log:
-        with _process("-c", program, "serve", agent, *options, log=log.fileno()) as process:
-            yield Served(process)
+    with (
+        (data / "serve.log").open("ab") as log,
+        _process("-c", program, "serve", agent, *options, log=log.fileno()) as process,
+    ):
+        yield Served(process)
 
 
 class Readers:
@@ -174,7 +177,7 @@ class Side:
         self.frames.append(came["frames"])
         self.cpu.append((server.cpu - before) / (deltas * came["seconds"]))
         self.readers.append(came["cpu"])
-        self.lost += len(came["lost"])
+        self.lost = len(came["lost"])
 
     def __str__(self) -> str:
         rate, frames = statistics.median(self.deltas), statistics.median(self.frames)
@@ -188,6 +191,7 @@ class Side:
 def _deltas(scale: Scale) -> list[Result]:
     """A flood of one run to 1, 100, 1,000 clients, against a bare broadcast of the same frames."""
     counts = (1, 100, scale.rounds(1_000, 300))
+    quiet = counts[: scale.rounds(3, 2)]
     results = []
     with contextlib.ExitStack() as stack:
         ours = stack.enter_context(_served("inline", stack.enter_context(directory())))
@@ -195,27 +199,30 @@ def _deltas(scale: Scale) -> list[Result]:
         mouth, command = ours.dial(quiet=True), Wire(bare.url, path="/control")
         chat, agent, event = _samples(ours, mouth)
         number = 0
-        kinds = (("broadcast listeners", [chat, agent], {}), ("quiet, watching", [event], {"caps": [QUIET], "watch": "s"}))
-        for kind, frames, how in kinds:
+        kinds: tuple[tuple[str, tuple[int, ...], list[str], dict[str, Any]], ...] = (
+            ("listening to everything", counts, [chat, agent], {}),
+            ("quiet, watching the session", quiet, [event], {"caps": [QUIET], "watch": "s"}),
+        )
+        for kind, sizes, frames, how in kinds:
             with Readers.ready() as theirs, Readers.ready() as floors:
                 there = 0
-                for count in counts:
+                for count in sizes:
                     theirs.begin("dial", count=count - there, url=ours.url, token=ours.token, **how)
                     floors.tell("dial", count=count - there, url=bare.url)
                     theirs.done()
                     there = count
                     one, other = Side(), Side()
-                    for _ in range(scale.rounds(8, 3)):
+                    for _ in range(scale.rounds(5, 2)):
                         number += 1
                         mouth.request("chat.send", sessionKey="s", message="flood", idempotencyKey=f"f{number}")
                         time.sleep(SETTLE_SECONDS)
-                        one.take(ours, theirs, scale.rounds(10, 4) / 10, len(frames))
+                        one.take(ours, theirs, scale.rounds(8, 3) / 10, len(frames))
                         mouth.request("chat.abort", sessionKey="s")
                         command.request("go", frames=frames)
                         time.sleep(SETTLE_SECONDS)
-                        other.take(bare, floors, scale.rounds(10, 4) / 10, len(frames))
+                        other.take(bare, floors, scale.rounds(8, 3) / 10, len(frames))
                         command.request("go", frames=[])
-                    results.append(_delta_result(f"deltas/s to {count:,} {kind} / bare broadcast", one, other, frames))
+                    results.append(_delta_result(f"deltas/s to {count:,} {kind} / bare", one, other, frames))
         mouth.close()
         command.close()
     return results
@@ -274,12 +281,12 @@ def _with(driver: str, scale: Scale) -> list[Result]:
         with _served(driver, data) as served:
             results = [*_stops(driver, served, scale), *_takeovers(driver, served, scale)]
             for count in (1, CONNECTIONS):
-                results.append(_noops(driver, served, tokens[:count], scale.rounds(60, 15) / 10))
+                results.append(_noops(driver, served, tokens[:count], scale.rounds(40, 12) / 10))
         return results
 
 
 def _stops(driver: str, served: Served, scale: Scale) -> list[Result]:
-    """The ack of a stop on a connection that also hears ten other runs say 10,000 deltas a second."""
+    """The ack of a stop on a connection that also hears other runs say 10,000 deltas a second."""
     silent, loud, said, seconds = Samples(), Samples(), 0, 0.0
     wire, mouth = served.dial(), served.dial(quiet=True)
     number = 0
@@ -291,17 +298,22 @@ def _stops(driver: str, served: Served, scale: Scale) -> list[Result]:
             number += 1
             _stop(wire, number, taken)
 
-    for round_ in range(scale.rounds(24, 5) + 1):
+    for round_ in range(scale.rounds(16, 3) + 1):
         stretch(silent if round_ else Samples())
-        for n in range(SPEAKERS):
-            text = f"speak {DELTAS_PER_SECOND / SPEAKERS} {PATIENCE_SECONDS}"
-            mouth.request("chat.send", sessionKey=f"speaker {n}", message=text, idempotencyKey=f"{round_} {n}")
+        text = f"speak {DELTAS_PER_SECOND / SPEAKERS} {PATIENCE_SECONDS}"
+        _answered(
+            mouth,
+            wire,
+            (
+                mouth.ask("chat.send", sessionKey=f"speaker {n}", message=text, idempotencyKey=f"{round_} {n}")
+                for n in range(SPEAKERS)
+            ),
+        )
         _read_for([wire], SETTLE_SECONDS)
         before, began = wire.deltas, perf_counter()
         stretch(loud if round_ else Samples())
         said, seconds = said + wire.deltas - before, seconds + perf_counter() - began
-        for n in range(SPEAKERS):
-            mouth.request("chat.abort", sessionKey=f"speaker {n}")
+        _answered(mouth, wire, (mouth.ask("chat.abort", sessionKey=f"speaker {n}") for n in range(SPEAKERS)))
         _read_for([wire], SETTLE_SECONDS)
     wire.close()
     mouth.close()
@@ -373,8 +385,24 @@ def _noops(driver: str, served: Served, tokens: list[str], seconds: float) -> Re
     for wire in wires.values():
         wire.close()
     many = f"{len(tokens)} connection{'s'[: len(tokens) - 1]}"
-    small = (f"{driver}, sqlite FULL, {many}, chat.send -> chat final, each the next when it has that; {done - warm} runs",)
+    small = (
+        f"{driver}, sqlite FULL, {many}, chat.send -> chat final, each the next when it has that; {done - warm} runs",
+    )
     return Result(name=f"no-op runs/s over {many}, {driver}", value=(done - warm) / seconds, unit="/s", small=small)
+
+
+def _answered(mouth: Wire, ear: Wire, asked: Iterable[bytes]) -> tuple[bytes, int]:
+    """Wait for answers while another client reads on; return what that one heard, and how many were refused."""
+    left, heard, refused = set(asked), b"", 0
+    while left:
+        for ready in select.select((ear.socket, mouth.socket), (), ())[0]:
+            if ready is ear.socket:
+                heard += ear.read()
+                continue
+            came = mouth.read()
+            refused += came.count(b'"ok":false')
+            left = {answer for answer in left if answer not in came}
+    return heard, refused
 
 
 def _read_for(wires: list[Wire], seconds: float) -> None:
@@ -390,28 +418,27 @@ def _read_for(wires: list[Wire], seconds: float) -> None:
 
 def _thousand(scale: Scale) -> list[Result]:
     """A thousand runs that stream at once, all of it heard by one client."""
-    deltas, pace = scale.rounds(40, 10), 0.2
+    deltas, pace = scale.rounds(40, 20), 0.25
     wrong, words = 0, f"stream {deltas} {pace}"
     with directory() as data, _served("inline", data) as served:
         ear, mouth = served.dial(), served.dial(quiet=True)
-        before, heard = served.rss, bytearray()
+        before, ends = served.rss, 0
         began = perf_counter()
         for first in range(0, RUNS, IN_FLIGHT):
             numbers = range(first, min(RUNS, first + IN_FLIGHT))
-            asked = [
-                mouth.ask("chat.send", sessionKey=f"many {n}", message=words, idempotencyKey=f"m{n}") for n in numbers
-            ]
-            answers = bytearray()
-            while not all(answer in answers for answer in asked):
-                for ready in select.select((ear.socket, mouth.socket), (), ())[0]:
-                    (heard if ready is ear.socket else answers).extend((ear if ready is ear.socket else mouth).read())
-            wrong += len(asked) - answers.count(b'"ok":true')
+            heard, refused = _answered(
+                mouth,
+                ear,
+                (
+                    mouth.ask("chat.send", sessionKey=f"many {n}", message=words, idempotencyKey=f"m{n}")
+                    for n in numbers
+                ),
+            )
+            ends, wrong = ends + heard.count(FINAL), wrong + refused
         started = perf_counter() - began
-        at_once, peak, ends = 0, served.rss, heard.count(FINAL)
+        at_once, peak = RUNS - ends, served.rss
         while ends < RUNS and perf_counter() - began < PATIENCE_SECONDS:
             came = ear.read() if select.select((ear.socket,), (), (), 1)[0] else b""
-            if not at_once:
-                at_once = RUNS - ends
             ends += came.count(FINAL)
             peak = max(peak, served.rss)
         took = perf_counter() - began
@@ -457,7 +484,9 @@ def _beyond(scale: Scale) -> list[Result]:
         f"uvicorn as it comes: {', '.join(f'{each:,.0f}' for each in plain)} KiB",
     )
     return [
-        Result(name="beyond recall with a stalled reader, at most", value=most, unit="KiB", goal=RECALL_KIB, small=small),
+        Result(
+            name="beyond recall with a stalled reader, at most", value=most, unit="KiB", goal=RECALL_KIB, small=small
+        ),
         Result(name="the same / uvicorn as it comes", value=most / floor, goal=RECALL_GOAL),
     ]
 
@@ -482,7 +511,7 @@ def _stalled(served: Served, number: int) -> float:
 def _idle(scale: Scale) -> list[Result]:
     """How soon the demo serves, and what it weighs when nothing happens."""
     seconds, tables = [], []
-    for _ in range(scale.rounds(5, 2)):
+    for _ in range(scale.rounds(5, 1)):
         with directory() as data:
             began = perf_counter()
             with _served("host", data, "interlock.demo:agent") as served:

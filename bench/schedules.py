@@ -8,7 +8,7 @@ from time import monotonic
 from bench.result import Result
 from bench.scale import Scale
 
-PROVE = "interlock.testing.prove"
+PROVE = "proofs.schedules"
 NAME = "seeded schedules per second"
 LIMIT_SECONDS = 120
 

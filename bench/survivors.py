@@ -12,13 +12,13 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from proofs.processes import CASES, Case, Witness, bearers
 from pydantic_ai.workspaces.local import LocalWorkspaceBackend
 
 from bench.result import Result
 from bench.scale import Scale
 from interlock import Message, Run, open_control
 from interlock.processes.base import Confinement
-from interlock.testing.hostile.processes import CASES, Case, Witness, bearers
 
 DYING_SECONDS = 0.2  # given to everyone after the stop has returned
 LATE_SECONDS = 0.1  # in which whoever lives would beat

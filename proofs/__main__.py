@@ -12,9 +12,9 @@ from collections import Counter
 from rich.console import Console
 from rich.table import Table
 
-from interlock.testing.hostile.processes import NoScope
-from interlock.testing.prove import progress_bar
 from proofs import crashes, disk, frames, stops
+from proofs.processes import NoScope
+from proofs.schedules import progress_bar
 
 DIRECTORY_KILLS = 20  # on one directory
 ENOUGH_KILLS = 1_000  # for every check to have been made

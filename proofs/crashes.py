@@ -30,9 +30,9 @@ import interlock
 from interlock.core.events import Asked, Block, Delta, Ended, Event, Gap, Tool
 from interlock.core.names import PASSING, Ending, QuestionState, ToolState
 from interlock.core.outcome import Outcome
-from interlock.testing.hostile.processes import children, emptied, entered, scope
 from proofs.crashbook import Book, Found, Row
 from proofs.crashing import LOAD_SECONDS, MARK, STUBBORN, Server, serve
+from proofs.processes import children, emptied, entered, scope
 
 OPEN_SECONDS = 0.12  # within which those kills come that are to hit opening and recovery
 PARKED_AFTER = 3  # kills in a row with a run of the session going

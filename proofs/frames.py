@@ -33,7 +33,7 @@ from websockets.exceptions import ConnectionClosed
 from interlock import Message, Run
 from interlock.core.errors import BadInput, InterlockError
 from interlock.surfaces import frames
-from interlock.testing.prove import progress_bar
+from proofs.schedules import progress_bar
 
 CHUNK = 10_000
 BATCH = 20  # inputs between two healths; fewer than may be in flight

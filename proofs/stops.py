@@ -24,7 +24,7 @@ import interlock
 from interlock.core.events import Event, Tool
 from interlock.core.names import Drain, EventKind, RunId, SessionId, ToolState
 from interlock.processes.base import Confinement, Grade
-from interlock.testing.prove import progress_bar
+from proofs.schedules import progress_bar
 
 WITNESS = "INTERLOCK_STOPS_WITNESS"
 SESSIONS = 4

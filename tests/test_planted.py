@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from proofs.schedules import explore
 
 from interlock.testing import play
-from interlock.testing.prove import explore
 
 ROOT = Path(__file__).parent.parent
 PATCHES = {path.stem: path for path in sorted((ROOT / "tests" / "planted").glob("*.patch"))}
@@ -68,7 +68,13 @@ def told(request: pytest.FixtureRequest) -> Told:
 
 def in_copy(source: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run Python with a copy of the source in the place of ours."""
-    known = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "NO_COLOR": "1", **environment}
+    known = {
+        **os.environ,
+        "PYTHONPATH": f"{source}{os.pathsep}{ROOT}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "NO_COLOR": "1",
+        **environment,
+    }
     command = [sys.executable, *arguments]
     return subprocess.run(
         command, env=known, cwd=source, capture_output=True, text=True, check=False, timeout=SEARCH_SECONDS
@@ -94,7 +100,7 @@ def search(patch: Path, place: Path) -> Search:
     """Look for a planted bug among the first seeds."""
     source = plant(patch, place)
     began = time.perf_counter()
-    done = in_copy(source, "-m", "interlock.testing.prove", "--seeds", str(SEEDS), "--until-found")
+    done = in_copy(source, "-m", "proofs.schedules", "--seeds", str(SEEDS), "--until-found")
     found = FOUND.search(done.stdout)
     said = done.stdout + done.stderr
     if done.returncode != 1 or found is None:

@@ -4,9 +4,7 @@ import functools
 import os
 
 import pytest
-
-from interlock.processes.base import Grade
-from interlock.testing.hostile.processes import (
+from proofs.processes import (
     DROPPED_UID,
     Batch,
     NoScope,
@@ -22,6 +20,8 @@ from interlock.testing.hostile.processes import (
     scope,
     zombies,
 )
+
+from interlock.processes.base import Grade
 
 __all__ = [
     # the kit, played

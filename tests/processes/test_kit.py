@@ -13,10 +13,10 @@ from pathlib import Path
 
 import anyio
 import pytest
+from proofs.processes import CASES, CUT_SECONDS, plan
 
 from interlock import Confinement, Grade, Message, Run, open_control
 from interlock.processes.base import UNSEEN
-from interlock.testing.hostile.processes import CASES, CUT_SECONDS, plan
 
 from .scene import ROUNDS, Witness, batch, bearers, children, emptied, end_bearers, entered, scope, zombies
 

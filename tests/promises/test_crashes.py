@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 from proofs import crashes
 from proofs.crashing import MARK
+from proofs.processes import NoScope
 from tests.test_planted import PATCHES, plant
-
-from interlock.testing.hostile.processes import NoScope
 
 JOBS = 2
 DIRECTORIES = 4

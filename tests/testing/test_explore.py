@@ -6,10 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from proofs.schedules import explore, main
 
 from interlock import Message, Run, Stale
 from interlock.testing import BEHAVIOURS, Mode, Violation, check_agent, play
-from interlock.testing.prove import explore, main
 
 
 async def polite(run: Run, message: Message) -> str:
@@ -99,7 +99,7 @@ def test_explore_stops_at_the_first_broken_seed(monkeypatch: pytest.MonkeyPatch)
             raise Violation(f"P1: seed {seed}")
         return play(seed)
 
-    monkeypatch.setattr("interlock.testing.prove.play", broken)
+    monkeypatch.setattr("proofs.schedules.play", broken)
     assert explore(0, 8).broken == ((3, "Violation: P1: seed 3"), (5, "Violation: P1: seed 5"))
     stopped = explore(0, 8, until_found=True)
     assert (stopped.seeds, stopped.broken) == (4, ((3, "Violation: P1: seed 3"),))
@@ -122,7 +122,7 @@ def test_a_broken_seed_is_an_exit_status(monkeypatch: pytest.MonkeyPatch, capsys
     def broken(seed: int) -> object:
         raise Violation("P2: two terminal events")
 
-    monkeypatch.setattr("interlock.testing.prove.play", broken)
+    monkeypatch.setattr("proofs.schedules.play", broken)
     for arguments in (["--seeds", "3", "--until-found"], ["--seeds", "3", "--jobs", "1"], ["--seed", "1"]):
         assert main(arguments) == 1
         assert "P2: two terminal events" in capsys.readouterr().out
@@ -130,7 +130,7 @@ def test_a_broken_seed_is_an_exit_status(monkeypatch: pytest.MonkeyPatch, capsys
 
 def test_a_seed_replays_in_another_process() -> None:
     """`--seed n` prints the trace this process has for it."""
-    command = [sys.executable, "-m", "interlock.testing.prove", "--seed", "11"]
+    command = [sys.executable, "-m", "proofs.schedules", "--seed", "11"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     assert f"trace {play(11).trace}, {play(11).steps} steps" in done.stdout

@@ -6,7 +6,7 @@
    limits and counts it.
 3. A trial that was cut before its case had become hostile proves little: how many had is counted (`reached`).
 
-python -m interlock.testing.hostile.processes --grade keeper --rounds 3     play a batch here, unlimited; print JSON
+python -m proofs.processes --grade keeper --rounds 3     play a batch here, unlimited; print JSON
 """
 
 import argparse
@@ -34,6 +34,7 @@ from interlock.processes.base import Confinement, Grade, SpawnOrder
 from interlock.processes.containment import LocalContainment
 from interlock.processes.local import LocalProcesses
 
+PACKAGES = [str(Path(module).parent.parent) for module in (interlock.__file__, __file__)]  # where they are
 LIFE_SECONDS = 12.0  # a program that nobody ends goes by itself, but only after a trial has judged it
 CUT_SECONDS = 0.05  # the latest moment of a cut
 READY_SECONDS = 5.0  # for a case to have become hostile
@@ -719,7 +720,7 @@ def emptied(directory: Path, seconds: float = GONE_SECONDS) -> list[str]:
 
 def entered(argv: list[str], directory: Path | None, *, pids: int = SCOPE_PIDS, uid: int | None = None) -> list[str]:
     """Return a command that goes into a scope, gives its rights away, and executes another command."""
-    seen_paths = [sys.base_prefix, sys.prefix, str(Path(interlock.__file__).parent.parent)]
+    seen_paths = [sys.base_prefix, sys.prefix, *PACKAGES]
     given = {
         "scope": None if directory is None else str(directory),
         "nproc": pids + _tasks() if directory is None else 0,
@@ -753,7 +754,7 @@ def play_apart(grade: Grade | None, *, seed: int, rounds: int, width: int = 1, u
     argv = [sys.executable, "-m", __name__, f"--seed={seed}", f"--rounds={rounds}", f"--width={width}"]
     argv += [f"--grade={grade}"] if grade else []
     env = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "LANG") if name in os.environ}
-    env |= {"PYTHONPATH": str(Path(interlock.__file__).parent.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    env |= {"PYTHONPATH": os.pathsep.join(PACKAGES), "PYTHONDONTWRITEBYTECODE": "1"}
     bound = 60 + rounds * len(CASES) * 2
     with scope() as directory:
         command = entered(argv, directory, uid=uid)

@@ -1,8 +1,8 @@
 """`make prove`: play seeds for as long as you like, on every core, and print what was seen.
 
-python -m interlock.testing.prove --seeds 100000     explore
-python -m interlock.testing.prove --seed 4711        replay one seed exactly, and print its trace
-python -m interlock.testing.prove --processes 10000  cut hostile processes, and look for what is left
+python -m proofs.schedules --seeds 100000     explore
+python -m proofs.schedules --seed 4711        replay one seed exactly, and print its trace
+python -m proofs.schedules --processes 10000  cut hostile processes, and look for what is left
 """
 
 import argparse
@@ -23,8 +23,8 @@ from rich.table import Table
 
 from interlock.processes.base import Grade
 from interlock.testing.explore import play
-from interlock.testing.hostile.processes import CASES, DROPPED_UID, Batch, Cell, NoScope, play_apart
 from interlock.testing.loop import ordered_anyio
+from proofs.processes import CASES, DROPPED_UID, Batch, Cell, NoScope, play_apart
 
 CHUNK_SEEDS = 200
 COLLECT_SEEDS = 100
@@ -200,7 +200,7 @@ def prove_processes(first: int, count: int, jobs: int, console: Console) -> int:
     if broken:
         console.print(
             "a trial is named case-seed-number; play it again, in a scope that limits it, with\n"
-            "python -m interlock.testing.hostile.processes --grade GRADE --case CASE --seed SEED "
+            "python -m proofs.processes --grade GRADE --case CASE --seed SEED "
             f"--rounds {BATCH_ROUNDS} --width {BATCH_WIDTH}",
             markup=False,
         )
@@ -228,7 +228,7 @@ def _table(setting: Setting, batches: list[Batch]) -> Table:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="interlock.testing.prove", description=__doc__)
+    parser = argparse.ArgumentParser(prog="proofs.schedules", description=__doc__)
     parser.add_argument("--seeds", type=int, default=100_000, help="how many schedules to play")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="replay this one")
