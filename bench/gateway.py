@@ -35,6 +35,7 @@ from interlock.surfaces.access import Access, Scope
 ROOT = Path(__file__).parent.parent
 SPEAKERS, DELTAS_PER_SECOND = 4, 10_000
 SETTLE_SECONDS = 0.2  # of a flood, before it is counted
+REST_SECONDS = 0.05
 STRETCH_SECONDS = 0.5
 PAUSE_SECONDS = 0.002
 PATIENCE_SECONDS = 60.0
@@ -77,6 +78,15 @@ class Child:
     def cpu(self) -> float:
         """Seconds of its first thread, which is the loop's."""
         return int(Path(f"/proc/{self.process.pid}/schedstat").read_text().split()[0]) / 1e9
+
+    def rest(self) -> None:
+        """Wait until its loop has done what it had to do."""
+        end = perf_counter() + PATIENCE_SECONDS
+        while perf_counter() < end:
+            before = self.cpu
+            time.sleep(REST_SECONDS)
+            if self.cpu - before < REST_SECONDS / 10:
+                return
 
     @property
     def rss(self) -> float:
@@ -218,10 +228,12 @@ def _deltas(scale: Scale) -> list[Result]:
                         time.sleep(SETTLE_SECONDS)
                         one.take(ours, theirs, scale.rounds(8, 3) / 10, len(frames))
                         mouth.request("chat.abort", sessionKey="s")
+                        ours.rest()
                         command.request("go", frames=frames)
                         time.sleep(SETTLE_SECONDS)
                         other.take(bare, floors, scale.rounds(8, 3) / 10, len(frames))
                         command.request("go", frames=[])
+                        bare.rest()
                     results.append(_delta_result(f"deltas/s to {count:,} {kind} / bare", one, other, frames))
         mouth.close()
         command.close()

@@ -241,7 +241,7 @@ class Gateway:
             return
         connection = Connection(self, address, receive, send, state.get("line"))
         with self._stranger(counted):
-            caller = await connection.meet()
+            caller = await connection.meet(state.get("since", time.monotonic()))
         if caller is not None:
             if welcome is not None:
                 welcome()
@@ -356,10 +356,10 @@ class Connection:
 
     # Being let in
 
-    async def meet(self) -> Caller | None:
-        """Challenge a stranger and hear its token; None if it may not come in."""
+    async def meet(self, since: float) -> Caller | None:
+        """Challenge a stranger and hear its token; None if it may not come in. Its time counts from when it came."""
         try:
-            with anyio.fail_after(CONNECT_SECONDS):
+            with anyio.fail_after(CONNECT_SECONDS - (time.monotonic() - since)):
                 await self._receive()
                 await self._send({"type": "websocket.accept"})
                 challenge = event_item(

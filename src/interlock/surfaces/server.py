@@ -12,6 +12,7 @@ import logging
 import os
 import select
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final, cast
@@ -41,6 +42,7 @@ class Door:
 
     def __init__(self) -> None:
         self._inside: dict[asyncio.BaseTransport, str] = {}
+        self._since: dict[asyncio.BaseTransport, float] = {}
         self._of: Counter[str] = Counter()
 
     def enter(self, transport: asyncio.BaseTransport) -> bool:
@@ -50,11 +52,17 @@ class Door:
         if len(self._inside) >= STRANGERS or self._of[address] >= STRANGERS_PER_ADDRESS:
             return False
         self._inside[transport] = address
+        self._since[transport] = time.monotonic()
         self._of[address] += 1
         return True
 
+    def since(self, transport: asyncio.BaseTransport) -> float:
+        """Return when a stranger came, on the monotonic clock: its time counts from there."""
+        return self._since.get(transport, time.monotonic())
+
     def leave(self, transport: asyncio.BaseTransport) -> None:
         """It has shown its token, or is gone."""
+        self._since.pop(transport, None)
         address = self._inside.pop(transport, None)
         if address is not None:
             self._of[address] -= 1
@@ -129,7 +137,7 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
             super().handle_connect(event)
             if self.response.status_code == 101:
                 state = self.scope["state"]
-                state["welcome"] = self.welcome
+                state["welcome"], state["since"] = self.welcome, door.since(self.transport)
                 self.conn.max_message_size = PRE_AUTH_BYTES
                 state["line"] = self
 
