@@ -211,7 +211,7 @@ def _deltas(scale: Scale) -> list[Result]:
         number = 0
         kinds: tuple[tuple[str, tuple[int, ...], list[str], dict[str, Any]], ...] = (
             ("listening to everything", counts, [chat, agent], {}),
-            ("quiet, watching the session", quiet, [event], {"caps": [QUIET], "watch": "s"}),
+            ("quiet, watching the session", quiet, [event], {"caps": [QUIET]}),
         )
         for kind, sizes, frames, how in kinds:
             with Readers.ready() as theirs, Readers.ready() as floors:
@@ -221,13 +221,18 @@ def _deltas(scale: Scale) -> list[Result]:
                     floors.tell("dial", count=count - there, url=bare.url)
                     theirs.done()
                     there = count
+                    session = f"{kind}, {count}"  # a new one, or whoever watches it is told all the floods before
+                    mouth.request("chat.send", sessionKey=session, message="nothing", idempotencyKey=session)
+                    ours.rest()
+                    if how:
+                        theirs.tell("watch", number=count, session=session)
                     one, other = Side(), Side()
                     for _ in range(scale.rounds(5, 2)):
                         number += 1
-                        mouth.request("chat.send", sessionKey="s", message="flood", idempotencyKey=f"f{number}")
+                        mouth.request("chat.send", sessionKey=session, message="flood", idempotencyKey=f"f{number}")
                         time.sleep(SETTLE_SECONDS)
                         one.take(ours, theirs, scale.rounds(8, 3) / 10, len(frames))
-                        mouth.request("chat.abort", sessionKey="s")
+                        mouth.request("chat.abort", sessionKey=session)
                         ours.rest()
                         command.request("go", frames=frames)
                         time.sleep(SETTLE_SECONDS)

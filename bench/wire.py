@@ -144,20 +144,17 @@ class Crowd:
         self._wires: dict[int, Wire] = {}
         self.lost: list[str] = []
 
-    def dial(self, count: int, url: str, token: str = "", caps: tuple[str, ...] = (), watch: str | None = None) -> None:
+    def dial(self, count: int, url: str, token: str = "", caps: tuple[str, ...] = ()) -> None:
         """Let so many more in."""
         for _ in range(count):
             wire = Wire(url, token, caps=caps)
-            if watch is not None:
-                wire.request("interlock.watch", watch=1, session=watch)
             self._wires[wire.socket.fileno()] = wire
             self._ready.register(wire.socket, select.EPOLLIN)
 
-    def leave(self) -> None:
-        """Let all of them go."""
+    def watch(self, number: int, session: str) -> None:
+        """Have all of them watch a session."""
         for wire in self._wires.values():
-            wire.close()
-        self._wires.clear()
+            wire.request("interlock.watch", watch=number, session=session)
 
     def read(self, seconds: float, other: int = -1) -> bool:
         """Read for so long, or until another descriptor has something."""

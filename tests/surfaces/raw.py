@@ -220,7 +220,12 @@ class House(Served):
 @contextmanager
 def house(data: Path, agent: str = "surfaces.busy:agent", *options: str) -> Iterator[House]:
     """Serve an agent of the tests for the length of a block."""
-    server = House(agent, data, *options, env={"PYTHONPATH": str(ROOT / "tests")})
+    server = House(
+        agent,
+        data,
+        *options,
+        env={"PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT / "tests")])},
+    )
     try:
         yield server
     finally:

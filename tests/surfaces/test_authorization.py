@@ -269,7 +269,7 @@ def test_the_table(scene: Scene, method: str) -> None:
 
 @pytest.mark.parametrize("method", ["nothing", "Health", "health ", "interlock", "config.set", "__class__", "", "\0"])
 def test_what_is_no_method_is_denied(scene: Scene, method: str) -> None:
-    """To everybody, the operator too."""
+    """To everybody, the operator too (race 112)."""
     for talk in scene.talks.values():
         assert talk.refused(method)["code"] == "INVALID_REQUEST"
 
@@ -388,7 +388,7 @@ def test_a_key_is_its_callers_own(scene: Scene) -> None:
 
 
 def test_typed_commands_are_as_bound_as_methods(scene: Scene) -> None:
-    """A stop word or /new typed into somebody else's session does nothing to what is not one's own."""
+    """A stop word or /new typed into somebody else's session does nothing to what is not one's own (race 29)."""
     thing, other = scene.thing, scene.talks["other"]
     before = scene.state(thing)
     for text in ("stop", "/stop", "/new", "/reset"):

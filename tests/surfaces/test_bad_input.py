@@ -110,7 +110,7 @@ NO_FRAMES: dict[str, tuple[str, int]] = {
 
 @pytest.mark.parametrize("what", NO_FRAMES)
 def test_what_is_no_request_closes_the_connection(server: House, bystander: Bystander, what: str) -> None:
-    """After connect and instead of it, with the same code."""
+    """After connect and instead of it, with the same code (race 111)."""
     raw, code = NO_FRAMES[what]
     with server.connect() as talk:
         talk.socket.send(raw)
