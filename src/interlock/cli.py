@@ -45,7 +45,8 @@ try:
     from interlock.client import shell
     from interlock.look.commands import AsJson, Data
 except ModuleNotFoundError as missing:
-    sys.stderr.write(f"interlock: this command needs {missing.name}; install it: pip install 'interlock[cli]'\n")
+    extra = "serve" if sys.argv[1:2] == ["serve"] else "cli"
+    sys.stderr.write(f"interlock: this command needs {missing.name}; install it: pip install 'interlock[{extra}]'\n")
     raise SystemExit(125) from None
 
 TROUBLE, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127  # as env, nice and timeout exit

@@ -152,8 +152,8 @@ def stop_command(
 
     async def stop(client: "Client") -> int:
         _name_one(session, run)
+        ours = OURS.fullmatch(run or "") is not None
         if run is not None:
-            ours = OURS.fullmatch(run) is not None
             receipt = await client.stop(run=run if ours else None, key=None if ours else run)
         else:
             receipt = await client.stop(session=_named(session))
@@ -164,6 +164,8 @@ def stop_command(
             now = await client.receipt(receipt.id)
             receipt = msgspec.structs.replace(now, aborted=receipt.aborted, already=receipt.already)
         _json(receipt) if as_json else _print(_proof(receipt))
+        if run is not None and receipt.id is None and receipt.already is None:
+            _note(f"no run {_line(run)} of yours is known" if ours else "a message with this key will not run")
         return 1 if wait and receipt.drain is not Drain.OBSERVED else 0
 
     return _ask(url, data, stop)
