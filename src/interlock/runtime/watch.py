@@ -53,7 +53,7 @@ class Buffer:
 
     def rest(self) -> None:
         """Everything known has been passed on: the next news wakes."""
-        self._news = asyncio.Event()
+        self._news.clear()
 
 
 class Watch:
