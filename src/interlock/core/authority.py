@@ -40,6 +40,8 @@ class Action(StrEnum):
 _R = Relation
 _CHANGES = frozenset({_R.SYSTEM, _R.ADMIN, _R.OWNER, _R.PRINCIPAL, _R.PARENT})
 
+_ADMIN = frozenset({_R.ADMIN})
+
 RIGHTS: dict[Action, frozenset[Relation]] = {
     # Anyone who is not merely a reader may speak in a shared session; without the right to stop they queue.
     Action.SEND: _CHANGES | {_R.OTHER},
@@ -56,7 +58,7 @@ RIGHTS: dict[Action, frozenset[Relation]] = {
 def may(action: Action, relations: Iterable[Relation]) -> bool:
     """Return whether a caller who stands in these relations may act; what is not listed is denied."""
     allowed = RIGHTS.get(action)
-    return allowed is not None and any(relation in allowed for relation in relations)
+    return allowed is not None and not allowed.isdisjoint(relations)
 
 
 class Authority:
@@ -82,7 +84,7 @@ class Authority:
     ) -> frozenset[Relation]:
         """Return what a caller is to a session (its owner) and a run (its principal)."""
         if by in self._admins:
-            return frozenset({Relation.ADMIN})
+            return _ADMIN
         held = {Relation.READER} if by in self._readers else set()
         if not held or by in self._writers:  # a mere reader changes nothing, not even what once was its own
             mine = ((Relation.OWNER, owner), (Relation.PRINCIPAL, principal))

@@ -28,7 +28,7 @@ class Buffer:
         self.events: deque[Event] = deque()
         self.behind = True  # must read the log before the buffer
         self.closed = False
-        self._news = asyncio.Event()
+        self._waiting: asyncio.Future[None] | None = None  # a bare one: an Event costs every watcher more a delta
 
     def put(self, event: Event) -> None:
         """Take an event; if there are too many, fall back on the log."""
@@ -36,7 +36,7 @@ class Buffer:
             self.events.clear()
             self.behind = True
         self.events.append(event)
-        self._news.set()
+        self._wake()
 
     def drop(self, run_id: RunId) -> None:
         """Forget what a cut run said and nobody has been told."""
@@ -45,15 +45,16 @@ class Buffer:
     def close(self) -> None:
         """Nothing more will come."""
         self.closed = True
-        self._news.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     async def wait(self) -> None:
-        """Wait until there is something to do."""
-        await self._news.wait()
-
-    def rest(self) -> None:
-        """Everything known has been passed on: the next news wakes."""
-        self._news.clear()
+        """Everything known has been passed on: wait until there is something to do."""
+        self._waiting = asyncio.get_running_loop().create_future()
+        await self._waiting
 
 
 class Watch:
@@ -109,7 +110,6 @@ class Watch:
             elif buffer.closed or (only is not None and self._silent(only)):
                 return
             else:
-                buffer.rest()
                 await buffer.wait()
 
     def _tellable(self, event: Event) -> bool:

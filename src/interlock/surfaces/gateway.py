@@ -165,6 +165,8 @@ class Gateway:
             items = self._teller.tell(event)
             questions = [item for item in items if item.question]
             for principal, connections in self.connections.items() if items else ():
+                if all(connection.quiet for connection in connections):
+                    continue
                 sees = self.control.sees(principal, event)
                 approves = questions and (sees or Scope.APPROVE in self._scopes_of(principal))
                 for connection in connections:

@@ -9,6 +9,7 @@
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import logging
 import os
 import queue
@@ -45,6 +46,8 @@ log = logging.getLogger("interlock")
 
 T = TypeVar("T")
 Asked = tuple[Callable[[sqlite3.Connection], Any], "asyncio.Future[Any]"]
+Questions = queue.PriorityQueue[tuple[int, int, Asked | None]]
+FIRST, BULK, LAST = 0, 1, 2  # pages of a log wait for whatever else is asked: a message must not wait for readers
 
 DATABASE = "interlock.db"
 FLUSH_SECONDS = 0.1  # events that no decision takes along are written after this
@@ -67,14 +70,15 @@ class Reads:
         except (RuntimeError, TypeError) as error:
             raise BadInput(f"{directory!r:.100} is no directory for a store: {error}") from None
         self.path = self.directory / DATABASE
-        self._questions: queue.SimpleQueue[Asked | None] = queue.SimpleQueue()
+        self._questions: Questions = queue.PriorityQueue()
+        self._numbers = itertools.count()
         self._reader: threading.Thread | None = None
         self._asked_in: asyncio.AbstractEventLoop | None = None
 
     def start_reading(self) -> None:
         """Begin to answer."""
         self._asked_in = asyncio.get_running_loop()
-        self._questions = queue.SimpleQueue()  # a reader of before may still be busy with its own
+        self._questions = queue.PriorityQueue()  # a reader of before may still be busy with its own
         self._reader = threading.Thread(
             target=self._read, args=(self._questions,), name="interlock store reads", daemon=True
         )
@@ -83,7 +87,7 @@ class Reads:
     async def stop_reading(self) -> None:
         """Answer what was asked, and no more."""
         if self._reader is not None:
-            self._questions.put(None)
+            self._questions.put((LAST, next(self._numbers), None))
             reader = self._reader
             await self._beside(lambda: reader.join(LAST_READ_SECONDS))
 
@@ -103,7 +107,7 @@ class Reads:
         threading.Thread(target=run, name="interlock store", daemon=True).start()
         return answer
 
-    def _read(self, questions: "queue.SimpleQueue[Asked | None]") -> None:
+    def _read(self, questions: "Questions") -> None:
         connection: sqlite3.Connection | None = None
         while (asked := self._next(questions)) is not None:
             work, answer = asked
@@ -119,11 +123,11 @@ class Reads:
         if connection is not None:
             connection.close()
 
-    def _next(self, questions: "queue.SimpleQueue[Asked | None]") -> "Asked | None":
+    def _next(self, questions: "Questions") -> "Asked | None":
         """The next question; None: no more will come."""
         while True:
             with contextlib.suppress(queue.Empty):
-                return questions.get(timeout=ORPHAN_SECONDS)
+                return questions.get(timeout=ORPHAN_SECONDS)[2]
             assert self._asked_in is not None
             if self._asked_in.is_closed():
                 return None
@@ -141,13 +145,13 @@ class Reads:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._asked_in.call_soon_threadsafe(settle)
 
-    async def _ask(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def _ask(self, work: Callable[[sqlite3.Connection], T], lane: int = FIRST) -> T:
         if self._reader is None or not self._reader.is_alive():
             raise StoreFailed("the store is not open")
         if self._questions.qsize() >= READS:
             raise StoreFailed(f"{READS} reads wait for the disk; try again later")
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._questions.put((work, answer))
+        self._questions.put((lane, next(self._numbers), (work, answer)))
         return await answer
 
     async def _one(self, name: str, *given: object) -> rows.Row | None:
@@ -242,7 +246,7 @@ class Reads:
                 lost_to=dropped[0] if dropped is not None and dropped[0] > after else 0,
             )
 
-        return await self._ask(look)
+        return await self._ask(look, BULK)
 
 
 def _at_one_instant(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
