@@ -7,7 +7,7 @@ import pytest
 from client.scene import Served
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A served agent, in a process of its own."""
     server = Served(tmp_path_factory.mktemp("client") / "data")

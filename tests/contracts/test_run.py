@@ -831,7 +831,7 @@ VERBS = ("say", "say nothing", "post nothing", "typing", "progress", "phase", "c
 
 def test_silence(stage: Stage) -> None:
     """Every verb is a sign of life; silence is not, and waiting for a person is no silence."""
-    limit = 1.2
+    limit = 2.0
 
     async def play() -> list[Played]:
         async with opened(stage.driver, idle_limit=limit) as control:

@@ -65,7 +65,7 @@ class Talk:
             "max_size": None,
             "max_queue": None,
         } | options
-        self.socket: ClientConnection = connect(url, **options)
+        self.socket: ClientConnection = connect(url, **options).__enter__()  # newer ones want it so
         self.read()
 
     def ask(self, method: str, /, **params: Any) -> str:
