@@ -36,6 +36,7 @@ from interlock.stores.sqlite import SqliteStore
 if TYPE_CHECKING:
     from interlock.surfaces.gateway import Gateway
 
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SQLITE = "sqlite:///"  # and a path, as other libraries write it: sqlite:///here, sqlite:////var/lib/there
 
 
@@ -171,8 +172,8 @@ async def serve(config: Config, ready: Callable[[Ready], None]) -> None:
 
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        loop.add_signal_handler(number, _end, number, asked)
+    for number in ENDING:  # until it serves there is nothing to end in order, and an import does not let the loop turn
+        signal.signal(number, lambda number, _: os._exit(128 + number))
     listener = server.listen(config.host, config.port)
     settings = Settings(drain_seconds=config.drain_seconds, grace_seconds=min(2.0, config.drain_seconds))
     processes = LocalProcesses(Confinement(agent_user=config.agent_user), subreaper=True)
@@ -190,6 +191,8 @@ async def serve(config: Config, ready: Callable[[Ready], None]) -> None:
         processes=processes,
     )
     async with opened as control:
+        for number in ENDING:
+            loop.add_signal_handler(number, _end, number, asked)
         # With its port, which is what a page of ours has; a page of another port is another program's.
         here = () if config.host in ("0.0.0.0", "::") else (server.url_of(listener).partition("//")[2],)
         hosts = (*config.allow_hosts, *here)

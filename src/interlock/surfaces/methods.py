@@ -5,10 +5,11 @@
 3. A run is named by our id, or by the key its caller sent it with; a stop of an unknown key is kept for it.
 """
 
+import asyncio
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
 from interlock.core.errors import BadInput, KeyConflict, Unknown
@@ -54,26 +55,30 @@ Handler = Callable[[Asker, Any], Awaitable[Any]]
 
 
 class Typed:
-    """What typed commands answered, by who typed them and their key: a retry gets the same answer and does nothing."""
+    """What was typed as a command, by who typed it and its key: a retry gets the same answer and does nothing.
+
+    It goes on though its caller leaves, or the caller's retry would be a second stop, of whatever runs by then.
+    """
 
     def __init__(self) -> None:
-        self._answers: OrderedDict[tuple[Principal, str], tuple[str, str, dict[str, Any]]] = OrderedDict()
+        self._known: OrderedDict[tuple[Principal, str], tuple[tuple[str, str], asyncio.Task[Any]]] = OrderedDict()
 
-    def found(self, by: Principal, asked: frames.ChatSend) -> dict[str, Any] | None:
-        """Return the answer this key was given; raise if it was used for something else."""
-        known = self._answers.get((by, asked.idempotency_key))
-        if known is None:
-            return None
-        if known[:2] != (asked.session_key, asked.message):
+    def found(self, by: Principal, asked: frames.ChatSend) -> "asyncio.Task[Any] | None":
+        """Return what this key began; raise if it was used for something else."""
+        said, doing = self._known.get((by, asked.idempotency_key), (None, None))
+        if said is not None and said != (asked.session_key, asked.message):
             raise KeyConflict(f"key {asked.idempotency_key!r:.80} was used for another message; use a new key")
-        return known[2]
+        return doing
 
-    def keep(self, by: Principal, asked: frames.ChatSend, answer: dict[str, Any]) -> dict[str, Any]:
-        """Remember an answer."""
-        self._answers[by, asked.idempotency_key] = (asked.session_key, asked.message, answer)
-        if len(self._answers) > TYPED:
-            self._answers.popitem(last=False)
-        return answer
+    def begin(self, by: Principal, asked: frames.ChatSend, command: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        """Do it, and remember that; one that failed may be tried again."""
+        place = (by, asked.idempotency_key)
+        doing = asyncio.get_running_loop().create_task(command, name="a typed command")
+        self._known[place] = (asked.session_key, asked.message), doing
+        doing.add_done_callback(lambda done: self._known.pop(place) if done.cancelled() or done.exception() else None)
+        if len(self._known) > TYPED:
+            self._known.popitem(last=False)
+        return doing
 
 
 def is_typed(asked: frames.ChatSend) -> bool:
@@ -88,13 +93,11 @@ def is_typed(asked: frames.ChatSend) -> bool:
 async def chat_send(on: Asker, asked: frames.ChatSend) -> Any:
     _no_attachments(asked.attachments)
     name_of(asked.idempotency_key, "idempotencyKey")
-    if (before := on.typed.found(on.by, asked)) is not None:
-        return before
-    if is_typed(asked):
-        if normalise(asked.message) in ANEW:
-            return on.typed.keep(on.by, asked, await _reset(on, asked.session_key))
-        receipt = await on.control.stop(session=asked.session_key, typed=True, by=on.by)
-        return on.typed.keep(on.by, asked, telling.stop_payload(receipt))
+    doing = on.typed.found(on.by, asked)
+    if doing is None and is_typed(asked):
+        doing = on.typed.begin(on.by, asked, _command(on, asked))
+    if doing is not None:
+        return await asyncio.shield(doing)
     sent = await on.control.send(
         asked.session_key,
         asked.message,
@@ -109,6 +112,12 @@ async def chat_send(on: Asker, asked: frames.ChatSend) -> Any:
     if sent.superseded is not None:
         told |= {"interruptedActiveRun": True, "superseded": sent.superseded}
     return told | ({"queued": True} if sent.state is State.QUEUED else {})
+
+
+async def _command(on: Asker, asked: frames.ChatSend) -> Any:
+    if normalise(asked.message) in ANEW:
+        return await _reset(on, asked.session_key)
+    return telling.stop_payload(await on.control.stop(session=asked.session_key, typed=True, by=on.by))
 
 
 async def agent(on: Asker, asked: frames.Agent) -> Any:
@@ -232,7 +241,7 @@ async def tasks_list(on: Asker, asked: frames.TasksList) -> Any:
     except Unknown:
         runs = []
     wanted = (asked.status,) if isinstance(asked.status, str) else asked.status
-    tasks = [telling.task_of(run) for run in reversed(runs)]
+    tasks = [telling.task_of(run) for run in reversed(runs) if run.state is not State.ALIASED]  # told as its taker
     tasks = [task for task in tasks if wanted is None or task["status"] in wanted]
     begin = _cursor(asked.cursor)
     end = begin + min(PAGE, max(1, asked.limit))

@@ -19,6 +19,7 @@ from interlock.core.events import (
     Event,
     Phase,
     Progress,
+    Said,
     Spawned,
     Started,
     Tool,
@@ -127,7 +128,7 @@ class Teller:
 
     def tell(self, event: Event) -> list[Item]:
         """Return the frames of an event; none where the published protocol has no word."""
-        if event.run_id is None:
+        if event.run_id is None or isinstance(event.data, Said):  # which the wire has no word for, and may be taken in
             return []
         told = self._runs.get(event.run_id)
         if told is None:
@@ -324,6 +325,7 @@ def task_of(info: RunInfo) -> dict[str, Any]:
 
 def session_of(info: SessionInfo, runs: list[RunInfo]) -> dict[str, Any]:
     """Return a session's row; `runs` are its runs in order, so far as they are known."""
+    runs = [run for run in runs if run.state is not State.ALIASED]  # what was taken in ends as its taker does
     last = runs[-1] if runs else None
     active = next((run for run in runs if run.state in (State.SEATED, State.STARTED)), None)
     status = "running" if active is not None else "queued" if info.open else "done"
