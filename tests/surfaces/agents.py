@@ -36,6 +36,12 @@ async def agent(run: Run, message: Message) -> str | None:
         case "die":  # as a host: like a crash of the agent's process
             await run.say("so far ")
             os.kill(os.getpid(), signal.SIGKILL)
+        case "listen":  # says again what is steered to it
+            await run.say("yes? ")
+            while True:
+                for part in await run.check():
+                    await run.say(part.text)
+                await asyncio.sleep(0.005)
         case "sleep":
             async with run.phase("provider"):
                 await asyncio.sleep(FOREVER_SECONDS)
