@@ -434,6 +434,7 @@ def serve_command(
 
         from interlock.surfaces.logs import set_up_logging  # noqa: PLC0415
 
+        os.environ.pop("INTERLOCK_TOKEN", None)  # the shell's; what is served must not have it
         finish = set_up_logging(settings.log_level)
         sys.path.insert(0, os.getcwd())  # noqa: PTH109 - where the agent's module is, as a rule
         try:

@@ -26,7 +26,7 @@ from interlock.runtime.tool import ERROR_CHARACTERS
 
 log = logging.getLogger("interlock")
 
-BURST_BYTES = 4 * 1024  # read in one go: about a hundred small messages
+BURST_BYTES = 1024  # read in one go, some twenty small messages: a stop waits for no more than that of each host
 LONG_BYTES = 256 * 1024  # of a message that is that long
 UNREAD_BYTES = 64 * 1024 * 1024  # said to a host that does not read
 STATUS_SECONDS = 1.0  # to learn how it ended once its link is closed

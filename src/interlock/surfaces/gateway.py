@@ -47,7 +47,7 @@ from interlock.surfaces.frames import BadFrame, Request
 from interlock.surfaces.methods import HANDLERS, Typed, is_typed
 from interlock.surfaces.metrics import Meters
 from interlock.surfaces.outbox import Outbox
-from interlock.surfaces.telling import Item, Teller, event_item, watched_item
+from interlock.surfaces.telling import Item, Teller, Watcher, event_item
 
 ASGIScope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -59,7 +59,7 @@ STRANGERS_PER_ADDRESS: Final = 8
 REQUESTS: Final = 64  # of one connection, in flight
 STOPS: Final = 64  # besides those
 WATCHES: Final = 64  # of one connection
-WRITE_BYTES: Final = 4096  # handed to the kernel in one call, unless one frame is larger
+WRITE_BYTES: Final = 2048  # handed to the kernel in one call, unless one frame is larger
 FLUSH_SECONDS: Final = 1.0  # for what is held when a connection or the gateway closes
 ACCESS_SECONDS: Final = 0.5  # how often the token files are looked at
 RATE_LIMITED: Final = "AUTH_RATE_LIMITED"
@@ -98,6 +98,7 @@ class Gateway:
         self._allow_hosts, self._allow_origins = tuple(allow_hosts), (*allow_hosts, *allow_origins)
         self._strangers: Counter[str] = Counter()
         self._teller = Teller()
+        self.watcher = Watcher()
         self._began = time.monotonic()
         self._clockwork: asyncio.Task[None] | None = None
         self._routes = Starlette(
@@ -555,7 +556,8 @@ class Connection:
             frame = frames.refusal(request.id, error_frame | {"retryable": True})
         finally:
             self._busy[stops] -= 1
-        self.outbox.answer(frame, hasten=session, urgent=stops)
+        about = getattr(params, "session_key", None) or getattr(params, "session", None)
+        self.outbox.answer(frame, about=about, hasten=session, urgent=stops)
 
     def _note_stop(self, request: Request, receipt: Receipt, arrived: float) -> None:
         if receipt.aborted:
@@ -587,7 +589,7 @@ class Connection:
                 events = self.control.watch(wanted.session, run=wanted.run, after=wanted.after, by=self.by)
                 async with contextlib.aclosing(events):
                     async for event in events:
-                        self.outbox.put(watched_item(wanted.watch, event))
+                        self.outbox.put(self.gateway.watcher.tell(wanted.watch, event))
                         await self.outbox.room()
         except InterlockError as error:
             over = frames.Watched(watch=wanted.watch, error=frames.error_of(error))
@@ -620,9 +622,9 @@ class Asking:
         self.control, self.by, self.typed = connection.control, connection.by, connection.typed
         self.watch, self.unwatch = connection.watch, connection.unwatch
 
-    def first(self, payload: Any) -> None:
+    def first(self, payload: dict[str, Any]) -> None:
         """Send the first of two answers."""
-        self._connection.outbox.answer(frames.response(self._request.id, payload))
+        self._connection.outbox.answer(frames.response(self._request.id, payload), about=payload["sessionKey"])
 
 
 def _receipt_in(payload: Any) -> Receipt | None:

@@ -38,7 +38,7 @@ class Asker(Protocol):
     by: Principal
     typed: "Typed"
 
-    def first(self, payload: Any) -> None:
+    def first(self, payload: dict[str, Any]) -> None:
         """Send the first of two answers."""
         ...
 

@@ -11,13 +11,14 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from interlock.core.names import RunId, SessionId
 from interlock.surfaces.frames import BUFFER_BYTES, encode
 from interlock.surfaces.telling import Item
 
 PAUSE_SECONDS = 0.005  # between two writes of nothing but texts, which are joined meanwhile; no eye sees it
-JOINED_BYTES = 4096  # so little that a frame in the kernel's hands is soon gone
+JOINED_BYTES = 2048  # so little that a frame in the kernel's hands is soon gone
 
 
 class Texts:
@@ -35,7 +36,14 @@ class Texts:
         self.size += _size(item)
 
 
-Held = Item | Texts | bytes
+class Answer(NamedTuple):
+    """A whole frame. One that names a session stands among its events: none of them may overtake the other."""
+
+    frame: bytes
+    session: SessionId | None
+
+
+Held = Item | Texts | Answer
 
 
 class Outbox:
@@ -85,8 +93,15 @@ class Outbox:
         self._bell = None
         self._news.set()
 
-    def answer(self, frame: bytes, *, hasten: SessionId | None = None, urgent: bool = False) -> None:
-        """Take an answer; that of a stop goes first, behind what its session has been told."""
+    def answer(
+        self,
+        frame: bytes,
+        *,
+        about: SessionId | None = None,
+        hasten: SessionId | None = None,
+        urgent: bool = False,
+    ) -> None:
+        """Take an answer about a session; that of a stop goes first, behind what its session has been told."""
         if self.closed or self.overflowed:
             return
         if hasten is not None:
@@ -95,9 +110,10 @@ class Outbox:
                 self._items = deque(held for held in self._items if not _about(held, hasten))
                 self._urgent.extend(mine)
                 self._growing.clear()
-        (self._urgent if urgent or hasten is not None else self._items).append(frame)
+        answer = Answer(frame, about)
+        (self._urgent if urgent or hasten is not None else self._items).append(answer)
         self._news.set()
-        self._account(_size(frame))
+        self._account(_size(answer))
 
     def drop(self, run_id: RunId) -> None:
         """Forget what a cut run said and nobody has been sent."""
@@ -150,8 +166,8 @@ class Outbox:
     def _take(self) -> bytes:
         held = self._urgent.popleft() if self._urgent else self._items.popleft()
         self._bytes -= _size(held)
-        if isinstance(held, bytes):
-            return held
+        if isinstance(held, Answer):
+            return held.frame
         self._seq += 1
         if isinstance(held, Item):
             return held.bytes() + b',"seq":%d}' % self._seq
@@ -181,18 +197,13 @@ def _size(held: Held) -> int:
     if isinstance(held, Texts):
         return held.size
     # One large frame is never too much by itself, and a few of them are too many.
-    return min(len(held) if isinstance(held, bytes) else held.size, BUFFER_BYTES // 4)
-
-
-def _item(held: Held) -> Item | None:
-    return held.items[0] if isinstance(held, Texts) else held if isinstance(held, Item) else None
+    return min(len(held.frame) if isinstance(held, Answer) else held.size, BUFFER_BYTES // 4)
 
 
 def _about(held: Held, session: SessionId) -> bool:
-    item = _item(held)
-    return item is not None and item.session == session
+    return (held.items[0] if isinstance(held, Texts) else held).session == session
 
 
 def _said_by(held: Held, run_id: RunId) -> bool:
-    item = _item(held)
-    return item is not None and item.passing and item.run_id == run_id
+    item = held.items[0] if isinstance(held, Texts) else held
+    return isinstance(item, Item) and item.passing and item.run_id == run_id

@@ -29,6 +29,7 @@ from interlock.surfaces.frames import FRAME_BYTES, PRE_AUTH_BYTES
 from interlock.surfaces.gateway import CONNECT_SECONDS, STRANGERS, STRANGERS_PER_ADDRESS, Gateway
 
 UNSENT_BYTES: Final = 4096
+UNSEEN_BYTES: Final = 1024  # written before it is asked again whether the kernel has room
 CLOSE_SECONDS: Final = 2.0  # from our close frame until the socket is cut
 PING_SECONDS: Final = 20.0  # between pings, and for each answer
 BACKLOG: Final = 2048
@@ -125,6 +126,7 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
         """Nothing waits between the outbox and the kernel; what was closed is cut."""
 
         _behind: asyncio.Future[None] | None = None  # the pump waits for the kernel
+        _unseen = 0  # bytes written since it was seen to have room
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
@@ -148,7 +150,10 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
 
         async def room(self) -> None:
             """Wait until the kernel has little left: it looks at its mark only between segments, poll looks at once."""
+            if self._unseen < UNSEEN_BYTES and self.writable.is_set():
+                return  # so little was written since it had room
             await self.writable.wait()
+            self._unseen = 0
             if self.transport.is_closing() or self._poll.poll(0):
                 return
             waiting = os.dup(self._fd)  # the loop watches a transport's own descriptor already
@@ -168,7 +173,9 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
             """Hand text frames to the kernel in one call."""
             if self.disconnected or self.close_sent or self.conn.state is not OPEN:
                 raise ClientDisconnected
-            self.transport.write(b"".join([part for frame in frames for part in (_head(len(frame)), frame)]))
+            data = b"".join([part for frame in frames for part in (_head(len(frame)), frame)])
+            self._unseen += len(data)
+            self.transport.write(data)
 
         async def send(self, message: Any) -> None:
             if message["type"] == "websocket.close":  # which does not wait for a reader

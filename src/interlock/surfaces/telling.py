@@ -84,20 +84,37 @@ def event_item(name: str, payload: Any, *, session: SessionId | None = None, run
     return Item(session, run_id, b'{"type":"event","event":"%b","payload":%b' % (name.encode(), encode(payload)))
 
 
-def watched_item(watch: int, event: Event) -> Item:
-    """Return an event of control in its own words, for the connection that watches."""
-    if isinstance(event.data, Delta):
-        head = b'{"type":"event","event":"interlock.event","payload":{"watch":%d,"event":{"session":%b,"run_id":%b,' % (
-            watch,
-            encode(event.session),
-            encode(event.run_id),
-        )
-        head += b'"generation":%b,"data":{"type":"delta","text":' % encode(event.generation)
-        tail = b'},"position":%d,"at":%b}}' % (event.position, encode(event.at))
-        return Item(event.session, event.run_id, head, text=event.data.text, tail=tail, passing=True)
+class Watcher:
+    """Tells events of control in its own words to whoever watches; the same item for all with the same number."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, Event, Item] | None = None  # as a rule the next watcher is told the same
+
+    def tell(self, watch: int, event: Event) -> Item:
+        """Return an event's frame."""
+        last = self._last
+        if last is not None and last[1] is event and last[0] == watch:
+            return last[2]
+        item = _delta_item(watch, event, event.data) if isinstance(event.data, Delta) else _event_item(watch, event)
+        self._last = watch, event, item
+        return item
+
+
+def _event_item(watch: int, event: Event) -> Item:
     item = event_item("interlock.event", Watched(watch=watch, event=event), session=event.session, run_id=event.run_id)
     item.passing = event.kind in PASSING
     return item
+
+
+def _delta_item(watch: int, event: Event, delta: Delta) -> Item:
+    head = b'{"type":"event","event":"interlock.event","payload":{"watch":%d,"event":{"session":%b,"run_id":%b,' % (
+        watch,
+        encode(event.session),
+        encode(event.run_id),
+    )
+    head += b'"generation":%b,"data":{"type":"delta","text":' % encode(event.generation)
+    tail = b'},"position":%d,"at":%b}}' % (event.position, encode(event.at))
+    return Item(event.session, event.run_id, head, text=delta.text, tail=tail, passing=True)
 
 
 class _Telling:
