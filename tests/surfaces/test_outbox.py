@@ -320,3 +320,14 @@ def test_a_flood_of_texts_is_written_now_and_then_and_everything_else_at_once(mo
         box.close()
 
     asyncio.run(play())
+
+
+def test_the_answer_to_a_message_is_not_overtaken_by_its_run() -> None:
+    """A stop hastens its session's events; what was answered about that session before goes along, in its place."""
+    box = Outbox()
+    box.put(whole_item("r2", 1, passing=False))  # of another session
+    box.answer(answer(2), about=session_of("r1"))
+    box.put(whole_item("r1", 3, passing=False))
+    box.answer(answer(4), hasten=session_of("r1"))
+    order = [frame.get("last", frame.get("payload", {}).get("last")) for frame in drained(box)]
+    assert order == [2, 3, 4, 1]
