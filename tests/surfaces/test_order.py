@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,19 +93,3 @@ def test_a_stop_ahead_of_its_message_prevents_it(server: Served) -> None:
             assert not [each for each in starts if each["runId"] in (told["runId"], final["runId"])]
 
     asyncio.run(play())
-
-
-def test_a_killed_gateway_leaves_its_port(tmp_path: Path) -> None:
-    """kill -9 with a run and its processes at work: the next server has the port at once."""
-    first = Served(AGENT, tmp_path / "data")
-
-    async def begin() -> None:
-        async with wire(first.url, first.token) as on:
-            await on.request("chat.send", sessionKey="s", message="talk", idempotencyKey="k")
-            await on.event("agent", lambda event: event["stream"] == "command_output")
-
-    asyncio.run(begin())
-    first.kill()
-    with served(AGENT, tmp_path / "data", "--port", str(first.port)) as second:
-        assert second.port == first.port
-    first.close()
