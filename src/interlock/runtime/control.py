@@ -230,7 +230,8 @@ class Control:
         if run.fall is not None and run.generation is None:
             await run.fall.ended.wait()  # it ended before it began: told when that is decided for good
         assert run.sent is not None
-        return msgspec.structs.replace(run.sent, state=State.ENDED) if again and run.ended.is_set() else run.sent
+        over = again and run.itself.ended.is_set()  # what was taken in ends with its taker
+        return msgspec.structs.replace(run.sent, state=State.ENDED) if over else run.sent
 
     def _here(self) -> None:
         if asyncio.get_running_loop() is not self._loop:

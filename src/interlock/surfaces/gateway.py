@@ -189,6 +189,9 @@ class Gateway:
         for connection in self._everyone():
             connection.outbox.put(event_item("shutdown", {"reason": "restart"}))
             connection.leave(frames.RESTART, "restart")
+        if self._clockwork is not None:
+            self._clockwork.cancel()
+        self.audit.tell_left_out(at_once=True)
 
     # People
 
@@ -303,8 +306,6 @@ class Gateway:
             while self._everyone():
                 await anyio.sleep(0.01)
         self.control.feed.unsubscribe(None, self)
-        if self._clockwork is not None:
-            self._clockwork.cancel()
         self.audit.close()
 
 
@@ -534,12 +535,14 @@ class Connection:
         arrived = time.time()
         session: SessionId | None = None
         try:
-            payload = await HANDLERS[request.method](Asking(self, request), params)
+            asking = Asking(self, request)
+            payload = await HANDLERS[request.method](asking, params)
             frame = frames.response(request.id, payload)
             receipt = _receipt_in(payload)
             if receipt is not None:
                 session = receipt.session
-                self._note_stop(request, receipt, arrived)
+                if not asking.again:
+                    self._note_stop(request, receipt, arrived)
             elif request.method in ("exec.approval.resolve", "interlock.answer"):
                 self._note("answer", request, params)
         except InterlockError as error:
@@ -615,10 +618,10 @@ class Connection:
 class Asking:
     """A request's own view of its connection."""
 
-    __slots__ = ("_connection", "_request", "by", "control", "typed", "unwatch", "watch")
+    __slots__ = ("_connection", "_request", "again", "by", "control", "typed", "unwatch", "watch")
 
     def __init__(self, connection: Connection, request: Request) -> None:
-        self._connection, self._request = connection, request
+        self._connection, self._request, self.again = connection, request, False
         self.control, self.by, self.typed = connection.control, connection.by, connection.typed
         self.watch, self.unwatch = connection.watch, connection.unwatch
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
 from interlock.core.errors import BadInput, KeyConflict, Unknown
+from interlock.core.events import Entry
 from interlock.core.lifecycle import State
 from interlock.core.names import Principal, RunId, SessionId
 from interlock.core.receipt import Receipt
@@ -28,6 +29,7 @@ STRATEGIES = {"followup": "queue"}  # the wire's word; the others are ours as we
 COMMAND_CHARACTERS = 64
 TYPED = 1_000  # stops and resets that were typed with a key, remembered so that a retry is no second stop
 LATEST = 1_000  # runs looked through for a list of sessions or tasks
+HISTORY_CHARACTERS = 4 * 1024 * 1024  # of a conversation in one answer, from its end
 PAGE = 1_000  # the most a list answers
 
 
@@ -37,6 +39,7 @@ class Asker(Protocol):
     control: Control
     by: Principal
     typed: "Typed"
+    again: bool  # it asks for what was done before
 
     def first(self, payload: dict[str, Any]) -> None:
         """Send the first of two answers."""
@@ -67,6 +70,8 @@ class Typed:
         """Return what this key began; raise if it was used for something else."""
         said, doing = self._known.get((by, asked.idempotency_key), (None, None))
         if said is not None and said != (asked.session_key, asked.message):
+            if not is_typed(asked):
+                return None  # a message, whose key control knows
             raise KeyConflict(f"key {asked.idempotency_key!r:.80} was used for another message; use a new key")
         return doing
 
@@ -94,6 +99,7 @@ async def chat_send(on: Asker, asked: frames.ChatSend) -> Any:
     _no_attachments(asked.attachments)
     name_of(asked.idempotency_key, "idempotencyKey")
     doing = on.typed.found(on.by, asked)
+    on.again = doing is not None
     if doing is None and is_typed(asked):
         doing = on.typed.begin(on.by, asked, _command(on, asked))
     if doing is not None:
@@ -106,8 +112,10 @@ async def chat_send(on: Asker, asked: frames.ChatSend) -> Any:
         deadline=None if asked.timeout_ms is None else asked.timeout_ms / 1000,
         by=on.by,
     )
-    if sent.state is State.ENDED:  # stopped before it came: it never began
-        return telling.wait_payload(await on.control.wait(sent.run_id, by=on.by))
+    if sent.state is State.ENDED:  # a used key, or stopped before it came; nobody waits here for a run
+        outcome = await on.control.wait(sent.run_id, timeout=0, by=on.by)
+        if outcome.ended:
+            return telling.wait_payload(outcome)
     told: dict[str, Any] = {"runId": sent.run_id, "status": "started", "generation": sent.generation}
     if sent.superseded is not None:
         told |= {"interruptedActiveRun": True, "superseded": sent.superseded}
@@ -241,11 +249,12 @@ async def tasks_list(on: Asker, asked: frames.TasksList) -> Any:
     except Unknown:
         runs = []
     wanted = (asked.status,) if isinstance(asked.status, str) else asked.status
-    tasks = [telling.task_of(run) for run in reversed(runs) if run.state is not State.ALIASED]  # told as its taker
-    tasks = [task for task in tasks if wanted is None or task["status"] in wanted]
+    found = [run for run in reversed(runs) if run.state is not State.ALIASED]  # told as its taker
+    found = [run for run in found if wanted is None or telling.status_of(run) in wanted]
     begin = _cursor(asked.cursor)
     end = begin + min(PAGE, max(1, asked.limit))
-    return {"tasks": tasks[begin:end]} | ({"nextCursor": str(end)} if end < len(tasks) else {})
+    tasks = [telling.task_of(run, whole=False) for run in found[begin:end]]
+    return {"tasks": tasks} | ({"nextCursor": str(end)} if end < len(found) else {})
 
 
 def _cursor(text: str | None) -> int:
@@ -304,9 +313,8 @@ async def approval_resolve(on: Asker, asked: frames.ApprovalResolve) -> Any:
     words: dict[str, bool | str] = {"allow-once": True, "allow-always": True, "deny": False}
     asked_now = (question for question in await on.control.questions(by=on.by) if question.id == asked.id)
     choices = next((question.choices for question in asked_now), None)
-    if choices is None and asked.decision not in words:
-        raise BadInput(f"decision is allow-once, allow-always or deny, not {asked.decision!r:.40}")
-    answer = asked.decision if choices is not None else words[asked.decision]
+    # What becomes of one that is not open any more is control's to say.
+    answer = asked.decision if choices is not None else words.get(asked.decision, asked.decision)
     info = await on.control.answer(asked.id, answer, by=on.by)
     return {"ok": True, "id": info.id, "decision": asked.decision, "state": info.state}
 
@@ -319,6 +327,24 @@ def _verb(name: str, *fields: str) -> Handler:
         return await getattr(on.control, name)(**{field: getattr(asked, field) for field in fields}, by=on.by)
 
     return ask
+
+
+async def own_runs(on: Asker, asked: frames.OwnList) -> list[RunInfo]:
+    """Runs with the beginning of what they said; `wait` and `find` have all of it."""
+    return [
+        telling.short(run)
+        for run in await on.control.runs(asked.session, tree=asked.tree, latest=asked.latest, by=on.by)
+    ]
+
+
+async def own_history(on: Asker, asked: frames.OwnSession) -> list[Entry]:
+    """The latest part of a conversation: as much as one frame should hold."""
+    entries, room = await on.control.history(asked.session, by=on.by), HISTORY_CHARACTERS
+    for at in range(len(entries) - 1, -1, -1):
+        room -= len(entries[at].text) + len(entries[at].arguments or "")
+        if room < 0:
+            return entries[max(at + 1, 0) :] or entries[-1:]
+    return entries
 
 
 async def own_wait(on: Asker, asked: frames.OwnWait) -> Any:
@@ -361,11 +387,11 @@ HANDLERS: dict[str, Handler] = {
     "interlock.unwatch": own_unwatch,
     "interlock.answer": _verb("answer", "question", "answer"),
     "interlock.questions": _verb("questions", "session"),
-    "interlock.runs": _verb("runs", "session", "tree", "latest"),
+    "interlock.runs": own_runs,
     "interlock.find": _verb("find", "name"),
     "interlock.sessions": _verb("sessions", "limit"),
     "interlock.processes": _verb("processes", "session"),
-    "interlock.history": _verb("history", "session"),
+    "interlock.history": own_history,
     "interlock.strategy": _verb("set_strategy", "session", "strategy"),
     "interlock.wake": _verb("wake", "session", "text", "at", "every", "cron"),
     "interlock.unwake": _verb("unwake", "wake"),

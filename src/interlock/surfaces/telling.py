@@ -9,6 +9,8 @@
 
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from interlock.core.events import (
     Asked,
     Block,
@@ -145,8 +147,11 @@ class Teller:
 
     def tell(self, event: Event) -> list[Item]:
         """Return the frames of an event; none where the published protocol has no word."""
-        if event.run_id is None or isinstance(event.data, Said):  # which the wire has no word for, and may be taken in
+        if event.run_id is None:
             return []
+        if isinstance(event.data, Said):  # a message is told by its answer; that it was taken in, by whoever took it
+            taken = event.data.of
+            return [] if taken is None else [_agent(event, "input", {"phase": "taken", "runId": taken})]
         told = self._runs.get(event.run_id)
         if told is None:
             told = self._runs[event.run_id] = _Telling(event)
@@ -316,14 +321,28 @@ def wait_payload(outcome: Outcome) -> dict[str, Any]:
     return told | {name: value for name, value in more.items() if value is not None}
 
 
-def task_of(info: RunInfo) -> dict[str, Any]:
-    """Return a run as a task."""
+def status_of(info: RunInfo) -> str:
+    """Return a run's status as a task."""
+    if info.outcome is not None:
+        return row(info.outcome).task
+    return "queued" if info.state in (State.ARRIVING, State.QUEUED) else "running"
+
+
+def short(info: RunInfo) -> RunInfo:
+    """Return a run with no more than the beginning of what it was told and said, for a list."""
+    outcome, text = info.outcome, info.text[:PREVIEW]
+    if outcome is not None and len(outcome.text) > PREVIEW:
+        outcome = replace(outcome, text=outcome.text[: PREVIEW - 1] + "…")
+    return replace(info, outcome=outcome, text=text)
+
+
+def task_of(info: RunInfo, *, whole: bool = True) -> dict[str, Any]:
+    """Return a run as a task; in a list only with the beginning of its reply."""
     outcome = info.outcome
-    waiting = info.state in (State.ARRIVING, State.QUEUED)
-    status = row(outcome).task if outcome is not None else "queued" if waiting else "running"
     told: dict[str, Any] = {
-        "id": info.id, "taskId": info.id, "runId": info.id, "kind": info.kind, "runtime": AGENT, "status": status,
-        "sessionKey": info.session, "ownerKey": info.principal, "createdAt": _ms(info.admitted_at),
+        "id": info.id, "taskId": info.id, "runId": info.id, "kind": info.kind, "runtime": AGENT,
+        "status": status_of(info), "sessionKey": info.session, "ownerKey": info.principal,
+        "createdAt": _ms(info.admitted_at),
     }  # fmt: skip
     if info.text:
         told["title"] = info.text[:PREVIEW]
@@ -336,7 +355,7 @@ def task_of(info: RunInfo) -> dict[str, Any]:
         if outcome.ending is Ending.FAILED:
             told["error"] = client_words(outcome)
         if outcome.text:
-            told["result"] = outcome.text
+            told["result"] = outcome.text if whole else outcome.text[:PREVIEW]
     return told
 
 
