@@ -181,8 +181,8 @@ class Approvals:
             return await self._answer_again(question_id, answer, by)
         if not self._may_answer(by, question):
             raise _unknown(question_id, by)
-        if question.state is not QuestionState.OPEN:  # whatever was answered: that it is closed is what counts
-            return self._closed(question, answer if isinstance(answer, str) else answer is True, by)
+        if question.state is not QuestionState.OPEN and isinstance(answer, bool | str):  # that is what counts then
+            return self._closed(question, answer, by)
         value = _value(answer, question.choices)
         while (answering := question.answering) is not None:
             await answering.wait()
