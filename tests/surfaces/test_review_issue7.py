@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import websockets
 
+from interlock import Message, Run, asgi, open_control
 from interlock.core.events import Delta, Ended, Event, Said
 from interlock.core.names import Ending, Principal, RunId, SessionId
 from interlock.core.outcome import Outcome
+from interlock.surfaces.server import listen, serve, url_of
 from interlock.surfaces.telling import Teller
 
 from .scene import Served, Wire, served, wire
@@ -124,3 +126,83 @@ def test_a_page_of_another_port_is_another_programs(server: Served) -> None:
 
     assert asyncio.run(play(f"http://127.0.0.1:{server.port}")) == 101
     assert asyncio.run(play("http://127.0.0.1:1")) == 403
+
+
+def test_the_retry_of_a_message_that_was_taken_in_is_answered_at_once(server: Served) -> None:
+    """The same key again while its taker runs: the same answer; nobody waits for a run there."""
+
+    async def play() -> None:
+        async with wire(server.url, server.token) as on:
+            taker = await send(on, "listen", "retried", "taker")
+            await on.event("chat", lambda event: event["runId"] == taker)
+            steer = {"sessionKey": "retried", "message": "hi", "idempotencyKey": "steer", "queueMode": "steer"}
+            first = await on.request("chat.send", **steer)
+            taken = await on.event("agent", lambda event: event["stream"] == "input" and event["runId"] == taker)
+            assert taken["data"] == {"phase": "taken", "runId": first["runId"]}
+            assert await on.request("chat.send", **steer) == first
+            assert (await on.request("agent.wait", runId=taker, timeoutMs=0))["status"] == "pending"
+            await on.request("chat.abort", sessionKey="retried")
+            over = await on.request("chat.send", **steer)
+            assert (over["status"], over["stopReason"]) == ("error", "rpc")
+
+    asyncio.run(play())
+
+
+def test_lists_hold_the_beginning_of_a_reply_and_one_run_the_whole(server: Served) -> None:
+    """One large reply makes no list too large to be read, and is there where it is asked for."""
+
+    async def play() -> None:
+        async with wire(server.url, server.token) as on:
+            run = await send(on, "count 100000", "large", "large")
+            whole = (await on.ended(run))["message"]["content"][0]["text"]
+            assert len(whole) > 500_000
+            for method in ("tasks.list", "interlock.runs"):
+                name = "sessionKey" if method == "tasks.list" else "session"
+                asked = await on.ask(method, **{name: "large"})
+                await on.answer(asked)
+                frame = next(frame for frame in on.heard if frame.get("id") == asked)
+                assert len(str(frame)) < 5_000
+            assert (await on.request("tasks.get", taskId=run))["task"]["result"] == whole
+            assert (await on.request("interlock.find", name=run))["outcome"]["text"] == whole
+
+    asyncio.run(play())
+
+
+def test_a_key_that_a_stop_was_typed_with_still_answers_its_message(server: Served) -> None:
+    """A stop is never refused, whatever its key; the message with that key is answered as before."""
+
+    async def play() -> None:
+        async with wire(server.url, server.token) as on:
+            message = {"sessionKey": "one key", "message": "hello", "idempotencyKey": "one"}
+            first = await on.request("chat.send", **message)
+            await on.ended(first["runId"])
+            await on.request("chat.send", **{**message, "message": "stop"})
+            assert (await on.request("chat.send", **message))["runId"] == first["runId"]
+
+    asyncio.run(play())
+
+
+def test_a_mounted_gateway_ends_with_its_control(tmp_path: Path) -> None:
+    """Nobody calls its end there: control's end is enough, and no task of it is left."""
+
+    async def play() -> list[str]:
+        async with open_control(echo) as control:
+            gateway = asgi(control, data=tmp_path / "data")
+            listener = listen("127.0.0.1", 0)
+            over = asyncio.Event()
+            serving = asyncio.create_task(serve(gateway, listener, lambda: None, over))
+            token = gateway.access.token.read_text().strip()
+            async with wire(url_of(listener).replace("http", "ws"), token) as on:
+                await on.request("chat.send", sessionKey="s", message="hello", idempotencyKey="k")
+                await control.close()
+                await on.event("shutdown")
+            over.set()
+            await serving
+        return [task.get_name() for task in asyncio.all_tasks() if "gateway" in task.get_name()]
+
+    assert asyncio.run(play()) == []
+
+
+async def echo(run: Run, message: Message) -> str:
+    """Say it again."""
+    return message.text
