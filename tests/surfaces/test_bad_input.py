@@ -176,7 +176,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "two things to stop": ("interlock.stop", '{"run":"a","session":"b"}'),
     "no receipt named": ("receipts.get", "{}"),
     "two receipts named": ("receipts.get", '{"runId":"a","receiptId":"b"}'),
-    "no decision": ("exec.approval.resolve", '{"id":"q","decision":"perhaps"}'),
+    "no decision": ("exec.approval.resolve", '{"id":"q","decision":1}'),
     "an answer that is a number": ("interlock.answer", '{"question":"q","answer":1}'),
     "an unknown strategy": ("interlock.send", '{"session":"s","text":"say","strategy":"win"}'),
     "an unknown kind": ("interlock.send", '{"session":"s","text":"say","kind":"child"}'),

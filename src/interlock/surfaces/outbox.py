@@ -18,22 +18,24 @@ from interlock.surfaces.frames import BUFFER_BYTES, encode
 from interlock.surfaces.telling import Item
 
 PAUSE_SECONDS = 0.005  # between two writes of nothing but texts, which are joined meanwhile; no eye sees it
-JOINED_BYTES = 2048  # so little that a frame in the kernel's hands is soon gone
+JOINED_CHARACTERS = 2048  # so little that a frame in the kernel's hands is soon gone
 
 
 class Texts:
     """Texts of one stream that wait: they are sent as one, where the first stands and with the last one's numbers."""
 
-    __slots__ = ("items", "size")
+    __slots__ = ("characters", "items", "size")
 
     def __init__(self, first: Item) -> None:
         self.items = [first]
         self.size = _size(first)
+        self.characters = len(first.text or "")
 
     def add(self, item: Item) -> None:
         """Take one more."""
         self.items.append(item)
         self.size += _size(item)
+        self.characters += len(item.text or "")
 
 
 class Answer(NamedTuple):
@@ -71,7 +73,7 @@ class Outbox:
             self._growing.clear()
             self._items.append(item)
             self._news.set()
-        elif (texts := self._growing.get(item.head)) is not None and texts.size < JOINED_BYTES:
+        elif (texts := self._growing.get(item.head)) is not None and texts.characters < JOINED_CHARACTERS:
             texts.add(item)
         else:
             texts = self._growing[item.head] = Texts(item)
