@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from interlock.surfaces import frames, gateway, outbox, server
+from interlock.surfaces import frames, gateway, server
 from interlock.surfaces.gateway import Connection
 from interlock.surfaces.outbox import Texts
 
@@ -171,9 +171,8 @@ def rss(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_slow_reader_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_reader_is_let_go(tmp_path: Path) -> None:
     """Deltas coalesce for one that reads slowly; one that does not read is closed with 1008 and a reason; race 97."""
-    monkeypatch.setattr(outbox, "BUFFER_BYTES", 512 * KIB)
 
     async def main() -> None:
         async with serving(tmp_path, agent) as served, await served.dial() as fast, await served.dial() as slow:
@@ -197,7 +196,7 @@ def test_a_slow_reader_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             await slow.wait_for(ended(run))
             text = ["".join(each["deltaText"] for each in wire.chats(run, "delta")) for wire in (fast, slow)]
             assert text[0].startswith(text[1]) or text[1].startswith(text[0])
-            assert 0 < len(slow.chats(run, "delta")) < 0.8 * len(fast.chats(run, "delta"))
+            assert 0 < len(slow.chats(run, "delta")) < 0.8 * len(text[1]) / 600, "fewer frames than deltas"
             await dead.vanish()
 
     asyncio.run(main())
