@@ -23,6 +23,7 @@ from interlock.processes.local import BARE, ROOT, LocalProcesses
 
 from .test_spawn import BOUND_SECONDS, TREE, Witness, both_grades, cgroups_of, listed, need, play, room, until
 
+PLAYED_AGAIN = 5  # times
 GONE_SECONDS = 5.0
 
 GATEWAY = """
@@ -233,14 +234,21 @@ def test_a_spawn_right_after_helper_and_keeper_died(tmp_path: Path) -> None:
 
 @both_grades
 def test_all_die_and_the_next_start_ends_what_they_left(grade: Grade, tmp_path: Path) -> None:
-    """Race 67: after gateway, helper and keeper died at once the tree lives, until the next start, which says so."""
-    with gateway(grade, tmp_path / "pids") as (control, witness):
-        control.kill("gateway", "helper", "keeper")
-        control.end()
-        assert set(witness.alive(0.05)) == set(control.tree)
-        assert restarted(grade) >= len(control.tree)
-        assert witness.alive() == []
-        assert cgroups_of(control.owner) == []
+    """Race 67: after gateway, helper and keeper died at once the tree lives, until the next start, which says so.
+
+    The next start may be anybody's on this machine, of the other half of the tests too: then it is played again.
+    """
+    for number in range(PLAYED_AGAIN):
+        with gateway(grade, tmp_path / f"pids {number}") as (control, witness):
+            control.kill("gateway", "helper", "keeper")
+            control.end()
+            left = set(witness.alive(0.05))
+            ended = restarted(grade)
+            assert witness.alive() == []
+            assert cgroups_of(control.owner) == []
+            if left == set(control.tree) and ended >= len(control.tree):
+                return
+    pytest.fail("what was left was never seen alive, or never ended by our own start")
 
 
 def test_a_helper_that_died_leaves_no_directory_behind(tmp_path: Path) -> None:
