@@ -126,6 +126,7 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
         """Nothing waits between the outbox and the kernel; what was closed is cut."""
 
         _behind: asyncio.Future[None] | None = None  # the pump waits for the kernel
+        _failed = False  # what it sent could not be read
         _unseen = 0  # bytes written since it was seen to have room
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -176,6 +177,27 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
             data = b"".join([part for frame in frames for part in (_head(len(frame)), frame)])
             self._unseen += len(data)
             self.transport.write(data)
+
+        def data_received(self, data: bytes) -> None:
+            if (
+                not self._failed
+            ):  # else it is thrown away, but read: what lies unread when we close takes our close along
+                super().data_received(data)
+
+        def handle_parser_exception(self) -> None:
+            """Say why, and read on until the other side has heard it."""
+            said = self.conn.close_sent
+            if self._failed or said is None:
+                return
+            self._failed = self.close_sent = True
+            self.queue.put_nowait({"type": "websocket.disconnect", "code": said.code, "reason": said.reason})
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.close_timer = self.loop.call_later(CLOSE_SECONDS, self.transport.abort)
+            if self.read_paused:
+                self.read_paused = False
+                self.transport.resume_reading()
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
 
         async def send(self, message: Any) -> None:
             if message["type"] == "websocket.close":  # which does not wait for a reader
