@@ -317,6 +317,8 @@ class Connection:
                         f"the connection was lost before {method} was answered: it may have happened; look before you "
                         "try again"
                     ) from None
+                if tries > 1:  # a server that comes and goes is given time
+                    await asyncio.sleep(min(PAUSE_SECONDS[1], PAUSE_SECONDS[0] * 2**tries))
 
 
 def _addresses(url: str) -> tuple[str, str]:
