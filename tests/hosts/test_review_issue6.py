@@ -63,6 +63,10 @@ async def agent(run: Run, message: Message) -> str:
         child = subprocess.Popen(["sleep", "60"])
         await run.say(str(child.pid))
         return ""
+    if message.text == "lingers":
+        await run.spawn("sleep", "60", background=True)
+        await run.say("spawned")
+        time.sleep(60)
     if message.text == "delegates":
         return (await run.delegate("other", "leaves")).text
     if message.text == "reads":
@@ -224,5 +228,21 @@ def test_what_a_stopped_turn_left_to_the_collector_is_collected_before_it_is_dra
             await control.wait(sent.run_id, drained=True)
             assert (await control.receipt(sent.run_id)).host == "reused"
             assert mark.exists()
+
+    asyncio.run(main())
+
+
+@both_grades
+def test_the_receipt_counts_what_ended_before_the_host_was_killed(grade: Grade) -> None:
+    """A process is gone long before its host, which does not settle: it is still among what the stop ended."""
+
+    async def main() -> None:
+        async with opened(grade) as control:
+            run = (await control.send("s", "lingers")).run_id
+            await seen(control, run, EventKind.DELTA)
+            await control.stop(session="s")
+            await control.wait(run, drained=True, timeout=BOUND_SECONDS)
+            receipt = await control.receipt(run)
+            assert (receipt.host, receipt.processes.ended, receipt.grade) == ("killed", 1, grade)
 
     asyncio.run(main())

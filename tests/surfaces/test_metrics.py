@@ -43,7 +43,7 @@ def test_the_figures_are_those_of_the_receipts(tmp_path: Path) -> None:
             await on.ended(await send("fail"))
             await on.ended(await send("sleep", timeoutMs=200))
             first = await send("talk")
-            await on.event("agent", lambda event: event["stream"] == "command_output")
+            await on.event("chat", lambda event: event["runId"] == first)  # so its process has begun
             await on.ended(await send("hello"))  # takes over
             deaf = await send("deaf", "elsewhere")
             await on.event("chat", lambda event: event["runId"] == deaf)

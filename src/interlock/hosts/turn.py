@@ -417,7 +417,11 @@ class HostTurn:
 
     async def _follow(self, number: int, running: Running) -> None:
         await running.exited()
-        if not self.done.is_set():
+        self._tell_exit(number, running)
+
+    def _tell_exit(self, number: int, running: Running) -> None:
+        """Tell of an exit, before anything that follows from it; a second word of it changes nothing."""
+        if not running.running and not self.done.is_set():
             self.host.send(link.Exited(self.number, number, running.status, running.timed_out))
 
     def _process(self, handle: int) -> Running:
@@ -426,7 +430,10 @@ class HostTurn:
         return self._running[handle]
 
     async def _wait(self, handle: int) -> Any:
-        return await self._process(handle).wait()
+        running = self._process(handle)
+        finished = await running.wait()
+        self._tell_exit(handle, running)
+        return finished
 
     async def _line(self, handle: int) -> bytes | None:
         running = self._process(handle)
@@ -435,7 +442,9 @@ class HostTurn:
         return line
 
     async def _stop(self, handle: int) -> None:
-        await self._process(handle).stop()
+        running = self._process(handle)
+        await running.stop()
+        self._tell_exit(handle, running)
 
     async def _output(self, handle: int) -> str:
         async with self._reading:

@@ -245,10 +245,11 @@ class Spawning:
 
     @staticmethod
     def add(run: LiveRun, containment: Containment) -> None:
-        """Let the fall know what to cut; what is empty makes room."""
+        """Let the fall know what to cut; what is empty makes room, unless a receipt counts it."""
         kept = kept_of(run)
         kept.grade = containment.grade
-        kept.containments = [other for other in kept.containments if not other.done.is_set()]
+        if not run.fallen:
+            kept.containments = [other for other in kept.containments if not other.done.is_set()]
         kept.containments.append(containment)
 
     async def _follow(self, run: LiveRun, outlet: Outlet, running: Running, process: Process) -> None:
