@@ -1,0 +1,326 @@
+// Draws a conversation: messages, and runs with what they said and did, each node kept and changed in place.
+//
+// 1. The model decides what there is; nothing is drawn that it does not hold. Drawing happens once a frame.
+// 2. A part's node is made once, by its kind, and told when the part changed.
+// 3. Whoever reads at the end stays at the end; whoever scrolled up stays there.
+
+import { data, el, show, text } from "./dom.js";
+import { EARLY } from "./model.js";
+import { Growing } from "./text.js";
+import * as words from "./words.js";
+
+const NEAR = 120; // pixels from the end that count as the end
+const TEXT = 4_000; // characters of an argument or a result that are shown
+
+const clip = (value) => (value.length > TEXT ? `${value.slice(0, TEXT)}… (${words.many(value.length - TEXT, "more character")})` : value);
+
+function pretty(json) {
+  try {
+    const value = JSON.parse(json);
+    return clip(typeof value === "string" ? value : JSON.stringify(value, null, 2));
+  } catch {
+    return clip(json);
+  }
+}
+
+const PARTS = {
+  said: () => {
+    const node = el("article.said.taken");
+    return { node, draw: (part) => node.childNodes.length || node.append(...said(part, "steered in")) };
+  },
+
+  text: () => {
+    const growing = new Growing();
+    return {
+      node: growing.node,
+      draw: (part, on, now) => {
+        const more = growing.draw(part.text, part.open, now);
+        growing.node.classList.toggle("cut", Boolean(part.cut));
+        return more;
+      },
+    };
+  },
+
+  tool: () => {
+    const name = el("strong");
+    const state = el("span.state");
+    const brief = el("code.brief");
+    const given = el("pre", { tabindex: 0 });
+    const result = el("pre.result", { tabindex: 0 });
+    const node = el("details.card.tool", {}, el("summary", {}, el("span.icon", { "aria-hidden": "true" }, "⚙"), name, brief, state), given, result);
+    return {
+      node,
+      draw: (part) => {
+        data(node, "state", part.state);
+        text(name, part.name);
+        text(brief, (part.arguments ?? "").slice(0, 80));
+        text(given, part.arguments ? pretty(part.arguments) : "no arguments");
+        const told = part.error ?? (part.result == null ? null : pretty(part.result));
+        show(result, told != null);
+        if (told != null) text(result, told);
+        text(state, `${TOOL[part.state] ?? part.state}${took(part)}`);
+      },
+    };
+  },
+
+  process: () => {
+    const command = el("code.brief");
+    const state = el("span.state");
+    const tail = el("pre.tail", { tabindex: 0, "aria-label": "what it wrote last" });
+    const node = el("details.card.process", { open: true }, el("summary", {}, el("span.icon", { "aria-hidden": "true" }, "▸_"), command, state), tail);
+    return {
+      node,
+      draw: (part) => {
+        data(node, "state", part.state);
+        text(command, part.command);
+        show(tail, Boolean(part.tail));
+        if (part.tail && tail.textContent !== part.tail) {
+          tail.textContent = part.tail;
+          tail.scrollTop = tail.scrollHeight;
+        }
+        const ended = part.state === "exited" ? `exit ${part.status}` : (PROCESS[part.state] ?? part.state);
+        text(state, `${part.detached ? "detached, " : ""}${ended}${took(part)}`);
+        if (part.state === "exited") data(node, "status", part.status === 0 ? "good" : "bad");
+      },
+    };
+  },
+
+  question: () => {
+    const asked = el("p.asked");
+    const about = el("pre", { tabindex: 0 });
+    const buttons = el("div.answers");
+    const state = el("p.state", { role: "status" });
+    const node = el("section.card.question", { "aria-label": "Question" }, asked, about, buttons, state);
+    return {
+      node,
+      draw: (part, on) => {
+        data(node, "state", part.state);
+        text(asked, part.text);
+        show(about, Boolean(part.tool));
+        if (part.tool) text(about, `${part.tool} ${part.arguments ? pretty(part.arguments) : ""}`);
+        if (!buttons.childNodes.length) {
+          const answers = part.choices?.map((choice) => [choice, choice]) ?? [["Yes", true], ["No", false]];
+          for (const [label, answer] of answers) buttons.append(el("button", { type: "button", onclick: () => on.answer(part, answer) }, label));
+        }
+        for (const button of buttons.children) button.disabled = part.state !== "open";
+        text(state, answered(part));
+      },
+    };
+  },
+
+  child: () => {
+    const name = el("strong");
+    const state = el("span.state");
+    const inside = el("div.inside");
+    const node = el("details.card.child", {}, el("summary", {}, el("span.icon", { "aria-hidden": "true" }, "↳"), name, state), inside);
+    let view = null;
+    return {
+      node,
+      draw: (part, on) => {
+        const running = !part.outcome;
+        data(node, "state", running ? "running" : "ended");
+        text(name, part.agent ?? "child run");
+        text(state, running ? (part.detached ? "runs on, detached" : "running") : words.ending(part.outcome));
+        if (running && !node.dataset.seen) node.open = true;
+        node.dataset.seen = "1";
+        const unfold = () => {
+          if (node.open) view ??= on.child(part.id, inside);
+        };
+        node.ontoggle = unfold;
+        unfold();
+      },
+    };
+  },
+};
+
+const TOOL = { pending: "waiting", running: "running", finished: "done", failed: "failed", skipped: "skipped, never ran", interrupted: "interrupted, effect unknown", abandoned: "abandoned, fenced off" };
+const PROCESS = { running: "running", failed: "could not be started", ended: "ended with the run" };
+
+const took = (part) => (part.until == null || part.state === "skipped" ? "" : ` · ${words.time(part.until - part.since)}`);
+
+function answered(part) {
+  if (part.state === "open") return "waits for your answer";
+  if (part.state === "void") return "withdrawn: nobody wants the answer any more";
+  if (part.state === "expired") return "expired; that counts as no";
+  const answer = typeof part.answer === "string" ? part.answer : part.answer ? "yes" : "no";
+  return `answered ${answer}${part.by ? ` by ${part.by}` : ""}`;
+}
+
+function said({ text: message, by, at }, note = "") {
+  const who = [by ?? "", note, at ? words.clock(at) : ""].filter(Boolean).join(" · ");
+  return [el("p.who", {}, who), el("div.words", {}, message)];
+}
+
+// One run.
+class RunView {
+  #drawn = -1;
+  #parts = new Map();
+  #receipt = null;
+
+  constructor(run, on) {
+    this.run = run;
+    this.on = on;
+    this.messages = el("div.messages");
+    this.body = el("div.body");
+    this.typing = el("p.typing", { role: "status" }, "typing", el("span", { "aria-hidden": "true" }, "…"));
+    this.bar = el("progress", { "aria-label": "progress" });
+    this.done = el("span.done");
+    this.progress = el("p.progress", {}, this.bar, this.done);
+    this.phase = el("span.phase");
+    this.ending = el("span.ending");
+    this.details = el("button.more", { type: "button", "aria-label": `Details of run ${run.id}`, onclick: () => on.details(run) }, "details");
+    this.retry = el("button.more", { type: "button", onclick: () => on.retry(run) }, "send again");
+    this.foot = el("footer", {}, this.phase, this.ending, this.retry, this.details);
+    this.article = el("article.run", { "aria-label": `Run ${run.id}`, "data-run": run.id }, this.body, this.typing, this.progress, this.foot);
+    this.node = el("div.turn", {}, this.messages, this.article);
+  }
+
+  // Returns whether something is still to be drawn.
+  draw(now) {
+    const { run } = this;
+    if (run.version === this.#drawn && !this.more) return false;
+    this.#drawn = run.version;
+    data(this.article, "state", run.state);
+    if (run.outcome) data(this.article, "ending", run.outcome.ending);
+    this.node.classList.toggle("hidden-turn", Boolean(run.outcome?.hidden));
+    for (const message of run.said.slice(this.messages.childNodes.length)) this.messages.append(el("article.said", {}, ...said(message)));
+    this.more = false;
+    const { children } = this.body;
+    run.parts.forEach((part, index) => {
+      let view = this.#parts.get(part);
+      if (!view) this.#parts.set(part, (view = PARTS[part.kind]()));
+      if (children[index] !== view.node) this.body.insertBefore(view.node, children[index] ?? null);
+      if (view.draw(part, this.on, now)) this.more = true;
+    });
+    while (children.length > run.parts.length) children[run.parts.length].remove();
+    show(this.typing, run.typing);
+    this.#drawProgress();
+    this.#drawFoot();
+    this.#drawReceipt();
+    return this.more;
+  }
+
+  #drawProgress() {
+    const { progress } = this.run;
+    show(this.progress, progress !== null);
+    if (!progress) return;
+    if (progress.total) Object.assign(this.bar, { max: progress.total, value: progress.done ?? 0 });
+    else this.bar.removeAttribute("value");
+    const part = progress.total ? `${progress.done ?? 0} of ${progress.total}` : "";
+    text(this.done, [progress.text, part].filter(Boolean).join(" · "));
+    this.bar.setAttribute("aria-label", progress.text || "progress");
+  }
+
+  #drawFoot() {
+    const { run } = this;
+    text(this.phase, run.state === "running" && run.phase ? `in phase ${run.phase}` : run.state === "queued" ? "waiting" : "");
+    const { outcome } = run;
+    const told = outcome && (outcome.ending !== "completed" || run.corrected);
+    const notes = [run.corrected ? "corrected" : "", outcome?.hidden ? "rolled back: the agent does not see this turn" : "", outcome?.durable === false ? "not yet on disk" : ""];
+    text(this.ending, told || outcome?.hidden ? [words.ending(outcome), ...notes].filter(Boolean).join(" · ") : "");
+    show(this.retry, outcome?.ending === "lost" && run.said.length > 0);
+  }
+
+  #drawReceipt() {
+    const { receipt, id } = this.run;
+    if (!receipt || !EARLY.has(receipt.cause) || receipt.runs[0].id !== id) return; // it stands with the run it began with
+    if (!this.#receipt) this.article.after((this.#receipt = el("details.receipt")));
+    words.drawReceipt(this.#receipt, receipt);
+  }
+}
+
+// A list of runs: a session's conversation, or a child's.
+export class ConversationView {
+  #views = new Map();
+  #frame = 0;
+  #dirty = new Set();
+  #stay = true; // at the end, until somebody scrolls away from it
+
+  constructor(model, on, { scroller = null } = {}) {
+    this.model = model;
+    this.on = on;
+    this.scroller = scroller;
+    this.turns = el("div.turns");
+    this.waiting = el("div.waiting");
+    this.nodes = [this.turns, this.waiting];
+    if (!scroller) return;
+    scroller.onscroll = () => (this.#stay = this.#atEnd);
+    new ResizeObserver(() => this.#stay && this.toEnd()).observe(scroller);
+  }
+
+  take(event) {
+    for (const run of this.model.take(event)) this.#dirty.add(run);
+    this.#soon();
+  }
+
+  changed(run) {
+    this.#dirty.add(run);
+    this.#soon();
+  }
+
+  #soon() {
+    this.#frame ||= requestAnimationFrame((now) => this.#draw(now));
+  }
+
+  #draw(now) {
+    this.#frame = 0;
+    for (const run of [...this.#dirty]) {
+      this.#dirty.delete(run);
+      if (this.#drawRun(run, now)) this.#dirty.add(run);
+    }
+    if (this.#stay) this.toEnd();
+    this.on.drawn?.();
+    if (this.#dirty.size) this.#soon();
+  }
+
+  #drawRun(run, now) {
+    let view = this.#views.get(run);
+    if (run.state === "joined") {
+      view?.node.remove();
+      return false;
+    }
+    if (!view) this.#views.set(run, (view = new RunView(run, this.on)));
+    const home = run.state === "queued" ? this.waiting : this.turns;
+    if (view.node.parentNode !== home) this.#put(home, view.node, run);
+    return view.draw(now);
+  }
+
+  // Turns stand in the order in which they began; as a rule the newest comes last.
+  #put(home, node, run) {
+    const { order, runs } = this.model;
+    const later = home === this.turns && order.slice(order.indexOf(run.id) + 1).map((id) => this.#views.get(runs.get(id))?.node).find((each) => each?.parentNode === home);
+    home.insertBefore(node, later || null);
+  }
+
+  get #atEnd() {
+    const box = this.scroller;
+    return box.scrollHeight - box.scrollTop - box.clientHeight < NEAR;
+  }
+
+  toEnd() {
+    this.#stay = true;
+    if (this.scroller) this.scroller.scrollTop = this.scroller.scrollHeight;
+  }
+
+  // Runs from before what is shown, oldest first; whoever reads sees nothing move.
+  prepend(older) {
+    const box = this.scroller;
+    const height = box?.scrollHeight ?? 0;
+    const nodes = [];
+    for (const id of older.order) {
+      const run = older.runs.get(id);
+      if (this.model.runs.has(id) || run.state === "joined") continue;
+      const view = new RunView(run, this.on);
+      view.draw(performance.now());
+      nodes.push(view.node);
+    }
+    this.turns.prepend(...nodes);
+    if (box) box.scrollTop += box.scrollHeight - height;
+    return nodes.length;
+  }
+
+  viewOf(run) {
+    return this.#views.get(run) ?? null;
+  }
+}
+

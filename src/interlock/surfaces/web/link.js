@@ -1,0 +1,206 @@
+// The link to the gateway: one socket, made again when it drops; requests, and watches that go on where they were.
+//
+// 1. The address is where this file came from. Nothing in the page's URL can point it elsewhere.
+// 2. A watch never gives an event twice or out of order: positions only rise, also across connections.
+// 3. A request that must not be lost says so (`again`) and is asked again, under its own key, after a reconnect.
+// 4. Silence longer than two ticks is a lost connection.
+
+const ROOT = new URL("..", import.meta.url);
+const FIRST_PAUSE_MS = 200;
+const LAST_PAUSE_MS = 5_000;
+const NO_TOKEN = 4001;
+const CAPABILITIES = ["interlock.quiet", "interlock.outline"];
+
+export const place = (path) => new URL(path, ROOT);
+
+export class Failed extends Error {
+  constructor({ code = "", message = "something went wrong", details = {}, retryable = false } = {}) {
+    super(message);
+    Object.assign(this, { code, kind: details.kind ?? "", detail: details.code ?? "", retryable });
+  }
+}
+
+const lost = () => new Failed({ code: "LOST", message: "the connection was lost before the answer came", retryable: true });
+
+export class Link extends EventTarget {
+  #token;
+  #socket = null;
+  #asked = new Map(); // by request id: what waits for an answer
+  #watches = new Map(); // by number
+  #waiting = []; // to be asked when there is a connection
+  #last = 0;
+  #heard = 0;
+  #silence = 30_000;
+  #pause = FIRST_PAUSE_MS;
+  #timer = null;
+  #over = false;
+  state = "connecting"; // connected, lost, denied
+  hello = null;
+
+  constructor(token) {
+    super();
+    this.#token = token;
+    setInterval(() => this.#listen(), 1_000);
+    addEventListener("online", () => this.hurry());
+    document.addEventListener("visibilitychange", () => document.hidden || this.hurry());
+    this.#dial();
+  }
+
+  get scopes() {
+    return this.hello?.auth.scopes ?? [];
+  }
+
+  may(scope) {
+    return this.scopes.includes("operator.admin") || this.scopes.includes(`operator.${scope}`);
+  }
+
+  close() {
+    this.#over = true;
+    clearTimeout(this.#timer);
+    this.#socket?.close();
+  }
+
+  hurry() {
+    if (this.state === "lost") {
+      clearTimeout(this.#timer);
+      this.#dial();
+    }
+  }
+
+  // Asking
+
+  request(method, params = {}, { again = false } = {}) {
+    return new Promise((resolve, reject) => {
+      const request = { method, params, again, resolve, reject };
+      if (this.state === "connected") this.#ask(request);
+      else if (again && this.state !== "denied") this.#waiting.push(request);
+      else reject(lost());
+    });
+  }
+
+  #ask(request) {
+    const id = `p${++this.#last}`;
+    this.#asked.set(id, request);
+    this.#socket.send(JSON.stringify({ type: "req", id, method: request.method, params: request.params }));
+  }
+
+  // Watching: `on.event(event)` for each; `on.over(error or null)` when it is over and will not come back.
+
+  watch(what, after, on) {
+    const watch = { number: ++this.#last, what, after, on };
+    this.#watches.set(watch.number, watch);
+    if (this.state === "connected") this.#begin(watch);
+    return { stop: () => this.#end(watch) };
+  }
+
+  #begin(watch) {
+    this.request("interlock.watch", { ...watch.what, watch: watch.number, after: watch.after }).catch((error) => {
+      if (this.state === "connected") this.#finish(watch, error);
+    });
+  }
+
+  #end(watch) {
+    if (this.#watches.delete(watch.number) && this.state === "connected") {
+      this.request("interlock.unwatch", { watch: watch.number }).catch(() => {});
+    }
+  }
+
+  #finish(watch, error) {
+    if (this.#watches.delete(watch.number)) watch.on.over?.(error);
+  }
+
+  // The socket
+
+  #dial() {
+    if (this.#over || this.#socket) return;
+    this.#tell("connecting");
+    const url = new URL(ROOT);
+    url.protocol = url.protocol.replace("http", "ws");
+    const socket = (this.#socket = new WebSocket(url));
+    socket.onmessage = ({ data }) => socket === this.#socket && this.#hear(JSON.parse(data));
+    socket.onclose = ({ code }) => socket === this.#socket && this.#dropped(code);
+    this.#heard = performance.now();
+  }
+
+  #listen() {
+    if (this.#socket && performance.now() - this.#heard > this.#silence) {
+      const socket = this.#socket;
+      this.#dropped(0);
+      socket.close();
+    }
+  }
+
+  #dropped(code) {
+    this.#socket = null;
+    this.hello = null;
+    const asked = [...this.#asked.values()];
+    this.#asked.clear();
+    for (const request of asked) {
+      if (request.again && code !== NO_TOKEN) this.#waiting.push(request);
+      else request.reject(lost());
+    }
+    if (this.#over) return;
+    if (code === NO_TOKEN) {
+      this.#over = true;
+      for (const request of this.#waiting.splice(0)) request.reject(lost());
+      this.#tell("denied");
+      return;
+    }
+    this.#tell("lost");
+    this.#timer = setTimeout(() => this.#dial(), this.#pause * (0.5 + Math.random()));
+    this.#pause = Math.min(2 * this.#pause, LAST_PAUSE_MS);
+  }
+
+  #hear(frame) {
+    this.#heard = performance.now();
+    if (frame.type === "res") this.#answered(frame);
+    else if (frame.event === "connect.challenge") this.#introduce();
+    else if (frame.event === "interlock.event") this.#happened(frame.payload);
+  }
+
+  #introduce() {
+    const client = { id: "interlock-page", version: "1", platform: "web", mode: "ui" };
+    const params = { minProtocol: 4, maxProtocol: 4, client, role: "operator", caps: CAPABILITIES, auth: { token: this.#token } };
+    this.#ask({ method: "connect", params, resolve: (hello) => this.#welcome(hello), reject: () => {} });
+  }
+
+  #welcome(hello) {
+    this.hello = hello;
+    this.#pause = FIRST_PAUSE_MS;
+    this.#silence = 2 * hello.policy.tickIntervalMs;
+    this.#tell("connected");
+    for (const watch of this.#watches.values()) this.#begin(watch);
+    for (const request of this.#waiting.splice(0)) this.#ask(request);
+  }
+
+  #answered({ id, ok, payload, error }) {
+    const request = this.#asked.get(id);
+    if (!request) return;
+    this.#asked.delete(id);
+    if (ok) request.resolve(payload);
+    else request.reject(new Failed(error));
+  }
+
+  #happened({ watch: number, event, error }) {
+    if (number === 0) {
+      this.dispatchEvent(new CustomEvent("outline", { detail: event }));
+      return;
+    }
+    const watch = this.#watches.get(number);
+    if (!watch) return;
+    if (!event) {
+      // Without an error and before its run's end it is the server that closes: it goes on after the reconnect.
+      if (error || watch.ended) this.#finish(watch, error ? new Failed(error) : null);
+    } else if (event.position > watch.after) {
+      watch.after = event.position;
+      watch.ended = "run" in watch.what && event.data.type === "ended";
+      watch.on.event(event);
+    }
+  }
+
+  #tell(state) {
+    if (state === this.state && state !== "connecting") return;
+    this.state = state;
+    this.dispatchEvent(new CustomEvent("state", { detail: state }));
+  }
+}

@@ -1,0 +1,218 @@
+// What a session's events mean. No DOM, no clock, no network.
+//
+// 1. A run that has ended is sealed: whatever else is said of it is not drawn. Only its receipt and a correction follow.
+// 2. What lasts is told by blocks and the terminal event; deltas, typing and progress count while the run does.
+// 3. A message stands where its turn began, not where it waited; one that was taken in stands in the turn that took it.
+
+export const EARLY = new Set(["stopped", "superseded", "timed_out", "parent_ended", "shutdown", "lost"]);
+
+export class Run {
+  constructor(id) {
+    this.id = id;
+    this.state = "queued"; // running, ended, joined
+    this.said = []; // the messages that began it
+    this.parts = []; // what it said and did, in order
+    this.generation = null;
+    this.outcome = null;
+    this.receipt = null;
+    this.typing = false;
+    this.progress = null;
+    this.phase = null;
+    this.startedAt = null;
+    this.corrected = false;
+    this.version = 0; // rises with every change
+  }
+
+  get live() {
+    return this.state === "queued" || this.state === "running";
+  }
+
+  // Of a run that has ended: what it left to the session, which a stop still ends.
+  get leaves() {
+    return this.parts.some(
+      (part) => part.detached && ((part.kind === "process" && part.state === "running") || (part.kind === "child" && !part.outcome)),
+    );
+  }
+
+  find(kind, test) {
+    return this.parts.findLast((part) => part.kind === kind && test(part));
+  }
+
+  add(part) {
+    this.parts.push(part);
+    return part;
+  }
+}
+
+export class Conversation {
+  constructor(session) {
+    this.session = session;
+    this.runs = new Map();
+    this.order = []; // ids of runs whose turn has begun
+    this.gaps = 0;
+  }
+
+  get live() {
+    return [...this.runs.values()].filter((run) => run.live);
+  }
+
+  get busy() {
+    return [...this.runs.values()].some((run) => run.live || run.leaves);
+  }
+
+  get running() {
+    return this.live.find((run) => run.state === "running") ?? null;
+  }
+
+  // Take an event; return the runs that changed.
+  take(event) {
+    const { data, run_id: id } = event;
+    if (data.type === "receipt") return this.#proved(data.receipt);
+    if (data.type === "correction") return this.#corrected(data.outcome);
+    if (data.type === "gap") {
+      this.gaps += 1;
+      return [];
+    }
+    let run = this.runs.get(id);
+    if (!run) this.runs.set(id, (run = new Run(id)));
+    if (run.state === "ended") return []; // sealed
+    run.version += 1;
+    run.generation = event.generation ?? run.generation;
+    const changed = [run];
+    const known = HEARD[data.type];
+    if (known) known(run, data, event, this, changed);
+    return changed;
+  }
+
+  began(run) {
+    if (!this.order.includes(run.id)) this.order.push(run.id);
+  }
+
+  #proved(receipt) {
+    const changed = [];
+    for (const { id } of receipt.runs) {
+      const run = this.runs.get(id);
+      if (run) {
+        run.receipt = receipt;
+        run.version += 1;
+        changed.push(run);
+      }
+    }
+    return changed;
+  }
+
+  #corrected(outcome) {
+    const run = this.runs.get(outcome.run_id);
+    if (!run) return [];
+    Object.assign(run, { outcome, corrected: true, version: run.version + 1 });
+    return [run];
+  }
+}
+
+const HEARD = {
+  message(run, { text, by, of }, { at }, conversation, changed) {
+    if (of && of !== run.id) {
+      const taken = conversation.runs.get(of);
+      if (taken) {
+        Object.assign(taken, { state: "joined", version: taken.version + 1 });
+        changed.push(taken);
+      }
+    }
+    if (run.state === "running") run.add({ kind: "said", text, by, at });
+    else run.said.push({ text, by, at });
+  },
+
+  started(run, _, { at }, conversation) {
+    run.state = "running";
+    run.startedAt = at;
+    conversation.began(run);
+  },
+
+  delta(run, { text }) {
+    const last = run.parts.at(-1);
+    if (last?.kind === "text" && last.open) last.text += text;
+    else run.add({ kind: "text", text, open: true });
+    run.typing = false;
+  },
+
+  block(run, { text }) {
+    const open = run.find("text", (part) => part.open);
+    if (open) Object.assign(open, { text, open: false });
+    else run.add({ kind: "text", text, open: false });
+    run.typing = false;
+  },
+
+  typing(run, { on }) {
+    run.typing = on;
+  },
+
+  progress(run, { text, done, total }) {
+    run.progress = { text, done: done ?? null, total: total ?? null };
+  },
+
+  phase(run, { name }) {
+    run.phase = name;
+  },
+
+  tool(run, data, { at }) {
+    const part = run.find("tool", (each) => each.call === data.call_id) ?? run.add({ kind: "tool", call: data.call_id, since: at });
+    if (data.state === "running") part.since = at;
+    tool(part, data, at);
+  },
+
+  process(run, { command, state, name, pid, status, detached, tail }, { at }) {
+    let part = null;
+    if (state !== "running") {
+      const going = (each) => each.state === "running" && each.command === command;
+      part = run.parts.find((each) => each.kind === "process" && going(each) && each.pid === pid) ?? run.parts.find((each) => each.kind === "process" && going(each));
+    }
+    part ??= run.add({ kind: "process", command, since: at, tail: "" });
+    Object.assign(part, { name, state, pid, status, detached, tail: tail || part.tail });
+    if (state !== "running") part.until = at;
+  },
+
+  question(run, data, { at }) {
+    const part = run.find("question", (each) => each.id === data.question_id) ?? run.add({ kind: "question", id: data.question_id, since: at });
+    const { text, state, choices, tool: wants, arguments: given, answer, by } = data;
+    Object.assign(part, { text, state, choices, tool: wants, arguments: given, answer, by });
+  },
+
+  child(run, { child, session, agent, detached, outcome }) {
+    const part = run.find("child", (each) => each.id === child) ?? run.add({ kind: "child", id: child });
+    Object.assign(part, { session, agent, detached, outcome: outcome ?? null });
+  },
+
+  ended(run, { outcome, cut, tools = [], void: voided = [], children = [] }, { at }, conversation) {
+    Object.assign(run, { state: "ended", outcome, typing: false, progress: null });
+    const open = run.find("text", (part) => part.open);
+    if (open) Object.assign(open, { text: cut || open.text, open: false, cut: Boolean(cut) });
+    else if (cut) run.add({ kind: "text", text: cut, open: false, cut: true });
+    if (open && !cut && EARLY.has(outcome.ending)) run.parts.splice(run.parts.indexOf(open), 1); // never said
+    for (const data of tools) {
+      const part = run.find("tool", (each) => each.call === data.call_id) ?? run.add({ kind: "tool", call: data.call_id, since: at });
+      tool(part, data, at);
+    }
+    for (const part of run.parts) {
+      if (part.kind === "question" && (voided.includes(part.id) || part.state === "open")) part.state = "void";
+      if (part.kind === "process" && part.state === "running" && !part.detached) Object.assign(part, { state: "ended", until: at });
+    }
+    for (const { child, agent, ending } of children) {
+      const part = run.find("child", (each) => each.id === child) ?? run.add({ kind: "child", id: child, agent });
+      part.outcome ??= { run_id: child, ending };
+    }
+    conversation.began(run);
+  },
+};
+
+function tool(part, { name, state, arguments: given, result, error }, at) {
+  Object.assign(part, { name, state, error: error ?? null });
+  part.arguments = given ?? part.arguments ?? null;
+  part.result = result ?? null;
+  if (state !== "pending" && state !== "running") part.until = at;
+}
+
+// The number in a run's id is its place in the session's log: its events come behind it.
+export function placeOf(run) {
+  const found = /^r-([0-9a-f]+)-([0-9a-f]+)$/.exec(run);
+  return found ? parseInt(found[1], 16) * 2 ** 32 + parseInt(found[2], 16) - 1 : 0;
+}

@@ -1,0 +1,95 @@
+// The list of sessions, newest first, alive: what runs, what asks, what is new.
+
+import { $, data, el, text } from "./dom.js";
+
+const MOST = 200;
+
+export class Sessions {
+  #rows = new Map(); // by key
+  #current = null;
+  #open;
+
+  constructor(link, open) {
+    this.link = link;
+    this.#open = open;
+    $("session-list").replaceChildren();
+    link.addEventListener("outline", ({ detail }) => this.#hear(detail));
+    link.addEventListener("state", ({ detail }) => detail === "connected" && this.#load());
+  }
+
+  async #load() {
+    try {
+      const { sessions } = await this.link.request("sessions.list", { limit: MOST });
+      const runs = await this.link.request("interlock.runs", {});
+      for (const row of this.#rows.values()) row.live.clear();
+      for (const each of sessions.reverse()) this.#row(each.key, (each.updatedAt ?? 0) / 1000).status = each.status;
+      for (const run of runs) if (run.parent == null && run.outcome == null) this.#row(run.session, run.admitted_at).live.add(run.id);
+    } catch {
+      return; // it is asked again with the next connection
+    }
+    this.#draw();
+  }
+
+  // Whether something of a session runs or waits, as far as everybody is told.
+  busy(session) {
+    return (this.#rows.get(session)?.live.size ?? 0) > 0;
+  }
+
+  open(session) {
+    this.#current = session;
+    this.#row(session, Date.now() / 1000).news = false;
+    this.#draw();
+  }
+
+  #row(key, at) {
+    let row = this.#rows.get(key);
+    if (!row) {
+      const mark = el("span.mark", { "aria-hidden": "true" });
+      const name = el("span.name", {}, key);
+      const state = el("span.what");
+      const button = el("button", { type: "button", onclick: () => this.#open(key) }, mark, name, state);
+      this.#rows.set(key, (row = { key, at, status: "", live: new Set(), asks: new Set(), news: false, button, state, item: el("li", {}, button) }));
+    }
+    row.at = Math.max(row.at, at);
+    return row;
+  }
+
+  #hear({ session, run_id: run, at, data: told }) {
+    if (/^run:/.test(session) || told.type === "child" || told.type === "receipt") return;
+    const known = this.#rows.get(session);
+    if (!known && told.type !== "message") return; // a child's session, which its parent shows
+    const row = known ?? this.#row(session, at);
+    if (told.type === "message") {
+      row.at = Math.max(row.at, at);
+      row.live.add(told.of ?? run);
+      if (told.of) row.live.delete(told.of);
+    } else if (told.type === "started") row.live.add(run);
+    else if (told.type === "question") {
+      if (told.state === "open") row.asks.add(told.question_id);
+      else row.asks.delete(told.question_id);
+    } else if (told.type === "ended") {
+      row.live.delete(run);
+      for (const id of told.void ?? []) row.asks.delete(id);
+      row.status = told.outcome.ending;
+    }
+    row.news ||= session !== this.#current && told.type === "ended";
+    this.#draw();
+  }
+
+  #draw() {
+    this.frame ||= requestAnimationFrame(() => {
+      this.frame = 0;
+      const rows = [...this.#rows.values()].sort((one, other) => other.at - one.at).slice(0, MOST);
+      const list = $("session-list");
+      rows.forEach((row, index) => {
+        const status = row.asks.size ? "asks" : row.live.size ? "running" : row.news ? "new" : "";
+        data(row.item, "state", status || "quiet");
+        text(row.state, status);
+        if (row.key === this.#current) row.button.setAttribute("aria-current", "true");
+        else row.button.removeAttribute("aria-current");
+        if (list.children[index] !== row.item) list.insertBefore(row.item, list.children[index] ?? null);
+      });
+      while (list.children.length > rows.length) list.lastChild.remove();
+    });
+  }
+}

@@ -1,0 +1,88 @@
+// A run's timeline: the picture that `interlock timeline` draws, fetched from the same renderer, and as a list.
+
+import { $, el, text } from "./dom.js";
+import { place } from "./link.js";
+import * as words from "./words.js";
+
+const AGAIN_MS = 250;
+
+async function picture(page, run) {
+  const answer = await fetch(place(`timeline/${encodeURIComponent(run)}.svg`), { headers: page.authority });
+  if (!answer.ok) throw new Error((await answer.json().catch(() => ({}))).error ?? `there is no timeline of ${run}`);
+  return answer.blob();
+}
+
+export async function save(page, run) {
+  try {
+    const link = el("a", { href: URL.createObjectURL(await picture(page, run)), download: `${run}.svg` });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  } catch (error) {
+    page.notice(error.message);
+  }
+}
+
+export class Timeline {
+  #run = null;
+  #timer = 0;
+  #url = null;
+
+  constructor(page) {
+    this.page = page;
+    page.link.addEventListener("outline", ({ detail }) => this.#hear(detail));
+    page.link.addEventListener("state", ({ detail }) => detail === "connected" && this.#soon());
+    $("timeline-save").onclick = (event) => {
+      event.preventDefault();
+      if (this.#run) save(page, this.#run);
+    };
+  }
+
+  show(run) {
+    if (run === this.#run) return;
+    this.#run = run;
+    $("timeline-picture").replaceChildren();
+    $("timeline-moments").replaceChildren();
+    if (run) this.#draw();
+  }
+
+  #hear({ run_id: run, data }) {
+    const about = run === this.#run || data.receipt?.runs.some(({ id }) => id === this.#run);
+    if (this.#run && about) this.#soon();
+  }
+
+  #soon() {
+    if (this.#run) this.#timer ||= setTimeout(() => this.#draw(), AGAIN_MS);
+  }
+
+  async #draw() {
+    clearTimeout(this.#timer);
+    this.#timer = 0;
+    const run = this.#run;
+    text($("timeline-title"), `Timeline of ${run}`);
+    try {
+      const [blob, told, info] = await Promise.all([
+        picture(this.page, run),
+        this.page.link.request("runs.timeline", { runId: run }, { again: true }),
+        this.page.link.request("interlock.find", { name: run }, { again: true }),
+      ]);
+      if (run !== this.#run) return;
+      const last = this.#url;
+      this.#url = URL.createObjectURL(blob);
+      const how = info?.outcome ? words.ending(info.outcome) : "still running";
+      const image = el("img", { src: this.#url, alt: `Timeline of ${run}: ${how}. The list below says the same.` });
+      await image.decode().catch(() => {});
+      $("timeline-picture").replaceChildren(image);
+      if (last) URL.revokeObjectURL(last);
+      if (info) $("timeline-back").href = `#/s/${encodeURIComponent(info.session)}`;
+      this.#list(told.moments);
+    } catch (error) {
+      if (run === this.#run) $("timeline-picture").replaceChildren(el("p.note", {}, error.message));
+    }
+  }
+
+  #list(moments) {
+    const zero = moments[0]?.at ?? 0;
+    const line = ({ at, what, name, state, detail, count }) => [`+${words.time(at - zero)}`, what, name, state, detail, count > 1 ? `× ${count}` : ""].filter(Boolean).join(" · ");
+    $("timeline-moments").replaceChildren(...moments.map((moment) => el("li", {}, line(moment))));
+  }
+}
