@@ -17,6 +17,7 @@ from bench import (
     gateway,
     hosts,
     memory,
+    page,
     raced,
     recovery,
     schedules,
@@ -42,6 +43,7 @@ MEASURES: dict[str, Callable[[Scale], list[Result]]] = {
     "survivors": survivors.measure,
     "hosts": hosts.measure,
     "gateway": gateway.measure,
+    "page": page.measure,
     "raced": raced.measure,
 }
 

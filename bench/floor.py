@@ -1,8 +1,9 @@
 """`python -m bench.floor [--plain]`: the floor of the gateway's figures, a bare broadcast.
 
 The same uvicorn with the same protocol classes and sockets as ours (`--plain`: uvicorn as it comes), and an application
-that does nothing but send frames it was given. Over `/control` it is told which, and when to begin and to stop; each
-round sends every frame to every client, then lets the loop come round once, as an agent's `say` does.
+that does nothing but send frames it was given (at `/echo`, those it is sent). Over `/control` it is told which, and
+when to begin and to stop; each round sends every frame to every client, then lets the loop come round once, as an
+agent's `say` does.
 """
 
 import argparse
@@ -30,6 +31,11 @@ class Broadcast:
         """Serve one connection."""
         await receive()
         await send({"type": "websocket.accept"})
+        if scope["path"] == "/echo":  # for a page, which needs no welcome
+            while (message := await receive())["type"] == "websocket.receive":
+                scope.get("state", {}).get("welcome", bool)()
+                await send({"type": "websocket.send", "text": message["text"]})
+            return
         await send({"type": "websocket.send", "text": GREETING})
         await receive()
         await send({"type": "websocket.send", "text": LET_IN})

@@ -27,6 +27,14 @@ const WAYS = [
 ];
 const STATES = { connecting: "connecting…", connected: "connected", lost: "connection lost, trying again…", denied: "not paired" };
 
+function plain(name) {
+  try {
+    return name ? decodeURIComponent(name) : null;
+  } catch {
+    return null; // an address that somebody broke
+  }
+}
+
 class Page {
   link = null;
   chat = null; // the open session
@@ -92,6 +100,7 @@ class Page {
     this.link = new Link(token);
     this.token = token;
     this.link.addEventListener("state", ({ detail }) => this.#state(detail));
+    this.link.addEventListener("outline", ({ detail }) => this.chat?.heard(detail));
     this.sessions = new Sessions(this.link, (session) => this.go(`#/s/${encodeURIComponent(session)}`));
     this.overview = new Overview(this.link, this);
     this.timeline = new Timeline(this);
@@ -151,7 +160,7 @@ class Page {
       this.#come();
       return;
     }
-    const [what, id] = [kind ?? "s", name ? decodeURIComponent(name) : null];
+    const [what, id] = [kind ?? "s", plain(name)];
     show($("chat"), what === "s");
     show($("timeline"), what === "run");
     show($("overview"), what === "overview");
@@ -192,6 +201,8 @@ class Page {
     this.#fit();
     this.notice("");
     this.chat.send(message, this.way[0]);
+    this.way = WAYS[0]; // the choice was for this message
+    this.refresh();
   }
 
   #typed(event) {
@@ -323,8 +334,9 @@ class Chat {
   #watch = null;
   #watches = new Set();
   #cursor = null;
-  #first = Infinity; // the position that what is shown begins behind
+  #first = 0; // the position that what is shown begins behind
   #children = [];
+  #mine = []; // runs we began in a session that did not exist, or is somebody else's
   #closed = false;
   #opening = false;
   why = "";
@@ -390,9 +402,15 @@ class Chat {
   #follow() {
     const over = (error) => {
       this.#watch = null; // it does not exist yet, or is somebody else's: what we say in it can be seen all the same
+      for (const run of this.#mine.splice(0)) this.#watches.add(this.page.link.watch({ run }, 0, { event: (event) => this.view.take(event) }));
       if (error && error.code !== "NOT_FOUND") this.page.notice(`This session is no longer followed: ${error.message}`);
     };
     this.#watch = this.page.link.watch({ session: this.session }, this.#first, { event: (event) => this.view.take(event), over });
+  }
+
+  // Somebody else has begun this session.
+  heard({ session, data: told }) {
+    if (session === this.session && told.type === "message" && this.#watch === null && !this.#opening) this.#follow();
   }
 
   async earlier() {
@@ -446,7 +464,10 @@ class Chat {
     try {
       const params = { sessionKey: this.session, message, idempotencyKey: key, queueMode: way };
       const told = await this.page.link.request("chat.send", params, { again: true });
-      if (!this.#watch) await this.#found(told.runId);
+      if (!this.#watch && told.runId) {
+        this.#mine.push(told.runId);
+        this.#follow();
+      }
       if ("aborted" in told) text($("spoken"), told.aborted ? "Stopped" : "There was nothing to stop");
     } catch (error) {
       this.page.notice(`Not sent: ${error.message}`);
@@ -455,16 +476,6 @@ class Chat {
       clearTimeout(slow);
       note.remove();
       this.page.refresh();
-    }
-  }
-
-  // The session exists now; where it is somebody else's only our own run can be watched.
-  async #found(run) {
-    this.#first = 0;
-    this.#follow();
-    if (run) {
-      const events = (event) => this.#watch === null && this.view.take(event);
-      this.#watches.add(this.page.link.watch({ run }, 0, { event: events }));
     }
   }
 

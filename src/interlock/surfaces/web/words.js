@@ -3,6 +3,8 @@
 import { el } from "./dom.js";
 import { ENDINGS } from "./endings.js";
 
+const WHY = 200; // characters of an error, as everywhere
+
 export function time(seconds) {
   if (seconds == null || Number.isNaN(seconds)) return "";
   const ms = seconds * 1000;
@@ -27,9 +29,15 @@ function limit(ms) {
   return ms > 1_000 ? `${ms / 1000} s` : `${ms} ms`;
 }
 
+function firstLine(words) {
+  const letters = [...words.trimStart().slice(0, 2 * WHY)].slice(0, WHY + 1).join("");
+  const line = [...(letters.split(/[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]/)[0] ?? "").trimEnd()];
+  return line.length <= WHY ? line.join("") : `${line.slice(0, WHY - 1).join("")}…`;
+}
+
 // How a run ended, in the words that every surface uses.
 export function ending(outcome) {
-  const why = (outcome.error ?? "").trim().split("\n")[0].slice(0, 300);
+  const why = firstLine(outcome.error ?? "");
   const fill = {
     by: outcome.by ? ` by ${outcome.by}` : "",
     successor: outcome.superseded_by ? ` by ${outcome.superseded_by}` : "",
