@@ -29,9 +29,12 @@ run: $(SERVE_READY) ## serve the demo agent, offline; send to it and stop it fro
 # Two halves side by side, each about as long as the other; what is not named in FIRST is in the second.
 FIRST := tests/test_planted.py tests/test_look.py tests/test_examples.py tests/testing tests/core tests/stores tests/contracts \
 	tests/client tests/foreign tests/test_package.py tests/test_demo.py tests/test_pages.py tests/test_config.py \
-	tests/surfaces/test_access.py tests/surfaces/test_authorization.py tests/surfaces/test_bad_input.py
+	tests/surfaces/test_access.py tests/surfaces/test_authorization.py tests/surfaces/test_bad_input.py \
+	tests/promises/test_crashes.py tests/hosts/test_suites.py
 
-test: check tools ## everything CI runs: the checks, then the tests, in two halves at once
+test: export PYTHONDONTWRITEBYTECODE = # the tests start Python some thousand times: what is compiled is kept
+test: ## everything CI runs: the checks, then the tests, in two halves at once
+	@$(MAKE) --no-print-directory -j2 check tools
 	@mkdir -p build; $(BIN)/python -m pytest $(FIRST) >build/first.log 2>&1 & first=$$!; \
 	$(BIN)/python -m pytest $(FIRST:%=--ignore=%); second=$$?; \
 	wait $$first; first=$$?; cat build/first.log; exit $$((first + second))
@@ -49,7 +52,7 @@ prove: $(READY) tools ## search the model, explore SEEDS=100000 (SEED=n replays)
 	@$(if $(SEED),true,$(BIN)/python -m proofs frames --inputs $(FRAMES))
 	@$(if $(SEED),true,$(BIN)/python -m proofs disk --bare --control)
 	@$(if $(SEED),true,$(BIN)/python -m proofs stops --stops $(STOPS))
-	@$(if $(SEED),true,INTERLOCK_ALL_SUITES=1 $(BIN)/python -m pytest tests/hosts/test_suites.py)
+	@$(if $(SEED),true,INTERLOCK_ALL_SUITES=1 $(BIN)/python -m pytest tests/hosts/test_suites.py tests/hosts/test_link.py)
 	@$(if $(SEED),true,$(BIN)/python -m proofs crashes --kills $(CRASHES))
 
 bench: $(BENCH_READY) ## print every figure the docs quote
@@ -62,20 +65,24 @@ clean: ## remove .venv, caches and build output
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests bench examples -name __pycache__ -prune -exec rm -rf {} +
 
-# The model is searched by spin; disks and clocks are made to fail by strace and libfaketime: Debian packages, all of
-# them. Whoever is not root is told by the tests what to install.
+# The model is searched by spin; disks and clocks are made to fail by strace and libfaketime; the page is read by
+# Chromium: Debian packages, all of them. Whoever is not root is told by the tests what to install.
 tools: $(FOREIGN)
 	@{ command -v spin && command -v strace && command -v faketime && echo '#include <stdio.h>' | gcc -E -xc -; } \
 		>/dev/null 2>&1 || [ "$$(id -u)" != 0 ] || { \
 		echo "installing spin, gcc, strace and faketime"; apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
 		apt-get -qq install -y --no-install-recommends spin gcc libc6-dev strace faketime >/dev/null; }
+	@command -v chromium-headless-shell >/dev/null || [ "$$(id -u)" != 0 ] || { \
+		echo "installing chromium-headless-shell"; apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
+		apt-get -qq install -y --no-install-recommends chromium-headless-shell fonts-dejavu-core >/dev/null; }
 
-# Somebody else's client and the node it asks for, exactly as pinned. Nothing that a package brings is run on the way.
+# Somebody else's client and the node it asks for, and axe-core, which judges the page: exactly as pinned. Nothing that
+# a package brings is run on the way.
 $(FOREIGN): tests/foreign/package.json tests/foreign/package-lock.json
 	@command -v npm >/dev/null || [ "$$(id -u)" != 0 ] || { \
 		echo "installing npm"; apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
 		apt-get -qq install -y --no-install-recommends npm >/dev/null; }
-	@! command -v npm >/dev/null || { echo "installing npm's gateway client into $(@D)"; mkdir -p $(@D) && cp $^ $(@D) && \
+	@! command -v npm >/dev/null || { echo "installing npm's packages into $(@D)"; mkdir -p $(@D) && cp $^ $(@D) && \
 		npm ci --prefix $(@D) --no-audit --no-fund --ignore-scripts --loglevel=error >/dev/null && touch $@; }
 
 # Debian splits venv off into a package of its own. Without it, virtualenv from PyPI does the same, kept in build/.

@@ -97,6 +97,9 @@ PARAMS: dict[str, Frame] = {
     "interlock.wake": {"session": "s", "text": "hi", "at": 4102444800.0},
     "interlock.unwake": {"wake": "w-1-1"},
     "interlock.wakes": {"session": "s"},
+    "interlock.pair": {"name": "ann"},
+    "interlock.overview": {},
+    "interlock.stopall": {},
 }
 STRANGE: tuple[Json, ...] = (
     *(None, True, False, 0, -1, 1.5, -0.0, 1e308, 2**31, 2**53, 2**53 + 1, 2**63, -(2**63), 2**64, 10**40, 10**400),

@@ -39,8 +39,8 @@ from interlock.runtime.live import LiveRun, Question
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.registry import Registry, Session
 from interlock.runtime.stopping import Stopping
-from interlock.testing.explore import play
 from interlock.testing.loop import SeededLoop
+from proofs.scenarios import play
 
 SOURCE = Path(__file__).with_suffix(".pml")
 INSTALL = "apt-get install -y --no-install-recommends spin gcc libc6-dev"

@@ -22,9 +22,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from interlock.processes.base import Grade
-from interlock.testing.explore import play
 from interlock.testing.loop import ordered_anyio
 from proofs.processes import CASES, DROPPED_UID, Batch, Cell, NoScope, play_apart
+from proofs.scenarios import play
 
 CHUNK_SEEDS = 200
 COLLECT_SEEDS = 100

@@ -11,7 +11,6 @@ from interlock import app
 from interlock.hosts.driver import HostDriver
 from interlock.runtime.inline import Threads
 from interlock.runtime.run import Agent
-from interlock.testing.hosts import VirtualHosts
 
 settings.register_profile("test", deadline=None, derandomize=True)
 settings.load_profile("test")
@@ -26,5 +25,7 @@ def hosted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def virtual_driver(agent: Agent, agents: Mapping[str, Agent], threads: Threads | None) -> HostDriver:
     """Hosts for agents that are closures of a test: the real link and its two ends, and no process."""
+    from proofs.hosts import VirtualHosts  # noqa: PLC0415 - only `python -m pytest` finds the proofs
+
     random = Random(int(os.environ.get("INTERLOCK_TEST_SEED", "1")))
     return HostDriver(VirtualHosts(agent, agents, random, threads, untidy=0))

@@ -6,12 +6,15 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 SECONDS = 30
+JOBS = 2  # programs at once: they wait more than they work
 
 EXAMPLES = {
     "approvals.py": [
@@ -113,19 +116,42 @@ def play(*arguments: str | Path) -> str:
     return done.stdout
 
 
+@pytest.fixture(scope="module")
+def printed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[str]]]:
+    """What each program that was asked for prints."""
+
+    def play_page(name: str, language: str, program: str) -> str:
+        file = tmp_path_factory.mktemp(re.sub(r"\W", "-", name)) / f"program.{language}"
+        file.write_text(program, "utf-8")
+        return play(file) if language == "python" else play_in_shell(file)
+
+    tests = [item for item in request.session.items if "printed" in getattr(item, "fixturenames", ())]
+    wanted = dict.fromkeys(item.callspec.params["name"] for item in tests if isinstance(item, pytest.Function))
+    pages = {name: (language, program) for name, language, program, _ in PAGES}
+    with ThreadPoolExecutor(JOBS) as pool:
+        yield {
+            name: pool.submit(play_page, name, *pages[name])
+            if name in pages
+            else pool.submit(play, ROOT / "examples" / name)
+            for name in wanted
+        }
+
+
 def test_every_example_is_played() -> None:
     """An example that nobody runs is not kept."""
     assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_does_what_it_says(name: str) -> None:
+def test_an_example_does_what_it_says(name: str, printed: dict[str, Future[str]]) -> None:
     """Each example runs by itself and prints what it is there to show, in this order."""
-    at, printed = 0, play(ROOT / "examples" / name)
+    at, text = 0, printed[name].result()
     for line in EXAMPLES[name]:
-        assert line in printed[at:], f"{line!r} is missing (or too early) in:\n{printed}"
-        at = printed.index(line, at) + len(line)
-    assert "MAIL SENT" not in printed
+        assert line in text[at:], f"{line!r} is missing (or too early) in:\n{text}"
+        at = text.index(line, at) + len(line)
+    assert "MAIL SENT" not in text
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -135,7 +161,7 @@ def test_an_example_is_short(name: str) -> None:
 
 
 PAGES = [
-    (page, number, language, program, told)
+    (f"{page}-{number}", language, program, told)
     for page in ("README.md", "docs/guide.md")
     for number, (language, program, told) in enumerate(
         re.findall(r"```(python|sh)\n([^`]*?)```\n+```\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL), start=1
@@ -160,22 +186,17 @@ def steady(text: str) -> str:
 
 def test_the_pages_have_programs() -> None:
     """The first screen of the README shows one, the guide one for nearly every section."""
-    kinds = [(page, language) for page, _, language, *_ in PAGES]
+    kinds = [(name.rpartition("-")[0], language) for name, language, *_ in PAGES]
     assert [kinds.count(kind) for kind in (("README.md", "python"), ("docs/guide.md", "python"))] == [1, 9]
     assert [kinds.count(kind) for kind in (("README.md", "sh"), ("docs/guide.md", "sh"))] == [1, 3]
 
 
 @pytest.mark.parametrize(
-    ("language", "program", "told"),
-    [page[2:] for page in PAGES],
-    ids=[f"{page}-{number}" for page, number, *_ in PAGES],
+    ("name", "told"), [(name, told) for name, _, _, told in PAGES], ids=[page[0] for page in PAGES]
 )
-def test_a_program_that_a_newcomer_copies_runs(language: str, program: str, told: str, tmp_path: Path) -> None:
+def test_a_program_that_a_newcomer_copies_runs(name: str, told: str, printed: dict[str, Future[str]]) -> None:
     """A program in the pages, copied into a file, prints what stands below it."""
-    file = tmp_path / f"program.{language}"
-    file.write_text(program, "utf-8")
-    printed = play(file) if language == "python" else play_in_shell(file)
-    assert steady(printed) == steady(told)
+    assert steady(printed[name].result()) == steady(told)
 
 
 def play_in_shell(file: Path) -> str:

@@ -13,7 +13,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -32,17 +32,69 @@ INTERLOCK = (sys.executable, "-m", "interlock.cli")
 PYTHON_HERE = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
+# Starting Python and importing the command takes longer than any command here. So most of them are processes that are
+# forked when everything is imported; a test that says where it prints, or with which environment, has one from scratch.
+READY_MADE = """
+import contextlib, json, os, signal, sys
+import interlock.cli
+with contextlib.suppress(interlock.InterlockError):  # some of it is imported at the first call
+    interlock.cli.app(["runs", "--data", "/nonexistent"], standalone_mode=False)
+for line in sys.stdin:
+    outputs, arguments = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for number, place in enumerate(outputs, start=1):
+            os.dup2(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        sys.argv = ["interlock", *arguments]
+        try:
+            interlock.cli.main()
+        except SystemExit as ended:
+            sys.stdout.flush()
+            os._exit(ended.code)  # taking everything apart takes longer than the command
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class ReadyMade:
+    """Where those come from, while this module's tests run."""
+
+    process: subprocess.Popen[str]
+    place: Path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ready_made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Import the command once."""
+    command = [sys.executable, "-c", READY_MADE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        ReadyMade.process, ReadyMade.place = process, tmp_path_factory.mktemp("outputs")
+        yield
+
+
 def interlock(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
     """Call the command and wait for it."""
+    if not options:
+        return _interlock(list(map(str, arguments)))
     settings: dict[str, Any] = {
         "capture_output": True, "check": False, "timeout": BOUND, "text": True, "stdin": subprocess.DEVNULL, **options
     }  # fmt: skip
     return subprocess.run([*INTERLOCK, *map(str, arguments)], **settings)
 
 
-def told(*arguments: str | Path, data: Path) -> str:
+def _interlock(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    out, err = ReadyMade.place / "out", ReadyMade.place / "err"
+    asked, answers = ReadyMade.process.stdin, ReadyMade.process.stdout
+    assert asked is not None and answers is not None
+    print(json.dumps([[str(out), str(err)], arguments]), file=asked, flush=True)
+    status = int(answers.readline())
+    return subprocess.CompletedProcess(arguments, status, out.read_text("utf-8"), err.read_text("utf-8"))
+
+
+def told(*arguments: str | Path, data: Path, **options: Any) -> str:
     """Return what a command that must end well says to people; nothing on the error output."""
-    done = interlock(*arguments, "--data", data)
+    done = interlock(*arguments, "--data", data, **options)
     assert (done.returncode, done.stderr) == (0, ""), done
     return done.stdout
 
@@ -667,10 +719,10 @@ def _read(handle: int) -> bytes:
 def test_json_names_do_not_change(filled: Filled) -> None:
     """Programs rely on these names: every field is there, also where it holds nothing."""
     data, run_ids, _ = filled
-    sessions = json.loads(told("sessions", "--json", data=data))
-    runs = json.loads(told("runs", "--json", data=data))
-    shown = json.loads(told("show", run_ids[1], "--json", data=data))
-    pruned = json.loads(told("prune", "--dry-run", "--json", data=data))
+    sessions = json.loads(told("sessions", "--json", data=data, env=PYTHON_HERE))
+    runs = json.loads(told("runs", "--json", data=data, env=PYTHON_HERE))
+    shown = json.loads(told("show", run_ids[1], "--json", data=data, env=PYTHON_HERE))
+    pruned = json.loads(told("prune", "--dry-run", "--json", data=data, env=PYTHON_HERE))
     session = {"id", "owner", "generation", "strategy", "runs", "open", "latest_at", "crashes", "parked"}
     run = {
         "id", "session", "principal", "kind", "state", "unsettled", "outcome", "text", "admitted_at", "started",

@@ -162,13 +162,18 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_field
     """The line that says a gateway really serves."""
 
     url: str
+    page: str  # lets the operator's browser in, once and within the hour
     token_file: str
     grade: str
+
+    def __repr__(self) -> str:
+        return f"Ready(url={self.url!r})"
 
 
 async def serve(config: Config, ready: Callable[[Ready], None]) -> None:
     """Serve an agent until a signal comes: what runs then ends as `shutdown`, bounded; a second signal ends at once."""
     from interlock.surfaces import server  # noqa: PLC0415
+    from interlock.surfaces.access import OPERATOR  # noqa: PLC0415
 
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -197,7 +202,10 @@ async def serve(config: Config, ready: Callable[[Ready], None]) -> None:
         here = () if config.host in ("0.0.0.0", "::") else (server.url_of(listener).partition("//")[2],)
         hosts = (*config.allow_hosts, *here)
         gateway = asgi(control, data=config.data, allow_hosts=hosts, allow_origins=config.allow_origins)
-        served = Ready(url=server.url_of(listener), token_file=str(gateway.access.token), grade=await control.grade())
+        url, code = server.url_of(listener), gateway.pair(OPERATOR, ())
+        page = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+        token_file, grade = str(gateway.access.token), await control.grade()
+        served = Ready(url=url, page=f"{page}/#pair={code}", token_file=token_file, grade=grade)
         over = asyncio.Event()
         serving = loop.create_task(server.serve(gateway, listener, lambda: ready(served), over), name="serve")
         await asyncio.wait((serving, loop.create_task(asked.wait())), return_when=asyncio.FIRST_COMPLETED)

@@ -375,7 +375,7 @@ def _plain(text: str) -> str:
 app.add_typer(look.commands)
 
 
-# interlock send, stop, wait, watch, answer, questions, receipt, timeline
+# interlock send, stop, wait, watch, answer, questions, receipt, timeline, pair
 
 app.add_typer(shell.commands)
 
@@ -460,6 +460,7 @@ def _tell_ready(ready: Ready, config: Config) -> None:
     where = "" if config.port == DEFAULT_PORT else f" --url {ready.url}"
     where += "" if config.data == data_directory(os.environ).expanduser() else f" --data {config.data}"
     _print(f"interlock serves {config.agent} at {ready.url} (processes: {ready.grade}; token: {ready.token_file})")
+    _print(f"Open {ready.page} in a browser (works once, within the hour; `interlock pair` prints another)")
     if config.agent == "interlock.demo:agent":
         me = _typed()
         _print("Try, in another terminal:")

@@ -101,12 +101,36 @@ def test_a_question_that_went_void() -> None:
     ]
 
 
+def test_output_is_told_when_it_is_whole() -> None:
+    """One moment per text with its size, and one at the fall for what was cut; never the text itself."""
+    outcome = Outcome(run_id="r", ending=Ending.STOPPED, ended_at=102.5)
+    log = events(Delta(text="secret"), Block(text="secret"), Delta(text="cu"), Ended(outcome=outcome, cut="cu" * 600))
+    moments = timeline("r", log)
+    assert lines(moments) == [
+        (101.0, "output", "", "said"),
+        (102.5, "fell", "", "stopped"),
+        (102.5, "output", "", "cut"),
+        (103.0, "ended", "", "stopped"),
+    ]
+    assert [moment.detail for moment in moments] == ["6 characters", "", "1,200 characters", ""]
+
+
+def test_what_is_said_with_the_end_came_at_the_fall() -> None:
+    """A reply is published behind the fall that decided it; nothing of a run is told as later than its fall."""
+    outcome = Outcome(run_id="r", ending=Ending.COMPLETED, ended_at=100.5)
+    log = events(Started(), Block(text="done"), Ended(outcome=outcome))
+    assert lines(timeline("r", log)) == [
+        (100.0, "started", "", ""),
+        (100.5, "output", "", "said"),
+        (100.5, "fell", "", "completed"),
+        (102.0, "ended", "", "completed"),
+    ]
+
+
 def test_what_passes_is_no_moment() -> None:
-    """Deltas, blocks, typing, progress and the session's own events are left out, and so are other runs."""
+    """Deltas, typing, progress and the session's own events are left out, and so are other runs."""
     outcome = Outcome(run_id="r", ending=Ending.COMPLETED)
-    log = events(
-        Delta(text="a"), Block(text="a"), Typing(on=True), Progress(text="half"), Proof(receipt=proof(outcome))
-    )
+    log = events(Delta(text="a"), Typing(on=True), Progress(text="half"), Proof(receipt=proof(outcome)))
     assert timeline("r", log) == []
     assert timeline("other", events(Said(text="work", by="alice"), Started())) == []
 

@@ -1,6 +1,6 @@
 """The runtime's and the promises' own suites, played on hosts: the real link and both its ends, in the test's own loop.
 
-Their agents are closures, which no other process can import, so the hosts are `interlock.testing.hosts`. What real
+Their agents are closures, which no other process can import, so the hosts are those of `proofs/hosts.py`. What real
 processes add is tested beside this file, and with the same agents on both drivers in tests/contracts/test_run.py.
 """
 

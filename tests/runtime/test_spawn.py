@@ -759,8 +759,8 @@ def test_a_hold_is_freed_behind_processes(tmp_path: Path) -> None:
 # What is told
 
 
-def test_watchers_are_told_of_processes_and_not_their_output() -> None:
-    """Watchers are told that a process runs and how it ended, before the terminal event; never what it wrote."""
+def test_watchers_are_told_of_processes_and_the_end_of_their_output() -> None:
+    """Watchers are told that a process runs, how it ended and what it wrote last, before the terminal event."""
 
     async def agent(run: Run, message: Message) -> None:
         await run.spawn("sh", "-c", "printf '%s%s' SEC RET; exit 7")
@@ -782,7 +782,8 @@ def test_watchers_are_told_of_processes_and_not_their_output() -> None:
             ]
             assert (told[-1].background, told[-1].detached, told[-1].command) == (True, False, "sleep 100")
             assert told[1].pid is not None and told[3].pid is None
-            assert "SECRET" not in repr(log)
+            assert [each.tail for each in told] == ["", "SECRET", "", "", ""]
+            assert repr(log).count("SECRET") == 1, "nowhere else"
             assert kinds(log, sent.run_id)[-1] == "ended"
 
     asyncio.run(main())

@@ -56,6 +56,9 @@ TABLE = """
     interlock.wake         ok        ok     404    scope    scope  404
     interlock.unwake       ok        ok     404    scope    scope  404
     interlock.wakes        ok        ok     404    scope    404    404
+    interlock.pair         ok        ok     ok     ok       ok     ok
+    interlock.overview     ok        scope  scope  scope    scope  ok
+    interlock.stopall      ok        scope  scope  scope    scope  ok
 """
 HEAD, *LINES = (line.split() for line in TABLE.strip().splitlines())
 ROWS = {line[0]: dict(zip(HEAD[1:], line[1:], strict=True)) for line in LINES}
@@ -131,6 +134,9 @@ ASKED: dict[str, tuple[Asked, ...]] = {
     "interlock.wake": (lambda t: {"session": t.session, "text": "say", "at": time.time() + 9_999},),
     "interlock.unwake": (lambda t: {"wake": t.wake},),
     "interlock.wakes": (lambda t: {"session": t.session},),
+    "interlock.pair": (lambda t: {},),
+    "interlock.overview": (lambda t: {},),
+    "interlock.stopall": (lambda t: {},),
 }
 USES_UP = {"chat.send", "chat.abort", "agent", "sessions.abort", "sessions.reset", "tasks.cancel", "interlock.send"} | {
     *("exec.approval.resolve", "interlock.stop", "interlock.answer", "interlock.unwake"),
@@ -208,6 +214,8 @@ class Scene:
             if "error" in told:
                 return {"NOT_FOUND": "404"}[told["error"]["code"]], json.dumps(told["error"])
             talk.request("interlock.unwatch", watch=params["watch"])
+        if method == "interlock.stopall":
+            self.thing = self.make()  # what others are refused next is alive again
         something = SAYS.get(method, lambda p, t: True)(payload, thing)
         return ("ok" if something else "none"), json.dumps(payload)
 
@@ -682,7 +690,8 @@ UNWELCOME: list[tuple[list[str], list[str]]] = [
     (["127.0.0.1:PORT"], ["http://127.0.0.1:PORT", "http://evil.example"]),
     (["127.0.0.1:PORT"], ["http://127.0.0.1:PORT http://evil.example"]),
 ]
-ROUTES = {"/": (404, 101), "/health": (200, 403), "/metrics": (401, 403), "/unknown": (404, 403)}
+ROUTES = {"/": (200, 101), "/health": (200, 403), "/metrics": (401, 403), "/unknown": (404, 403)}
+ROUTES |= {"/web/endings.js": (200, 403), "/pair": (405, 403), "/timeline/r-1-1.svg": (401, 403)}
 
 
 def knock(server: House, path: str, hosts: list[str], origins: list[str], *, upgrade: bool) -> int:

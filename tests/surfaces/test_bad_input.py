@@ -150,7 +150,7 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "attachments": ("chat.send", '{"sessionKey":"s","message":"say","idempotencyKey":"k","attachments":[{"a":1}]}'),
     "an agent's attachments": ("agent", '{"message":"say","idempotencyKey":"k","attachments":[1]}'),
-    "an unknown mode": ("chat.send", '{"sessionKey":"s","message":"say","idempotencyKey":"k","queueMode":"rollback"}'),
+    "an unknown mode": ("chat.send", '{"sessionKey":"s","message":"say","idempotencyKey":"k","queueMode":"reject"}'),
     "a negative time": ("chat.send", '{"sessionKey":"s","message":"say","idempotencyKey":"k","timeoutMs":-1}'),
     "a huge time": ("chat.send", f'{{"sessionKey":"s","message":"say","idempotencyKey":"k","timeoutMs":{HUGE}}}'),
     "a time with a fraction": ("agent.wait", '{"runId":"r","timeoutMs":1.5}'),

@@ -1,6 +1,7 @@
 """Races of transport and delivery over the wire: replay, keys, waits, and the end of the server."""
 
 import asyncio
+import contextlib
 import random
 import signal
 import time
@@ -13,7 +14,7 @@ import pytest
 from interlock import Message, Run
 from interlock.surfaces import frames
 
-from .floods import agent
+from .floods import STUBBORN, agent
 from .protocol import Frame
 from .scene import WireError
 from .transport import Served, Serving, Wire, ended, eventually, serving
@@ -313,8 +314,9 @@ def processes_of(pid: int) -> list[int]:
     """The processes below a process."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            found += [int(child), *processes_of(int(child))]
+        with contextlib.suppress(OSError):  # it has gone meanwhile
+            for child in task.read_text().split():
+                found += [int(child), *processes_of(int(child))]
     return found
 
 
@@ -324,6 +326,20 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+async def stubborn(served: Served) -> None:
+    """Wait until the agent's process lives and ignores TERM; its event is told when it is asked for, before that."""
+
+    def deaf(pid: int) -> bool:
+        try:
+            status, command = (Path(f"/proc/{pid}/{name}").read_text() for name in ("status", "cmdline"))
+        except OSError:  # it has gone
+            return False
+        ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
+        return STUBBORN in command and bool(ignored >> signal.SIGTERM - 1 & 1)
+
+    await eventually(lambda: any(map(deaf, processes_of(served.pid))), "the process")
 
 
 @pytest.mark.parametrize(("driver", "text"), [("inline", "wait"), ("host", "deaf"), ("host", "stubborn")])
@@ -336,8 +352,7 @@ def test_a_terminated_server_tells_everybody(driver: str, text: str, tmp_path: P
         for wire in (one, other):
             await wire.wait_for(lambda event: event["event"] == "chat" and event["payload"]["runId"] == run)
         if text == "stubborn":
-            found = lambda event: event["event"] == "agent" and event["payload"]["stream"] == "command_output"  # noqa: E731
-            await one.wait_for(found)
+            await stubborn(served)
         below = processes_of(served.pid)
         began = time.monotonic()
         served.process.send_signal(signal.SIGTERM)
@@ -404,7 +419,7 @@ def test_the_port_is_free_after_a_kill(tmp_path: Path) -> None:
     async def main(served: Served) -> tuple[str, list[int]]:
         wire = await served.dial()
         run = str((await chat(wire, "stubborn", "k"))["runId"])
-        await wire.wait_for(lambda e: e["event"] == "agent" and e["payload"]["stream"] == "command_output")
+        await stubborn(served)
         below = processes_of(served.pid)
         served.process.kill()
         assert (await wire.gone())[0] == 1006

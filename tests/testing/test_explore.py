@@ -6,10 +6,12 @@ import subprocess
 import sys
 
 import pytest
+from proofs.scenarios import play
 from proofs.schedules import explore, main
 
 from interlock import Message, Run, Stale
-from interlock.testing import BEHAVIOURS, Mode, Violation, check_agent, play
+from interlock.testing import BEHAVIOURS, Mode, Violation, check_agent
+from interlock.testing import play as play_agent
 
 
 async def polite(run: Run, message: Message) -> str:
@@ -65,8 +67,21 @@ def test_an_agent_that_leaves_tasks_behind_is_told() -> None:
         forgotten.append(asyncio.ensure_future(linger()))
         return "reply"
 
-    with pytest.raises(Violation, match=r"a task was left behind: .*linger"):
+    with pytest.raises(Violation, match=r"a task was left behind: .*linger") as raised:
         check_agent(agent, seeds=20)
+    (note,) = raised.value.__notes__
+    seed = int(note.removeprefix("seed ").partition(":")[0])
+    assert f"interlock.testing.play({seed}, agent=..., messages=...)" in note
+    with pytest.raises(Violation, match=r"a task was left behind: .*linger"):
+        play_agent(seed, agent=agent)
+
+
+def test_a_schedule_of_an_agent_of_yours_plays_the_same_again() -> None:
+    """The seed decides it: trace and steps, in whichever mode."""
+    for mode in (None, Mode.ORDERED, Mode.FIFO):
+        first = play_agent(3, agent=polite, messages=("hello", "deploy it"), mode=mode)
+        assert first == play_agent(3, agent=polite, messages=("hello", "deploy it"), mode=mode)
+        assert first.steps > 10
 
 
 def test_a_seed_plays_the_same_again() -> None:

@@ -11,12 +11,12 @@ from collections.abc import Callable
 import pytest
 from proofs import model
 from proofs.model import FACTS, MUTANTS, SMALL, Fact, Recorder, Size, Trace, check, record, refute, replay
+from proofs.scenarios import play
 
 from interlock.core.fence import Generations
 from interlock.runtime.fall import Fall
 from interlock.runtime.holds import Holds
 from interlock.runtime.registry import Registry
-from interlock.testing import play
 
 SEEDS = range(150)
 

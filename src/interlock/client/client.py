@@ -33,7 +33,7 @@ from interlock.runtime.listing import RunInfo, SessionInfo
 from interlock.runtime.live import Sent
 from interlock.runtime.spawning import ProcessInfo
 from interlock.runtime.wakes import Wake
-from interlock.surfaces.frames import ReceiptResult, TimelineResult, Watched
+from interlock.surfaces.frames import PairCode, ReceiptResult, TimelineResult, Watched
 
 PATIENCE_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 5.0
@@ -242,6 +242,10 @@ class Client:
     async def wakes(self, session: str) -> list[Wake]:
         """List a session's schedules."""
         return await self._call("interlock.wakes", {"session": session})
+
+    async def pair(self, name: str | None = None) -> PairCode:
+        """Return a code that lets a page in, once: behind `/#pair=` in the gateway's URL. An admin may name another."""
+        return await self._call("interlock.pair", {"name": name})
 
     async def watch(
         self, session: str | None = None, *, run: str | None = None, after: int = 0

@@ -1,4 +1,4 @@
-"""The shell's verbs over a gateway: `send`, `stop`, `wait`, `watch`, `answer`, `questions`, `receipt`, `timeline`.
+"""The shell's verbs over a gateway: `send stop wait watch answer questions receipt timeline pair`.
 
 1. What a run says goes to the output, everything about it to the error output in lines of their own.
 2. A terminal obeys nothing that comes from a run: control characters are shown, not sent.
@@ -307,7 +307,7 @@ def timeline_command(
     async def look(client: "Client") -> int:
         moments = await client.timeline(run)
         if output is not None:
-            from interlock.client.drawing import draw  # noqa: PLC0415
+            from interlock.surfaces.drawing import draw  # noqa: PLC0415
 
             drawn = draw(moments, title=f"run {run}")
             _print(drawn) if str(output) == "-" else output.write_text(drawn, "utf-8")
@@ -317,6 +317,24 @@ def timeline_command(
             for each in moments:
                 words = (each.what, each.name, each.state, each.detail, f"{each.count} times" if each.count > 1 else "")
                 _print(f"+{max(0.0, each.at - moments[0].at):.3f} s  {_line(' '.join(filter(None, words)))}")
+        return 0
+
+    return _ask(url, data, look)
+
+
+@commands.command("pair", short_help="Print a URL that lets a browser in, once.")
+def pair_command(
+    data: Data,
+    name: Annotated[str | None, typer.Argument(help="Whose page it is; another than yours needs an admin.")] = None,
+    url: Url = HERE,
+    as_json: AsJson = False,
+) -> int:
+    """Print a URL that opens the page for you, or for a principal that has a token; it works once, within the hour."""
+
+    async def look(client: "Client") -> int:
+        made = await client.pair(name)
+        page = f"{client.url.rstrip('/')}/#pair={made.code}"
+        _json({"page": page, "seconds": made.seconds}) if as_json else _print(page)
         return 0
 
     return _ask(url, data, look)

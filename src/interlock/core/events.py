@@ -109,6 +109,7 @@ class Spawned(_Data, frozen=True, tag="process"):
     background: bool = False
     detached: bool = False
     beside: tuple[str, ...] = ()  # processes of an earlier run that could not be ended before this one began
+    tail: str = ""  # of an exit: the end of what it wrote
 
 
 class Asked(_Data, frozen=True, tag="question"):
@@ -199,7 +200,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened in a session."""
 
     position: int
-    at: float = 0.0  # as people read time; never compared
+    at: float = 0.0  # as people read time; nothing is decided by it
     session: SessionId
     run_id: RunId | None
     generation: int | None
@@ -252,8 +253,6 @@ def transcript(events: Iterable[Event]) -> list[Entry]:
                 called.add(entry.call_id)
             if entry.role != "result" or entry.call_id in called:  # a model refuses a result without its call
                 entries.append(entry)
-    if not hidden:
-        return entries
     return [msgspec.structs.replace(entry, hidden=True) if entry.run_id in hidden else entry for entry in entries]
 
 

@@ -1,10 +1,11 @@
 """A run's life in a few lines, told again from the log and the receipt; nothing is recorded for it alone."""
 
 from collections.abc import Iterable
+from math import inf
 
 import msgspec
 
-from interlock.core.events import Asked, Delegated, Ended, Event, Phase, Said, Spawned, Started, Tool
+from interlock.core.events import Asked, Block, Delegated, Ended, Event, Phase, Said, Spawned, Started, Tool
 from interlock.core.names import Drain, QuestionId, RunId
 from interlock.core.receipt import Receipt
 
@@ -13,34 +14,33 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened in a run. `what` is a word for a program, `name` what it happened to."""
 
     at: float
-    what: str  # admitted, joined, started, phase, tool, process, question, child, fell, refused, ended, drained
+    what: str  # admitted, joined, started, phase, tool, process, output, question, child, fell, refused, ended, drained
     name: str = ""
     state: str = ""
-    detail: str = ""  # of an answer: what it was, and whose
+    detail: str = ""  # of an answer: what it was, and whose; of output: how much
     count: int = 1
 
 
 def timeline(run_id: RunId, events: Iterable[Event], receipt: Receipt | None = None) -> list[Moment]:
     """Return what happened in a run, in order."""
-    moments: list[Moment] = []
-    asked: dict[QuestionId, str] = {}
-    for event in events:
-        if event.run_id == run_id:
-            if isinstance(event.data, Asked):
-                asked[event.data.question_id] = event.data.text
-            moments.extend(_moments(event, receipt, asked))
+    mine = [event for event in events if event.run_id == run_id]
+    asked = {event.data.question_id: event.data.text for event in mine if isinstance(event.data, Asked)}
+    fell = next((event.data.outcome.ended_at or event.at for event in mine if isinstance(event.data, Ended)), inf)
+    moments = [moment for event in mine for moment in _moments(event, fell, receipt, asked)]
     if receipt is not None and receipt.drained_at is not None and receipt.drain is not Drain.PENDING:
         moments.append(Moment(at=receipt.drained_at, what="drained", state=receipt.drain))
     return moments
 
 
-def _moments(event: Event, receipt: Receipt | None, asked: dict[QuestionId, str]) -> list[Moment]:
-    at = event.at
+def _moments(event: Event, fell: float, receipt: Receipt | None, asked: dict[QuestionId, str]) -> list[Moment]:
+    at = min(event.at, fell)  # what is said with the end was decided at the fall
     match event.data:
         case Said(of=joined):
             return [Moment(at=at, what="admitted" if joined is None else "joined", name=event.data.by)]
         case Started():
             return [Moment(at=at, what="started")]
+        case Block(text=text):
+            return [Moment(at=at, what="output", state="said", detail=f"{len(text):,} characters")]
         case Phase(name=name):
             return [Moment(at=at, what="phase", name=name or "", state="" if name else "left")]
         case Tool(name=name, state=state):
@@ -54,20 +54,19 @@ def _moments(event: Event, receipt: Receipt | None, asked: dict[QuestionId, str]
         case Delegated(agent=agent, outcome=outcome):
             return [Moment(at=at, what="child", name=agent, state="begun" if outcome is None else outcome.ending)]
         case Ended():
-            return _ending(at, event.data, receipt, asked)
+            return _ending(event.at, fell, event.data, receipt, asked)
         case _:
             return []
 
 
-def _ending(at: float, ended: Ended, receipt: Receipt | None, asked: dict[QuestionId, str]) -> list[Moment]:
-    fell = ended.outcome.ended_at or at
-    moments = [Moment(at=fell, what="fell", name=ended.outcome.by or "", state=ended.outcome.ending)]
-    moments += [Moment(at=fell, what="tool", name=tool.name, state=tool.state) for tool in ended.tools]
-    moments += [
-        Moment(at=fell, what="question", name=asked.get(question, question), state="void") for question in ended.void
-    ]
-    moments += [Moment(at=fell, what="child", name=child.agent, state=child.ending) for child in ended.children]
+def _ending(at: float, fell: float, end: Ended, receipt: Receipt | None, asked: dict[QuestionId, str]) -> list[Moment]:
+    moments = [Moment(at=fell, what="fell", name=end.outcome.by or "", state=end.outcome.ending)]
+    if end.cut:
+        moments.append(Moment(at=fell, what="output", state="cut", detail=f"{len(end.cut):,} characters"))
+    moments += [Moment(at=fell, what="tool", name=tool.name, state=tool.state) for tool in end.tools]
+    moments += [Moment(at=fell, what="question", name=asked.get(key, key), state="void") for key in end.void]
+    moments += [Moment(at=fell, what="child", name=child.agent, state=child.ending) for child in end.children]
     for run in () if receipt is None else receipt.runs:
-        if run.id == ended.outcome.run_id:
+        if run.id == end.outcome.run_id:
             moments += [Moment(at=at, what="refused", name=kind, count=n) for kind, n in run.refused.items()]
-    return [*moments, Moment(at=at, what="ended", state=ended.outcome.ending)]
+    return [*moments, Moment(at=at, what="ended", state=end.outcome.ending)]

@@ -46,9 +46,7 @@ class ForkedHosts:
     async def open(self) -> None:
         """Import the agents in the zygote, or raise what is wrong with them."""
         if hasattr(asyncio.get_running_loop(), "wall"):
-            raise BadInput(
-                "there are no hosts on a virtual clock; use driver='inline', or interlock.testing.hosts.VirtualHosts"
-            )
+            raise BadInput("there are no hosts on a virtual clock; use driver='inline'")
         await self._ready()
         if self.cold is not None:
             log.warning("hosts are spawned, not forked warm: %s", self.cold)

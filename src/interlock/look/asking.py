@@ -10,7 +10,7 @@ from interlock.client.shell import ask
 from interlock.core.errors import Unknown
 from interlock.core.lifecycle import State
 from interlock.look.documents import RunLine, Runs, Shown
-from interlock.look.reading import LATEST
+from interlock.look.reading import LATEST, line_of
 from interlock.runtime.listing import RunInfo
 
 MOST = 1_000  # runs of all sessions
@@ -51,6 +51,5 @@ def show(url: str, data: Path, run: str) -> Shown:
 
 
 def _line(run: RunInfo) -> RunLine:
-    known = {name: getattr(run, name) for name in RunLine.__struct_fields__ if name in RunInfo.__struct_fields__}
     started = run.state is State.STARTED or (run.outcome is not None and run.outcome.started_at is not None)
-    return RunLine(**known, unsettled=False, started=started, deadline=None, alias=None)
+    return line_of(run, unsettled=False, started=started, deadline=None, alias=None)

@@ -7,7 +7,9 @@ import os
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 from interlock.core.decision import RunRow, SessionRow
 from interlock.core.errors import Unknown
@@ -15,7 +17,7 @@ from interlock.core.events import Event, Spawned
 from interlock.core.names import ProcessState, RunId, SessionId
 from interlock.core.timeline import timeline
 from interlock.look.documents import ProcessLine, RunLine, Runs, SessionLine, Sessions, Shown
-from interlock.runtime.listing import as_tree, info_of_row
+from interlock.runtime.listing import RunInfo, as_tree, info_of_row
 from interlock.runtime.recovery import Story
 from interlock.runtime.settings import CRASHES
 from interlock.runtime.watch import whole_log
@@ -135,26 +137,18 @@ async def runs(store: Look, session: SessionId | None, *, tree: bool, every: boo
 
 
 def _run_line(row: RunRow, used: bool, depth: int = 0) -> RunLine:
-    return RunLine(
-        id=row.id,
-        session=row.session,
-        principal=row.principal,
-        kind=row.kind,
-        state=info_of_row(row).state,
+    return line_of(
+        msgspec.structs.replace(info_of_row(row), depth=depth),
         unsettled=not used and is_unsettled(row),
-        outcome=row.outcome,
-        text=row.text,
-        admitted_at=row.admitted_at,
         started=row.started,
-        generation=row.generation,
-        key=row.key,
         deadline=row.deadline,
-        parent=row.parent,
-        agent=row.agent,
-        detached=row.detached,
         alias=row.alias,
-        depth=depth,
     )
+
+
+def line_of(run: RunInfo, **more: Any) -> RunLine:
+    """Return a run as the list of a store shows it, with what the runtime's own list leaves out."""
+    return RunLine(**{name: getattr(run, name) for name in RunLine.__struct_fields__ if hasattr(run, name)}, **more)
 
 
 # One run

@@ -120,6 +120,10 @@ class Process(Protocol):
         """Return the beginning of its output, how many bytes were left out, and the end."""
         ...
 
+    def recent(self) -> bytes:
+        """Return the end of its output, also where it is read by lines."""
+        ...
+
 
 class Containment(Protocol):
     """What holds processes: a body like any other to the fall, cut at t0 and observed at t2."""

@@ -86,6 +86,10 @@ class LocalProcess:
         """Return the beginning of its output, how many bytes were left out, and the end."""
         return (b"", 0, b"") if self._output is None else self._output.collected()
 
+    def recent(self) -> bytes:
+        """Return the end of its output, also where it is read by lines."""
+        return b"" if self._output is None else self._output.recent
+
     # What the keeper says
 
     def on_started(self, pid: int) -> None:

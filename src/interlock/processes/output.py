@@ -18,6 +18,7 @@ from interlock.processes.base import LINE_BYTES
 READ_BYTES = 64 * 1024
 BURST_BYTES = 4 * 1024 * 1024  # read in one go before the loop is left alone for a moment
 REST_SECONDS = 0.005
+RECENT_BYTES = 8 * 1024  # kept for whoever looks on, also where the agent takes the lines
 LAST_BYTES = 1024 * 1024  # taken from the pipe after the exit
 
 
@@ -36,6 +37,7 @@ class Output:
         self._tail: deque[bytes] = deque()
         self._tail_bytes = 0
         self._lines = bytearray()
+        self.recent = b""
         self._scanned = 0
         self._more = asyncio.Event()
         self.left_out = 0
@@ -102,6 +104,7 @@ class Output:
     def _take(self, data: bytes) -> None:
         if self._exited:
             self._last -= len(data)
+        self.recent = (self.recent + data[-RECENT_BYTES:])[-RECENT_BYTES:]
         if self._streamed:
             self._lines += data
             self._more.set()

@@ -3,7 +3,7 @@
 1. The fence is tested in the step that sends the request and registers its containment; there is no await between.
 2. What can be ended by itself (a timeout, a grace, lines, in the background, detached) has a keeper of its own.
 3. A run's first process waits, bounded, for those of the runs before it, then goes on and names what is stuck.
-4. Output goes to the agent. Watchers are told that a process was started and how it ended, no more.
+4. Output goes to the agent. Watchers are told that a process was started, how it ended, and the end of what it wrote.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import msgspec
 
 from interlock.core.errors import BadInput
 from interlock.core.events import Spawned
-from interlock.core.names import Effect, Principal, ProcessState, RunId
+from interlock.core.names import Effect, Principal, ProcessState, RunId, SessionId
 from interlock.processes.base import Containment, Process, Processes, SpawnFailed, SpawnOrder, Worker
 from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
@@ -25,6 +25,9 @@ from interlock.runtime.live import Kept, LiveRun
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import COMMAND_CHARACTERS, PROCESSES, Settings
+
+LIVE_CHARACTERS = 2_000  # of a live process's output, in a list
+EXIT_CHARACTERS = 1_000  # and in the event of its exit
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,8 +56,10 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     run_id: RunId
     started_at: float
+    session: SessionId = SessionId("")  # whose stop ends it
     name: str | None = None
     detached: bool = False
+    tail: str = ""  # the end of what it has written
 
 
 class Running:
@@ -171,8 +176,10 @@ class Running:
             command=command_of(self.order),
             run_id=self._run.id,
             started_at=self.started_at,
+            session=self._run.home.id,
             name=self.order.name,
             detached=self.order.detached,
+            tail=tail_of(self._process, LIVE_CHARACTERS),
         )
 
 
@@ -359,6 +366,11 @@ def command_of(order: SpawnOrder) -> str:
     return shown.encode("utf-8", "replace").decode()
 
 
+def tail_of(process: Process, characters: int) -> str:
+    """Return the end of what a process has written."""
+    return process.recent().decode("utf-8", "replace")[-characters:]
+
+
 def _told(order: SpawnOrder, process: Process, state: ProcessState, beside: tuple[str, ...]) -> Spawned:
     return Spawned(
         command=command_of(order),
@@ -369,4 +381,5 @@ def _told(order: SpawnOrder, process: Process, state: ProcessState, beside: tupl
         background=order.background,
         detached=order.detached,
         beside=beside,
+        tail="" if state is ProcessState.RUNNING else tail_of(process, EXIT_CHARACTERS),
     )

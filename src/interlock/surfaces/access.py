@@ -8,6 +8,7 @@
    file that is gone lets nobody in.
 5. Hosts and origins are compared as parsed, never as prefixes; what cannot be parsed is refused.
 6. The audit never raises, never waits for the disk, and one flood never fills it.
+7. A page comes in by a code that works once and soon; its token stands on its principal's and is none without that one.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 
@@ -36,6 +37,7 @@ from interlock.core.errors import BadInput, InterlockError, Refused, Unknown
 from interlock.core.names import LOCAL, Principal
 
 log = logging.getLogger("interlock")
+T = TypeVar("T")
 
 OPERATOR = Principal("operator")
 TOKEN_BYTES = 32
@@ -44,9 +46,16 @@ NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 FILE_BYTES = 4 * 1024 * 1024
 LOCK_SECONDS = 5.0
 
+CODE_BYTES = 16
+CODE_SECONDS = 3_600.0
+CODES = 32  # of one principal, unused
+PAGES = 64  # of one principal; the oldest goes
+ALL_PAGES = 4_096
+
 FAILURES = 10
 FAILURE_SECONDS = 60.0
 ADDRESSES = 4_096
+RATE_LIMITED = "AUTH_RATE_LIMITED"
 
 REFUSED = "refused"  # the audit's kind that is limited
 REFUSALS_PER_SECOND = 20
@@ -95,9 +104,19 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     created_at: str | None = None  # the operator's token has no date
 
 
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    hash: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    hash: Digest
     scopes: Annotated[tuple[Scope, ...], msgspec.Meta(min_length=1)]
+    created_at: str
+
+
+class _Page(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    hash: Digest
+    name: str
+    of: Digest  # its principal's token when it was paired
     created_at: str
 
 
@@ -113,8 +132,11 @@ class Access:
         self.directory = directory.expanduser()
         self.token = self.directory / "token"
         self.principals = self.directory / "principals.json"
+        self.pages = self.directory / "pages.json"
+        self._files = (self.token, self.principals, self.pages)
         self._operator: str | None = None  # a digest
         self._entries: dict[str, _Entry] = {}
+        self._pages: tuple[_Page, ...] = ()
         self._holders: tuple[tuple[str, Caller], ...] = ()
         self._seen: dict[Path, str | None] = {}  # what each file held, as a digest
         self._troubles: dict[Path, str] = {}
@@ -128,13 +150,13 @@ class Access:
             with self._changing():
                 if not self.token.exists():  # nobody else was first
                     self._write(self.token, secrets.token_urlsafe(TOKEN_BYTES).encode() + b"\n")
-        for path in (self.token, self.principals):
+        for path in self._files:
             self._take(path)
 
     def refresh(self) -> bool:
         """Read again what another process may have changed; return whether anybody's token or scopes did."""
         before = self._holders
-        for path in (self.token, self.principals):
+        for path in self._files:
             try:
                 self._take(path)
                 self._troubles.pop(path, None)
@@ -211,6 +233,48 @@ class Access:
         self.refresh()
         return self.token
 
+    # Pages
+
+    def own(self, name: str) -> str | None:
+        """Return the digest of a principal's own token, on which its pages stand."""
+        return next((digest for digest, caller in self._holders if caller.name == name), None)
+
+    def is_page(self, token: str) -> bool:
+        """Return whether a token is a page's, not its principal's own."""
+        digest = digest_of(token)
+        return any([hmac.compare_digest(page.hash, digest) for page in self._pages])
+
+    def add_page(self, name: str, of: str) -> str:
+        """Make and keep a page's token and return it; `of` is the digest of its principal's. This waits for the disk.
+
+        Only files are changed: whoever serves calls this on an object of its own, in a thread, and then `refresh`.
+        """
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        page = _Page(hash=digest_of(token), name=name, of=of, created_at=_now())
+        with self._changing_pages() as pages:
+            mine = [each for each in pages if each.name == name]
+            gone = mine[: max(0, len(mine) + 1 - PAGES)]
+            pages[:] = [*(each for each in pages if each not in gone), page][-ALL_PAGES:]
+        return token
+
+    def forget_page(self, token: str) -> None:
+        """Keep a page's token no longer. This waits for the disk, as `add_page` does."""
+        digest = digest_of(token)
+        with self._changing_pages() as pages:
+            pages[:] = [each for each in pages if each.hash != digest]
+
+    @contextlib.contextmanager
+    def _changing_pages(self) -> Iterator[list[_Page]]:
+        """Give the pages that stand, and keep what was made of them."""
+        self._see_to_directory()
+        with self._changing():
+            for path in self._files:
+                self._take(path)
+            standing = {digest for digest, _ in self._holders}
+            pages = [each for each in self._pages if each.hash in standing]
+            yield pages
+            self._write(self.pages, msgspec.json.format(msgspec.json.encode(pages)) + b"\n")
+
     # Reading
 
     def _take(self, path: Path) -> None:
@@ -221,13 +285,17 @@ class Access:
             return
         if path == self.token:
             self._operator = None if data is None else _operator_of(data, path)
+        elif path == self.pages:
+            self._pages = () if data is None else _decoded(data, path, tuple[_Page, ...])
         else:
             self._entries = {} if data is None else _entries_of(data, path)
         self._seen[path] = seen
         holders = [(e.hash, Caller(Principal(name), frozenset(e.scopes))) for name, e in self._entries.items()]
         if self._operator is not None:
             holders.append((self._operator, Caller(OPERATOR, frozenset({Scope.ADMIN}))))
-        self._holders = tuple(holders)
+        callers = dict(holders)
+        pages = ((page.hash, callers[page.of]) for page in self._pages if page.of in callers)
+        self._holders = (*holders, *pages)
 
     def _read(self, path: Path) -> bytes | None:
         try:
@@ -335,12 +403,16 @@ def _operator_of(data: bytes, path: Path) -> str:
     return digest_of(token.decode())
 
 
-def _entries_of(data: bytes, path: Path) -> dict[str, _Entry]:
+def _decoded(data: bytes, path: Path, kind: type[T]) -> T:
     try:
-        entries = msgspec.json.decode(data, type=dict[str, _Entry])
+        return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         where = str(error).rpartition(" - ")[2]  # the text before it may quote what somebody put there
         raise AccessFailed(f"{path} is not what we write ({where}); put it right or remove it") from None
+
+
+def _entries_of(data: bytes, path: Path) -> dict[str, _Entry]:
+    entries = _decoded(data, path, dict[str, _Entry])
     if any(NAME.fullmatch(name) is None or name.lower() in (OPERATOR, LOCAL) for name in entries):
         raise AccessFailed(f"{path} has a name that no principal may have; put it right or remove it")
     return entries
@@ -352,6 +424,41 @@ def _file_of(entries: dict[str, _Entry]) -> bytes:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# Pairing
+
+
+class Pairing(NamedTuple):
+    """What a code is good for: a page of this principal, as long as its token is this one, and until then."""
+
+    name: Principal
+    of: str
+    until: float
+
+
+class Codes:
+    """The codes that wait for their page; they live in memory and are gone with a restart."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, Pairing] = {}  # by digest, the oldest first
+
+    def make(self, name: Principal, of: str, now: float) -> str:
+        """Return a new code for a page of a principal whose token has the digest `of`."""
+        self._waiting = {digest: each for digest, each in self._waiting.items() if now < each.until}
+        mine = [digest for digest, each in self._waiting.items() if each.name == name]
+        for digest in mine[: max(0, len(mine) + 1 - CODES)]:
+            del self._waiting[digest]
+        code = secrets.token_urlsafe(CODE_BYTES)
+        self._waiting[digest_of(code)] = Pairing(name, of, now + CODE_SECONDS)
+        return code
+
+    def take(self, code: str, now: float) -> Pairing | None:
+        """Return what a code is good for; it is used up."""
+        digest = digest_of(code)
+        known = [each for each in self._waiting if hmac.compare_digest(each, digest)]
+        found = self._waiting.pop(known[0]) if known else None
+        return found if found is not None and now < found.until else None
 
 
 # Hosts and origins

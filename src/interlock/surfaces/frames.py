@@ -32,6 +32,7 @@ DEPTH: Final = 32
 TICK_SECONDS: Final = 15.0
 BUFFER_BYTES: Final = 2 * 1024 * 1024  # of one connection, unwritten; beyond it the connection is closed as too slow
 QUIET: Final = "interlock.quiet"  # a capability: tell this connection only what it watches
+OUTLINE: Final = "interlock.outline"  # and besides, of everything it may see, what begins, ends and is asked
 
 # Close codes: RFC 6455's, and 4001 for a token that is not one (any more).
 NOT_JSON, NOT_TEXT, BROKEN_RULE, TOO_BIG, RESTART, NO_TOKEN = 1007, 1003, 1008, 1009, 1012, 4001
@@ -116,7 +117,7 @@ class ChatSend(Params, frozen=True, kw_only=True):
     session_key: str
     message: str
     idempotency_key: str
-    queue_mode: Literal["steer", "followup", "collect", "interrupt"] | None = None
+    queue_mode: Literal["steer", "followup", "collect", "interrupt", "rollback"] | None = None
     timeout_ms: Whole | None = None
     attachments: tuple[Any, ...] = ()
     suppress_command_interpretation: bool = False
@@ -316,7 +317,67 @@ class OwnUnwake(Own, frozen=True, kw_only=True):
     wake: str
 
 
+class OwnPair(Own, frozen=True, kw_only=True):
+    """A code for a page of the caller's; an admin may name somebody else."""
+
+    name: str | None = None
+
+
+class OwnNothing(Own, frozen=True, kw_only=True):
+    """One of our own that is asked with nothing."""
+
+
 # What our own methods answer
+
+
+class PairCode(Struct, frozen=True, kw_only=True):
+    """A code that lets a page in, once and so soon."""
+
+    code: str
+    seconds: float
+
+    def __repr__(self) -> str:
+        return "PairCode()"
+
+
+class Hosts(Struct, frozen=True, kw_only=True):
+    """What became of agent hosts."""
+
+    started: int
+    reused: int
+    killed: int
+
+
+class Minute(Struct, frozen=True, kw_only=True):
+    """How runs ended in a minute; `at` is where it begins, in seconds since 1970."""
+
+    at: int
+    endings: dict[str, int]
+
+
+class Spread(Struct, frozen=True, kw_only=True):
+    """How long something took: how many up to each limit, and at the end how many took longer."""
+
+    limits: tuple[float, ...]
+    counts: tuple[int, ...]
+    count: int
+    total_seconds: float
+
+
+class Overview(Struct, frozen=True, kw_only=True):
+    """How a gateway stands; counts begin at its start."""
+
+    grade: str
+    uptime_seconds: float
+    connections: int
+    queued: int
+    hosts: Hosts | None
+    corrections: int
+    endings: dict[str, int]
+    minutes: tuple[Minute, ...]
+    stops: dict[str, Spread]
+    refused: dict[str, int]
+    processes: dict[str, int]
 
 
 class Watched(Struct, frozen=True, kw_only=True):
@@ -354,6 +415,7 @@ _LOOK = frozenset({Scope.READ, Scope.WRITE})
 _CHANGE = frozenset({Scope.WRITE})
 _ANSWER = frozenset({Scope.WRITE, Scope.APPROVE})
 _ANYONE = frozenset(Scope)
+_ADMIN = frozenset({Scope.ADMIN})
 
 
 def _names(text: str) -> frozenset[str]:
@@ -417,6 +479,9 @@ METHODS: Final[Mapping[str, Method]] = {
     "interlock.wake": Method(OwnWake, _CHANGE, result=Wake),
     "interlock.unwake": Method(OwnUnwake, _CHANGE, result=None),
     "interlock.wakes": Method(OwnSession, _LOOK, result=list[Wake]),
+    "interlock.pair": Method(OwnPair, _ANYONE, result=PairCode),
+    "interlock.overview": Method(OwnNothing, _ADMIN, result=Overview),
+    "interlock.stopall": Method(OwnNothing, _ADMIN, stops=True, result=list[Receipt]),
 }
 EVENTS: Final = (
     "connect.challenge", "tick", "shutdown", "chat", "agent", "session.typing",

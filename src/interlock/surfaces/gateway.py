@@ -26,17 +26,19 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 
-from interlock.core.errors import BadInput, InterlockError
+from interlock.core.errors import BadInput, InterlockError, Refused, Unknown
 from interlock.core.events import Ended, Event
 from interlock.core.names import Principal, RunId, SessionId
 from interlock.core.receipt import Receipt
 from interlock.runtime.control import Control
 from interlock.surfaces import frames
 from interlock.surfaces.access import (
+    RATE_LIMITED,
     Access,
     Audit,
     AuthFailures,
     Caller,
+    Codes,
     Scope,
     allowed_host,
     allowed_origin,
@@ -47,7 +49,8 @@ from interlock.surfaces.frames import BadFrame, Request
 from interlock.surfaces.methods import HANDLERS, Typed, is_typed
 from interlock.surfaces.metrics import Meters
 from interlock.surfaces.outbox import Outbox
-from interlock.surfaces.telling import Item, Teller, Watcher, event_item
+from interlock.surfaces.page import Page, address_of
+from interlock.surfaces.telling import OUTLINE, Item, Teller, Watcher, event_item
 
 ASGIScope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -62,7 +65,6 @@ WATCHES: Final = 64  # of one connection
 WRITE_BYTES: Final = 2048  # handed to the kernel in one call, unless one frame is larger
 FLUSH_SECONDS: Final = 1.0  # for what is held when a connection or the gateway closes
 ACCESS_SECONDS: Final = 0.5  # how often the token files are looked at
-RATE_LIMITED: Final = "AUTH_RATE_LIMITED"
 NOTED: Final = (  # what an audit's line tells of a request
     "id", "question", "decision", "answer", "session_key", "session", "key", "run_id", "run", "task_id",
 )  # fmt: skip
@@ -95,17 +97,20 @@ class Gateway:
         self.closing = False
         self.connections: dict[Principal, set[Connection]] = {}
         self.failures = AuthFailures()
+        self.codes = Codes()
         self._allow_hosts, self._allow_origins = tuple(allow_hosts), (*allow_hosts, *allow_origins)
         self._strangers: Counter[str] = Counter()
         self._teller = Teller()
         self.watcher = Watcher()
         self._began = time.monotonic()
         self._clockwork: asyncio.Task[None] | None = None
+        self._page = Page(self)
         self._routes = Starlette(
             routes=[
                 WebSocketRoute("/", _Raw(self._socket)),
                 Route("/health", self._health),
                 Route("/metrics", self._metrics),
+                *self._page.routes,
             ]
         )
         self._appoint()
@@ -120,7 +125,7 @@ class Gateway:
                 self._clockwork = asyncio.get_running_loop().create_task(self._tick(), name="gateway's clock")
             refused = self._unwelcome(scope)
             if refused is not None:
-                address = _address(scope)
+                address = address_of(scope)
                 self.audit.note("refused", by="", address=address, why=refused, path=scope["path"])
                 await _deny(scope, receive, send, 403, refused)
                 return
@@ -141,17 +146,13 @@ class Gateway:
         return JSONResponse({"ok": not self.closing}, status_code=503 if self.closing else 200)
 
     async def _metrics(self, request: HttpRequest) -> Response:
-        kind, _, token = request.headers.get("authorization", "").partition(" ")
-        address = _address(request.scope)
-        self.look_again()
-        caller = self.access.who(token.strip()) if kind.lower() == "bearer" else None
-        if caller is not None and not caller.may(Scope.READ):
+        caller = self._page.caller(request)
+        if isinstance(caller, Response):
+            return caller
+        if not caller.may(Scope.READ):
+            address = address_of(request.scope)
             self.audit.note("refused", by=caller.name, address=address, why="/metrics needs scope read")
             return JSONResponse({"error": "this token may not read; use one with scope read"}, 403)
-        if caller is None:
-            code = self.wrong_token(address, token)
-            status = 429 if code == RATE_LIMITED else 401
-            return JSONResponse({"error": "send Authorization: Bearer and a token that may read", "code": code}, status)
         return Response(self.meters.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     # What happens in control, in the same step
@@ -165,16 +166,17 @@ class Gateway:
                 log.info("ended", extra={"ending": event.data.outcome.ending.value, **known})
             items = self._teller.tell(event)
             questions = [item for item in items if item.question]
-            for principal, connections in self.connections.items() if items else ():
-                if all(connection.quiet for connection in connections):
+            outlined = event.kind in OUTLINE
+            for principal, connections in self.connections.items() if items or outlined else ():
+                if all(connection.quiet and not (outlined and connection.outline) for connection in connections):
                     continue
                 sees = self.control.sees(principal, event)
                 approves = questions and (sees or Scope.APPROVE in self._scopes_of(principal))
                 for connection in connections:
                     if sees and connection.scopes & SEEING:
-                        connection.tell(items)
+                        connection.tell(items, self.watcher.outline(event) if connection.outline else ())
                     elif approves and connection.scopes & ANSWERING:
-                        connection.tell(questions)
+                        connection.tell(questions, self.watcher.questions(event) if connection.outline else ())
         except Exception:
             log.exception("an event could not be told", extra={"session": event.session, "run": event.run_id})
 
@@ -194,6 +196,20 @@ class Gateway:
         self.audit.tell_left_out(at_once=True)
 
     # People
+
+    def pair(self, by: Principal, scopes: Collection[Scope], name: str | None = None) -> str:
+        """Return a code for a page of the caller's; an admin may name somebody else who has a token."""
+        if name not in (None, by) and Scope.ADMIN not in scopes:
+            raise Refused("only an admin may pair a page for somebody else; leave the name out")
+        digest = self.access.own(name or by)
+        if digest is None:
+            raise Unknown(f"there is no principal {name!r:.80}; `interlock token list` names them")
+        return self.codes.make(Principal(name or by), digest, time.monotonic())
+
+    async def overview(self) -> frames.Overview:
+        """Return how things stand, for whoever operates this."""
+        uptime = time.monotonic() - self._began
+        return self.meters.overview(grade=await self.control.grade(), uptime_seconds=uptime)
 
     def _scopes_of(self, principal: Principal) -> Collection[Scope]:
         caller = self.access.callers.get(principal)
@@ -238,7 +254,7 @@ class Gateway:
     # Sockets
 
     async def _socket(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        address = _address(scope)
+        address = address_of(scope)
         counted, state = fold(address), scope.get("state", {})
         welcome = state.get("welcome")
         full = self._strangers.total() >= STRANGERS or self._strangers[counted] >= STRANGERS_PER_ADDRESS
@@ -272,7 +288,7 @@ class Gateway:
             "features": {
                 "methods": sorted(frames.METHODS),
                 "events": list(frames.EVENTS),
-                "capabilities": [frames.QUIET],
+                "capabilities": [frames.QUIET, frames.OUTLINE],
             },
             "snapshot": {
                 "presence": [],
@@ -415,7 +431,10 @@ class Connection:
         self.by, self._digest = caller.name, digest_of(token)
         self._asked_scopes = _asked(asked.scopes)
         self.scopes = _granted(caller, self._asked_scopes)
-        self.quiet = frames.QUIET in asked.caps
+        self.outline = frames.OUTLINE in asked.caps
+        self.quiet = self.outline or frames.QUIET in asked.caps
+        if self.outline:
+            self._watches[0] = anyio.CancelScope()  # its number is taken
         await self._send_text(frames.response(request.id, self.gateway.hello(self, caller)))
         return caller
 
@@ -428,7 +447,7 @@ class Connection:
 
     # Serving
 
-    quiet = False
+    quiet = outline = False
 
     async def serve(self, caller: Caller) -> None:
         """Answer until either side leaves."""
@@ -481,11 +500,10 @@ class Connection:
         if self._tasks is not None:
             self._tasks.cancel_scope.cancel()
 
-    def tell(self, items: Collection[Item]) -> None:
-        """Take what is told to all, unless this connection hears only what it watches."""
-        if not self.quiet:
-            for item in items:
-                self.outbox.put(item)
+    def tell(self, items: Collection[Item], outline: Collection[Item]) -> None:
+        """Take what is told to all, or an outline of it, or nothing where only what is watched is heard."""
+        for item in outline if self.outline else () if self.quiet else items:
+            self.outbox.put(item)
 
     def leave(self, code: int, reason: str) -> None:
         """Close the connection when what it holds has been sent."""
@@ -538,12 +556,12 @@ class Connection:
             asking = Asking(self, request)
             payload = await HANDLERS[request.method](asking, params)
             frame = frames.response(request.id, payload)
-            receipt = _receipt_in(payload)
-            if receipt is not None:
+            receipts = _receipts_in(payload)
+            for receipt in receipts:
                 session = receipt.session
                 if not asking.again:
                     self._note_stop(request, receipt, arrived)
-            elif request.method in ("exec.approval.resolve", "interlock.answer"):
+            if not receipts and request.method in ("exec.approval.resolve", "interlock.answer"):
                 self._note("answer", request, params)
         except InterlockError as error:
             frame = frames.refusal(request.id, frames.error_of(error))
@@ -618,21 +636,25 @@ class Connection:
 class Asking:
     """A request's own view of its connection."""
 
-    __slots__ = ("_connection", "_request", "again", "by", "control", "typed", "unwatch", "watch")
+    __slots__ = ("_connection", "_request", "again", "by", "control", "overview", "typed", "unwatch", "watch")
 
     def __init__(self, connection: Connection, request: Request) -> None:
         self._connection, self._request, self.again = connection, request, False
         self.control, self.by, self.typed = connection.control, connection.by, connection.typed
-        self.watch, self.unwatch = connection.watch, connection.unwatch
+        self.watch, self.unwatch, self.overview = connection.watch, connection.unwatch, connection.gateway.overview
 
     def first(self, payload: dict[str, Any]) -> None:
         """Send the first of two answers."""
         self._connection.outbox.answer(frames.response(self._request.id, payload), about=payload["sessionKey"])
 
+    def pair(self, name: str | None) -> str:
+        """Return a code for a page."""
+        return self._connection.gateway.pair(self.by, self._connection.scopes, name)
 
-def _receipt_in(payload: Any) -> Receipt | None:
+
+def _receipts_in(payload: Any) -> list[Receipt]:
     found = payload.get("receipt") if isinstance(payload, dict) else payload
-    return found if isinstance(found, Receipt) else None
+    return [each for each in (found if isinstance(found, list) else [found]) if isinstance(each, Receipt)]
 
 
 def _asked(names: Collection[str]) -> frozenset[Scope]:
@@ -643,11 +665,6 @@ def _asked(names: Collection[str]) -> frozenset[Scope]:
 
 def _granted(caller: Caller, asked: frozenset[Scope]) -> frozenset[Scope]:
     return frozenset(scope for scope in asked if caller.may(scope))
-
-
-def _address(scope: ASGIScope) -> str:
-    client = scope.get("client")
-    return str(client[0]) if client else "local"
 
 
 async def _deny(scope: ASGIScope, receive: Receive, send: Send, status: int, why: str) -> None:

@@ -22,6 +22,7 @@ from interlock.runtime.control import Control
 from interlock.runtime.listing import RunInfo
 from interlock.runtime.values import name_of
 from interlock.surfaces import frames, telling
+from interlock.surfaces.access import CODE_SECONDS
 
 OURS = re.compile(r"r-[0-9a-f]+-[0-9a-f]+")
 ANEW = frozenset({"/new", "/reset"})
@@ -51,6 +52,14 @@ class Asker(Protocol):
 
     def unwatch(self, number: int) -> None:
         """Tell it no longer."""
+        ...
+
+    def pair(self, name: str | None) -> str:
+        """Return a code for a page."""
+        ...
+
+    async def overview(self) -> frames.Overview:
+        """Return how the gateway stands."""
         ...
 
 
@@ -362,6 +371,23 @@ async def own_unwatch(on: Asker, asked: frames.OwnUnwatch) -> Any:
     return {"watch": asked.watch}
 
 
+async def own_pair(on: Asker, asked: frames.OwnPair) -> frames.PairCode:
+    return frames.PairCode(code=on.pair(asked.name), seconds=CODE_SECONDS)
+
+
+async def own_overview(on: Asker, asked: frames.OwnNothing) -> frames.Overview:
+    return await on.overview()
+
+
+async def own_stopall(on: Asker, asked: frames.OwnNothing) -> list[Receipt]:
+    """Stop every session that has a run or a detached process, in one step; a child falls with its parent's."""
+    runs = [run for run in await on.control.runs(by=on.by) if run.outcome is None]
+    held = [each.session for each in await on.control.processes(by=on.by)]
+    sessions = dict.fromkeys([run.session for run in sorted(runs, key=lambda run: run.parent is not None)] + held)
+    receipts = await asyncio.gather(*(on.control.stop(session=session, by=on.by) for session in sessions))
+    return list({receipt.id: receipt for receipt in reversed(receipts) if receipt.aborted}.values())[::-1]
+
+
 HANDLERS: dict[str, Handler] = {
     "health": health,
     "chat.send": chat_send,
@@ -396,4 +422,7 @@ HANDLERS: dict[str, Handler] = {
     "interlock.wake": _verb("wake", "session", "text", "at", "every", "cron"),
     "interlock.unwake": _verb("unwake", "wake"),
     "interlock.wakes": _verb("wakes", "session"),
+    "interlock.pair": own_pair,
+    "interlock.overview": own_overview,
+    "interlock.stopall": own_stopall,
 }

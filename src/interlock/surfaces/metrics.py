@@ -1,6 +1,10 @@
-"""What Prometheus is told. Counted from events and receipts, so that it says what everybody else is told."""
+"""What Prometheus and the overview are told, from one set of figures: counted from events and receipts."""
 
+import time
+from collections import deque
 from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -9,8 +13,11 @@ from prometheus_client.registry import Collector
 from interlock.core.events import Correction, Ended, Event, Proof
 from interlock.core.names import EARLY, Drain
 from interlock.runtime.control import Control
+from interlock.surfaces.frames import Hosts, Minute, Overview, Spread
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+MARKS = ("fenced", "ended", "drained")
+MINUTES = 60
 
 
 class Meters(Collector):
@@ -36,6 +43,9 @@ class Meters(Collector):
         self._corrections = Counter(
             "interlock_corrections", "Endings that the store knew better.", registry=self._registry
         )
+        for mark in MARKS:
+            self._stops.labels(mark)  # so that there is one with nothing in it
+        self._minutes: deque[tuple[int, dict[str, int]]] = deque(maxlen=MINUTES)
         self.connections = 0
         self._registry.register(self)
 
@@ -59,6 +69,7 @@ class Meters(Collector):
         match event.data:
             case Ended(outcome=outcome):
                 self._runs.labels(outcome.ending).inc()
+                self._count_minute(int(event.at // 60) * 60, outcome.ending)
             case Correction():
                 self._corrections.inc()
             case Proof(receipt=receipt) if receipt.drain is not Drain.PENDING and receipt.session == event.session:
@@ -73,6 +84,45 @@ class Meters(Collector):
             case _:
                 pass
 
+    def _count_minute(self, minute: int, ending: str) -> None:
+        if not self._minutes or self._minutes[-1][0] < minute:  # a clock that was set back counts on in the last one
+            self._minutes.append((minute, {}))
+        counts = self._minutes[-1][1]
+        counts[ending] = counts.get(ending, 0) + 1
+
+    def overview(self, *, grade: str, uptime_seconds: float) -> Overview:
+        """Return the same figures for people."""
+        hosts = self._control.hosts
+        since = time.time() - MINUTES * 60
+        return Overview(
+            grade=grade,
+            uptime_seconds=uptime_seconds,
+            connections=self.connections,
+            queued=self._control.queued,
+            hosts=None if hosts is None else Hosts(started=hosts.started, reused=hosts.reused, killed=hosts.killed),
+            corrections=sum(_counts(self._corrections).values()),
+            endings=_counts(self._runs),
+            minutes=tuple(Minute(at=at, endings=dict(counts)) for at, counts in self._minutes if at > since),
+            stops={mark: _spread(self._stops.labels(mark)) for mark in MARKS},
+            refused=_counts(self._refused),
+            processes=_counts(self._processes),
+        )
+
     def text(self) -> bytes:
         """The page that Prometheus reads."""
         return generate_latest(self._registry)
+
+
+def _counts(counter: Counter) -> dict[str, int]:
+    """Return a counter's figures by its one label."""
+    samples = [sample for metric in counter.collect() for sample in metric.samples]
+    return {"".join(each.labels.values()): int(each.value) for each in samples if each.name.endswith("_total")}
+
+
+def _spread(histogram: Any) -> Spread:
+    """Return a histogram's own figures; its buckets count what is below, too."""
+    samples = [sample for metric in histogram.collect() for sample in metric.samples]
+    below = [int(each.value) for each in samples if each.name.endswith("_bucket")]
+    total = sum(each.value for each in samples if each.name.endswith("_sum"))
+    counts = tuple(upper - lower for lower, upper in pairwise([0, *below]))
+    return Spread(limits=SECONDS, counts=counts, count=below[-1], total_seconds=total)

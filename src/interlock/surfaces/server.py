@@ -32,6 +32,7 @@ UNSENT_BYTES: Final = 4096
 UNSEEN_BYTES: Final = 1024  # written before it is asked again whether the kernel has room
 CLOSE_SECONDS: Final = 2.0  # from our close frame until the socket is cut
 PING_SECONDS: Final = 20.0  # between pings, and for each answer
+VISITORS: Final = 128  # HTTP connections that idle
 BACKLOG: Final = 2048
 TCP_NOTSENT_LOWAT: Final = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
 FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -39,9 +40,10 @@ TOO_LONG: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: 
 
 
 class Door:
-    """The sockets that have shown no token."""
+    """The sockets that have shown no token, and those that came for a page and stay a while."""
 
     def __init__(self) -> None:
+        self._visitors: dict[asyncio.Transport, None] = {}
         self._inside: dict[asyncio.BaseTransport, str] = {}
         self._since: dict[asyncio.BaseTransport, float] = {}
         self._of: Counter[str] = Counter()
@@ -50,6 +52,8 @@ class Door:
         """Return whether there is room for one more from its address."""
         peer = transport.get_extra_info("peername")
         address = fold(str(peer[0])) if peer else "local"
+        if transport in self._inside:
+            return True
         if len(self._inside) >= STRANGERS or self._of[address] >= STRANGERS_PER_ADDRESS:
             return False
         self._inside[transport] = address
@@ -61,8 +65,16 @@ class Door:
         """Return when a stranger came, on the monotonic clock: its time counts from there."""
         return self._since.get(transport, time.monotonic())
 
+    def visited(self, transport: asyncio.Transport) -> None:
+        """It has asked for something, whole and in time: no stranger, but of those who then idle the first may go."""
+        self.leave(transport)
+        self._visitors[transport] = None
+        if len(self._visitors) > VISITORS:
+            next(iter(self._visitors)).close()
+
     def leave(self, transport: asyncio.BaseTransport) -> None:
         """It has shown its token, or is gone."""
+        self._visitors.pop(transport, None)  # type: ignore[call-overload]
         self._since.pop(transport, None)
         address = self._inside.pop(transport, None)
         if address is not None:
@@ -100,11 +112,17 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
 
         def on_message_complete(self) -> None:
             self._in_time()
+            if not self.parser.should_upgrade():
+                door.visited(self.transport)
             super().on_message_complete()
 
         def handle_websocket_upgrade(self) -> None:
             self._in_time()
-            super().handle_websocket_upgrade()
+            if door.enter(self.transport):  # again, where it came for something else first
+                super().handle_websocket_upgrade()
+            else:
+                self.transport.write(FULL)
+                self.transport.close()
 
         def _in_time(self) -> None:
             self._heard = 0

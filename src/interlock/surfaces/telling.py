@@ -9,6 +9,7 @@
 
 from typing import Any, Final
 
+import msgspec
 from msgspec.structs import replace
 
 from interlock.core.events import (
@@ -28,7 +29,17 @@ from interlock.core.events import (
     Typing,
 )
 from interlock.core.lifecycle import State
-from interlock.core.names import PASSING, Ending, ProcessState, QuestionId, QuestionState, RunId, SessionId, ToolState
+from interlock.core.names import (
+    PASSING,
+    Ending,
+    EventKind,
+    ProcessState,
+    QuestionId,
+    QuestionState,
+    RunId,
+    SessionId,
+    ToolState,
+)
 from interlock.core.outcome import Outcome
 from interlock.core.projection import agent_wait, chat_event, client_words, native, row
 from interlock.core.receipt import Receipt
@@ -38,6 +49,10 @@ from interlock.surfaces.frames import Watched, encode
 
 AGENT: Final = "interlock"  # who types, and whose sessions these are
 PREVIEW: Final = 200
+OUTLINE: Final = frozenset(
+    EventKind(kind) for kind in ("message", "started", "question", "child", "ended", "receipt", "correction")
+)
+LONG: Final = frozenset({"text", "cut", "error", "arguments", "result"})  # what an outline has the beginning of
 
 QUESTION: Final = b'{"type":"event","event":"exec.approval.'
 
@@ -91,6 +106,7 @@ class Watcher:
 
     def __init__(self) -> None:
         self._last: tuple[int, Event, Item] | None = None  # as a rule the next watcher is told the same
+        self._outlined: tuple[Event, tuple[Item, ...]] | None = None
 
     def tell(self, watch: int, event: Event) -> Item:
         """Return an event's frame."""
@@ -100,6 +116,37 @@ class Watcher:
         item = _delta_item(watch, event, event.data) if isinstance(event.data, Delta) else _event_item(watch, event)
         self._last = watch, event, item
         return item
+
+    def outline(self, event: Event) -> tuple[Item, ...]:
+        """Return an event's frame with the beginning of its texts; none for what an outline leaves out."""
+        if event.kind not in OUTLINE:
+            return ()
+        if self._outlined is None or self._outlined[0] is not event:
+            told = {"watch": 0, "event": _shortened(msgspec.to_builtins(event))}
+            item = event_item("interlock.event", told, session=event.session, run_id=event.run_id)
+            self._outlined = event, (item,)
+        return self._outlined[1]
+
+    def questions(self, event: Event) -> tuple[Item, ...]:
+        """Return the same for whoever may only answer: questions, and those that go void with their run."""
+        if isinstance(event.data, Asked):
+            return self.outline(event)
+        void = event.data.void if isinstance(event.data, Ended) else ()
+        asked = (Asked(question_id=each, text="", state=QuestionState.VOID) for each in void)
+        return tuple(item for each in asked for item in self.outline(replace(event, data=each)))
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_shortened(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: each[: PREVIEW - 1] + "…"
+        if name in LONG and isinstance(each, str) and len(each) > PREVIEW
+        else _shortened(each)
+        for name, each in value.items()
+    }
 
 
 def _event_item(watch: int, event: Event) -> Item:
@@ -230,6 +277,7 @@ def _other(event: Event) -> list[Item]:
         case Spawned() as process:
             phase = "start" if process.state is ProcessState.RUNNING else "end"
             data = {"phase": phase, "command": process.command, "state": process.state, "pid": process.pid}
+            data |= {"output": process.tail} if process.tail else {}
             return [_agent(event, "command_output", data | {"exitCode": process.status})]
         case Progress() as progress:
             return [_agent(event, "progress", {"text": progress.text, "done": progress.done, "total": progress.total})]

@@ -8,7 +8,7 @@ from interlock.testing.processes import VirtualProcesses
 from interlock.testing.threads import VirtualThreads
 
 __all__ = [
-    # judge an agent of yours, or a seed of ours
+    # judge an agent of yours
     "Played",
     "check_agent",
     "play",

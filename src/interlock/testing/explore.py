@@ -1,14 +1,15 @@
 """Exploring: a seed picks a scenario and a schedule, the real runtime plays it, the oracle judges.
 
 A scenario is a handful of people who send, stop, wait, watch and vanish at random instants, against agents of the
-hostile kit, over a store that may fail, stall or lose its answers. The same seed plays the same, in any process.
+hostile kit, or an agent of yours, over a store that may fail, stall or lose its answers. The same seed plays the same,
+in any process.
 """
 
 import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from random import Random
 from typing import Any, NamedTuple
 
@@ -17,16 +18,14 @@ import msgspec
 from interlock.app import open_control
 from interlock.core.errors import InterlockError, Unknown
 from interlock.core.names import RunId, SessionId
-from interlock.hosts.driver import HostDriver
+from interlock.runtime.driver import Driver
 from interlock.runtime.run import Agent, Message, Run
 from interlock.runtime.settings import Settings
 from interlock.stores.memory import MemoryStore
-from interlock.testing.hostile import BEHAVIOURS, HELPER, Kit
-from interlock.testing.hosts import VirtualHosts
+from interlock.testing.hostile import HELPER, Kit
 from interlock.testing.loop import Mode, SeededLoop, run_seeded
 from interlock.testing.oracle import Oracle, Violation
 from interlock.testing.processes import Book, VirtualProcesses
-from interlock.testing.restart import Death, Life, Reaper
 from interlock.testing.threads import VirtualThreads
 
 SETTINGS = Settings(
@@ -46,6 +45,11 @@ ACTS = (
 OWN_TASKS = ("later", "talk")  # what hostile agents leave behind their own backs
 
 
+MakeDriver = Callable[
+    [Agent, Mapping[str, Agent], VirtualThreads], Driver
+]  # for an agent, and those it may delegate to
+
+
 class Played(msgspec.Struct, frozen=True):
     """What one schedule came to: the hash of its trace, and how much was in it."""
 
@@ -62,44 +66,6 @@ class Theme(NamedTuple):
     strategies: tuple[str | None, ...] = STRATEGIES
     places: str = "ssssst"
     latencies: tuple[float, ...] = LATENCIES_SECONDS
-
-
-THEMES = (
-    Theme(
-        ("holder", "miser", "hasty", "mole", "mole"), ("send", "send", "stop", "reset", "wait"), (None, "queue"), "st"
-    ),
-    Theme(("listener", "listener", "asker"), ("send", "burst", "burst", "stop", "vanish"), ("steer", None, "queue")),
-    Theme(
-        ("reply", "polite", "tools"),
-        ("burst", "burst", "send", "stop", "wait"),
-        ("collect", "collect", "queue"),
-        latencies=(0.0, 0.01, 0.05),
-    ),
-    Theme(("asker", "guarded", "gambler"), ("send", "stop", "wait", "reset")),
-    Theme(("parent", "litter", "cuckoo", "orphan", "absentee")),
-    Theme(("dawdle", "sleeper"), ("send", "wait", "wait", "stop")),
-    Theme(("never", "polite", "swallow_all"), ("vanish", "vanish", "stop", "twice", "overtake", "late")),
-)
-
-PROCESSES = Theme(
-    ("spawner", "daemon", "daemon", "leaver", "cruncher", "cruncher"),
-    ("send", "send", "stop", "stop"),
-    (None,),
-    "s",
-    (0.0, 0.0, 0.001),
-)
-HOSTS = Theme(
-    ("tools", "deaf", "listener", "listener", "swallow_one", "parallel"),
-    ("send", "send", "burst", "burst", "stop", "stop"),
-    (None, None, "steer", "queue"),
-    "s",
-    (0.0, 0.0, 0.001),
-)
-OTHERS = tuple(name for name in BEHAVIOURS if name not in PROCESSES.behaviours)
-PROCESS_SEEDS = 8  # every so many seeds play with processes
-HOST_SEEDS = 8  # every so many seeds the agents run in hosts
-DEATH_SEEDS = 8  # every so many seeds the server dies on the way, and is started again
-DEATHS = 3  # in a row, at most
 
 
 class Scene:
@@ -289,17 +255,28 @@ class Scene:
         self._vanishing.append(task)
 
 
-def play(
-    seed: int,
-    *,
-    mode: Mode | None = None,
-    agent: Agent | None = None,
-    messages: tuple[str, ...] = ("hello",),
-    deaths: bool = True,
-) -> Played:
-    """Play one seed; raises Violation, Stuck, or whatever broke. With an agent of yours, the oracle judges that one."""
+def play(seed: int, *, agent: Agent, messages: tuple[str, ...] = ("hello",), mode: Mode | None = None) -> Played:
+    """Play one seed against an agent of yours; raises Violation, Stuck, or whatever broke."""
     random = Random(seed)
-    chosen = mode or random.choice((Mode.ORDERED, Mode.ORDERED, Mode.ORDERED, Mode.FIFO))
+    return perform(seed, random, mode or mode_of(random), Theme(messages), agent=agent)
+
+
+def mode_of(random: Random) -> Mode:
+    """Choose how the loop orders what is ready."""
+    return random.choice((Mode.ORDERED, Mode.ORDERED, Mode.ORDERED, Mode.FIFO))
+
+
+def perform(
+    seed: int,
+    random: Random,
+    mode: Mode,
+    theme: Theme,
+    *,
+    agent: Agent | None = None,
+    driver: MakeDriver | None = None,
+    prepare: Callable[[Scene, Oracle, MemoryStore], None] = lambda *_: None,
+) -> Played:
+    """Play one scenario, against the hostile kit unless an agent is given; `prepare` is called before it begins."""
     judged: list[Oracle] = []
 
     def on_close(loop: SeededLoop) -> None:
@@ -307,25 +284,38 @@ def play(
             _no_leaks(loop)
         judged[0].trace.append(("steps", loop.steps))
 
-    log = logging.getLogger("interlock")
-    level = log.level
-    log.setLevel(logging.CRITICAL)  # a store in trouble is part of the scenario
+    async def main() -> None:
+        kit = Kit()
+        store = MemoryStore(latency_seconds=random.choice(theme.latencies))
+        processes = VirtualProcesses(random)
+        played, agents = kit.agent if agent is None else _judged(kit, agent), {HELPER: kit.agent}
+        threads = VirtualThreads(random)
+        async with open_control(
+            played,
+            agents=agents,
+            driver="inline" if driver is None else driver(played, agents, threads),
+            store=store,
+            settings=SETTINGS,
+            admins=("admin",),
+            threads=threads,
+            processes=processes,
+        ) as control:
+            kit.control, kit.oracle = control, Oracle(control, store, hosted=driver is not None)
+            processes.book = Book(kit.oracle)
+            judged.append(kit.oracle)
+            scene = Scene(random, kit.oracle, store, theme)
+            prepare(scene, kit.oracle, store)
+            await scene.play()
+            await kit.oracle.finish()
+            await processes.book.close()
+
     try:
-        death = run_seeded(
-            lambda: _main(seed, random, judged, agent, messages),
-            seed,
-            mode=chosen,
-            charge=CHARGE_SECONDS,
-            on_close=on_close,
-        )
-        if deaths:
-            _live_again(seed, random, chosen, death)
+        with quiet_log():
+            run_seeded(main, seed, mode=mode, charge=CHARGE_SECONDS, on_close=on_close)
     except BaseException:
         if judged and judged[0].violation is not None:
             raise judged[0].violation from None  # the first thing that went wrong, not what followed from it
         raise
-    finally:
-        log.setLevel(level)
     oracle = judged[0]
     if oracle.violation is not None:
         raise oracle.violation
@@ -334,58 +324,16 @@ def play(
     return Played(seed, digest, int(str(steps)))
 
 
-def _live_again(seed: int, random: Random, mode: Mode, death: Death | None) -> None:
-    """Start again on what survived, and again, for as long as it dies."""
-    for life in range(1, DEATHS + 1):
-        if death is None:
-            return
-        next_life = Life(death, random, SETTINGS)
-        run_seeded(next_life.live, seed + life, mode=mode, charge=CHARGE_SECONDS)
-        death = next_life.next
-
-
-async def _main(
-    seed: int, random: Random, judged: list[Oracle], agent: Agent | None, messages: tuple[str, ...]
-) -> Death | None:
-    kit = Kit()
-    theme = Theme(tuple(random.sample(OTHERS, random.choice((1, 2, 2, 3)))))
-    if agent is not None:
-        theme = Theme(messages)
-    elif random.random() < 0.6:
-        theme = random.choice(THEMES)
-    if agent is None and seed % PROCESS_SEEDS == 6:
-        theme = PROCESSES
-    hosted = seed % HOST_SEEDS == 4
-    if hosted and agent is None and random.random() < 0.7:
-        theme = HOSTS
-    store = MemoryStore(latency_seconds=random.choice(theme.latencies))
-    processes = VirtualProcesses(random)
-    played, agents = kit.agent if agent is None else _judged(kit, agent), {HELPER: kit.agent}
-    threads = VirtualThreads(random)
-    hosts = VirtualHosts(played, agents, random, threads)
-    async with open_control(
-        played,
-        agents=agents,
-        driver=HostDriver(hosts) if hosted else "inline",
-        store=store,
-        settings=SETTINGS,
-        admins=("admin",),
-        threads=threads,
-        processes=processes,
-    ) as control:
-        kit.control, kit.oracle = control, Oracle(control, store, hosted=hosted)
-        processes.book = Book(kit.oracle)
-        judged.append(kit.oracle)
-        scene = Scene(random, kit.oracle, store, theme)
-        reaper = Reaper(kit.oracle, store, Random(f"death {seed}"))
-        if agent is None and seed % DEATH_SEEDS == 2:
-            reaper.wait(scene.keyed)
-        await scene.play()
-        await kit.oracle.finish()
-        await processes.book.close()
-    if hosts.broken is not None:
-        raise Violation(hosts.broken)
-    return reaper.death
+@contextlib.contextmanager
+def quiet_log() -> Iterator[None]:
+    """A store in trouble is part of the scenario: nothing of it is logged."""
+    log = logging.getLogger("interlock")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _judged(kit: Kit, agent: Agent) -> Agent:

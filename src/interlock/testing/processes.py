@@ -151,6 +151,10 @@ class VirtualProcess:
         """It writes nothing."""
         return b"", 0, b""
 
+    def recent(self) -> bytes:
+        """It writes nothing."""
+        return b""
+
 
 class VirtualContainment:
     """A keeper that takes its time."""

@@ -2,27 +2,18 @@
 
 from collections.abc import Iterable
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from interlock.core.decision import KeyRow, QuestionRow, RunRow, SessionRow, StopMark, ToolRow, WakeRow
-from interlock.core.events import Data, Event, Json
-from interlock.core.names import (
-    CallId,
-    Principal,
-    QuestionId,
-    QuestionState,
-    RunId,
-    RunKind,
-    SessionId,
-    Strategy,
-    ToolState,
-)
+from interlock.core.events import Data, Event
+from interlock.core.names import Principal, RunId, SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 
 Row = tuple[Any, ...]
+R = TypeVar("R", bound=msgspec.Struct)
 
 _encode = msgspec.json.Encoder().encode
 _outcome = msgspec.json.Decoder(Outcome).decode
@@ -37,6 +28,11 @@ def text_of(value: Any) -> str:
     return _encode(value).decode()
 
 
+def _record(kind: type[R], row: Row) -> R:
+    """Return a row as a record whose fields stand as its columns do."""
+    return msgspec.convert(dict(zip(kind.__struct_fields__, row, strict=True)), kind)
+
+
 def of_session(row: SessionRow) -> Row:
     """As `keep_session` takes it."""
     return (row.id, row.owner, row.generation, row.strategy, row.since, row.renewed, row.crashes)
@@ -44,16 +40,7 @@ def of_session(row: SessionRow) -> Row:
 
 def session_of(row: Row) -> SessionRow:
     """As `session` gives it."""
-    session_id, owner, generation, strategy, since, renewed, crashes = row
-    return SessionRow(
-        id=SessionId(session_id),
-        owner=Principal(owner),
-        generation=generation,
-        strategy=None if strategy is None else Strategy(strategy),
-        since=since,
-        renewed=renewed,
-        crashes=crashes,
-    )
+    return _record(SessionRow, row)
 
 
 def of_run(row: RunRow) -> Row:
@@ -67,31 +54,11 @@ def of_run(row: RunRow) -> Row:
 
 
 def run_of(row: Row) -> RunRow:
-    """As `run` gives it."""
-    (
-        run_id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
-        generation, started, outcome, cut, told, drained,
-    ) = row  # fmt: skip
-    return RunRow(
-        id=RunId(run_id),
-        session=SessionId(session),
-        principal=Principal(principal),
-        kind=RunKind(kind),
-        text=text,
-        admitted_at=admitted_at,
-        key=key,
-        deadline=deadline,
-        parent=None if parent is None else RunId(parent),
-        home=None if home is None else SessionId(home),
-        agent=agent,
-        detached=bool(detached),
-        alias=None if alias is None else RunId(alias),
-        generation=generation,
-        started=bool(started),
-        outcome=outcome_of(outcome, drained=drained),
-        cut=cut,
-        told=bool(told),
-    )
+    """As `run` gives it: behind the fields of the record stands whether it has drained."""
+    *kept, drained = row
+    fields = dict(zip(RunRow.__struct_fields__, kept, strict=True))
+    fields |= {name: bool(fields[name]) for name in ("detached", "started", "told")}
+    return msgspec.convert({**fields, "outcome": outcome_of(fields["outcome"], drained=drained)}, RunRow)
 
 
 def outcome_of(text: str | None, *, drained: int = 0) -> Outcome | None:
@@ -109,16 +76,7 @@ def of_key(row: KeyRow) -> Row:
 
 def key_of(row: Row) -> KeyRow:
     """As `key` gives it."""
-    principal, key, method, digest, run_id, generation, superseded = row
-    return KeyRow(
-        principal=Principal(principal),
-        key=key,
-        method=method,
-        digest=digest,
-        run_id=RunId(run_id),
-        generation=generation,
-        superseded=None if superseded is None else RunId(superseded),
-    )
+    return _record(KeyRow, row)
 
 
 def of_tool(row: ToolRow) -> Row:
@@ -128,10 +86,7 @@ def of_tool(row: ToolRow) -> Row:
 
 def tool_of(row: Row) -> ToolRow:
     """As `tools` gives it."""
-    call_id, run_id, name, arguments, state = row
-    return ToolRow(
-        call_id=CallId(call_id), run_id=RunId(run_id), name=name, arguments=Json(arguments), state=ToolState(state)
-    )
+    return _record(ToolRow, row)
 
 
 def of_question(row: QuestionRow) -> Row:
@@ -145,18 +100,9 @@ def of_question(row: QuestionRow) -> Row:
 
 def question_of(row: Row) -> QuestionRow:
     """As `question` gives it."""
-    question_id, run_id, session, principal, text, choices, state, answer, by = row
-    return QuestionRow(
-        id=QuestionId(question_id),
-        run_id=RunId(run_id),
-        session=SessionId(session),
-        principal=Principal(principal),
-        text=text,
-        choices=None if choices is None else msgspec.json.decode(choices, type=tuple[str, ...]),
-        state=QuestionState(state),
-        answer=None if answer is None else msgspec.json.decode(answer, type=bool | str),
-        by=None if by is None else Principal(by),
-    )
+    *asked, choices, state, answer, by = row
+    read = [None if text is None else msgspec.json.decode(text) for text in (choices, answer)]
+    return _record(QuestionRow, (*asked, read[0], state, read[1], by))
 
 
 def of_mark(row: StopMark) -> Row:

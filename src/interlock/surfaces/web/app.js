@@ -17,6 +17,7 @@ import * as words from "./words.js";
 
 const TOKEN = "interlock.token";
 const LATEST = 40; // turns shown at first, and added by each look back
+const MOST = 400; // turns kept; of more, half are let go and can be looked back at
 const SLOW_MS = 200; // an answer later than this is told as waiting
 const TAIL_MS = 700; // how often a running process is asked what it wrote
 const WAYS = [
@@ -101,7 +102,7 @@ class Page {
     this.token = token;
     this.link.addEventListener("state", ({ detail }) => this.#state(detail));
     this.link.addEventListener("outline", ({ detail }) => this.chat?.heard(detail));
-    this.sessions = new Sessions(this.link, (session) => this.go(`#/s/${encodeURIComponent(session)}`));
+    this.sessions = new Sessions(this.link, (session) => this.go(`#/s/${encodeURIComponent(session)}`), () => this.refresh());
     this.overview = new Overview(this.link, this);
     this.timeline = new Timeline(this);
     this.#route();
@@ -250,7 +251,7 @@ class Page {
     if (!$("how-menu").hidden) {
       this.#showMenu(false);
       $("how").focus();
-    } else if (this.chat?.busy) {
+    } else if (this.chat?.busy && !$("chat").hidden) {
       event.preventDefault();
       this.stop();
     }
@@ -351,7 +352,7 @@ class Chat {
       child: (id, home) => this.#child(id, home),
       details: (run) => page.details(run),
       retry: (run) => page.giveBack(run.said.map((message) => message.text).join("\n")),
-      drawn: () => page.refresh(),
+      drawn: () => this.#drawn(),
     };
     this.on = on;
     this.view = new ConversationView(this.model, on, { scroller: $("log") });
@@ -360,6 +361,15 @@ class Chat {
     show($("earlier"), false);
     this.#load();
     this.ticking = setInterval(() => this.#tails(), TAIL_MS);
+  }
+
+  #drawn() {
+    if (this.view.shorten(MOST, MOST / 2)) {
+      this.#cursor = String(MOST / 2); // a page further back may hold turns that are known; those are left out
+      this.#first = placeOf(this.model.order[0]);
+      show($("earlier"), true);
+    }
+    this.page.refresh();
   }
 
   get busy() {
@@ -383,11 +393,14 @@ class Chat {
     if (this.#opening) return;
     this.#opening = true;
     try {
-      const told = await this.page.link.request("tasks.list", { sessionKey: this.session, limit: LATEST }, { again: true });
+      const [told, live] = await Promise.all([
+        this.page.link.request("tasks.list", { sessionKey: this.session, limit: LATEST }, { again: true }),
+        this.page.link.request("interlock.runs", {}, { again: true }), // one that runs is shown, however old it is
+      ]);
       if (this.#closed) return;
-      const oldest = told.tasks.at(-1);
+      const shown = [...told.tasks.slice(-1), ...live.filter((run) => run.session === this.session)];
       this.#cursor = told.nextCursor ?? null;
-      this.#first = oldest ? placeOf(oldest.id) : 0;
+      this.#first = shown.length ? Math.min(...shown.map((run) => placeOf(run.id))) : 0;
       this.#follow();
     } catch (error) {
       this.why = error.message;
@@ -435,16 +448,17 @@ class Chat {
     }
   }
 
-  // The events between two positions, as a conversation of their own.
+  // The runs that came between two positions, up to their ends, as a conversation of their own.
   #between(from, to) {
     const older = new Conversation(this.session);
     return new Promise((resolve, reject) => {
       const event = (each) => {
-        if (each.position > to) {
+        const after = each.position > to;
+        if (after && !older.live.length) {
           watch.stop();
           this.#watches.delete(watch);
           resolve(older);
-        } else older.take(each);
+        } else if (!after || older.runs.has(each.run_id) || each.data.type === "receipt") older.take(each);
       };
       const watch = this.page.link.watch({ session: this.session }, from, { event, over: (error) => reject(error ?? new Failed()) });
       this.#watches.add(watch);
@@ -454,7 +468,7 @@ class Chat {
   // Saying, stopping, answering
 
   async send(message, way) {
-    const key = crypto.randomUUID?.() ?? `${Date.now()}-${Math.random().toString(36).slice(2)}`;
+    const key = Array.from(crypto.getRandomValues(new Uint32Array(4)), (part) => part.toString(36)).join("-");
     const note = el("article.said", { "data-state": "sending" }, el("p.who", {}, "sending…"), el("div.words", {}, message));
     const slow = setTimeout(() => {
       this.pending.append(note);

@@ -249,6 +249,7 @@ export class ConversationView {
   }
 
   take(event) {
+    if (event.data.type === "gap") this.turns.append(el("p.note", {}, "Some of what happened here is no longer to be had."));
     for (const run of this.model.take(event)) this.#dirty.add(run);
     this.#soon();
   }
@@ -305,22 +306,26 @@ export class ConversationView {
   // Runs from before what is shown, oldest first; whoever reads sees nothing move.
   prepend(older) {
     const box = this.scroller;
-    const height = box?.scrollHeight ?? 0;
+    const height = box.scrollHeight;
     const nodes = [];
-    for (const id of older.order) {
-      const run = older.runs.get(id);
-      if (this.model.runs.has(id) || run.state === "joined") continue;
+    for (const run of this.model.precede(older)) {
       const view = new RunView(run, this.on);
+      this.#views.set(run, view);
       view.draw(performance.now());
       nodes.push(view.node);
     }
     this.turns.prepend(...nodes);
-    if (box) box.scrollTop += box.scrollHeight - height;
-    return nodes.length;
+    box.scrollTop += box.scrollHeight - height;
   }
 
-  viewOf(run) {
-    return this.#views.get(run) ?? null;
+  // Let go of the oldest turns of a very long conversation, while nobody looks at them.
+  shorten(most, kept) {
+    if (!this.#stay || this.model.order.length <= most) return false;
+    for (const run of this.model.forget(this.model.order.length - kept)) {
+      this.#views.get(run)?.node.remove();
+      this.#views.delete(run);
+    }
+    return true;
   }
 }
 

@@ -2,7 +2,8 @@
 //
 // 1. A run that has ended is sealed: whatever else is said of it is not drawn. Only its receipt and a correction follow.
 // 2. What lasts is told by blocks and the terminal event; deltas, typing and progress count while the run does.
-// 3. A message stands where its turn began, not where it waited; one that was taken in stands in the turn that took it.
+// 3. A run is known from its message or its start on: what is told of one that is not known is not drawn.
+// 4. A message stands where its turn began, not where it waited; one that was taken in stands in the turn that took it.
 
 export const EARLY = new Set(["stopped", "superseded", "timed_out", "parent_ended", "shutdown", "lost"]);
 
@@ -74,14 +75,29 @@ export class Conversation {
       return [];
     }
     let run = this.runs.get(id);
-    if (!run) this.runs.set(id, (run = new Run(id)));
-    if (run.state === "ended") return []; // sealed
+    if (!run && (data.type === "message" || data.type === "started")) this.runs.set(id, (run = new Run(id)));
+    if (!run || run.state === "ended") return []; // unknown, or sealed
     run.version += 1;
     run.generation = event.generation ?? run.generation;
     const changed = [run];
     const known = HEARD[data.type];
     if (known) known(run, data, event, this, changed);
     return changed;
+  }
+
+  // Take in what came before all that is known here.
+  precede(older) {
+    const before = older.order.filter((id) => !this.runs.has(id) && older.runs.get(id).state !== "joined");
+    for (const id of before) this.runs.set(id, older.runs.get(id));
+    this.order.unshift(...before);
+    return before.map((id) => this.runs.get(id));
+  }
+
+  // Forget the oldest turns; their ids stay, sealed.
+  forget(count) {
+    const gone = this.order.splice(0, count).map((id) => this.runs.get(id));
+    for (const run of gone) this.runs.set(run.id, SEALED);
+    return gone;
   }
 
   began(run) {
@@ -92,7 +108,7 @@ export class Conversation {
     const changed = [];
     for (const { id } of receipt.runs) {
       const run = this.runs.get(id);
-      if (run) {
+      if (run && run !== SEALED) {
         run.receipt = receipt;
         run.version += 1;
         changed.push(run);
@@ -103,11 +119,13 @@ export class Conversation {
 
   #corrected(outcome) {
     const run = this.runs.get(outcome.run_id);
-    if (!run) return [];
+    if (!run || run === SEALED) return [];
     Object.assign(run, { outcome, corrected: true, version: run.version + 1 });
     return [run];
   }
 }
+
+const SEALED = Object.freeze(Object.assign(new Run(""), { state: "ended" }));
 
 const HEARD = {
   message(run, { text, by, of }, { at }, conversation, changed) {

@@ -11,6 +11,7 @@ const COLOURS = ["completed", "failed", "stopped", "superseded", "timed_out", "p
 export class Overview {
   #visible = false;
   #timer = 0;
+  #due = Infinity; // when it is loaded again
   #receipts = [];
 
   constructor(link, page) {
@@ -20,7 +21,7 @@ export class Overview {
     this.charts = el("div.charts");
     this.body = el("tbody");
     this.none = el("p.note", {}, "Nothing runs.");
-    this.everything = el("button.danger", { type: "button", onclick: () => this.#stopEverything() }, "Stop everything");
+    this.everything = el("button.danger", { type: "button", disabled: true, onclick: () => this.#stopEverything() }, "Stop everything");
     this.proofs = el("div.proofs", { "aria-label": "Receipts", role: "region" });
     this.problem = el("p.note", { role: "status" });
     const head = ["Session", "Run", "By", "State", "For", "Message", "Stop"].map((name) => el("th", { scope: "col" }, name));
@@ -44,12 +45,15 @@ export class Overview {
   }
 
   #soon(ms = SOON_MS) {
-    if (this.#visible) this.#timer ||= setTimeout(() => this.#load(), ms);
+    if (!this.#visible || this.#due <= performance.now() + ms) return; // sooner already
+    clearTimeout(this.#timer);
+    this.#due = performance.now() + ms;
+    this.#timer = setTimeout(() => this.#load(), ms);
   }
 
   async #load() {
     clearTimeout(this.#timer);
-    this.#timer = 0;
+    this.#due = Infinity;
     if (!this.#visible) return;
     try {
       const [told, runs] = await Promise.all([this.link.request("interlock.overview", {}, { again: true }), this.link.request("interlock.runs", {}, { again: true })]);
@@ -57,6 +61,7 @@ export class Overview {
       this.#draw(told, runs.filter((run) => run.outcome == null));
     } catch (error) {
       this.problem.textContent = error.message;
+      this.everything.disabled = true;
     }
     this.#soon(EVERY_MS);
   }

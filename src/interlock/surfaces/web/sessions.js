@@ -3,14 +3,16 @@
 import { $, data, el, text } from "./dom.js";
 
 const MOST = 200;
+const SEALED = 50; // runs of a session that are remembered to have ended
 
 export class Sessions {
   #rows = new Map(); // by key
   #current = null;
   #open;
 
-  constructor(link, open) {
+  constructor(link, open, changed) {
     this.link = link;
+    this.changed = changed;
     this.#open = open;
     $("session-list").replaceChildren();
     link.addEventListener("outline", ({ detail }) => this.#hear(detail));
@@ -48,7 +50,7 @@ export class Sessions {
       const name = el("span.name", {}, key);
       const state = el("span.what");
       const button = el("button", { type: "button", onclick: () => this.#open(key) }, mark, name, state);
-      this.#rows.set(key, (row = { key, at, status: "", live: new Set(), asks: new Set(), news: false, button, state, item: el("li", {}, button) }));
+      this.#rows.set(key, (row = { key, at, status: "", live: new Set(), ended: [], asks: new Set(), news: false, button, state, item: el("li", {}, button) }));
     }
     row.at = Math.max(row.at, at);
     return row;
@@ -59,6 +61,7 @@ export class Sessions {
     const known = this.#rows.get(session);
     if (!known && told.type !== "message") return; // a child's session, which its parent shows
     const row = known ?? this.#row(session, at);
+    if (row.ended.includes(run)) return; // sealed
     if (told.type === "message") {
       row.at = Math.max(row.at, at);
       row.live.add(told.of ?? run);
@@ -69,6 +72,7 @@ export class Sessions {
       else row.asks.delete(told.question_id);
     } else if (told.type === "ended") {
       row.live.delete(run);
+      row.ended = [...row.ended.slice(1 - SEALED), run];
       for (const id of told.void ?? []) row.asks.delete(id);
       row.status = told.outcome.ending;
     }
@@ -90,6 +94,7 @@ export class Sessions {
         if (list.children[index] !== row.item) list.insertBefore(row.item, list.children[index] ?? null);
       });
       while (list.children.length > rows.length) list.lastChild.remove();
+      this.changed();
     });
   }
 }

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from interlock import Message, Moment, Run, open_control
-from interlock.client.drawing import BARS, LANES, ROWS, draw
 from interlock.core.names import ENDINGS, EventKind
 from interlock.core.projection import TABLE
+from interlock.surfaces.drawing import BARS, LANES, ROWS, draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOURS = 3 * 3600.0
@@ -26,11 +26,18 @@ class Picture:
         self.bars = [element for element in self.root.iter(f"{SVG}rect") if "bar" in element.get("class", "").split()]
         self.kinds = Counter(bar.get("class", "").split()[0] for bar in self.bars)
         self.panels = [element for element in self.root.iter(f"{SVG}rect") if element.get("class") == "panel"]
+        self.thin = [element for element in self.root.iter(f"{SVG}rect") if "thin" in element.get("class", "").split()]
         self.lines = [element for element in self.root.iter(f"{SVG}path") if element.get("class") == "line"]
 
     def told(self, words: str) -> bool:
         """Whether one of the texts is this."""
         return words in self.texts
+
+
+def edges(element: ET.Element) -> tuple[float, float]:
+    """Where something on paper begins and ends, in pixels."""
+    x = float(element.get("x", "0"))
+    return x, x + float(element.get("width", "0"))
 
 
 def moment(at: float, what: str, name: str = "", state: str = "", detail: str = "", count: int = 1) -> Moment:
@@ -101,8 +108,9 @@ def test_real_runs() -> None:
             await control.stop(run=sent.run_id, by="alice")
             await control.wait(sent.run_id, drained=True)
             stopped = Picture(await control.timeline(sent.run_id))
-            assert stopped.told("stopped by alice") and stopped.texts[1].startswith("stopped by alice after ")
+            assert stopped.texts[1].startswith("stopped by alice after ")
             assert all(stopped.told(name) for name in ("provider", "search", "endless", "helper", "drained"))
+            assert stopped.told("fenced") and stopped.told("said 5 characters")
             assert stopped.kinds["cut"] >= 1 and stopped.kinds["good"] >= 3 and stopped.kinds["bad"] >= 1
             sent = await control.send("s", "go")
             await control.wait(sent.run_id, drained=True)
@@ -117,6 +125,7 @@ def test_what_is_in_the_picture() -> None:
     """A bar for everything that took a while, in the colour of how it ended, with its time beside it."""
     moments = begun(
         moment(0.5, "phase", "provider"),
+        moment(0.8, "output", "", "said", "12 characters"),
         moment(1.0, "phase", "", "left"),
         *call("search", 1.0, 1.25),
         *call("search", 1.5, 2.0),
@@ -131,6 +140,7 @@ def test_what_is_in_the_picture() -> None:
         moment(3.0, "tool", "late", "pending"),
         moment(3.1, "question", "Sure?", "open"),
         *over(4.0)[:1],
+        moment(4.0, "output", "", "cut", "7 characters"),
         moment(4.0, "tool", "late", "skipped"),
         moment(4.0, "question", "Sure?", "void"),
         moment(4.0, "child", "tester", "parent_ended"),
@@ -139,26 +149,76 @@ def test_what_is_in_the_picture() -> None:
     )
     picture = Picture(moments)
     assert len(picture.panels) == 1  # the stop took a fifth of it all
-    assert picture.kinds == {"none": 4, "live": 1, "gone": 2, "phase": 1, "good": 3, "bad": 3, "cut": 1}
+    assert picture.kinds == {"none": 4, "live": 1, "gone": 2, "phase": 1, "good": 4, "bad": 2, "cut": 2, "hollow": 1}
     assert picture.texts[:2] == [
         "run r-1-1",
         "stopped by alice after 4 s · drained 1 s later (observed) · 1,234 refused",
     ]
     for words in ("750 ms · 2 × finished", "100 ms · failed", "200 ms · exited 2", "2.5 s · ended", "1 s · skipped"):
         assert picture.told(words), words
-    for words in ("300 ms · answered True by b…", "900 ms · void", "1.1 s · parent ended", "refused ×1,234"):
+    for words in (
+        "300 ms · answered True by bob",
+        "900 ms · void",
+        "1.1 s · parent ended",
+        "refused ×1,234",
+        "said, cut",
+    ):
         assert picture.told(words), words
-    assert picture.told("ended +1 ms") and picture.told("drained +1 s") and len(picture.lines) == 3
+    assert (
+        picture.told("fenced")
+        and picture.told("ended +1 ms")
+        and picture.told("drained +1 s")
+        and len(picture.lines) == 3
+    )
     assert list(dict.fromkeys(text for text in picture.texts if text in LANES)) == list(LANES)
 
 
+def test_output_claims_no_more_than_is_known() -> None:
+    """A thin bar from what closed the text before, a mark where it was whole; a tool that ends closes nothing."""
+    picture = Picture(
+        begun(
+            moment(1.0, "output", "", "said", "2 characters"),
+            *call("search", 2.0, 3.0),
+            moment(3.5, "output", "", "said", "3 characters"),
+            *over(4.0, drained=4.0)[:1],
+            moment(4.0, "output", "", "cut", "1 characters"),
+            *over(4.0, drained=4.0)[1:],
+        )
+    )
+    panel = edges(picture.panels[0])
+    second = (panel[1] - panel[0]) / 8
+    spans = [((start - panel[0]) / second, (end - panel[0]) / second) for start, end in map(edges, picture.thin)]
+    assert spans == [pytest.approx(span, abs=0.01) for span in ((0.5, 1.0), (2.0, 3.5), (3.5, 4.0))]
+    marks = [edges(bar)[1] for bar in picture.bars if (bar[0].text or "").startswith("text: ")]
+    assert marks == pytest.approx([edges(thin)[1] for thin in picture.thin], abs=0.2)
+    assert "text: said 3 characters, within 1.5 s" in picture.source and picture.told("2 × said, cut")
+    assert Picture(begun(moment(1.0, "output", "", "said", "2 characters"))).told("said 2 characters")
+
+
+@pytest.mark.parametrize("drained", [0.04, 4.0], ids=["enlarged", "alone"])
+def test_what_was_refused_is_hollow_and_right_of_the_fall(drained: float) -> None:
+    """Outlined, from the fall to the drain, as often as the fall is drawn; what failed is filled."""
+    fall = over(4.0, drained=drained)
+    moments = [*call("bad", 1.0, 2.0, "failed"), fall[0], moment(4.001, "refused", "delta", count=3), *fall[1:]]
+    picture = Picture(begun(*moments))
+    hollow = [edges(bar) for bar in picture.bars if bar.get("class") == "hollow bar"]
+    assert hollow == [edges(bar) for bar in picture.bars if bar.get("class") == "gone bar"]  # fall to drain
+    lines = [line for line in picture.lines if line.get("stroke-dasharray") == "1 0"]
+    assert len(hollow) == len(lines) == len(picture.panels)
+    for (start, _), line in zip(hollow, lines, strict=True):
+        assert start >= float((line.get("d") or "")[1:].split()[0]) - 3  # a bar is at least 3 pixels wide
+    assert ".hollow{fill:none;stroke:" in picture.source and picture.kinds["bad"] == 1 and picture.told("refused ×3")
+
+
 def test_a_stop_after_three_hours() -> None:
-    """The stop is drawn a second time, large enough to see: 40 ms take most of the second panel."""
+    """The fall is drawn a second time, large enough to see: 40 ms take most of the second panel."""
     moments = begun(moment(1.0, "process", "daemon", "running"), *over(HOURS, drained=0.04))
     picture = Picture(moments)
     whole, stop = picture.panels
-    assert picture.told("the stop, enlarged") and len(picture.lines) == 1 + 3
-    drained = [bar for bar in picture.bars if bar.get("class") == "gone bar" and bar.get("y") == "160"]
+    assert picture.told("the fall, enlarged") and len(picture.lines) == 1 + 3
+    drained = [
+        bar for bar in picture.bars if bar.get("class") == "gone bar" and bar[0].text == "drained: drained, 40 ms"
+    ]
     width = [float(bar.get("width", "0")) for bar in drained]
     assert width[0] < 5 and width[1] > 0.6 * float(stop.get("width", "0"))
     assert float(whole.get("x", "0")) + float(whole.get("width", "0")) < float(stop.get("x", "0"))
@@ -169,8 +229,8 @@ def test_a_stop_after_three_hours() -> None:
 def test_every_ending_in_its_words(ending: str) -> None:
     """As everybody else says it; whoever did it is named."""
     words = TABLE[ending].client.partition("{")[0]
-    assert Picture(begun(*over(2.0, ending, by=""))).told(words)
-    assert Picture(begun(*over(2.0, ending, by="bob"))).told(f"{words} by bob")
+    assert Picture(begun(*over(2.0, ending, by=""))).texts[1].startswith(f"{words} after 2 s")
+    assert Picture(begun(*over(2.0, ending, by="bob"))).texts[1].startswith(f"{words} by bob after 2 s")
 
 
 def test_a_run_without_an_end_and_one_without_a_beginning() -> None:
@@ -179,7 +239,7 @@ def test_a_run_without_an_end_and_one_without_a_beginning() -> None:
         begun(moment(0.6, "phase", "provider"), *call("search", 1.0, 2.0)[:2], moment(2.0, "joined", "b"))
     )
     assert running.texts[1] == "not over after 2 s" and running.told("1 s · running") and running.lines == []
-    assert Picture([moment(0.0, "admitted"), *over(1.0)]).told("stopped by alice")
+    assert Picture([moment(0.0, "admitted"), *over(1.0)]).texts[1].startswith("stopped by alice after 1 s")
     empty = Picture([])
     assert empty.texts == ["run r-1-1", "nothing has happened yet"] and empty.bars == empty.panels == []
     assert Picture([moment(5.0, "admitted")]).texts[1] == "not over after 0 ms"
@@ -230,6 +290,7 @@ def hostile(text: str) -> list[Moment]:
         moment(1.2, "question", text, "answered", text),
         moment(1.2, "joined", text),
         moment(1.3, "phase", text),
+        moment(1.3, "output", text, text, text),
         moment(1.4, "child", text, "begun"),
         *over(2.0, by=text, drained=2.0),
         moment(2.0, "child", text, text),

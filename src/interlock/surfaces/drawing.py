@@ -3,10 +3,13 @@
 1. The same moments give the same picture, to the byte.
 2. Nothing a run says can become markup: text is cut, made printable and escaped, in this order.
 3. A picture is bounded; what is left out is counted.
-4. Where a run was cut short and the stop is small beside its life, the stop is drawn again, enlarged.
+4. Where a run was cut short and its fall is small beside its life, the fall is drawn again, enlarged.
+5. It claims no more than is known. Of a text the log keeps when it was whole, and that it began behind whatever closed
+   the text before it: a thin bar up to a mark. Of what was refused it is known that it came between fall and drain.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -17,24 +20,27 @@ from interlock.core.projection import TABLE
 from interlock.core.timeline import Moment
 
 ROWS, BARS = 200, 2_000
-LEFT, PLOT, GAP, WIDTH, TOP, ROW = 236, 600, 24, 1032, 116, 20  # pixels
-ENLARGED = 0.15  # of a life: a stop shorter than this is drawn a second time
+LEFT, PLOT, GAP, WIDTH, TOP, ROW = 236, 572, 24, 1032, 132, 20  # pixels
+ENLARGED = 0.15  # of a life: a fall shorter than this is drawn a second time
 STEPS = [n * 10.0**e for e in range(-4, 1) for n in (1, 2, 5)] + [10.0, 30.0, 60.0, 120.0, 300.0, 600.0]
 STEPS += [1_800.0, 3_600.0, 7_200.0, 21_600.0, 43_200.0, 86_400.0, 604_800.0]  # between two marks of an axis
 BEGINS = {"phase": "", "tool": "pending", "process": "running", "question": "open", "child": "begun"}
-LANES = ("run", *BEGINS, "joined", "refused")
+LANES = ("run", "phase", "tool", "process", "output", "question", "child", "joined", "refused")
+CLOSES = {"started", "joined", "output said", "tool pending", "process running", "question open"}  # no text spans these
+MARKS = (("fell", "fenced", "1 0"), ("ended", "ended", "5 3"), ("drained", "drained", "1 3"))
 KINDS = {  # of bars: what the legend says, the colour by day and by night, and the states they are for
     "phase": ("phase", "#8b9dc3", "#6f83ad", ("left",)),
     "live": ("running", "#3b82f6", "#5b9bff", ("", "running", "pending", "open", "begun", "ran")),
-    "good": ("done", "#2f9e58", "#46b872", ("finished", "exited", "answered", "completed")),
-    "cut": ("cut short", "#e08a1e", "#f0a545", ("interrupted", "abandoned", *EARLY)),
-    "bad": ("failed, refused", "#d1373f", "#f0666c", ("failed", "expired", "timed_out", "lost", "refused")),
+    "good": ("done", "#2f9e58", "#46b872", ("finished", "exited", "answered", "completed", "said")),
+    "cut": ("cut short", "#e08a1e", "#f0a545", ("interrupted", "abandoned", "cut", *EARLY)),
+    "bad": ("failed", "#d1373f", "#f0666c", ("failed", "expired", "timed_out", "lost")),
     "gone": ("ended with the run", "#8757c9", "#a981e8", ("ended", "drained")),
     "none": ("waited, never ran", "#b3b8c0", "#6b727d", ("skipped", "void", "waited", "joined")),
+    "hollow": ("refused", "none;stroke:#d1373f", "none;stroke:#f0666c", ("refused",)),
 }
 KIND = {state: kind for kind, (_, _, _, states) in KINDS.items() for state in states}
 LOOK = """text{{font:12px system-ui,sans-serif;fill:{0}}}.dim{{fill:{1}}}.title{{font-size:16px;font-weight:600}}
-.end{{text-anchor:end}}.tick{{text-anchor:middle;fill:{1}}}.paper{{fill:{2}}}
+.end{{text-anchor:end}}.thin{{opacity:.45}}.tick{{text-anchor:middle;fill:{1}}}.paper{{fill:{2}}}
 .panel{{fill:{3}}}.grid{{stroke:{4}}}.line{{stroke:{0}}}"""  # ink, dim ink, paper, panel, grid
 DAY = LOOK.format("#1f2328", "#656d76", "#ffffff", "#f6f8fa", "#dde1e6")
 NIGHT = LOOK.format("#e6edf3", "#9198a1", "#0d1117", "#161b22", "#2d333b")
@@ -82,18 +88,20 @@ def draw(moments: Sequence[Moment], *, title: str) -> str:
     rows = _rows(bars)
     bottom, left_out = TOP + ROW * len(rows), len(bars) - sum(map(len, rows))
     body = [_text(24, 30, title, 100, "title"), _text(24, 52, _summary(moments, when), 160, "dim")]
-    panels = _panels(moments, when) if moments else []
-    body += [part for panel in panels for part in _paper(panel, bottom)]
     for n, row in enumerate(rows):
-        body += _row(row, TOP + ROW * n, panels)
+        body.append(_text(88, TOP + ROW * n + 14, row[0].name, 22))
         if n == 0 or rows[n - 1][0].lane != row[0].lane:
             body.append(_text(24, TOP + ROW * n + 14, row[0].lane, 12, "dim"))
+    panels = _panels(moments, when) if moments else []
+    body += [part for panel in panels for part in _paper(panel, bottom)]  # over the names: some letters are wide
+    body += [part for n, row in enumerate(rows) for part in _row(row, TOP + ROW * n, panels)]
     for panel in panels:
         body += _marks(panel, when, bottom, whole=panel is panels[0], alone=len(panels) == 1)
-    used = {bar.kind for row in rows for bar in row}
-    for n, kind in enumerate(kind for kind in KINDS if kind in used):
-        body.append(f'<rect class="{kind}" x="{24 + 142 * n}" y="{bottom + 40}" width="12" height="12" rx="2"/>')
-        body.append(_text(41 + 142 * n, bottom + 50, KINDS[kind][0], 40, "dim"))
+    used, x = {bar.kind for row in rows for bar in row}, 24
+    for kind in (kind for kind in KINDS if kind in used):
+        body.append(f'<rect class="{kind}" x="{x}" y="{bottom + 40}" width="12" height="12" rx="2"/>')
+        body.append(_text(x + 18, bottom + 50, KINDS[kind][0], 40, "dim"))
+        x += 44 + 7 * len(KINDS[kind][0])
     body.append(_text(24, bottom + 76, f"and {left_out:,} more, not drawn", 80, "dim") if left_out else "")
     size = f'width="{WIDTH}" height="{bottom + 92}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 92}" {size} role="img">'
@@ -112,17 +120,18 @@ def _bars(moments: Sequence[Moment], when: Mapping[str, Moment]) -> list[Bar]:
     bars = [Bar("run", "waited", first, started, "waited"), Bar("run", "ran", started, fell, "ran")]
     bars += [Bar("run", "drained", fell, when["drained"].at, "drained")] if "drained" in when else []
     going: list[Bar] = []
-    for moment in (moment for moment in moments if moment.what in LANES):
-        bar = None if moment.state == BEGINS.get(moment.what) else _begun(going, moment)
-        if bar is None:
-            bar = Bar(moment.what, moment.name, moment.at, moment.at, "")
-            bars.append(bar)
-            going.append(bar)
-        counted = f"×{moment.count:,}" if moment.what == "refused" else ""
-        bar.state = moment.state if moment.what in BEGINS else moment.what
-        bar.detail, bar.end = moment.detail or counted, moment.at
-        if bar.kind != "live":
-            going.remove(bar)
+    since = first
+    for moment in moments:
+        match moment.what:
+            case "output":
+                bars.append(Bar("output", "text", min(since, moment.at), moment.at, moment.state, moment.detail))
+            case "refused":
+                bars.append(Bar("refused", moment.name, fell, last, "refused", f"×{moment.count:,}"))
+            case "joined":
+                bars.append(Bar("joined", moment.name, moment.at, moment.at, "joined"))
+            case lane if lane in BEGINS:
+                _move(moment, bars, going)
+        since = moment.at if f"{moment.what} {moment.state}".strip() in CLOSES else since
     for bar in going:  # nobody told their end: a process is gone by the drain, a phase is left at the fall
         bar.end = fell if bar.lane == "phase" else last
         cut = "ended" if bar.lane == "process" else "interrupted" if when.get("fell", bar).state in EARLY else "left"
@@ -133,6 +142,18 @@ def _bars(moments: Sequence[Moment], when: Mapping[str, Moment]) -> list[Bar]:
 def _ends(moments: Sequence[Moment]) -> tuple[float, float]:
     first = min(moment.at for moment in moments)
     return first, max(first + 0.001, *(moment.at for moment in moments))
+
+
+def _move(moment: Moment, bars: list[Bar], going: list[Bar]) -> None:
+    """Begin what a moment begins; else move on, or end, what goes on."""
+    bar = None if moment.state == BEGINS[moment.what] else _begun(going, moment)
+    if bar is None:
+        bar = Bar(moment.what, moment.name, moment.at, moment.at, "")
+        bars.append(bar)
+        going.append(bar)
+    bar.state, bar.detail, bar.end = moment.state, moment.detail, moment.at
+    if bar.kind != "live":
+        going.remove(bar)
 
 
 def _begun(going: list[Bar], moment: Moment) -> Bar | None:
@@ -158,14 +179,14 @@ def _rows(bars: list[Bar]) -> list[list[Bar]]:
 
 
 def _panels(moments: Sequence[Moment], when: Mapping[str, Moment]) -> list[Panel]:
-    """Return the whole life, and beside it the stop if it would be too small to see."""
+    """Return the whole life, and beside it the fall if it would be too small to see."""
     first, last = _ends(moments)
     fell = when.get("fell")
     if fell is None or fell.state not in EARLY or last - fell.at > ENLARGED * (last - first):
         return [Panel(LEFT, PLOT, first, last, first)]
     half, took = (PLOT - GAP) / 2, max(last - fell.at, 0.001)
-    stop = Panel(LEFT + half + GAP, half, fell.at - took / 4, fell.at + took * 1.1, fell.at)
-    return [Panel(LEFT, half, first, last, first), stop]
+    fall = Panel(LEFT + half + GAP, half, fell.at - took / 4, fell.at + took * 1.1, fell.at)
+    return [Panel(LEFT, half, first, last, first), fall]
 
 
 def _summary(moments: Sequence[Moment], when: Mapping[str, Moment]) -> str:
@@ -173,15 +194,10 @@ def _summary(moments: Sequence[Moment], when: Mapping[str, Moment]) -> str:
         return f"not over after {_time(moments[-1].at - moments[0].at)}" if moments else "nothing has happened yet"
     fell, drained = when["fell"], when.get("drained")
     refused = sum(moment.count for moment in moments if moment.what == "refused")
-    said = f"{_words(fell)} after {_time(fell.at - moments[0].at)}"
+    words = next((row.client.partition("{")[0] for ending, row in TABLE.items() if ending == fell.state), fell.state)
+    said = f"{words}{f' by {fell.name}' if fell.name else ''} after {_time(fell.at - moments[0].at)}"
     said += f" · drained {_time(drained.at - fell.at)} later ({drained.state})" if drained else " · not drained yet"
     return said + (f" · {refused:,} refused" if refused else "")
-
-
-def _words(fell: Moment) -> str:
-    """Return how it ended, in the words everybody uses, and by whom."""
-    words = next((row.client.partition("{")[0] for ending, row in TABLE.items() if ending == fell.state), fell.state)
-    return f"{words} by {fell.name}" if fell.name else words
 
 
 # On paper
@@ -200,27 +216,35 @@ def _paper(panel: Panel, bottom: int) -> Iterator[str]:
 
 def _row(row: list[Bar], y: int, panels: Sequence[Panel]) -> Iterator[str]:
     """Draw what has one name, with how long it took and how it ended at the end of the line."""
-    yield _text(88, y + 14, row[0].name, 22)
+    output = row[0].lane == "output"
     for bar in row:
-        told = f"{_clean(bar.name, 200)}: {_clean(f'{bar.state} {bar.detail}', 200)} {_time(bar.end - bar.start)}"
+        told = f"{_clean(bar.name, 200)}: {_clean(f'{bar.state} {bar.detail}'.strip(), 200)}"
+        told += f"{', within' if output else ','} {_time(bar.end - bar.start)}"
         for panel in panels:
             if bar.start <= panel.end and bar.end >= panel.start:
                 x = min(panel.at(bar.start), panel.x + panel.width - 3)
-                place = f'x="{x:.1f}" y="{y + 4}" width="{max(3.0, panel.at(bar.end) - x):.1f}" height="12"'
+                width = max(3.0, panel.at(bar.end) - x)
+                if output:
+                    yield f'<rect class="{bar.kind} thin" x="{x:.1f}" y="{y + 8}" width="{width:.1f}" height="4"/>'
+                    x, width = x + width - 3, 3.0
+                place = f'x="{x:.1f}" y="{y + 4}" width="{width:.1f}" height="12"'
                 yield f'<rect class="{bar.kind} bar" {place} rx="2"><title>{told}</title></rect>'
-    words = ", ".join(dict.fromkeys(f"{bar.state} {bar.detail}"[:40].strip().replace("_", " ") for bar in row))
-    times = f"{len(row)} × " if len(row) > 1 else ""
+    short = output and len(row) > 1  # the size of each would be too many words
+    states = Counter(bar.state if short else f"{bar.state} {bar.detail}"[:40].strip() for bar in row)
+    words = ", ".join(f"{n} × {state}" if n > 1 else state for state, n in states.items()).replace("_", " ")
     took = _time(sum(max(0.0, bar.end - bar.start) for bar in row))
-    said = took if row[0].lane == "run" else words if row[0].lane not in BEGINS else f"{took} · {times}{words}"
-    yield _text(LEFT + PLOT + 12, y + 14, said, 28, "dim")
+    said = took if row[0].lane == "run" else words if row[0].lane not in BEGINS else f"{took} · {words}"
+    yield _text(LEFT + PLOT + 12, y + 14, said, 34, "dim")
 
 
 def _marks(panel: Panel, when: Mapping[str, Moment], bottom: int, *, whole: bool, alone: bool) -> Iterator[str]:
-    """Draw where the run fell, ended and drained; beside an enlarged stop the whole life shows only the fall."""
-    for n, (what, dashes) in enumerate((("fell", "1 0"), ("ended", "5 3"), ("drained", "1 3"))):
+    """Draw where the run fell, ended and drained; beside an enlarged fall the whole life shows only the fall."""
+    if not whole:
+        yield _text(panel.x, 78, "the fall, enlarged", 40, "dim")
+    for n, (what, name, dashes) in enumerate(MARKS):
         if {what, "fell"} <= when.keys() and (n == 0 or alone or not whole):
-            x, y, later = panel.at(when[what].at), 78 + 14 * n, _time(when[what].at - when["fell"].at)
-            words = f"{what} +{later}" if n else _words(when[what]) if whole else "the stop, enlarged"
+            x, y = panel.at(when[what].at), 94 + 14 * n
+            words = f"{name} +{_time(when[what].at - when['fell'].at)}" if n else name
             yield f'<path class="line" stroke-dasharray="{dashes}" d="M{x:.1f} {y - 10}V{bottom}"/>'
             yield _text(x - 5, y, words, 40, "end") if whole and not alone else _text(x + 5, y, words, 30)
 

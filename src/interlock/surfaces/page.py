@@ -1,0 +1,189 @@
+"""The page over HTTP: its files, its pairing, and a run's picture.
+
+1. A file is served if its name is in a table that was read at the start; nothing a request says becomes a path.
+2. Every answer carries the same headers: scripts and styles are ours alone, nobody frames us, nothing is guessed.
+3. A code comes in a body, once, and leaves as a token; neither is in a URL, a log or the audit. A wrong one counts as a
+   wrong token does.
+4. What waits for the disk, or takes long to draw, does so in a thread: a stop never waits for it.
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from interlock.core.errors import InterlockError
+from interlock.core.projection import TABLE
+from interlock.surfaces.access import RATE_LIMITED, Access, AccessFailed, Caller, Scope
+from interlock.surfaces.drawing import draw
+
+if TYPE_CHECKING:
+    from interlock.surfaces.gateway import Gateway
+
+WEB: Final = Path(__file__).parent / "web"
+PAIR_BYTES: Final = 1024
+TYPES: Final = {
+    ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".mjs": "text/javascript",
+    ".svg": "image/svg+xml", ".txt": "text/plain",
+}  # fmt: skip
+HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types interlock dompurify",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+SECRET: Final = HEADERS | {"Cache-Control": "no-store"}
+USED: Final = "this code does not work: it was used, is too old, or never was one; `interlock pair` prints a new one"
+
+log = logging.getLogger("interlock.gateway")
+
+
+class File(NamedTuple):
+    """A file of the page."""
+
+    data: bytes
+    type: str
+    etag: str
+
+
+def read_files(directory: Path = WEB) -> dict[str, File]:
+    """Read the page's files, and what is made of our own tables, by name."""
+    endings = {ending: row.client for ending, row in TABLE.items()}
+    found = {"endings.js": b"export const ENDINGS = %b;\n" % msgspec.json.encode(endings)}
+    for path in directory.iterdir() if directory.is_dir() else ():
+        if path.suffix in TYPES and path.is_file() and not path.is_symlink():
+            found[path.name] = path.read_bytes()
+    return {
+        name: File(data, f"{TYPES[Path(name).suffix]}; charset=utf-8", f'"{hashlib.sha256(data).hexdigest()[:32]}"')
+        for name, data in found.items()
+    }
+
+
+class Code(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a page brings."""
+
+    code: str
+
+    def __repr__(self) -> str:
+        return "Code()"
+
+
+class Page:
+    """The page of a gateway."""
+
+    def __init__(self, gateway: "Gateway") -> None:
+        self._gateway = gateway
+        self._files = read_files()
+        self.routes = [
+            Route("/", self._file),
+            Route("/web/{name:path}", self._file),
+            Route("/pair", self._pair, methods=["POST"]),
+            Route("/pair", self._leave, methods=["DELETE"]),
+            Route("/timeline/{run}.svg", self._timeline),
+        ]
+
+    async def _file(self, request: Request) -> Response:
+        file = self._files.get(request.path_params.get("name", "index.html"))
+        if file is None:
+            return _say(404, "there is no such file; the page is at /")
+        headers = HEADERS | {"ETag": file.etag}
+        if file.etag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(file.data, headers=headers | {"Content-Type": file.type})
+
+    async def _pair(self, request: Request) -> Response:
+        gateway, address, body = self._gateway, address_of(request.scope), b""
+        async for part in request.stream():
+            body += part
+            if len(body) > PAIR_BYTES:
+                return _say(413, f"a code is no longer than {PAIR_BYTES} bytes")
+        try:
+            code = msgspec.json.decode(body, type=Code).code
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            return _say(400, 'send {"code": …} as JSON')
+        gateway.look_again()
+        found = gateway.codes.take(code, time.monotonic())
+        if found is None or gateway.access.own(found.name) != found.of:
+            wrong = gateway.wrong_token(address, code)
+            return _say(429 if wrong == RATE_LIMITED else 403, USED)
+        try:
+            token = await asyncio.to_thread(Access(gateway.access.directory).add_page, found.name, found.of)
+        except AccessFailed as error:
+            log.error("a page could not be paired: %s", error)
+            return _say(503, "the pairing could not be kept, the log says why; then `interlock pair` prints a new code")
+        gateway.look_again()
+        caller = gateway.access.who(token)
+        if caller is None:  # its principal's token was taken away meanwhile
+            return _say(403, USED)
+        gateway.audit.note("paired", by=caller.name, address=address)
+        told = {"token": token, "name": caller.name, "scopes": sorted(caller.scopes)}
+        return JSONResponse(told, headers=SECRET)
+
+    async def _leave(self, request: Request) -> Response:
+        token, caller = bearer(request), self.caller(request)
+        if isinstance(caller, Response):
+            return caller
+        if not self._gateway.access.is_page(token):
+            return _say(403, "this is no page's token; `interlock token` takes others away")
+        try:
+            await asyncio.to_thread(Access(self._gateway.access.directory).forget_page, token)
+        except AccessFailed as error:
+            log.error("a page could not be forgotten: %s", error)
+            return _say(503, "the token could not be forgotten, the log says why; try again")
+        self._gateway.audit.note("unpaired", by=caller.name, address=address_of(request.scope))
+        self._gateway.look_again()
+        return Response(status_code=204, headers=SECRET)
+
+    async def _timeline(self, request: Request) -> Response:
+        caller, run = self.caller(request), request.path_params["run"]
+        if isinstance(caller, Response):
+            return caller
+        if not (caller.may(Scope.READ) or caller.may(Scope.WRITE)):
+            return _say(403, "this token may not read; use one with scope read or write")
+        try:
+            moments = await self._gateway.control.timeline(run, by=caller.name)
+        except InterlockError:
+            moments = []
+        if not moments:
+            return _say(404, "there is no such run for you; the conversation names its runs")
+        picture = await asyncio.to_thread(draw, moments, title=f"run {run}")
+        return Response(picture, media_type="image/svg+xml", headers=SECRET)
+
+    def caller(self, request: Request) -> Caller | Response:
+        """Return whose token a request bears, or how it is refused."""
+        token = bearer(request)
+        self._gateway.look_again()
+        caller = self._gateway.access.who(token) if token else None
+        if caller is not None:
+            return caller
+        code = self._gateway.wrong_token(address_of(request.scope), token)
+        words = "send Authorization: Bearer and a token that may read"
+        return _say(429 if code == RATE_LIMITED else 401, words, code=code)
+
+
+def bearer(request: Request) -> str:
+    """Return the token a request bears; empty if it bears none."""
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if kind.lower() == "bearer" else ""
+
+
+def address_of(scope: MutableMapping[str, Any]) -> str:
+    """Return where a request comes from."""
+    client = scope.get("client")
+    return str(client[0]) if client else "local"
+
+
+def _say(status: int, words: str, **more: str) -> Response:
+    return JSONResponse({"error": words, **more}, status, headers=SECRET)

@@ -1,0 +1,1 @@
+"""The page, read by a real Chromium."""

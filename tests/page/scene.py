@@ -1,0 +1,254 @@
+"""A browser, a server and other people, for tests of the page.
+
+1. Nothing is stubbed: Debian's Chromium reads what `interlock serve` serves.
+2. A visit fails at its end if the page reported an error, broke its own policy, or asked anybody but its server.
+3. Everything is waited for by what is seen, with a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, Playwright, Request, expect
+
+from surfaces.scene import ROOT, WAIT_SECONDS, Served, Wire, wire
+
+AGENT = "tests.page.agents:agent"
+AXE = ROOT / "build" / "foreign" / "node_modules" / "axe-core" / "axe.min.js"
+BOUND_MS = 15_000
+EITHER_SEND = re.compile("^(Send|Take over)$")
+
+expect.set_options(timeout=BOUND_MS)
+keys = count(1)
+
+# What the browser itself noticed: a policy that was broken, and how long it was kept from drawing.
+WITNESS = """
+window.longTasks = [];
+new PerformanceObserver((list) => {
+  for (const entry of list.getEntries()) window.longTasks.push(entry.duration);
+}).observe({ type: "longtask", buffered: true });
+addEventListener("securitypolicyviolation", (event) => {
+  console.error(`policy broken: ${event.violatedDirective} ${event.blockedURI} ${event.sample}`);
+});
+"""
+
+
+def missing() -> str | None:
+    """Return what the tests lack here, and how to get it; None if nothing."""
+    if chromium() is None:
+        return "no chromium: run `make tools` as root (Debian: `apt-get install chromium-headless-shell`)"
+    if not AXE.exists():
+        return "no axe-core: run `make tools` (needs npm; Debian: `apt-get install npm`)"
+    return None
+
+
+def chromium() -> str | None:
+    """Return where Chromium is; without its windows it takes a third of the processor's time."""
+    return shutil.which("chromium-headless-shell") or shutil.which("chromium")
+
+
+def launch(playwright: Playwright) -> Browser:
+    """Start Chromium; it will not be root in its sandbox."""
+    root = ["--no-sandbox"] if os.geteuid() == 0 else []
+    return playwright.chromium.launch(executable_path=chromium(), args=root)
+
+
+class Person:
+    """Somebody else: a raw connection, in a thread of its own, as Playwright's loop has ours."""
+
+    def __init__(self, server: Served, token: str | None = None) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._stack = AsyncExitStack()
+        try:
+            self.wire: Wire = self.play(self._stack.enter_async_context(wire(server.url, token or server.token)))
+        except BaseException:
+            self.close()
+            raise
+
+    def play(self, scene: Any) -> Any:
+        """Run a coroutine where the connection lives."""
+        return asyncio.run_coroutine_threadsafe(scene, self._loop).result(WAIT_SECONDS)
+
+    def request(self, method: str, **params: Any) -> Any:
+        """Ask and wait for the answer."""
+        return self.play(self.wire.request(method, **params))
+
+    def send(self, session: str, text: str, **more: Any) -> str:
+        """Send a message; return its run."""
+        return str(self.request("interlock.send", session=session, text=text, key=f"k{next(keys)}", **more)["run_id"])
+
+    def code(self, name: str | None = None) -> str:
+        """Return a code that pairs a page."""
+        return str(self.request("interlock.pair", **({"name": name} if name else {}))["code"])
+
+    def close(self) -> None:
+        """Leave."""
+        try:
+            self.play(self._stack.aclose())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(WAIT_SECONDS)
+            self._loop.close()
+
+
+class Visit:
+    """What one test opens in the browser, and what went wrong in it."""
+
+    def __init__(self, browser: Browser, server: Served, operator: Person) -> None:
+        self._browser = browser
+        self.server = server
+        self.operator = operator
+        self._contexts: list[BrowserContext] = []
+        self._troubles: list[str] = []
+        self._forgiven: list[str] = []
+
+    @property
+    def base(self) -> str:
+        """Where the page is."""
+        return f"http://127.0.0.1:{self.server.port}/"
+
+    def tab(self, beside: Page | None = None, **options: Any) -> Page:
+        """Return an empty tab: of a browser that knows nothing, or beside another."""
+        if beside is not None:
+            return beside.context.new_page()
+        usual = {"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce"}
+        context = self._browser.new_context(**{**usual, **options})
+        context.set_default_timeout(BOUND_MS)
+        context.add_init_script(WITNESS)
+        context.on("console", self._heard)
+        context.on("weberror", lambda error: self._troubles.append(f"uncaught: {error.error}"))
+        context.on("request", self._asked)
+        context.on("page", lambda page: page.on("websocket", lambda socket: self._dialled(socket.url)))
+        self._contexts.append(context)
+        return context.new_page()
+
+    def open(
+        self, session: str, *, name: str | None = None, meanwhile: Callable[[Page], None] | None = None, **options: Any
+    ) -> Page:
+        """Pair a new browser with the server and return its page, connected, with a session open."""
+        page = self.tab(**options)
+        if meanwhile is not None:
+            meanwhile(page)
+        page.goto(f"{self.base}#pair={self.operator.code(name)}")
+        connected(page)
+        go(page, f"#/s/{session}")
+        return page
+
+    def forgive(self, text: str) -> None:
+        """Expect an error: those whose words hold this are none."""
+        self._forgiven.append(text)
+
+    def close(self) -> None:
+        """Leave, and fail if anything went wrong on the way."""
+        for context in self._contexts:
+            context.close()
+        wrong = [each for each in self._troubles if not any(text in each for text in self._forgiven)]
+        assert not wrong, "\n".join(wrong)
+
+    def _heard(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self._troubles.append(f"console {message.type}: {message.text} ({message.location['url']})")
+
+    def _asked(self, request: Request) -> None:
+        if not request.url.startswith((self.base, f"blob:{self.base}", "data:image/")):
+            self._troubles.append(f"it asked {request.url}")
+
+    def _dialled(self, url: str) -> None:
+        if url != self.base.replace("http", "ws", 1):
+            self._troubles.append(f"it dialled {url}")
+
+
+# What a person does
+
+
+def connected(page: Page) -> None:
+    """Wait until the page says that it is connected."""
+    expect(page.locator("#connection")).to_have_attribute("data-state", "connected")
+
+
+def go(page: Page, place: str) -> None:
+    """Follow a link within the page."""
+    page.evaluate("(place) => { location.hash = place; }", place)
+
+
+def box(page: Page) -> Locator:
+    """Where one writes."""
+    return page.get_by_role("textbox", name="Message")
+
+
+def send(page: Page, text: str) -> None:
+    """Write a message and send it."""
+    box(page).fill(text)
+    page.get_by_role("button", name=EITHER_SEND).click()
+
+
+def send_as(page: Page, how: str, text: str) -> None:
+    """Write a message and choose how it is sent."""
+    box(page).fill(text)
+    page.get_by_role("button", name="How to send").click()
+    page.get_by_role("menuitemradio", name=how).click()
+    if box(page).input_value():  # choosing says how; sending is a second step
+        page.get_by_role("button", name=re.compile("^(Send|Take over|Steer|Queue|Roll back)$")).click()
+
+
+# What a person sees
+
+
+def runs(page: Page) -> Locator:
+    """The runs of the conversation, children left out."""
+    return page.locator("[role=log] article.run:not(.child article.run)")
+
+
+def running(page: Page, text: str = "") -> Locator:
+    """Wait until the last run is running, and has said something; return it."""
+    last = runs(page).last
+    expect(last).to_have_attribute("data-state", "running")
+    run = page.locator(f"article.run[data-run={number_of(last)}]")  # whatever comes after it
+    if text:
+        expect(run).to_contain_text(text)
+    return run
+
+
+def ended(run: Locator, ending: str) -> None:
+    """Wait until a run has ended, and how."""
+    expect(run).to_have_attribute("data-state", "ended")
+    expect(run).to_have_attribute("data-ending", ending)
+
+
+def number_of(run: Locator) -> str:
+    """Return a run's id."""
+    return run.get_attribute("data-run") or ""
+
+
+def still(run: Locator) -> str:
+    """Return everything a run shows, once it does not change from one frame to the next."""
+    return str(
+        run.evaluate(
+            """async (run) => {
+                const frame = () => new Promise(requestAnimationFrame);
+                for (let before = null; before !== run.innerHTML; await frame(), await frame()) before = run.innerHTML;
+                return run.innerHTML;
+            }"""
+        )
+    )
+
+
+def long_tasks(page: Page) -> list[float]:
+    """Return how long the page could not draw, in milliseconds, each time that was more than 50, and forget it."""
+    return [round(each) for each in page.evaluate("() => window.longTasks.splice(0)")]
+
+
+def serve(data: Path, *options: str) -> Served:
+    """Serve the agent of these tests."""
+    return Served(AGENT, data, *options)

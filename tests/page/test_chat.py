@@ -1,0 +1,166 @@
+"""A conversation, as it is seen: what was said, what was done, what was asked, and how each turn ended."""
+
+import re
+
+from playwright.sync_api import expect
+
+from page.scene import Visit, box, ended, running, runs, send
+
+
+def test_a_message_is_answered(visit: Visit, session: str) -> None:
+    """What a person says stands there, and the answer under it, told as over without a word too many."""
+    page = visit.open(session)
+    send(page, "good morning")
+    expect(page.locator("article.said")).to_contain_text("good morning")
+    ended(runs(page), "completed")
+    expect(runs(page).locator(".text")).to_have_text("good morning")
+    expect(box(page)).to_have_value("")
+    expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+    expect(page.locator("#stop")).to_be_disabled()
+
+
+def test_the_session_is_in_the_list_and_can_be_read_again(visit: Visit, session: str) -> None:
+    """A session is found in the list by its name; an ended one reads as it did."""
+    page = visit.open(session)
+    send(page, "remember the milk")
+    ended(runs(page), "completed")
+    sessions = page.get_by_role("navigation", name="Sessions")
+    mine = sessions.get_by_role("button").filter(has=page.get_by_text(session, exact=True))
+    expect(mine).to_have_attribute("aria-current", re.compile("true|page"))
+    page.get_by_role("button", name="New session").click()
+    page.get_by_role("dialog").get_by_role("textbox", name="Name").fill(f"{session}-2")
+    page.get_by_role("dialog").get_by_role("button", name="Open").click()
+    expect(page).to_have_url(re.compile(f"#/s/{session}-2$"))
+    expect(runs(page)).to_have_count(0)
+    send(page, "something else")
+    ended(runs(page), "completed")
+    mine.click()
+    expect(runs(page)).to_have_count(1)
+    expect(runs(page).locator(".text")).to_have_text("remember the milk")
+    page.reload()
+    expect(runs(page).locator(".text")).to_have_text("remember the milk")
+
+
+def test_markdown_is_drawn_and_code_stays_as_it_was_written(visit: Visit, session: str) -> None:
+    """Lists, emphasis, tables and links are drawn; a fenced block keeps every character."""
+    page = visit.open(session)
+    code = "if a < b && c:\n    print('<b>')"
+    table = "| a | b |\n|---|---|\n| 1 | 2 |"
+    send(page, f"# Plan\n\n1. **first**\n2. [docs](https://docs.example/x)\n\n{table}\n\n```py\n{code}\n```")
+    ended(runs(page), "completed")
+    text = runs(page).locator(".text")
+    expect(text.locator("li strong")).to_have_text("first")
+    expect(text.locator("td")).to_have_text(["1", "2"])
+    expect(text.locator("pre code")).to_have_text(code)
+    expect(text.locator("a")).to_have_attribute("rel", re.compile("noopener"))
+
+
+def test_words_are_drawn_as_they_come(visit: Visit, session: str) -> None:
+    """A text grows while its run runs, and stays when it is over."""
+    page = visit.open(session)
+    send(page, "stream 60")
+    run = running(page, "word3")
+    expect(run.locator(".text")).not_to_contain_text("word59")
+    ended(run, "completed")
+    expect(run.locator(".text")).to_have_text(" ".join(f"word{number}" for number in range(60)))
+
+
+def test_a_tool_call_is_a_card(visit: Visit, session: str) -> None:
+    """Its name, what it was given, what it returned; a failed one says why."""
+    page = visit.open(session)
+    send(page, "use kettle")
+    ended(runs(page), "completed")
+    card = page.locator(".tool")
+    expect(card).to_have_attribute("data-state", "finished")
+    expect(card).to_contain_text("look_up")
+    expect(card).to_contain_text("kettle")
+    expect(card).to_contain_text("found kettle")
+    send(page, "break")
+    ended(runs(page).last, "failed")
+    broken = runs(page).last.locator(".tool")
+    expect(broken).to_have_attribute("data-state", "failed")
+    expect(broken).to_contain_text("the handle came off")
+
+
+def test_a_process_is_a_card_with_what_it_wrote(visit: Visit, session: str) -> None:
+    """A program's last lines and its status are told; while it runs, what it wrote so far."""
+    page = visit.open(session)
+    send(page, "print")
+    ended(runs(page), "completed")
+    card = page.locator(".process")
+    expect(card).to_have_attribute("data-state", "exited")
+    expect(card).to_contain_text("exit 3")
+    expect(card.locator(".tail")).to_contain_text("line 1\nline 2\nline 3")
+    send(page, "build")
+    live = runs(page).last.locator(".process")
+    expect(live).to_have_attribute("data-state", "running")
+    expect(live.locator(".tail")).to_contain_text("compiling")
+    page.locator("#stop").click()
+    expect(live).to_have_attribute("data-state", "ended")
+
+
+def test_typing_and_progress_are_shown_while_they_are_so(visit: Visit, session: str) -> None:
+    """Both are there while the run is at it, and gone with its end."""
+    page = visit.open(session)
+    send(page, "type")
+    run = running(page)
+    expect(run.locator(".typing")).to_be_visible()
+    expect(run.locator("progress")).to_have_attribute("value", "1")
+    expect(run.locator("progress")).to_have_attribute("max", "4")
+    expect(run).to_contain_text("mixing")
+    page.locator("#stop").click()
+    ended(run, "stopped")
+    expect(run.locator(".typing")).to_be_hidden()
+    expect(run.locator("progress")).to_be_hidden()
+
+
+def test_a_child_run_stands_inside_its_parent(visit: Visit, session: str) -> None:
+    """What a child says is nested; a stop of the parent ends it too, and it says so."""
+    page = visit.open(session)
+    send(page, "team stream")
+    run = running(page)
+    child = run.locator(".child article.run")
+    expect(child).to_have_attribute("data-state", "running")
+    expect(child).to_contain_text("word5")
+    page.locator("#stop").click()
+    ended(run, "stopped")
+    ended(child, "parent_ended")
+    expect(run.locator(".child").first).to_contain_text("ended with its parent")
+
+
+def test_a_question_is_answered_by_a_button(visit: Visit, session: str) -> None:
+    """Yes and no, or the choices; afterwards the card says what was answered and by whom, and offers nothing."""
+    page = visit.open(session)
+    send(page, "ask Deploy now?")
+    question = page.locator(".question")
+    expect(question).to_have_attribute("data-state", "open")
+    expect(question).to_contain_text("Deploy now?")
+    question.get_by_role("button", name="Yes").click()
+    expect(question).to_have_attribute("data-state", "answered")
+    ended(runs(page), "completed")
+    expect(runs(page)).to_contain_text("you said True")
+    expect(question.get_by_role("button", disabled=False)).to_have_count(0)
+    send(page, "choose")
+    chosen = runs(page).last
+    chosen.get_by_role("button", name="blue").click()
+    ended(chosen, "completed")
+    expect(chosen).to_contain_text("you chose blue")
+
+
+def test_a_timeout_is_told_as_a_timeout(visit: Visit, session: str) -> None:
+    """After how long and in which phase, in the words that every surface uses."""
+    page = visit.open(session)
+    visit.operator.send(session, "slow", deadline=0.3)
+    ended(runs(page), "timed_out")
+    expect(runs(page).locator(".ending")).to_contain_text("timed out after 300 ms in phase provider")
+
+
+def test_a_failure_says_why(visit: Visit, session: str) -> None:
+    """What was said before it stays; the ending names the error."""
+    page = visit.open(session)
+    send(page, "fail")
+    run = runs(page)
+    ended(run, "failed")
+    expect(run.locator(".text")).to_have_text("so far")
+    expect(run.locator(".ending")).to_contain_text(re.compile("failed: .*the kettle is empty"))
+    expect(page.locator("details.receipt")).to_have_count(0)

@@ -1,0 +1,299 @@
+"""Stop, and what takes over: one key away, seen at once, with a receipt; and nothing of the old run afterwards."""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page, WebSocketRoute, expect
+
+from page.scene import Visit, box, ended, number_of, running, runs, send, send_as, still
+
+Stop = Callable[[Page], None]
+
+
+def by_button(page: Page) -> None:
+    """Click."""
+    page.locator("#stop").click()
+
+
+def by_escape(page: Page) -> None:
+    """Press the key where one writes."""
+    box(page).press("Escape")
+
+
+def by_escape_anywhere(page: Page) -> None:
+    """Press the key with nothing in focus."""
+    page.evaluate("() => document.activeElement.blur()")
+    page.keyboard.press("Escape")
+
+
+def receipt_of(page: Page) -> Locator:
+    """The receipt that stands last."""
+    return page.locator("[role=log] details.receipt").last
+
+
+@pytest.mark.parametrize("stop", [by_button, by_escape])
+def test_stop_in_the_middle_of_a_stream(visit: Visit, session: str, stop: Stop) -> None:
+    """The text is cut where it was, the ending and the receipt say what happened, and nothing is added."""
+    page = visit.open(session)
+    send(page, "stream")
+    run = running(page, "word5")
+    expect(page.locator("#stop")).to_be_enabled()
+    stop(page)
+    ended(run, "stopped")
+    expect(run.locator(".ending")).to_contain_text("stopped by operator")
+    receipt = receipt_of(page)
+    expect(receipt).to_have_attribute("data-drain", "observed")
+    expect(receipt.locator("summary")).to_contain_text(re.compile(r"stopped in [\d.]+ m?s"))
+    expect(receipt.locator("summary")).to_contain_text("0 effects after")
+    expect(page.locator("#stop")).to_be_disabled()
+    expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+    shown = still(run)
+    send(page, "and now?")
+    ended(runs(page).last, "completed")
+    assert still(run) == shown
+
+
+@pytest.mark.parametrize("stop", [by_button, by_escape_anywhere])
+def test_stop_in_the_middle_of_a_tool(visit: Visit, session: str, stop: Stop) -> None:
+    """The call that ran is interrupted, those that did not are skipped; the card and the receipt tell them apart."""
+    page = visit.open(session)
+    send(page, "batch")
+    run = running(page)
+    tools = run.locator(".tool")
+    expect(tools).to_have_count(3)
+    expect(tools.first).to_have_attribute("data-state", "running")
+    stop(page)
+    ended(run, "stopped")
+    expect(tools.first).to_have_attribute("data-state", "interrupted")
+    for number in (1, 2):
+        expect(tools.nth(number)).to_have_attribute("data-state", "skipped")
+    line = receipt_of(page).locator("summary")
+    expect(line).to_contain_text("2 tools skipped")
+    expect(line).to_contain_text("1 tool interrupted, effect unknown")
+
+
+def test_the_stop_is_seen_before_the_answer_comes(visit: Visit, session: str) -> None:
+    """The page answers in one frame: pressing stop changes what is seen though the server has not spoken yet."""
+    held: list[Any] = []
+    holding = False
+
+    def meanwhile(page: Page) -> None:
+        def relay(route: WebSocketRoute) -> None:
+            server = route.connect_to_server()
+            server.on_message(lambda frame: held.append(frame) if holding else route.send(frame))
+            routes.append(route)
+
+        page.route_web_socket(re.compile(".*"), relay)
+
+    routes: list[WebSocketRoute] = []
+    page = visit.open(session, meanwhile=meanwhile)
+    send(page, "tool")
+    run = running(page, "I begin")
+    before = page.locator("#stop").evaluate("(button) => button.outerHTML")
+    holding = True
+    after = page.locator("#stop").evaluate(
+        """async (button) => {
+            button.click();
+            await new Promise(requestAnimationFrame);
+            return button.outerHTML;
+        }"""
+    )
+    assert after != before
+    expect(run).to_have_attribute("data-state", "running")
+    holding = False
+    for frame in held:
+        routes[-1].send(frame)
+    ended(run, "stopped")
+
+
+def test_the_receipt_unfolds_and_grows_until_nothing_is_left(visit: Visit, session: str) -> None:
+    """While something still cleans up it says so; in the end it says that nothing is left, and how long that took."""
+    page = visit.open(session)
+    send(page, "tidy")
+    run = running(page)
+    expect(run.locator(".tool")).to_have_attribute("data-state", "running")
+    page.locator("#stop").click()
+    receipt = receipt_of(page)
+    expect(receipt).to_have_attribute("data-drain", "pending")
+    receipt.locator("summary").click()
+    expect(receipt).to_contain_text("not yet")
+    expect(receipt).to_have_attribute("data-drain", "observed")
+    expect(receipt).to_have_attribute("open", "")
+    expect(receipt).to_contain_text(re.compile(r"drained\s*[\d.]+ m?s later"))
+    expect(receipt).to_contain_text(number_of(run))
+    assert len(receipt.evaluate("(node) => node.querySelector('dl').children")) > 8
+
+
+def test_processes_are_counted_in_the_receipt(visit: Visit, session: str) -> None:
+    """What the run had started is gone, and the receipt says how many and how fast."""
+    page = visit.open(session)
+    send(page, "build")
+    expect(running(page).locator(".process .tail")).to_contain_text("compiling")
+    page.keyboard.press("Escape")
+    expect(receipt_of(page).locator("summary")).to_contain_text(re.compile(r"1 process ended in [\d.]+ m?s"))
+
+
+def test_what_was_tried_after_the_end_is_counted(visit: Visit, session: str) -> None:
+    """A run that does not listen is refused; its words are not drawn, the receipt counts them."""
+    page = visit.open(session)
+    send(page, "deaf")
+    run = running(page, "la la")
+    page.locator("#stop").click()
+    ended(run, "stopped")
+    expect(receipt_of(page)).to_have_attribute("data-drain", re.compile("observed|unconfirmed"))
+    shown = still(run)
+    send(page, "hello")
+    ended(runs(page).last, "completed")
+    assert still(run) == shown
+
+
+def test_a_question_goes_void_with_its_run(visit: Visit, session: str) -> None:
+    """It stays to be read, offers no button any more, and the receipt counts it."""
+    page = visit.open(session)
+    send(page, "ask Deploy now?")
+    question = page.locator(".question")
+    expect(question).to_have_attribute("data-state", "open")
+    page.locator("#stop").click()
+    expect(question).to_have_attribute("data-state", "void")
+    expect(question.get_by_role("button", disabled=False)).to_have_count(0)
+    expect(receipt_of(page).locator("summary")).to_contain_text("1 question withdrawn")
+
+
+def test_typing_takes_over(visit: Visit, session: str) -> None:
+    """While something runs the button says what it does; the new message is answered, the old run is superseded."""
+    page = visit.open(session)
+    send(page, "stream")
+    first = running(page, "word5")
+    expect(page.get_by_role("button", name="Take over")).to_be_visible()
+    send(page, "rather this")
+    ended(first, "superseded")
+    ended(runs(page).last, "completed")
+    expect(runs(page).last).to_contain_text("rather this")
+    expect(first.locator(".ending")).to_contain_text("superseded")
+    expect(runs(page)).to_have_count(2)
+    expect(page.locator("[role=log] details.receipt summary").first).to_contain_text("superseded in")
+
+
+def test_a_stop_word_stops(visit: Visit, session: str) -> None:
+    """Typing `stop` is a stop, not a message."""
+    page = visit.open(session)
+    send(page, "stream")
+    run = running(page, "word5")
+    send(page, "stop")
+    ended(run, "stopped")
+    expect(runs(page)).to_have_count(1)
+
+
+def test_steer_is_taken_in(visit: Visit, session: str) -> None:
+    """The run goes on and has heard it; the message stands where it was taken in."""
+    page = visit.open(session)
+    send(page, "listen")
+    run = running(page, "I listen.")
+    send_as(page, "Steer", "left a bit")
+    expect(run).to_contain_text("heard left a bit.")
+    expect(run).to_have_attribute("data-state", "running")
+    expect(runs(page)).to_have_count(1)
+    expect(page.locator("article.said")).to_have_count(2)
+    page.locator("#stop").click()
+    ended(run, "stopped")
+
+
+def test_queue_waits_its_turn(visit: Visit, session: str) -> None:
+    """It is seen waiting, and runs when the one before is over."""
+    page = visit.open(session)
+    send(page, "ask first?")
+    run = running(page)
+    send_as(page, "Queue", "then this")
+    waiting = page.locator("article.run[data-state=queued]")
+    expect(waiting).to_have_count(1)
+    expect(run).to_have_attribute("data-state", "running")
+    page.locator(".question").get_by_role("button", name="No").click()
+    expect(waiting).to_have_count(0)
+    ended(runs(page).last, "completed")
+    expect(runs(page).last).to_contain_text("then this")
+    ended(runs(page).first, "completed")
+
+
+def test_stop_ends_what_waits_as_well(visit: Visit, session: str) -> None:
+    """One stop, and nothing of the session runs or waits any more; the receipt counts the waiting one."""
+    page = visit.open(session)
+    send(page, "stream")
+    running(page, "word5")
+    send_as(page, "Queue", "then this")
+    expect(page.locator("article.run[data-state=queued]")).to_have_count(1)
+    page.locator("#stop").click()
+    expect(page.locator("article.run[data-ending=stopped]")).to_have_count(2)
+    expect(page.locator("details.receipt summary").first).to_contain_text("1 waiting message ended")
+    expect(page.locator("#stop")).to_be_disabled()
+
+
+def test_rollback_hides_the_old_turn_from_the_agent(visit: Visit, session: str) -> None:
+    """The old turn stays to be read, marked as rolled back; the new one is answered."""
+    page = visit.open(session)
+    send(page, "stream")
+    old = running(page, "word5")
+    send_as(page, "Roll back", "forget that")
+    ended(old, "superseded")
+    expect(old).to_contain_text("rolled back")
+    ended(runs(page).last, "completed")
+    expect(runs(page).last).to_contain_text("forget that")
+
+
+def test_choosing_how_to_send_is_for_one_message(visit: Visit, session: str) -> None:
+    """After a message that was queued the next one takes over again, as the button says."""
+    page = visit.open(session)
+    send(page, "stream")
+    running(page, "word5")
+    send_as(page, "Queue", "later")
+    expect(page.locator("article.run[data-state=queued]")).to_have_count(1)
+    expect(page.get_by_role("button", name="Take over")).to_be_visible()
+    page.locator("#stop").click()
+    expect(page.locator("#stop")).to_be_disabled()
+
+
+def test_late_frames_of_an_ended_run_are_not_drawn(visit: Visit, session: str) -> None:
+    """Frames of a run that come after its terminal event, with their own or with newer positions, change nothing."""
+    routes: list[WebSocketRoute] = []
+    heard: list[dict[str, Any]] = []
+
+    def meanwhile(page: Page) -> None:
+        def relay(route: WebSocketRoute) -> None:
+            server = route.connect_to_server()
+            server.on_message(lambda frame: (heard.append(json.loads(frame)), route.send(frame)))
+            routes.append(route)
+
+        page.route_web_socket(re.compile(".*"), relay)
+
+    page = visit.open(session, meanwhile=meanwhile)
+    for text, seen in (("type", "mixing"), ("stream", "word5"), ("batch", "wait_for_ever"), ("ask", "Shall I?")):
+        send(page, text)
+        run = running(page, seen)
+        page.locator("#stop").click()
+        ended(run, "stopped")
+        expect(receipt_of(page)).to_have_attribute("data-drain", "observed")
+    shown = still(page.get_by_role("log"))
+    late = [frame for frame in heard if frame.get("event") == "interlock.event" and _of_a_run(frame)]
+    assert {"delta", "typing", "progress", "tool", "question", "started"} <= {
+        _event(frame)["data"]["type"] for frame in late
+    }
+    newest = max(_event(frame)["position"] for frame in late)
+    newer = [
+        {**frame, "payload": {**frame["payload"], "event": {**_event(frame), "position": newest + 1 + place}}}
+        for place, frame in enumerate(late)
+    ]
+    for frame in (*late, *newer):
+        routes[-1].send(json.dumps(frame))
+    page.evaluate("() => new Promise(requestAnimationFrame)")
+    assert still(page.get_by_role("log")) == shown
+    expect(page.locator("#stop")).to_be_disabled()
+
+
+def _event(frame: dict[str, Any]) -> dict[str, Any]:
+    return dict(frame["payload"].get("event") or {})
+
+
+def _of_a_run(frame: dict[str, Any]) -> bool:
+    return _event(frame).get("run_id") is not None and _event(frame)["data"]["type"] not in ("receipt", "ended")

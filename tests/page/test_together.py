@@ -1,0 +1,147 @@
+"""Several who see the same: two tabs, two people, and one page before and after a crash."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from page.scene import Person, Visit, connected, ended, go, number_of, running, runs, send, serve
+
+
+def shown(page: Page) -> list[list[str | None]]:
+    """What the conversation says, without what depends on when it was looked at."""
+    found: list[list[str | None]] = page.evaluate(
+        """() => [...document.querySelectorAll("[role=log] article")].map((each) =>
+            [each.dataset.run, each.dataset.state, each.dataset.ending, each.className,
+             ...[...each.querySelectorAll(".text, .ending, .words")].map((part) => part.textContent)])"""
+    )
+    return found
+
+
+def test_two_tabs_see_the_same(visit: Visit, session: str) -> None:
+    """What is said in one is seen in the other while it comes; a stop in one is a stop in both."""
+    one = visit.open(session)
+    two = visit.tab(beside=one)
+    two.goto(f"{visit.base}#/s/{session}")
+    connected(two)
+    send(one, "stream")
+    number = number_of(running(one, "word5"))
+    run = running(two, "word5")
+    assert number_of(run) == number
+    expect(two.locator("#stop")).to_be_enabled()
+    two.locator("#stop").click()
+    ended(run, "stopped")
+    ended(runs(one), "stopped")
+    expect(one.locator("#stop")).to_be_disabled()
+    for page in (one, two):
+        expect(page.locator("details.receipt")).to_have_attribute("data-drain", "observed")
+    assert shown(one) == shown(two)
+
+
+def test_two_people_see_the_same_and_each_is_named(visit: Visit, session: str) -> None:
+    """An operator's page follows what another person's page does, question and answer included."""
+    ann = visit.open(session, name="ann")
+    send(ann, "ask Shall we?")
+    operator = visit.open(session)
+    expect(operator.locator("article.said")).to_contain_text("ann")
+    operator.locator(".question").get_by_role("button", name="Yes").click()
+    for page in (ann, operator):
+        expect(page.locator(".question")).to_have_attribute("data-state", "answered")
+        expect(page.locator(".question")).to_contain_text("by operator")
+        ended(runs(page), "completed")
+    send(operator, "stream")
+    run = running(ann, "word5")
+    operator.keyboard.press("Escape")
+    ended(run, "stopped")
+    expect(run.locator(".ending")).to_contain_text("stopped by operator")
+    assert shown(ann) == shown(operator)
+
+
+def test_what_is_not_mine_is_not_shown(visit: Visit, session: str) -> None:
+    """A session of somebody else is neither listed nor opened for one who may not see it."""
+    visit.operator.send(session, "a secret plan")
+    page = visit.open("bobs-own", name="bob")
+    send(page, "hello")
+    ended(runs(page), "completed")
+    expect(page.get_by_role("navigation", name="Sessions")).not_to_contain_text(session)
+    go(page, f"#/s/{session}")
+    expect(page.get_by_role("log")).not_to_contain_text("a secret plan")
+
+
+def test_messages_of_another_surface_appear(visit: Visit, session: str) -> None:
+    """What somebody sends over the wire is seen at once, also in the list of sessions."""
+    page = visit.open("elsewhere")
+    visit.operator.send(session, "from the wire")
+    mine = page.get_by_role("navigation", name="Sessions").get_by_text(session).first
+    expect(mine).to_be_visible()
+    mine.click()
+    ended(runs(page), "completed")
+    expect(runs(page)).to_contain_text("from the wire")
+
+
+@pytest.fixture
+def mortal(browser: Browser, tmp_path: Path) -> Iterator[Visit]:
+    """A visit to a server that may be killed."""
+    serving = serve(tmp_path / "data")
+    operator = Person(serving)
+    visiting = Visit(browser, serving, operator)
+    try:
+        yield visiting
+        visiting.close()
+    finally:
+        visiting.operator.close()
+        visiting.server.close()
+
+
+def test_a_crash_is_told_as_one(mortal: Visit, session: str) -> None:
+    """kill -9 in the middle of a run: the page says so, comes back by itself, and nothing is doubled or made up."""
+    mortal.forgive("WebSocket connection")
+    mortal.forgive("ERR_CONNECTION_REFUSED")
+    page = mortal.open(session)
+    send(page, "before")
+    ended(runs(page), "completed")
+    send(page, "stream")
+    number = number_of(running(page, "word5"))
+    mortal.operator.close()
+    mortal.server.kill()
+    expect(page.locator("#connection")).to_have_attribute("data-state", "lost")
+    mortal.server.close()
+    mortal.server = serve(mortal.server.data, "--port", str(mortal.server.port))
+    mortal.operator = Person(mortal.server)
+    connected(page)
+    run = page.locator(f"article.run[data-run={number}]")
+    ended(run, "lost")
+    expect(run.locator(".ending")).to_contain_text("lost in a crash")
+    expect(page.locator("#stop")).to_be_disabled()
+    send(page, "after")
+    ended(runs(page).last, "completed")
+    expect(runs(page)).to_have_count(3)
+    expect(page.locator("article.said")).to_have_count(3)
+    first, _, last = shown(page), page.reload(), None
+    connected(page)
+    expect(runs(page)).to_have_count(3)
+    ended(runs(page).last, "completed")
+    last = shown(page)
+    assert [each[0] for each in last] == [each[0] for each in first]
+
+
+def test_a_message_sent_while_the_server_is_away_arrives_once(mortal: Visit, session: str) -> None:
+    """It is kept, sent when the server is back, and answered once."""
+    mortal.forgive("WebSocket connection")
+    mortal.forgive("ERR_CONNECTION_REFUSED")
+    page = mortal.open(session)
+    send(page, "first")
+    ended(runs(page), "completed")
+    mortal.operator.close()
+    mortal.server.kill()
+    expect(page.locator("#connection")).to_have_attribute("data-state", "lost")
+    send(page, "second")
+    mortal.server.close()
+    mortal.server = serve(mortal.server.data, "--port", str(mortal.server.port))
+    mortal.operator = Person(mortal.server)
+    connected(page)
+    ended(runs(page).last, "completed")
+    expect(runs(page).last).to_contain_text("second")
+    expect(runs(page)).to_have_count(2)
+    assert len(mortal.operator.request("interlock.runs", session=session)) == 2
