@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -18,7 +19,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, Playwright, Request, expect
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Locator,
+    Page,
+    Playwright,
+    Request,
+    WebSocketRoute,
+    expect,
+)
 
 from surfaces.scene import ROOT, WAIT_SECONDS, Served, Wire, wire
 
@@ -102,6 +113,45 @@ class Person:
             self._loop.close()
 
 
+class Relay:
+    """Stands between a page and its server, hears every frame, and may hold back, change or add some."""
+
+    def __init__(self) -> None:
+        self.heard: list[dict[str, Any]] = []
+        self.change: Callable[[dict[str, Any]], dict[str, Any] | None] = lambda frame: frame  # None: hold it back
+        self._route: WebSocketRoute | None = None
+
+    def begin(self, page: Page) -> None:
+        """Take the place; before the page dials."""
+        page.route_web_socket(re.compile(".*"), self._dialled)
+
+    def _dialled(self, route: WebSocketRoute) -> None:
+        self._route = route
+        route.connect_to_server().on_message(lambda raw: self._hear(json.loads(raw)))
+
+    def _hear(self, frame: dict[str, Any]) -> None:
+        self.heard.append(frame)
+        changed = self.change(frame)
+        if changed is not None:
+            self.add(changed)
+
+    def add(self, *frames: dict[str, Any]) -> None:
+        """Say something to the page as if the server did."""
+        assert self._route is not None
+        for frame in frames:
+            self._route.send(json.dumps(frame))
+
+
+def event_of(frame: dict[str, Any]) -> dict[str, Any]:
+    """Return the event that a frame tells, or nothing."""
+    return dict(frame["payload"].get("event") or {}) if frame.get("event") == "interlock.event" else {}
+
+
+def with_event(frame: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """Return a frame with its event changed."""
+    return {**frame, "payload": {**frame["payload"], "event": {**event_of(frame), **changes}}}
+
+
 class Visit:
     """What one test opens in the browser, and what went wrong in it."""
 
@@ -133,13 +183,11 @@ class Visit:
         self._contexts.append(context)
         return context.new_page()
 
-    def open(
-        self, session: str, *, name: str | None = None, meanwhile: Callable[[Page], None] | None = None, **options: Any
-    ) -> Page:
+    def open(self, session: str, *, name: str | None = None, relay: Relay | None = None, **options: Any) -> Page:
         """Pair a new browser with the server and return its page, connected, with a session open."""
         page = self.tab(**options)
-        if meanwhile is not None:
-            meanwhile(page)
+        if relay is not None:
+            relay.begin(page)
         page.goto(f"{self.base}#pair={self.operator.code(name)}")
         connected(page)
         go(page, f"#/s/{session}")

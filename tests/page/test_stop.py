@@ -1,14 +1,13 @@
 """Stop, and what takes over: one key away, seen at once, with a receipt; and nothing of the old run afterwards."""
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, Page, WebSocketRoute, expect
+from playwright.sync_api import Locator, Page, expect
 
-from page.scene import Visit, box, ended, number_of, running, runs, send, send_as, still
+from page.scene import Relay, Visit, box, ended, event_of, number_of, running, runs, send, send_as, still, with_event
 
 Stop = Callable[[Page], None]
 
@@ -77,36 +76,22 @@ def test_stop_in_the_middle_of_a_tool(visit: Visit, session: str, stop: Stop) ->
 
 def test_the_stop_is_seen_before_the_answer_comes(visit: Visit, session: str) -> None:
     """The page answers in one frame: pressing stop changes what is seen though the server has not spoken yet."""
-    held: list[Any] = []
-    holding = False
-
-    def meanwhile(page: Page) -> None:
-        def relay(route: WebSocketRoute) -> None:
-            server = route.connect_to_server()
-            server.on_message(lambda frame: held.append(frame) if holding else route.send(frame))
-            routes.append(route)
-
-        page.route_web_socket(re.compile(".*"), relay)
-
-    routes: list[WebSocketRoute] = []
-    page = visit.open(session, meanwhile=meanwhile)
+    relay, held = Relay(), []
+    page = visit.open(session, relay=relay)
     send(page, "tool")
     run = running(page, "I begin")
-    before = page.locator("#stop").evaluate("(button) => button.outerHTML")
-    holding = True
-    after = page.locator("#stop").evaluate(
-        """async (button) => {
-            button.click();
-            await new Promise(requestAnimationFrame);
-            return button.outerHTML;
-        }"""
+    relay.change = lambda frame: held.append(frame)  # nothing comes through
+    button = page.locator("#stop")
+    before = button.inner_text()
+    after = button.evaluate(
+        "async (button) => { button.click(); await new Promise(requestAnimationFrame); return button.innerText; }"
     )
     assert after != before
     expect(run).to_have_attribute("data-state", "running")
-    holding = False
-    for frame in held:
-        routes[-1].send(frame)
+    relay.change = lambda frame: frame
+    relay.add(*held)
     ended(run, "stopped")
+    expect(button).to_have_text(before)
 
 
 def test_the_receipt_unfolds_and_grows_until_nothing_is_left(visit: Visit, session: str) -> None:
@@ -256,44 +241,74 @@ def test_choosing_how_to_send_is_for_one_message(visit: Visit, session: str) -> 
 
 def test_late_frames_of_an_ended_run_are_not_drawn(visit: Visit, session: str) -> None:
     """Frames of a run that come after its terminal event, with their own or with newer positions, change nothing."""
-    routes: list[WebSocketRoute] = []
-    heard: list[dict[str, Any]] = []
-
-    def meanwhile(page: Page) -> None:
-        def relay(route: WebSocketRoute) -> None:
-            server = route.connect_to_server()
-            server.on_message(lambda frame: (heard.append(json.loads(frame)), route.send(frame)))
-            routes.append(route)
-
-        page.route_web_socket(re.compile(".*"), relay)
-
-    page = visit.open(session, meanwhile=meanwhile)
+    relay = Relay()
+    page = visit.open(session, relay=relay)
     for text, seen in (("type", "mixing"), ("stream", "word5"), ("batch", "wait_for_ever"), ("ask", "Shall I?")):
         send(page, text)
         run = running(page, seen)
         page.locator("#stop").click()
         ended(run, "stopped")
         expect(receipt_of(page)).to_have_attribute("data-drain", "observed")
+    expect(page.locator("#stop")).to_be_disabled()
     shown = still(page.get_by_role("log"))
-    late = [frame for frame in heard if frame.get("event") == "interlock.event" and _of_a_run(frame)]
-    assert {"delta", "typing", "progress", "tool", "question", "started"} <= {
-        _event(frame)["data"]["type"] for frame in late
-    }
-    newest = max(_event(frame)["position"] for frame in late)
-    newer = [
-        {**frame, "payload": {**frame["payload"], "event": {**_event(frame), "position": newest + 1 + place}}}
-        for place, frame in enumerate(late)
-    ]
-    for frame in (*late, *newer):
-        routes[-1].send(json.dumps(frame))
+    late = [frame for frame in relay.heard if event_of(frame).get("run_id") and kind_of(frame) != "ended"]
+    assert {"delta", "typing", "progress", "tool", "question", "started"} <= {kind_of(frame) for frame in late}
+    newest = max(event_of(frame)["position"] for frame in late)
+    relay.add(*late, *(with_event(frame, position=newest + 1 + place) for place, frame in enumerate(late)))
     page.evaluate("() => new Promise(requestAnimationFrame)")
     assert still(page.get_by_role("log")) == shown
     expect(page.locator("#stop")).to_be_disabled()
+    expect(page.locator("nav [aria-current]")).not_to_contain_text("running")
 
 
-def _event(frame: dict[str, Any]) -> dict[str, Any]:
-    return dict(frame["payload"].get("event") or {})
+def kind_of(frame: dict[str, Any]) -> str:
+    """Return what sort of event a frame tells."""
+    return str(event_of(frame).get("data", {}).get("type", ""))
 
 
-def _of_a_run(frame: dict[str, Any]) -> bool:
-    return _event(frame).get("run_id") is not None and _event(frame)["data"]["type"] not in ("receipt", "ended")
+def test_the_receipt_is_honest_where_something_is_not_sure(visit: Visit, session: str) -> None:
+    """What is in flight, unconfirmed, abandoned or not on disk is said, and set apart; nothing is called drained."""
+    doubts = {
+        "drain": "unconfirmed",
+        "drained_at": None,
+        "unconfirmed": ["process 4711"],
+        "durable": False,
+        "in_flight": 2,
+        "processes": {"ended": 2, "stuck": 1, "detached": 0},
+    }
+    relay = Relay()
+
+    def doubt(frame: dict[str, Any]) -> dict[str, Any]:
+        if kind_of(frame) != "receipt":
+            return frame
+        receipt = event_of(frame)["data"]["receipt"]
+        tools = [{**each, "state": "abandoned"} for each in receipt["tools"]]
+        return with_event(frame, data={"type": "receipt", "receipt": {**receipt, **doubts, "tools": tools}})
+
+    relay.change = doubt
+    page = visit.open(session, relay=relay)
+    send(page, "tool")
+    run = running(page, "I begin")
+    expect(run.locator(".tool")).to_have_attribute("data-state", "running")
+    page.locator("#stop").click()
+    receipt = receipt_of(page)
+    expect(receipt).to_have_attribute("data-drain", "unconfirmed")
+    for words in ("process 4711", "1 tool abandoned", "2 sends", "1 process stuck", "not yet on disk"):
+        expect(receipt.locator("summary .warning").filter(has_text=words)).to_have_count(1)
+    expect(receipt).not_to_contain_text("0 effects after")
+
+
+def test_a_correction_is_told(visit: Visit, session: str) -> None:
+    """Where the store holds another ending than the one that was told, the page says so, and which is true."""
+    relay = Relay()
+    page = visit.open(session, relay=relay)
+    send(page, "stream")
+    run = running(page, "word2")
+    page.locator("#stop").click()
+    ended(run, "stopped")
+    told = next(frame for frame in relay.heard if kind_of(frame) == "ended" and frame["payload"]["watch"])
+    outcome = {**event_of(told)["data"]["outcome"], "ending": "lost", "by": None}
+    position = event_of(told)["position"] + 1_000
+    relay.add(with_event(told, position=position, data={"type": "correction", "outcome": outcome}))
+    ended(run, "lost")
+    expect(run.locator(".ending")).to_contain_text("lost in a crash · corrected")

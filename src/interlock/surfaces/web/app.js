@@ -16,6 +16,8 @@ import { drawDetails } from "./details.js";
 import * as words from "./words.js";
 
 const TOKEN = "interlock.token";
+const NAME = "interlock.name";
+const LAST = "interlock.session"; // the one that was open last
 const LATEST = 40; // turns shown at first, and added by each look back
 const MOST = 400; // turns kept; of more, half are let go and can be looked back at
 const SLOW_MS = 200; // an answer later than this is told as waiting
@@ -28,7 +30,7 @@ const WAYS = [
 ];
 const STATES = { connecting: "connecting…", connected: "connected", lost: "connection lost, trying again…", denied: "not paired" };
 
-function plain(name) {
+function decoded(name) {
   try {
     return name ? decodeURIComponent(name) : null;
   } catch {
@@ -47,6 +49,7 @@ class Page {
     $("message").addEventListener("keydown", (event) => this.#typed(event));
     $("message").addEventListener("input", () => this.#fit());
     $("stop").addEventListener("click", () => this.stop());
+    $("newest").addEventListener("click", () => this.chat?.view.toEnd());
     $("earlier").addEventListener("click", () => this.chat?.earlier());
     $("new-session").addEventListener("click", () => this.#newSession());
     $("unpair").addEventListener("click", () => this.#unpair());
@@ -67,11 +70,27 @@ class Page {
   // Coming in
 
   async #come() {
-    const code = /^#pair=([\w-]+)$/.exec(location.hash)?.[1];
-    if (code) {
+    const code = /^#pair=(.*)$/.exec(location.hash)?.[1];
+    if (code !== undefined) {
       history.replaceState(null, "", location.pathname);
-      await this.#pair(code);
+      await this.#pairAnew(code);
     } else this.#connect(localStorage.getItem(TOKEN), "");
+  }
+
+  // A link that somebody else sent would make whoever follows it speak as them.
+  async #pairAnew(code) {
+    const had = localStorage.getItem(TOKEN);
+    if (!had) {
+      await this.#pair(code);
+      return;
+    }
+    this.#connect(had, "");
+    const who = localStorage.getItem(NAME) ?? "somebody";
+    const body = [el("p", {}, `It is paired as ${who} already. With this code it speaks as whoever made the code: go on only if that was you.`)];
+    if (await ask({ title: "Pair this browser anew?", body, action: "Pair anew", danger: true })) {
+      const old = this.authority;
+      if (await this.#pair(code)) fetch(place("pair"), { method: "DELETE", headers: old }).catch(() => {});
+    }
   }
 
   async #pair(code) {
@@ -79,12 +98,14 @@ class Page {
       const answer = await fetch(place("pair"), { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ code }) });
       const told = await answer.json();
       if (!answer.ok) throw new Error(told.error);
+      localStorage.setItem(NAME, told.name);
       localStorage.setItem(TOKEN, told.token);
       this.#connect(told.token, "");
+      return true;
     } catch (error) {
-      const had = localStorage.getItem(TOKEN);
-      this.#connect(had, had ? "" : error.message);
-      if (had) this.notice(`The code was not used: ${error.message}`);
+      if (this.link) this.notice(`Not paired: ${error.message}`);
+      else this.#connect(null, error.message);
+      return false;
     }
   }
 
@@ -100,6 +121,7 @@ class Page {
     }
     this.link = new Link(token);
     this.token = token;
+    text($("person-name"), localStorage.getItem(NAME) ?? "");
     this.link.addEventListener("state", ({ detail }) => this.#state(detail));
     this.link.addEventListener("outline", ({ detail }) => this.chat?.heard(detail));
     this.sessions = new Sessions(this.link, (session) => this.go(`#/s/${encodeURIComponent(session)}`), () => this.refresh());
@@ -156,18 +178,22 @@ class Page {
 
   #route() {
     if (!this.link) return;
-    const [, kind, name] = /^#\/(s|run|overview)(?:\/(.+))?$/.exec(location.hash) ?? [];
-    if (/^#pair=/.test(location.hash)) {
+    if (location.hash.startsWith("#pair=")) {
       this.#come();
       return;
     }
-    const [what, id] = [kind ?? "s", plain(name)];
+    let [, kind, name] = /^#\/(s|run|overview)(?:\/(.+))?$/.exec(location.hash) ?? [];
+    if (!kind || (kind === "s" && !decoded(name))) {
+      [kind, name] = ["s", encodeURIComponent(localStorage.getItem(LAST) ?? "main")];
+      history.replaceState(null, "", `#/s/${name}`); // so that Back comes back here
+    }
+    const [what, id] = [kind, decoded(name)];
     show($("chat"), what === "s");
     show($("timeline"), what === "run");
     show($("overview"), what === "overview");
     this.overview.visible = what === "overview";
     this.timeline.show(what === "run" ? id : null);
-    if (what === "s") this.#open(id ?? localStorage.getItem("interlock.session") ?? "main");
+    if (what === "s") this.#open(id);
     this.#fold("sessions-toggle", "sessions", false);
     const title = { s: this.chat?.session, run: `Timeline of ${id}`, overview: "Overview" }[what];
     document.title = `${title} · Interlock`;
@@ -178,7 +204,7 @@ class Page {
   #open(session) {
     if (this.chat?.session === session) return;
     this.chat?.close();
-    localStorage.setItem("interlock.session", session);
+    localStorage.setItem(LAST, session);
     this.chat = new Chat(this, session);
     this.sessions.open(session);
     this.details(null);
@@ -337,6 +363,7 @@ class Chat {
   #cursor = null;
   #first = 0; // the position that what is shown begins behind
   #children = [];
+  #unanswered = new Set(); // keys of messages on their way
   #mine = []; // runs we began in a session that did not exist, or is somebody else's
   #closed = false;
   #opening = false;
@@ -353,12 +380,14 @@ class Chat {
       details: (run) => page.details(run),
       retry: (run) => page.giveBack(run.said.map((message) => message.text).join("\n")),
       drawn: () => this.#drawn(),
+      scrolled: (atEnd) => show($("newest"), !atEnd),
     };
     this.on = on;
     this.view = new ConversationView(this.model, on, { scroller: $("log") });
     this.pending = el("div.pending");
     $("log").replaceChildren($("earlier"), $("empty"), ...this.view.nodes, this.pending);
     show($("earlier"), false);
+    show($("newest"), false);
     this.#load();
     this.ticking = setInterval(() => this.#tails(), TAIL_MS);
   }
@@ -373,7 +402,7 @@ class Chat {
   }
 
   get busy() {
-    return this.model.busy || this.#children.some((model) => model.busy) || this.page.sessions.busy(this.session);
+    return this.#unanswered.size > 0 || this.model.busy || this.#children.some((view) => view.model.busy) || this.page.sessions.busy(this.session);
   }
 
   get empty() {
@@ -475,6 +504,8 @@ class Chat {
       this.view.toEnd();
     }, SLOW_MS);
     this.view.toEnd();
+    this.#unanswered.add(key);
+    this.page.refresh();
     try {
       const params = { sessionKey: this.session, message, idempotencyKey: key, queueMode: way };
       const told = await this.page.link.request("chat.send", params, { again: true });
@@ -487,6 +518,7 @@ class Chat {
       this.page.notice(`Not sent: ${error.message}`);
       this.page.giveBack(message);
     } finally {
+      this.#unanswered.delete(key);
       clearTimeout(slow);
       note.remove();
       this.page.refresh();
@@ -499,8 +531,10 @@ class Chat {
       return await link.request("interlock.stop", { session: this.session });
     } catch (error) {
       if (error.code !== "LOST") throw error;
-      // The answer was lost with the connection. What ran then is stopped by name: never what came after it.
-      const receipts = await Promise.all(runs.map((run) => link.request("interlock.stop", { run }, { again: true })));
+      // There was no connection, or the answer was lost with it. What ran then, and what was on its way, is stopped by
+      // name: never what came after it.
+      const named = [...runs.map((run) => ({ run })), ...[...this.#unanswered].map((key) => ({ key }))];
+      const receipts = await Promise.all(named.map((name) => link.request("interlock.stop", name, { again: true })));
       return receipts.find((receipt) => receipt.aborted) ?? receipts[0] ?? { aborted: false };
     }
   }
@@ -516,22 +550,21 @@ class Chat {
   // Children, and what processes write
 
   #child(id, home) {
-    const model = new Conversation(id);
-    const view = new ConversationView(model, this.on);
-    this.#children.push(model);
+    const view = new ConversationView(new Conversation(id), this.on);
+    this.#children.push(view);
     home.append(...view.nodes);
     this.#watches.add(this.page.link.watch({ run: id }, 0, { event: (event) => view.take(event), over: (error) => error && home.append(el("p.note", {}, error.message)) }));
     return view;
   }
 
   async #tails() {
-    const models = [this.model, ...this.#children];
+    const views = [this.view, ...this.#children];
     const going = (run) => run.parts.some((part) => part.kind === "process" && part.state === "running");
-    if (document.hidden || this.page.link.state !== "connected" || !models.some((model) => [...model.runs.values()].some(going))) return;
+    if (document.hidden || this.page.link.state !== "connected" || !views.some((view) => [...view.model.runs.values()].some(going))) return;
     const rows = await this.page.link.request("interlock.processes", { session: this.session }).catch(() => []);
-    for (const model of models) {
+    for (const view of views) {
       for (const row of rows) {
-        const run = model.runs.get(row.run_id);
+        const run = view.model.runs.get(row.run_id);
         const running = run?.parts.filter((part) => part.kind === "process" && part.state === "running" && part.command === row.command) ?? [];
         const part = running.find((each) => each.pid === row.pid) ?? running.find((each) => each.pid == null);
         if (!part || (run.state === "ended" && !part.detached)) continue;
@@ -539,7 +572,7 @@ class Chat {
         if (row.tail && row.tail !== part.tail) {
           part.tail = row.tail;
           run.version += 1;
-          this.view.changed(run);
+          view.changed(run);
         }
       }
     }

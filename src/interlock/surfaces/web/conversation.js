@@ -4,7 +4,7 @@
 // 2. A part's node is made once, by its kind, and told when the part changed.
 // 3. Whoever reads at the end stays at the end; whoever scrolled up stays there.
 
-import { data, el, show, text } from "./dom.js";
+import { data, el, plain, show, text } from "./dom.js";
 import { EARLY } from "./model.js";
 import { Growing } from "./text.js";
 import * as words from "./words.js";
@@ -17,9 +17,9 @@ const clip = (value) => (value.length > TEXT ? `${value.slice(0, TEXT)}… (${wo
 function pretty(json) {
   try {
     const value = JSON.parse(json);
-    return clip(typeof value === "string" ? value : JSON.stringify(value, null, 2));
+    return plain(clip(typeof value === "string" ? value : JSON.stringify(value, null, 2)));
   } catch {
-    return clip(json);
+    return plain(clip(json));
   }
 }
 
@@ -33,10 +33,9 @@ const PARTS = {
     const growing = new Growing();
     return {
       node: growing.node,
-      draw: (part, on, now) => {
-        const more = growing.draw(part.text, part.open, now);
+      draw: (part) => {
+        growing.draw(part.text, part.open);
         growing.node.classList.toggle("cut", Boolean(part.cut));
-        return more;
       },
     };
   },
@@ -52,8 +51,8 @@ const PARTS = {
       node,
       draw: (part) => {
         data(node, "state", part.state);
-        text(name, part.name);
-        text(brief, (part.arguments ?? "").slice(0, 80));
+        text(name, plain(part.name));
+        text(brief, plain((part.arguments ?? "").slice(0, 80)));
         text(given, part.arguments ? pretty(part.arguments) : "no arguments");
         const told = part.error ?? (part.result == null ? null : pretty(part.result));
         show(result, told != null);
@@ -72,7 +71,7 @@ const PARTS = {
       node,
       draw: (part) => {
         data(node, "state", part.state);
-        text(command, part.command);
+        text(command, plain(part.command));
         show(tail, Boolean(part.tail));
         if (part.tail && tail.textContent !== part.tail) {
           tail.textContent = part.tail;
@@ -95,12 +94,12 @@ const PARTS = {
       node,
       draw: (part, on) => {
         data(node, "state", part.state);
-        text(asked, part.text);
+        text(asked, plain(part.text));
         show(about, Boolean(part.tool));
-        if (part.tool) text(about, `${part.tool} ${part.arguments ? pretty(part.arguments) : ""}`);
+        if (part.tool) text(about, `${plain(part.tool)} ${part.arguments ? pretty(part.arguments) : ""}`);
         if (!buttons.childNodes.length) {
           const answers = part.choices?.map((choice) => [choice, choice]) ?? [["Yes", true], ["No", false]];
-          for (const [label, answer] of answers) buttons.append(el("button", { type: "button", onclick: () => on.answer(part, answer) }, label));
+          for (const [label, answer] of answers) buttons.append(el("button", { type: "button", onclick: () => on.answer(part, answer) }, plain(label)));
         }
         for (const button of buttons.children) button.disabled = part.state !== "open";
         text(state, answered(part));
@@ -175,29 +174,26 @@ class RunView {
     this.node = el("div.turn", {}, this.messages, this.article);
   }
 
-  // Returns whether something is still to be drawn.
-  draw(now) {
+  draw() {
     const { run } = this;
-    if (run.version === this.#drawn && !this.more) return false;
+    if (run.version === this.#drawn) return;
     this.#drawn = run.version;
     data(this.article, "state", run.state);
     if (run.outcome) data(this.article, "ending", run.outcome.ending);
     this.node.classList.toggle("hidden-turn", Boolean(run.outcome?.hidden));
     for (const message of run.said.slice(this.messages.childNodes.length)) this.messages.append(el("article.said", {}, ...said(message)));
-    this.more = false;
     const { children } = this.body;
     run.parts.forEach((part, index) => {
       let view = this.#parts.get(part);
       if (!view) this.#parts.set(part, (view = PARTS[part.kind]()));
       if (children[index] !== view.node) this.body.insertBefore(view.node, children[index] ?? null);
-      if (view.draw(part, this.on, now)) this.more = true;
+      view.draw(part, this.on);
     });
     while (children.length > run.parts.length) children[run.parts.length].remove();
     show(this.typing, run.typing);
     this.#drawProgress();
     this.#drawFoot();
     this.#drawReceipt();
-    return this.more;
   }
 
   #drawProgress() {
@@ -234,7 +230,8 @@ export class ConversationView {
   #views = new Map();
   #frame = 0;
   #dirty = new Set();
-  #stay = true; // at the end, until somebody scrolls away from it
+  #stay = true; // at the end, until somebody scrolls up
+  #top = 0;
 
   constructor(model, on, { scroller = null } = {}) {
     this.model = model;
@@ -244,8 +241,9 @@ export class ConversationView {
     this.waiting = el("div.waiting");
     this.nodes = [this.turns, this.waiting];
     if (!scroller) return;
-    scroller.onscroll = () => (this.#stay = this.#atEnd);
-    new ResizeObserver(() => this.#stay && this.toEnd()).observe(scroller);
+    scroller.onscroll = () => this.#scrolled();
+    const grown = new ResizeObserver(() => this.#stay && this.toEnd());
+    for (const node of [scroller, ...this.nodes]) grown.observe(node);
   }
 
   take(event) {
@@ -255,35 +253,40 @@ export class ConversationView {
   }
 
   changed(run) {
+    if (this.model.runs.get(run.id) !== run) return;
     this.#dirty.add(run);
     this.#soon();
   }
 
   #soon() {
-    this.#frame ||= requestAnimationFrame((now) => this.#draw(now));
+    this.#frame ||= requestAnimationFrame(() => this.#draw());
   }
 
-  #draw(now) {
+  #draw() {
     this.#frame = 0;
-    for (const run of [...this.#dirty]) {
-      this.#dirty.delete(run);
-      if (this.#drawRun(run, now)) this.#dirty.add(run);
+    const runs = [...this.#dirty];
+    this.#dirty.clear();
+    for (const run of runs) {
+      try {
+        this.#drawRun(run);
+      } catch (error) {
+        reportError(error); // of this one; the others, and the stop button, must be drawn
+      }
     }
     if (this.#stay) this.toEnd();
     this.on.drawn?.();
-    if (this.#dirty.size) this.#soon();
   }
 
-  #drawRun(run, now) {
+  #drawRun(run) {
     let view = this.#views.get(run);
     if (run.state === "joined") {
       view?.node.remove();
-      return false;
+      return;
     }
     if (!view) this.#views.set(run, (view = new RunView(run, this.on)));
     const home = run.state === "queued" ? this.waiting : this.turns;
     if (view.node.parentNode !== home) this.#put(home, view.node, run);
-    return view.draw(now);
+    view.draw();
   }
 
   // Turns stand in the order in which they began; as a rule the newest comes last.
@@ -293,9 +296,13 @@ export class ConversationView {
     home.insertBefore(node, later || null);
   }
 
-  get #atEnd() {
-    const box = this.scroller;
-    return box.scrollHeight - box.scrollTop - box.clientHeight < NEAR;
+  #scrolled() {
+    const { scrollTop, scrollHeight, clientHeight } = this.scroller;
+    const up = scrollTop < this.#top;
+    this.#top = scrollTop;
+    if (scrollHeight - scrollTop - clientHeight < NEAR) this.#stay = true;
+    else if (up) this.#stay = false;
+    this.on.scrolled?.(this.#stay);
   }
 
   toEnd() {
@@ -311,7 +318,7 @@ export class ConversationView {
     for (const run of this.model.precede(older)) {
       const view = new RunView(run, this.on);
       this.#views.set(run, view);
-      view.draw(performance.now());
+      view.draw();
       nodes.push(view.node);
     }
     this.turns.prepend(...nodes);

@@ -9,6 +9,7 @@ const ROOT = new URL("..", import.meta.url);
 const FIRST_PAUSE_MS = 200;
 const LAST_PAUSE_MS = 5_000;
 const NO_TOKEN = 4001;
+const IN_FLIGHT = 32; // requests; the gateway takes 64, and as many stops besides
 const CAPABILITIES = ["interlock.quiet", "interlock.outline"];
 
 export const place = (path) => new URL(path, ROOT);
@@ -28,6 +29,7 @@ export class Link extends EventTarget {
   #asked = new Map(); // by request id: what waits for an answer
   #watches = new Map(); // by number
   #waiting = []; // to be asked when there is a connection
+  #later = []; // to be asked when others were answered
   #last = 0;
   #heard = 0;
   #silence = 30_000;
@@ -79,6 +81,12 @@ export class Link extends EventTarget {
   }
 
   #ask(request) {
+    const stops = request.method === "interlock.stop";
+    const flying = [...this.#asked.values()].filter((each) => (each.method === "interlock.stop") === stops).length;
+    if (flying >= IN_FLIGHT) {
+      this.#later.push(request);
+      return;
+    }
     const id = `p${++this.#last}`;
     this.#asked.set(id, request);
     this.#socket.send(JSON.stringify({ type: "req", id, method: request.method, params: request.params }));
@@ -133,7 +141,7 @@ export class Link extends EventTarget {
   #dropped(code) {
     this.#socket = null;
     this.hello = null;
-    const asked = [...this.#asked.values()];
+    const asked = [...this.#asked.values(), ...this.#later.splice(0)];
     this.#asked.clear();
     for (const request of asked) {
       if (request.again && code !== NO_TOKEN) this.#waiting.push(request);
@@ -177,6 +185,7 @@ export class Link extends EventTarget {
     const request = this.#asked.get(id);
     if (!request) return;
     this.#asked.delete(id);
+    for (const each of this.#later.splice(0)) this.#ask(each);
     if (ok) request.resolve(payload);
     else request.reject(new Failed(error));
   }

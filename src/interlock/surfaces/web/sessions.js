@@ -1,6 +1,6 @@
 // The list of sessions, newest first, alive: what runs, what asks, what is new.
 
-import { $, data, el, text } from "./dom.js";
+import { $, data, el, plain, text } from "./dom.js";
 
 const MOST = 200;
 const SEALED = 50; // runs of a session that are remembered to have ended
@@ -47,7 +47,7 @@ export class Sessions {
     let row = this.#rows.get(key);
     if (!row) {
       const mark = el("span.mark", { "aria-hidden": "true" });
-      const name = el("span.name", {}, key);
+      const name = el("span.name", {}, plain(key));
       const state = el("span.what");
       const button = el("button", { type: "button", onclick: () => this.#open(key) }, mark, name, state);
       this.#rows.set(key, (row = { key, at, status: "", live: new Set(), ended: [], asks: new Set(), news: false, button, state, item: el("li", {}, button) }));

@@ -1,41 +1,70 @@
-// An agent's text as markdown: parsed by marked, cleaned by DOMPurify, put into the page as nodes.
+// An agent's text as markdown: parsed by marked in a worker, cleaned by DOMPurify, put into the page as nodes.
 //
 // 1. Markup in a text is shown as text. Nothing is fetched: pictures become links.
-// 2. While a text grows only its last part is drawn again, at most once a frame, and less often if that takes long.
+// 2. The page never waits for a text: until it is parsed, or if that takes too long, it is shown as it is.
+// 3. While a text grows only its last part is parsed again, and never before the time before is drawn.
 
-import { Marked } from "./marked.js";
 import { el } from "./dom.js";
+import { place } from "./link.js";
 
-const MOST = 100_000; // characters drawn as markdown; what is longer is shown as it is
+const MOST = 100_000; // characters drawn as markdown
+const TAGS_MOST = 5_000; // and tags that become of them
+const PATIENCE_MS = 1_000;
 const TAGS = ["a", "blockquote", "br", "code", "del", "em", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"];
 const CLEAN = { ALLOWED_TAGS: TAGS, ALLOWED_ATTR: ["href", "start", "title"], ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i, RETURN_DOM_FRAGMENT: true };
-const SHARE = 8; // a drawing that took t is not repeated for this many t
 
-const escape = (words) => words.replace(/[&<>"']/g, (letter) => `&#${letter.charCodeAt(0)};`);
+const policy = globalThis.trustedTypes?.createPolicy("interlock", { createScriptURL: () => place("web/markdown.js").href });
 
-const marked = new Marked({
-  gfm: true,
-  breaks: true,
-  renderer: {
-    html: ({ text }) => escape(text),
-    image: ({ href, text }) => `<a href="${escape(href)}">${escape(text || href)}</a>`,
-    checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
-    heading({ tokens, depth }) {
-      const level = Math.min(6, depth + 2);
-      return `<h${level}>${this.parser.parseInline(tokens)}</h${level}>`;
-    },
-  },
-});
+class Parser {
+  #worker = null;
+  #jobs = []; // the first is with the worker
+  #timer = 0;
 
-export function markdown(words) {
-  if (words.length > MOST) return el("pre.plain", { tabindex: 0 }, words);
-  const nodes = globalThis.DOMPurify.sanitize(marked.parse(words), CLEAN);
-  for (const link of nodes.querySelectorAll("a")) {
+  // The HTML of a text, or null if it is better shown as it is.
+  parse(words) {
+    if (words.length > MOST) return Promise.resolve(null);
+    return new Promise((resolve) => {
+      this.#jobs.push({ words, resolve });
+      if (this.#jobs.length === 1) this.#next();
+    });
+  }
+
+  #next() {
+    if (!this.#jobs.length) return;
+    if (!this.#worker) {
+      this.#worker = new Worker(policy?.createScriptURL("") ?? place("web/markdown.js"), { type: "module" });
+      this.#worker.onmessage = ({ data: html }) => this.#done(html);
+      this.#worker.onerror = () => this.#giveUp();
+    }
+    this.#timer = setTimeout(() => this.#giveUp(), PATIENCE_MS);
+    this.#worker.postMessage(this.#jobs[0].words);
+  }
+
+  #giveUp() {
+    this.#worker.terminate();
+    this.#worker = null;
+    this.#done(null);
+  }
+
+  #done(html) {
+    clearTimeout(this.#timer);
+    this.#jobs.shift()?.resolve(html !== null && html.split("<").length <= TAGS_MOST ? html : null);
+    this.#next();
+  }
+}
+
+const parser = new Parser();
+
+async function nodes(words) {
+  const html = await parser.parse(words);
+  if (html === null) return el("pre.plain", { tabindex: 0 }, words);
+  const clean = globalThis.DOMPurify.sanitize(html, CLEAN);
+  for (const link of clean.querySelectorAll("a")) {
     link.target = "_blank";
     link.rel = "noopener noreferrer";
   }
-  for (const box of nodes.querySelectorAll("pre, table")) box.tabIndex = 0; // it may scroll sideways
-  return nodes;
+  for (const box of clean.querySelectorAll("pre, table")) box.tabIndex = 0; // it may scroll sideways
+  return clean;
 }
 
 // Where the part of a growing text ends that no later word changes: a blank line outside a fence and a list.
@@ -57,38 +86,37 @@ function settled(words, from) {
 
 // A text that may still grow.
 export class Growing {
-  #node = el("div.text");
+  node = el("div.text");
   #tail = el("div.tail-end");
-  #words = "";
-  #done = 0; // characters drawn for good
-  #closed = false;
-  #again = 0; // not to be drawn before
+  #wanted = { words: "", open: true };
+  #drawn = null; // what of it is in the page
+  #settled = 0; // characters drawn for good
+  #busy = false;
 
-  get node() {
-    return this.#node;
+  draw(words, open) {
+    if (words === this.#wanted.words && open === this.#wanted.open) return;
+    this.#wanted = { words, open };
+    if (!this.#busy) this.#catchUp();
   }
 
-  // Draw it as it stands; return whether there is more to draw later.
-  draw(words, open, now) {
-    if (words === this.#words && this.#closed === !open) return false;
-    if (open && now < this.#again) return true;
-    const began = performance.now();
-    if (!open || !words.startsWith(this.#words.slice(0, this.#done)) || words.length > MOST) {
-      this.#node.replaceChildren(markdown(words));
-      this.#done = words.length;
-      this.#closed = !open;
-    } else {
-      const end = settled(words, this.#done);
-      if (end > this.#done) {
-        this.#node.append(this.#tail);
-        this.#tail.before(markdown(words.slice(this.#done, end)));
-        this.#done = end;
-      }
-      if (!this.#tail.isConnected || this.#tail.parentNode !== this.#node) this.#node.append(this.#tail);
-      this.#tail.replaceChildren(markdown(words.slice(this.#done)));
+  async #catchUp() {
+    this.#busy = true;
+    while (this.#drawn !== this.#wanted) {
+      const wanted = this.#wanted;
+      if (!this.node.childNodes.length) this.node.append(el("div.plain", {}, wanted.words)); // until it is parsed
+      if (wanted.open) await this.#grow(wanted.words);
+      else this.node.replaceChildren(await nodes(wanted.words));
+      this.#drawn = wanted;
     }
-    this.#words = words;
-    this.#again = now + SHARE * (performance.now() - began);
-    return false;
+    this.#busy = false;
+  }
+
+  async #grow(words) {
+    const end = settled(words, this.#settled);
+    const [done, rest] = [end > this.#settled ? await nodes(words.slice(this.#settled, end)) : null, await nodes(words.slice(end))];
+    this.#tail.replaceChildren(rest);
+    if (this.#tail.parentNode !== this.node) this.node.replaceChildren(this.#tail);
+    if (done) this.#tail.before(done);
+    this.#settled = end;
   }
 }
