@@ -21,6 +21,7 @@ const LAST = "interlock.session"; // the one that was open last
 const LATEST = 40; // turns shown at first, and added by each look back
 const MOST = 400; // turns kept; of more, half are let go and can be looked back at
 const SLOW_MS = 200; // an answer later than this is told as waiting
+const AGAIN_MS = 1_000;
 const TAIL_MS = 700; // how often a running process is asked what it wrote
 const WAYS = [
   ["interrupt", "Take over", "end what runs; this is what counts now"],
@@ -150,7 +151,11 @@ class Page {
   async #unpair() {
     const sure = await ask({ title: "Unpair this browser?", body: [el("p", {}, "Its token is forgotten here and on the server.")], action: "Unpair", danger: true });
     if (!sure) return;
-    await fetch(place("pair"), { method: "DELETE", headers: this.authority }).catch(() => {});
+    const answer = await fetch(place("pair"), { method: "DELETE", headers: this.authority }).catch(() => null);
+    if (!answer || ![204, 401, 403].includes(answer.status)) {
+      this.notice("The server did not take it: this browser is still paired. Try again, or `interlock token rotate` there.");
+      return;
+    }
     localStorage.removeItem(TOKEN);
     location.assign(location.pathname);
   }
@@ -253,21 +258,22 @@ class Page {
   // Stopping
 
   async stop() {
-    if (!this.chat?.busy || this.stopping) return;
-    const began = performance.now();
     const { chat } = this;
+    const began = performance.now();
+    if (!chat?.busy || began - chat.stopping < AGAIN_MS) return; // pressed twice; a stop that is not answered may be repeated
     const runs = chat.model.live.map((run) => run.id);
-    this.stopping = true;
+    chat.stopping = began;
     this.refresh(); // in this frame
     text($("spoken"), "Stopping");
     try {
       const receipt = await chat.stop(runs);
+      chat.view.loose(receipt);
       performance.measure("interlock.stop", { start: began, end: performance.now() });
       text($("spoken"), receipt.aborted ? words.receipt(receipt).map((part) => part.words).join(", ") : "There was nothing to stop any more");
     } catch (error) {
       this.notice(`The stop was not answered: ${error.message}. Press it again.`);
     } finally {
-      this.stopping = false;
+      if (chat.stopping === began) chat.stopping = -Infinity;
       this.refresh();
     }
   }
@@ -290,7 +296,7 @@ class Page {
     const busy = Boolean(chat?.busy);
     const stop = $("stop");
     stop.disabled = !busy || !(this.link?.may("write") ?? false);
-    text(stop, this.stopping ? "Stopping…" : "Stop");
+    text(stop, chat && chat.stopping > 0 ? "Stopping…" : "Stop");
     data(stop, "busy", busy);
     const running = Boolean(chat?.model.running);
     text($("send"), running || this.way !== WAYS[0] ? this.way[1] : "Send");
@@ -369,6 +375,7 @@ class Chat {
   #opening = false;
   why = "";
   loading = true;
+  stopping = -Infinity; // when a stop was pressed that is not answered yet
 
   constructor(page, session) {
     this.page = page;
@@ -450,8 +457,9 @@ class Chat {
     this.#watch = this.page.link.watch({ session: this.session }, this.#first, { event: (event) => this.view.take(event), over });
   }
 
-  // Somebody else has begun this session.
-  heard({ session, data: told }) {
+  // Somebody else has begun this session; or a detached child has ended, behind its parent.
+  heard({ session, run_id: id, data: told }) {
+    if (told.type === "ended") this.#childEnded(id, told.outcome);
     if (session === this.session && told.type === "message" && this.#watch === null && !this.#opening) this.#follow();
   }
 
@@ -557,11 +565,41 @@ class Chat {
     return view;
   }
 
+  #childEnded(id, outcome) {
+    for (const view of [this.view, ...this.#children]) {
+      for (const run of view.model.runs.values()) {
+        const part = run.parts.find((each) => each.kind === "child" && each.id === id && !each.outcome);
+        if (!part) continue;
+        part.outcome = outcome;
+        run.version += 1;
+        view.changed(run);
+      }
+    }
+  }
+
+  // What an ended run left to the session is told by no event of its own: it is asked for while it lasts.
+  async #leftovers(rows) {
+    for (const run of [...this.model.runs.values()].filter((each) => each.state === "ended" && each.leaves)) {
+      for (const part of run.parts.filter((each) => each.detached)) {
+        if (part.kind === "process" && part.state === "running" && !rows.some((row) => row.run_id === run.id && row.command === part.command)) {
+          part.state = "gone";
+          run.version += 1;
+          this.view.changed(run);
+        } else if (part.kind === "child" && !part.outcome) {
+          const info = await this.page.link.request("interlock.find", { name: part.id }).catch(() => null);
+          if (info?.outcome) this.#childEnded(part.id, info.outcome);
+        }
+      }
+    }
+  }
+
   async #tails() {
     const views = [this.view, ...this.#children];
-    const going = (run) => run.parts.some((part) => part.kind === "process" && part.state === "running");
+    const going = (run) => run.leaves || run.parts.some((part) => part.kind === "process" && part.state === "running");
     if (document.hidden || this.page.link.state !== "connected" || !views.some((view) => [...view.model.runs.values()].some(going))) return;
-    const rows = await this.page.link.request("interlock.processes", { session: this.session }).catch(() => []);
+    const rows = await this.page.link.request("interlock.processes", { session: this.session }).catch(() => null);
+    if (!rows || this.#closed) return;
+    await this.#leftovers(rows);
     for (const view of views) {
       for (const row of rows) {
         const run = view.model.runs.get(row.run_id);

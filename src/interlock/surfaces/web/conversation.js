@@ -133,7 +133,7 @@ const PARTS = {
 };
 
 const TOOL = { pending: "waiting", running: "running", finished: "done", failed: "failed", skipped: "skipped, never ran", interrupted: "interrupted, effect unknown", abandoned: "abandoned, fenced off" };
-const PROCESS = { running: "running", failed: "could not be started", ended: "ended with the run" };
+const PROCESS = { gone: "gone", running: "running", failed: "could not be started", ended: "ended with the run" };
 
 const took = (part) => (part.until == null || part.state === "skipped" ? "" : ` · ${words.time(part.until - part.since)}`);
 
@@ -250,6 +250,12 @@ export class ConversationView {
     if (event.data.type === "gap") this.turns.append(el("p.note", {}, "Some of what happened here is no longer to be had."));
     for (const run of this.model.take(event)) this.#dirty.add(run);
     this.#soon();
+  }
+
+  // A receipt of what no run here was part of: things that were left detached.
+  loose(receipt) {
+    const shown = receipt.runs?.some(({ id }) => this.model.runs.has(id)) || !receipt.aborted;
+    if (!shown) this.turns.append(words.drawReceipt(el("details.receipt"), receipt));
   }
 
   changed(run) {

@@ -4,7 +4,7 @@ import { $, el } from "./dom.js";
 import { save } from "./timeline.js";
 import * as words from "./words.js";
 
-let drawn = "";
+let drawn = null;
 
 export function drawDetails(page) {
   const panel = $("details");

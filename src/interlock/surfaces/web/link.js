@@ -140,7 +140,6 @@ export class Link extends EventTarget {
 
   #dropped(code) {
     this.#socket = null;
-    this.hello = null;
     const asked = [...this.#asked.values(), ...this.#later.splice(0)];
     this.#asked.clear();
     for (const request of asked) {

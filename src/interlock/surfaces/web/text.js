@@ -2,7 +2,8 @@
 //
 // 1. Markup in a text is shown as text. Nothing is fetched: pictures become links.
 // 2. The page never waits for a text: until it is parsed, or if that takes too long, it is shown as it is.
-// 3. While a text grows only its last part is parsed again, and never before the time before is drawn.
+// 3. What a run was about to say when it ended is not drawn: a parse that comes back later is dropped.
+// 4. While a text grows only its last part is parsed again, and never before the time before is drawn.
 
 import { el } from "./dom.js";
 import { place } from "./link.js";
@@ -20,11 +21,12 @@ class Parser {
   #jobs = []; // the first is with the worker
   #timer = 0;
 
-  // The HTML of a text, or null if it is better shown as it is.
-  parse(words) {
+  // The HTML of a text, or null if it is better shown as it is. What is whole goes before what still grows.
+  parse(words, whole) {
     if (words.length > MOST) return Promise.resolve(null);
     return new Promise((resolve) => {
-      this.#jobs.push({ words, resolve });
+      const at = whole ? this.#jobs.findIndex((job, index) => index > 0 && !job.whole) : -1;
+      this.#jobs.splice(at < 0 ? this.#jobs.length : at, 0, { words, whole, resolve });
       if (this.#jobs.length === 1) this.#next();
     });
   }
@@ -55,8 +57,8 @@ class Parser {
 
 const parser = new Parser();
 
-async function nodes(words) {
-  const html = await parser.parse(words);
+async function nodes(words, whole) {
+  const html = await parser.parse(words, whole);
   if (html === null) return el("pre.plain", { tabindex: 0 }, words);
   const clean = globalThis.DOMPurify.sanitize(html, CLEAN);
   for (const link of clean.querySelectorAll("a")) {
@@ -96,6 +98,7 @@ export class Growing {
   draw(words, open) {
     if (words === this.#wanted.words && open === this.#wanted.open) return;
     this.#wanted = { words, open };
+    if (!open && this.#busy) this.node.replaceChildren(el("div.plain", {}, words)); // the last word does not wait
     if (!this.#busy) this.#catchUp();
   }
 
@@ -105,7 +108,10 @@ export class Growing {
       const wanted = this.#wanted;
       if (!this.node.childNodes.length) this.node.append(el("div.plain", {}, wanted.words)); // until it is parsed
       if (wanted.open) await this.#grow(wanted.words);
-      else this.node.replaceChildren(await nodes(wanted.words));
+      else {
+        const made = await nodes(wanted.words, true);
+        if (wanted === this.#wanted) this.node.replaceChildren(made);
+      }
       this.#drawn = wanted;
     }
     this.#busy = false;
@@ -114,6 +120,7 @@ export class Growing {
   async #grow(words) {
     const end = settled(words, this.#settled);
     const [done, rest] = [end > this.#settled ? await nodes(words.slice(this.#settled, end)) : null, await nodes(words.slice(end))];
+    if (!this.#wanted.open) return; // it has ended meanwhile
     this.#tail.replaceChildren(rest);
     if (this.#tail.parentNode !== this.node) this.node.replaceChildren(this.#tail);
     if (done) this.#tail.before(done);

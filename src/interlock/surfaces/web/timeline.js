@@ -58,6 +58,7 @@ export class Timeline {
     clearTimeout(this.#timer);
     this.#timer = 0;
     const run = this.#run;
+    if (!run) return;
     text($("timeline-title"), `Timeline of ${run}`);
     try {
       const [blob, told, info] = await Promise.all([
