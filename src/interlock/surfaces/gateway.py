@@ -49,7 +49,7 @@ from interlock.surfaces.frames import BadFrame, Request
 from interlock.surfaces.methods import HANDLERS, Typed, is_typed
 from interlock.surfaces.metrics import Meters
 from interlock.surfaces.outbox import Outbox
-from interlock.surfaces.page import Page, address_of
+from interlock.surfaces.page import Page, address_of, refuse
 from interlock.surfaces.telling import OUTLINE, Item, Teller, Watcher, event_item
 
 ASGIScope = MutableMapping[str, Any]
@@ -111,8 +111,10 @@ class Gateway:
                 Route("/health", self._health),
                 Route("/metrics", self._metrics),
                 *self._page.routes,
-            ]
+            ],
+            exception_handlers={404: refuse, 405: refuse},
         )
+        self._routes.router.redirect_slashes = False
         self._appoint()
         control.feed.subscribe(None, self)
 

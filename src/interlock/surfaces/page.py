@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -105,13 +105,13 @@ class Page:
 
     async def _pair(self, request: Request) -> Response:
         gateway, address, body = self._gateway, address_of(request.scope), b""
-        async for part in request.stream():
-            body += part
-            if len(body) > PAIR_BYTES:
-                return _say(413, f"a code is no longer than {PAIR_BYTES} bytes")
         try:
+            async for part in request.stream():
+                body += part
+                if len(body) > PAIR_BYTES:
+                    return _say(413, f"a code is no longer than {PAIR_BYTES} bytes")
             code = msgspec.json.decode(body, type=Code).code
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        except (msgspec.MsgspecError, UnicodeError, RecursionError, ClientDisconnect):
             return _say(400, 'send {"code": …} as JSON')
         gateway.look_again()
         found = gateway.codes.take(code, time.monotonic())
@@ -171,6 +171,11 @@ class Page:
         code = self._gateway.wrong_token(address_of(request.scope), token)
         words = "send Authorization: Bearer and a token that may read"
         return _say(429 if code == RATE_LIMITED else 401, words, code=code)
+
+
+async def refuse(request: Request, error: Exception) -> Response:
+    """Say that there is nothing at an address, or nothing that can be done with it so."""
+    return _say(getattr(error, "status_code", 404), "there is nothing like that here; the page is at /")
 
 
 def bearer(request: Request) -> str:

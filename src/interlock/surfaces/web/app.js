@@ -4,7 +4,7 @@
 // 2. Stop answers in the frame it was pressed in; what it did is told by the receipt, not by this page.
 // 3. What was typed is never lost: it goes out under its own key, is asked again after a reconnect, or comes back.
 
-import { Conversation, placeOf } from "./model.js";
+import { Conversation, placeOf, touch } from "./model.js";
 import { ConversationView } from "./conversation.js";
 import { $, data, el, show, text } from "./dom.js";
 import { Failed, Link, place } from "./link.js";
@@ -570,7 +570,7 @@ class Chat {
       for (const run of view.model.runs.values()) {
         const part = run.parts.find((each) => each.kind === "child" && each.id === id && !each.outcome);
         if (!part) continue;
-        part.outcome = outcome;
+        touch(part, { outcome });
         run.version += 1;
         view.changed(run);
       }
@@ -582,7 +582,7 @@ class Chat {
     for (const run of [...this.model.runs.values()].filter((each) => each.state === "ended" && each.leaves)) {
       for (const part of run.parts.filter((each) => each.detached)) {
         if (part.kind === "process" && part.state === "running" && !rows.some((row) => row.run_id === run.id && row.command === part.command)) {
-          part.state = "gone";
+          touch(part, { state: "gone" });
           run.version += 1;
           this.view.changed(run);
         } else if (part.kind === "child" && !part.outcome) {
@@ -608,7 +608,7 @@ class Chat {
         if (!part || (run.state === "ended" && !part.detached)) continue;
         part.pid ??= row.pid;
         if (row.tail && row.tail !== part.tail) {
-          part.tail = row.tail;
+          touch(part, { tail: row.tail });
           run.version += 1;
           view.changed(run);
         }

@@ -187,7 +187,8 @@ class RunView {
       let view = this.#parts.get(part);
       if (!view) this.#parts.set(part, (view = PARTS[part.kind]()));
       if (children[index] !== view.node) this.body.insertBefore(view.node, children[index] ?? null);
-      view.draw(part, this.on);
+      if (view.version !== part.version) view.draw(part, this.on);
+      view.version = part.version;
     });
     while (children.length > run.parts.length) children[run.parts.length].remove();
     show(this.typing, run.typing);

@@ -7,6 +7,11 @@
 
 export const EARLY = new Set(["stopped", "superseded", "timed_out", "parent_ended", "shutdown", "lost"]);
 
+// Whoever changes a part says so: only then is it drawn again.
+export function touch(part, change) {
+  return Object.assign(part, change, { version: (part.version ?? 0) + 1 });
+}
+
 export class Run {
   constructor(id) {
     this.id = id;
@@ -40,7 +45,7 @@ export class Run {
   }
 
   add(part) {
-    this.parts.push(part);
+    this.parts.push(touch(part));
     return part;
   }
 }
@@ -148,14 +153,14 @@ const HEARD = {
 
   delta(run, { text }) {
     const last = run.parts.at(-1);
-    if (last?.kind === "text" && last.open) last.text += text;
+    if (last?.kind === "text" && last.open) touch(last, { text: last.text + text });
     else run.add({ kind: "text", text, open: true });
     run.typing = false;
   },
 
   block(run, { text }) {
     const open = run.find("text", (part) => part.open);
-    if (open) Object.assign(open, { text, open: false });
+    if (open) touch(open, { text, open: false });
     else run.add({ kind: "text", text, open: false });
     run.typing = false;
   },
@@ -185,25 +190,24 @@ const HEARD = {
       part = run.parts.find((each) => each.kind === "process" && going(each) && each.pid === pid) ?? run.parts.find((each) => each.kind === "process" && going(each));
     }
     part ??= run.add({ kind: "process", command, since: at, tail: "" });
-    Object.assign(part, { name, state, pid, status, detached, tail: tail || part.tail });
-    if (state !== "running") part.until = at;
+    touch(part, { name, state, pid, status, detached, tail: tail || part.tail, until: state === "running" ? null : at });
   },
 
   question(run, data, { at }) {
     const part = run.find("question", (each) => each.id === data.question_id) ?? run.add({ kind: "question", id: data.question_id, since: at });
     const { text, state, choices, tool: wants, arguments: given, answer, by } = data;
-    Object.assign(part, { text, state, choices, tool: wants, arguments: given, answer, by });
+    touch(part, { text, state, choices, tool: wants, arguments: given, answer, by });
   },
 
   child(run, { child, session, agent, detached, outcome }) {
     const part = run.find("child", (each) => each.id === child) ?? run.add({ kind: "child", id: child });
-    Object.assign(part, { session, agent, detached, outcome: outcome ?? null });
+    touch(part, { session, agent, detached, outcome: outcome ?? null });
   },
 
   ended(run, { outcome, cut, tools = [], void: voided = [], children = [] }, { at }, conversation) {
     Object.assign(run, { state: "ended", outcome, typing: false, progress: null });
     const open = run.find("text", (part) => part.open);
-    if (open) Object.assign(open, { text: cut || open.text, open: false, cut: Boolean(cut) });
+    if (open) touch(open, { text: cut || open.text, open: false, cut: Boolean(cut) });
     else if (cut) run.add({ kind: "text", text: cut, open: false, cut: true });
     if (open && !cut && EARLY.has(outcome.ending)) run.parts.splice(run.parts.indexOf(open), 1); // never said
     for (const data of tools) {
@@ -211,22 +215,20 @@ const HEARD = {
       tool(part, data, at);
     }
     for (const part of run.parts) {
-      if (part.kind === "question" && (voided.includes(part.id) || part.state === "open")) part.state = "void";
-      if (part.kind === "process" && part.state === "running" && !part.detached) Object.assign(part, { state: "ended", until: at });
+      if (part.kind === "question" && (voided.includes(part.id) || part.state === "open")) touch(part, { state: "void" });
+      if (part.kind === "process" && part.state === "running" && !part.detached) touch(part, { state: "ended", until: at });
     }
     for (const { child, agent, ending } of children) {
       const part = run.find("child", (each) => each.id === child) ?? run.add({ kind: "child", id: child, agent });
-      part.outcome ??= { run_id: child, ending };
+      if (!part.outcome) touch(part, { outcome: { run_id: child, ending } });
     }
     conversation.began(run);
   },
 };
 
 function tool(part, { name, state, arguments: given, result, error }, at) {
-  Object.assign(part, { name, state, error: error ?? null });
-  part.arguments = given ?? part.arguments ?? null;
-  part.result = result ?? null;
-  if (state !== "pending" && state !== "running") part.until = at;
+  const over = state !== "pending" && state !== "running";
+  touch(part, { name, state, error: error ?? null, arguments: given ?? part.arguments ?? null, result: result ?? null, until: over ? at : null });
 }
 
 // The number in a run's id is its place in the session's log: its events come behind it.

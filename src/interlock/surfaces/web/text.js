@@ -10,6 +10,7 @@ import { place } from "./link.js";
 
 const MOST = 100_000; // characters drawn as markdown
 const TAGS_MOST = 5_000; // and tags that become of them
+const GROWING = 20_000; // of what is longer, the end that is shown while it grows
 const PATIENCE_MS = 1_000;
 const TAGS = ["a", "blockquote", "br", "code", "del", "em", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"];
 const CLEAN = { ALLOWED_TAGS: TAGS, ALLOWED_ATTR: ["href", "start", "title"], ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i, RETURN_DOM_FRAGMENT: true };
@@ -57,9 +58,16 @@ class Parser {
 
 const parser = new Parser();
 
+// A text as it is, in pieces that are laid out when they are looked at; of a long one that still grows only the end.
+function bare(words, whole) {
+  const shown = whole ? words : words.slice(-GROWING);
+  const pieces = (shown.match(/[^]{1,10000}/g) ?? []).map((piece) => el("pre.plain", {}, piece));
+  return shown.length < words.length ? [el("p.note", {}, `… ${(words.length - shown.length).toLocaleString("en")} characters before`), ...pieces] : pieces;
+}
+
 async function nodes(words, whole) {
   const html = await parser.parse(words, whole);
-  if (html === null) return el("pre.plain", { tabindex: 0 }, words);
+  if (html === null) return el("div", {}, ...bare(words, whole));
   const clean = globalThis.DOMPurify.sanitize(html, CLEAN);
   for (const link of clean.querySelectorAll("a")) {
     link.target = "_blank";
@@ -98,7 +106,7 @@ export class Growing {
   draw(words, open) {
     if (words === this.#wanted.words && open === this.#wanted.open) return;
     this.#wanted = { words, open };
-    if (!open && this.#busy) this.node.replaceChildren(el("div.plain", {}, words)); // the last word does not wait
+    if (!open && this.#busy) this.node.replaceChildren(...bare(words, true)); // the last word does not wait
     if (!this.#busy) this.#catchUp();
   }
 
@@ -106,7 +114,7 @@ export class Growing {
     this.#busy = true;
     while (this.#drawn !== this.#wanted) {
       const wanted = this.#wanted;
-      if (!this.node.childNodes.length) this.node.append(el("div.plain", {}, wanted.words)); // until it is parsed
+      if (!this.node.childNodes.length) this.node.append(...bare(wanted.words, !wanted.open)); // until it is parsed
       if (wanted.open) await this.#grow(wanted.words);
       else {
         const made = await nodes(wanted.words, true);
