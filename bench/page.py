@@ -7,6 +7,7 @@
 3. Both by turns, each after the same pause. Weight is what a first visit fetches, as it is on the wire.
 """
 
+import os
 import shutil
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ from bench.scale import Scale
 STOP_GOAL, WEIGHT_KB = 3.0, 200.0
 PAUSE_SECONDS = 0.05
 PATIENCE_MS = 10_000
+CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 
 ECHO = """async (url) => {
   const socket = (globalThis.echo ??= new WebSocket(url));
@@ -44,7 +46,7 @@ STOP = """async () => {
 
 def measure(scale: Scale) -> list[Result]:
     """Take the figures of the page."""
-    if shutil.which("chromium") is None:
+    if CHROMIUM is None:
         return [Result(name="stop button to ack: no chromium here (`make tools`)", value=float("nan"))]
     return [result for driver in ("inline", "host") for result in _stops(driver, scale)]
 
@@ -60,7 +62,8 @@ def _stops(driver: str, scale: Scale) -> list[Result]:
         sync_playwright() as play,
     ):
         echo = Child(floor).url.replace("http", "ws") + "/echo"
-        browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        root = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=root)
         page = browser.new_context(bypass_csp=True).new_page()
         weight: list[int] = []
         page.on("response", lambda answer: weight.append(_size(answer)))

@@ -50,7 +50,7 @@ CODE_BYTES = 16
 CODE_SECONDS = 3_600.0
 CODES = 32  # of one principal, unused
 PAGES = 64  # of one principal; the oldest goes
-ALL_PAGES = 4_096
+ALL_PAGES = 512
 
 FAILURES = 10
 FAILURE_SECONDS = 60.0

@@ -384,7 +384,13 @@ async def own_stopall(on: Asker, asked: frames.OwnNothing) -> list[Receipt]:
     runs = [run for run in await on.control.runs(by=on.by) if run.outcome is None]
     held = [each.session for each in await on.control.processes(by=on.by)]
     sessions = dict.fromkeys([run.session for run in sorted(runs, key=lambda run: run.parent is not None)] + held)
-    receipts = await asyncio.gather(*(on.control.stop(session=session, by=on.by) for session in sessions))
+    stops = (on.control.stop(session=session, by=on.by) for session in sessions)
+    told = await asyncio.gather(
+        *stops, return_exceptions=True
+    )  # trouble with one keeps nobody from the others' receipts
+    receipts = [each for each in told if isinstance(each, Receipt)]
+    if not receipts and told:
+        raise next(each for each in told if isinstance(each, BaseException))
     return list({receipt.id: receipt for receipt in reversed(receipts) if receipt.aborted}.values())[::-1]
 
 

@@ -86,6 +86,7 @@ class Page:
     def __init__(self, gateway: "Gateway") -> None:
         self._gateway = gateway
         self._files = read_files()
+        self._drawing = asyncio.Semaphore(1)  # several at once would take turns with the loop, and a stop would wait
         self.routes = [
             Route("/", self._file),
             Route("/web/{name:path}", self._file),
@@ -152,13 +153,14 @@ class Page:
             return caller
         if not (caller.may(Scope.READ) or caller.may(Scope.WRITE)):
             return _say(403, "this token may not read; use one with scope read or write")
-        try:
-            moments = await self._gateway.control.timeline(run, by=caller.name)
-        except InterlockError:
-            moments = []
-        if not moments:
-            return _say(404, "there is no such run for you; the conversation names its runs")
-        picture = await asyncio.to_thread(draw, moments, title=f"run {run}")
+        async with self._drawing:
+            try:
+                moments = await self._gateway.control.timeline(run, by=caller.name)
+            except InterlockError:
+                moments = []
+            if not moments:
+                return _say(404, "there is no such run for you; the conversation names its runs")
+            picture = await asyncio.to_thread(draw, moments, title=f"run {run}")
         return Response(picture, media_type="image/svg+xml", headers=SECRET)
 
     def caller(self, request: Request) -> Caller | Response:

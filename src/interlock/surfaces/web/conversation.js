@@ -5,7 +5,7 @@
 // 3. Whoever reads at the end stays at the end; whoever scrolled up stays there.
 
 import { data, el, plain, show, text } from "./dom.js";
-import { EARLY } from "./model.js";
+import { EARLY, touch } from "./model.js";
 import { Growing } from "./text.js";
 import * as words from "./words.js";
 
@@ -233,6 +233,7 @@ export class ConversationView {
   #dirty = new Set();
   #stay = true; // at the end, until somebody scrolls up
   #top = 0;
+  #grown = null;
 
   constructor(model, on, { scroller = null } = {}) {
     this.model = model;
@@ -243,8 +244,8 @@ export class ConversationView {
     this.nodes = [this.turns, this.waiting];
     if (!scroller) return;
     scroller.onscroll = () => this.#scrolled();
-    const grown = new ResizeObserver(() => this.#stay && this.toEnd());
-    for (const node of [scroller, ...this.nodes]) grown.observe(node);
+    this.#grown = new ResizeObserver(() => this.#stay && this.toEnd());
+    for (const node of [scroller, ...this.nodes]) this.#grown.observe(node);
   }
 
   take(event) {
@@ -259,10 +260,18 @@ export class ConversationView {
     if (!shown) this.turns.append(words.drawReceipt(el("details.receipt"), receipt));
   }
 
-  changed(run) {
-    if (this.model.runs.get(run.id) !== run) return;
+  // Change a part of a run by what no event told.
+  amend(run, part, change) {
+    touch(part, change);
+    run.version += 1;
     this.#dirty.add(run);
     this.#soon();
+  }
+
+  close() {
+    this.#grown?.disconnect();
+    cancelAnimationFrame(this.#frame);
+    this.#frame = -1; // nothing is drawn any more
   }
 
   #soon() {

@@ -8,7 +8,8 @@ let drawn = null;
 
 export function drawDetails(page) {
   const panel = $("details");
-  const run = page.shown ?? page.chat?.model.running ?? [...(page.chat?.model.runs.values() ?? [])].findLast((each) => each.state === "ended") ?? null;
+  const model = page.chat?.model;
+  const run = page.shown ?? model?.running ?? model?.runs.get(model.order.at(-1)) ?? null;
   const mark = run ? `${run.id} ${run.version}` : "";
   if (panel.hidden || mark === drawn) return;
   drawn = mark;

@@ -15,9 +15,9 @@ const CAPABILITIES = ["interlock.quiet", "interlock.outline"];
 export const place = (path) => new URL(path, ROOT);
 
 export class Failed extends Error {
-  constructor({ code = "", message = "something went wrong", details = {}, retryable = false } = {}) {
+  constructor({ code = "", message = "something went wrong", retryable = false } = {}) {
     super(message);
-    Object.assign(this, { code, kind: details.kind ?? "", detail: details.code ?? "", retryable });
+    Object.assign(this, { code, retryable });
   }
 }
 
@@ -36,15 +36,18 @@ export class Link extends EventTarget {
   #pause = FIRST_PAUSE_MS;
   #timer = null;
   #over = false;
+  #life = new AbortController();
   state = "connecting"; // connected, lost, denied
   hello = null;
 
   constructor(token) {
     super();
     this.#token = token;
-    setInterval(() => this.#listen(), 1_000);
-    addEventListener("online", () => this.hurry());
-    document.addEventListener("visibilitychange", () => document.hidden || this.hurry());
+    const { signal } = this.#life;
+    const clock = setInterval(() => this.#listen(), 1_000);
+    signal.addEventListener("abort", () => clearInterval(clock));
+    addEventListener("online", () => this.hurry(), { signal });
+    document.addEventListener("visibilitychange", () => document.hidden || this.hurry(), { signal });
     this.#dial();
   }
 
@@ -58,8 +61,12 @@ export class Link extends EventTarget {
 
   close() {
     this.#over = true;
+    this.#life.abort();
     clearTimeout(this.#timer);
     this.#socket?.close();
+    this.#socket = null;
+    for (const request of [...this.#asked.values(), ...this.#later.splice(0), ...this.#waiting.splice(0)]) request.reject(lost());
+    this.#asked.clear();
   }
 
   hurry() {

@@ -55,7 +55,6 @@ export class Conversation {
     this.session = session;
     this.runs = new Map();
     this.order = []; // ids of runs whose turn has begun
-    this.gaps = 0;
   }
 
   get live() {
@@ -75,10 +74,6 @@ export class Conversation {
     const { data, run_id: id } = event;
     if (data.type === "receipt") return this.#proved(data.receipt);
     if (data.type === "correction") return this.#corrected(data.outcome);
-    if (data.type === "gap") {
-      this.gaps += 1;
-      return [];
-    }
     let run = this.runs.get(id);
     if (!run && (data.type === "message" || data.type === "started")) this.runs.set(id, (run = new Run(id)));
     if (!run || run.state === "ended") return []; // unknown, or sealed
@@ -90,9 +85,13 @@ export class Conversation {
     return changed;
   }
 
+  shows(id) {
+    return (this.runs.get(id) ?? SEALED) !== SEALED;
+  }
+
   // Take in what came before all that is known here.
   precede(older) {
-    const before = older.order.filter((id) => !this.runs.has(id) && older.runs.get(id).state !== "joined");
+    const before = older.order.filter((id) => !this.shows(id) && older.runs.get(id).state !== "joined");
     for (const id of before) this.runs.set(id, older.runs.get(id));
     this.order.unshift(...before);
     return before.map((id) => this.runs.get(id));
@@ -113,7 +112,7 @@ export class Conversation {
     const changed = [];
     for (const { id } of receipt.runs) {
       const run = this.runs.get(id);
-      if (run && run !== SEALED) {
+      if (this.shows(id)) {
         run.receipt = receipt;
         run.version += 1;
         changed.push(run);
@@ -124,7 +123,7 @@ export class Conversation {
 
   #corrected(outcome) {
     const run = this.runs.get(outcome.run_id);
-    if (!run || run === SEALED) return [];
+    if (!this.shows(outcome.run_id)) return [];
     Object.assign(run, { outcome, corrected: true, version: run.version + 1 });
     return [run];
   }

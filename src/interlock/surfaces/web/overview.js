@@ -29,7 +29,7 @@ export class Overview {
     const scroll = el("div.scroll", { tabindex: 0, role: "region", "aria-label": "Live runs" }, this.table);
     $("overview").replaceChildren($("overview-title"), this.problem, el("p.actions", {}, this.everything), scroll, this.none, this.proofs, this.figures, this.charts);
     link.addEventListener("outline", ({ detail }) => this.#hear(detail));
-    link.addEventListener("state", () => this.#soon());
+    link.addEventListener("state", ({ detail }) => detail === "connected" && this.#soon());
   }
 
   set visible(visible) {
@@ -56,7 +56,7 @@ export class Overview {
     this.#due = Infinity;
     if (!this.#visible) return;
     try {
-      const [told, runs] = await Promise.all([this.link.request("interlock.overview", {}, { again: true }), this.link.request("interlock.runs", {}, { again: true })]);
+      const [told, runs] = await Promise.all([this.link.request("interlock.overview"), this.link.request("interlock.runs")]);
       this.problem.textContent = "";
       this.#draw(told, runs.filter((run) => run.outcome == null));
     } catch (error) {

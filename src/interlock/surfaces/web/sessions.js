@@ -22,10 +22,18 @@ export class Sessions {
   async #load() {
     try {
       const { sessions } = await this.link.request("sessions.list", { limit: MOST });
-      const runs = await this.link.request("interlock.runs", {});
-      for (const row of this.#rows.values()) row.live.clear();
-      for (const each of sessions.reverse()) this.#row(each.key, (each.updatedAt ?? 0) / 1000).status = each.status;
-      for (const run of runs) if (run.parent == null && run.outcome == null) this.#row(run.session, run.admitted_at).live.add(run.id);
+      const runs = await this.link.request("interlock.runs");
+      const questions = await this.link.request("interlock.questions").catch(() => []); // a reader may not ask for them
+      for (const row of this.#rows.values()) {
+        row.live.clear();
+        row.asks.clear();
+      }
+      for (const each of sessions) this.#row(each.key, (each.updatedAt ?? 0) / 1000);
+      for (const run of runs.filter((each) => each.parent == null && each.outcome == null)) {
+        const row = this.#row(run.session, run.admitted_at);
+        if (!row.ended.includes(run.id)) row.live.add(run.id); // heard meanwhile
+      }
+      for (const question of questions) this.#rows.get(question.session)?.asks.add(question.id);
     } catch {
       return; // it is asked again with the next connection
     }
@@ -50,7 +58,7 @@ export class Sessions {
       const name = el("span.name", {}, plain(key));
       const state = el("span.what");
       const button = el("button", { type: "button", onclick: () => this.#open(key) }, mark, name, state);
-      this.#rows.set(key, (row = { key, at, status: "", live: new Set(), ended: [], asks: new Set(), news: false, button, state, item: el("li", {}, button) }));
+      this.#rows.set(key, (row = { key, at, live: new Set(), ended: [], asks: new Set(), news: false, button, state, item: el("li", {}, button) }));
     }
     row.at = Math.max(row.at, at);
     return row;
@@ -64,8 +72,8 @@ export class Sessions {
     if (row.ended.includes(run)) return; // sealed
     if (told.type === "message") {
       row.at = Math.max(row.at, at);
-      row.live.add(told.of ?? run);
       if (told.of) row.live.delete(told.of);
+      else row.live.add(run);
     } else if (told.type === "started") row.live.add(run);
     else if (told.type === "question") {
       if (told.state === "open") row.asks.add(told.question_id);
@@ -74,7 +82,6 @@ export class Sessions {
       row.live.delete(run);
       row.ended = [...row.ended.slice(1 - SEALED), run];
       for (const id of told.void ?? []) row.asks.delete(id);
-      row.status = told.outcome.ending;
     }
     row.news ||= session !== this.#current && told.type === "ended";
     this.#draw();
@@ -83,7 +90,9 @@ export class Sessions {
   #draw() {
     this.frame ||= requestAnimationFrame(() => {
       this.frame = 0;
-      const rows = [...this.#rows.values()].sort((one, other) => other.at - one.at).slice(0, MOST);
+      const sorted = [...this.#rows.values()].sort((one, other) => other.at - one.at);
+      for (const row of sorted.slice(2 * MOST)) this.#rows.delete(row.key);
+      const rows = sorted.slice(0, MOST);
       const list = $("session-list");
       rows.forEach((row, index) => {
         const status = row.asks.size ? "asks" : row.live.size ? "running" : row.news ? "new" : "";

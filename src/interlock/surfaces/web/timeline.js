@@ -26,6 +26,7 @@ export class Timeline {
   #run = null;
   #timer = 0;
   #url = null;
+  #turn = 0;
 
   constructor(page) {
     this.page = page;
@@ -58,6 +59,7 @@ export class Timeline {
     clearTimeout(this.#timer);
     this.#timer = 0;
     const run = this.#run;
+    const turn = ++this.#turn;
     if (!run) return;
     text($("timeline-title"), `Timeline of ${run}`);
     try {
@@ -66,7 +68,7 @@ export class Timeline {
         this.page.link.request("runs.timeline", { runId: run }, { again: true }),
         this.page.link.request("interlock.find", { name: run }, { again: true }),
       ]);
-      if (run !== this.#run) return;
+      if (turn !== this.#turn) return; // a later one is drawn
       const last = this.#url;
       this.#url = URL.createObjectURL(blob);
       const how = info?.outcome ? words.ending(info.outcome) : "still running";
@@ -77,7 +79,7 @@ export class Timeline {
       if (info) $("timeline-back").href = `#/s/${encodeURIComponent(info.session)}`;
       this.#list(told.moments);
     } catch (error) {
-      if (run === this.#run) $("timeline-picture").replaceChildren(el("p.note", {}, error.message));
+      if (turn === this.#turn) $("timeline-picture").replaceChildren(el("p.note", {}, error.message));
     }
   }
 
