@@ -460,9 +460,9 @@ def _tell_ready(ready: Ready, config: Config) -> None:
     where = "" if config.port == DEFAULT_PORT else f" --url {ready.url}"
     where += "" if config.data == data_directory(os.environ).expanduser() else f" --data {config.data}"
     _print(f"interlock serves {config.agent} at {ready.url} (processes: {ready.grade}; token: {ready.token_file})")
-    _print(f"Open {ready.page} in a browser (works once, within the hour; `interlock pair` prints another)")
+    me = _typed()
+    _print(f"Open {ready.page} in a browser (works once, within the hour; `{me} pair{where}` prints another)")
     if config.agent == "interlock.demo:agent":
-        me = _typed()
         _print("Try, in another terminal:")
         _print(f"  {me} send --watch{where} help")
         _print(f"  {me} send --watch{where} story     # and Ctrl-C: it really stops")

@@ -69,9 +69,8 @@ def command(typed: str, does: str) -> Callable[[Command], Command]:
 
 
 def _list() -> str:
-    width = max(len(typed) for typed, _, _ in commands.values())
-    lines = [f"  {typed:<{width}}  {does}" for typed, does, _ in commands.values()]
-    return "\n".join(["Type one of these:", *lines, *TRY])
+    lines = [f"- `{typed}`: {does}" for typed, does, _ in commands.values()]
+    return "\n".join(["Type one of these:", *lines, "", *TRY])
 
 
 def seconds(rest: str, default: int) -> int:

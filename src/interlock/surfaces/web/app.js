@@ -24,7 +24,16 @@ const WAYS = [
   ["followup", "Queue", "after what runs"],
   ["rollback", "Roll back", "take over, and forget the turn that ran"],
 ];
-const STATES = { connecting: "connecting…", connected: "connected", lost: "connection lost, trying again…", denied: "not paired" };
+const DRAWERS = [
+  ["sessions-toggle", "sessions"],
+  ["details-toggle", "details"],
+];
+const STATES = {
+  connecting: "connecting…",
+  connected: "connected",
+  lost: "connection lost, trying again…",
+  denied: "not paired",
+};
 
 function decoded(name) {
   try {
@@ -53,11 +62,18 @@ class Page {
     $("pair-another").addEventListener("click", () => this.#pairAnother());
     $("pairing-form").addEventListener("submit", (event) => {
       event.preventDefault();
-      this.#pair($("code").value.trim().replace(/^.*#pair=/, ""));
+      this.#pair(
+        $("code")
+          .value.trim()
+          .replace(/^.*#pair=/, ""),
+      );
     });
     document.addEventListener("keydown", (event) => this.#key(event));
-    this.#toggle("sessions-toggle", "sessions");
-    this.#toggle("details-toggle", "details");
+    for (const [button, panel] of DRAWERS) this.#toggle(button, panel);
+    document.querySelector(".skip").addEventListener("click", (event) => {
+      event.preventDefault(); // its address is no route
+      $("message").focus();
+    });
     this.#menu();
     addEventListener("hashchange", () => this.#route());
     addEventListener("storage", ({ key }) => key === TOKEN && location.reload());
@@ -83,7 +99,13 @@ class Page {
     }
     this.#connect(had, "");
     const who = localStorage.getItem(NAME) ?? "somebody";
-    const body = [el("p", {}, `It is paired as ${who} already. With this code it speaks as whoever made the code: go on only if that was you.`)];
+    const body = [
+      el(
+        "p",
+        {},
+        `It is paired as ${who} already. With this code it speaks as whoever made the code: go on only if that was you.`,
+      ),
+    ];
     if (!(await ask({ title: "Pair this browser anew?", body, action: "Pair anew", danger: true }))) return;
     const old = this.authority;
     if (!(await this.#pair(code))) return;
@@ -93,7 +115,11 @@ class Page {
 
   async #pair(code) {
     try {
-      const answer = await fetch(place("pair"), { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ code }) });
+      const answer = await fetch(place("pair"), {
+        method: "POST",
+        headers: { "content-type": "application/json" },
+        body: JSON.stringify({ code }),
+      });
       const told = await answer.json();
       if (!answer.ok) throw new Error(told.error);
       localStorage.setItem(NAME, told.name);
@@ -128,7 +154,11 @@ class Page {
     text($("person-name"), localStorage.getItem(NAME) ?? "");
     this.link.addEventListener("state", ({ detail }) => this.#state(detail));
     this.link.addEventListener("outline", ({ detail }) => this.chat?.heard(detail));
-    this.sessions = new Sessions(this.link, (session) => this.go(`#/s/${encodeURIComponent(session)}`), () => this.refresh());
+    this.sessions = new Sessions(
+      this.link,
+      (session) => this.go(`#/s/${encodeURIComponent(session)}`),
+      () => this.refresh(),
+    );
     this.overview = new Overview(this.link, this);
     this.timeline = new Timeline(this);
     this.#route();
@@ -152,11 +182,18 @@ class Page {
   }
 
   async #unpair() {
-    const sure = await ask({ title: "Unpair this browser?", body: [el("p", {}, "Its token is forgotten here and on the server.")], action: "Unpair", danger: true });
+    const sure = await ask({
+      title: "Unpair this browser?",
+      body: [el("p", {}, "Its token is forgotten here and on the server.")],
+      action: "Unpair",
+      danger: true,
+    });
     if (!sure) return;
     const answer = await fetch(place("pair"), { method: "DELETE", headers: this.authority }).catch(() => null);
     if (!answer || ![204, 401, 403].includes(answer.status)) {
-      this.notice("The server did not take it: this browser is still paired. Try again, or `interlock token rotate` there.");
+      this.notice(
+        "The server did not take it: this browser is still paired. Try again, or `interlock token rotate` there.",
+      );
       return;
     }
     localStorage.clear();
@@ -167,7 +204,11 @@ class Page {
     try {
       const { code, seconds } = await this.link.request("interlock.pair");
       const address = `${place("")}#pair=${code}`;
-      await tell("Pair another device", el("p", {}, `Open this address there. It works once, within ${words.time(seconds)}.`), el("p", {}, el("code.address", { tabindex: 0 }, address)));
+      await tell(
+        "Pair another device",
+        el("p", {}, `Open this address there. It works once, within ${words.time(seconds)}.`),
+        el("p", {}, el("code.address", { tabindex: 0 }, address)),
+      );
     } catch (error) {
       this.notice(error.message);
     }
@@ -202,7 +243,7 @@ class Page {
     this.overview.visible = what === "overview";
     this.timeline.show(what === "run" ? id : null);
     if (what === "s") this.#open(id);
-    this.#fold("sessions-toggle", "sessions", false);
+    this.#drawers();
     const title = { s: this.chat?.session, run: `Timeline of ${id}`, overview: "Overview" }[what];
     document.title = `${title} · Interlock`;
     text($("where"), title ?? "");
@@ -224,7 +265,7 @@ class Page {
 
   async #newSession() {
     const now = new Date();
-    const value = `chat-${now.toISOString().slice(0, 10)}-${String(now.getHours()).padStart(2, "0")}${String(now.getMinutes()).padStart(2, "0")}${String(now.getSeconds()).padStart(2, "0")}`;
+    const value = `chat-${now.toLocaleDateString("sv")}-${String(now.getHours()).padStart(2, "0")}${String(now.getMinutes()).padStart(2, "0")}${String(now.getSeconds()).padStart(2, "0")}`;
     const name = await ask({ title: "New session", field: { label: "Name", value }, action: "Open" });
     if (name) this.go(`#/s/${encodeURIComponent(name)}`);
   }
@@ -251,7 +292,8 @@ class Page {
   }
 
   #fit() {
-    $("message").rows = Math.min(10, $("message").value.split("\n").length);
+    const box = $("message");
+    for (box.rows = 1; box.rows < 10 && box.scrollHeight > box.clientHeight; ) box.rows += 1;
   }
 
   giveBack(message, session) {
@@ -276,15 +318,29 @@ class Page {
     if (!chat?.busy || !this.link.may("write") || began - chat.stopping < AGAIN_MS) return; // pressed twice; a stop that is not answered may be repeated
     const runs = chat.model.live.map((run) => run.id);
     chat.stopping = began;
+    if (document.activeElement === $("stop")) $("message").focus(); // a button that is disabled loses it
     this.refresh(); // in this frame
     text($("spoken"), "Stopping");
     try {
       const receipt = await chat.stop(runs);
       chat.view.loose(receipt);
+      if (!receipt.aborted) this.notice("There was nothing to stop any more.");
       performance.measure("interlock.stop", { start: began, end: performance.now() });
-      text($("spoken"), receipt.aborted ? words.receipt(receipt).map((part) => part.words).join(", ") : "There was nothing to stop any more");
+      text(
+        $("spoken"),
+        receipt.aborted
+          ? words
+              .receipt(receipt)
+              .map((part) => part.words)
+              .join(", ")
+          : "There was nothing to stop any more",
+      );
     } catch (error) {
-      this.notice(error.retryable ? `The stop was not answered: ${error.message}. Press it again.` : `Not stopped: ${error.message}`);
+      this.notice(
+        error.retryable
+          ? `The stop was not answered: ${error.message}. Press it again.`
+          : `Not stopped: ${error.message}`,
+      );
     } finally {
       if (chat.stopping === began) chat.stopping = -Infinity;
       this.refresh();
@@ -293,7 +349,9 @@ class Page {
 
   #key(event) {
     if (event.key !== "Escape" || event.isComposing || $("dialog").open) return;
-    if (!$("how-menu").hidden) {
+    const drawer = $("how-menu").hidden && this.#drawers();
+    if (drawer) drawer.focus();
+    else if (!$("how-menu").hidden) {
       this.#showMenu(false);
       $("how").focus();
     } else if (this.chat?.busy && !$("chat").hidden) {
@@ -316,7 +374,7 @@ class Page {
     data($("composer"), "way", this.way[0]);
     if (chat) {
       show($("empty"), chat.empty);
-      if (chat.empty) text($("empty"), chat.why || "Nothing has been said here yet. `help` asks the demo agent what it knows.");
+      if (chat.empty) text($("empty"), chat.why || "Nothing has been said here yet.");
     }
     drawDetails(this);
   }
@@ -332,8 +390,18 @@ class Page {
     drawDetails(this);
   }
 
+  // Close what lies over the page; return whose it was.
+  #drawers() {
+    const open = (button) => $(button).getAttribute("aria-expanded") === "true";
+    const over = DRAWERS.filter(([button, panel]) => open(button) && getComputedStyle($(panel)).position === "fixed");
+    for (const [button, panel] of over) this.#fold(button, panel, false);
+    return over.length ? $(over[0][0]) : null;
+  }
+
   #toggle(button, panel) {
-    $(button).addEventListener("click", () => this.#fold(button, panel, $(button).getAttribute("aria-expanded") !== "true"));
+    $(button).addEventListener("click", () =>
+      this.#fold(button, panel, $(button).getAttribute("aria-expanded") !== "true"),
+    );
   }
 
   #fold(button, panel, open) {
@@ -355,17 +423,35 @@ class Page {
         this.refresh();
         $("message").focus();
       };
-      menu.append(el("button", { type: "button", role: "menuitemradio", tabindex: -1, "aria-label": way[1], "aria-checked": "false", onclick: choose }, el("strong", {}, way[1]), el("small", {}, way[2])));
+      menu.append(
+        el(
+          "button",
+          {
+            type: "button",
+            role: "menuitemradio",
+            tabindex: -1,
+            "aria-label": way[1],
+            "aria-checked": "false",
+            onclick: choose,
+          },
+          el("strong", {}, way[1]),
+          el("small", {}, way[2]),
+        ),
+      );
     }
     $("how").addEventListener("click", () => this.#showMenu(menu.hidden));
     menu.addEventListener("keydown", (event) => {
-      const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-      if (!step) return;
-      event.preventDefault();
       const items = [...menu.children];
-      items[(items.indexOf(document.activeElement) + step + items.length) % items.length].focus();
+      const at = items.indexOf(document.activeElement);
+      const next = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: -1 }[event.key];
+      if (next === undefined) return;
+      event.preventDefault();
+      items[(next + items.length) % items.length].focus();
     });
-    menu.addEventListener("focusout", ({ relatedTarget }) => menu.contains(relatedTarget) || relatedTarget === $("how") || this.#showMenu(false));
+    menu.addEventListener(
+      "focusout",
+      ({ relatedTarget }) => menu.contains(relatedTarget) || relatedTarget === $("how") || this.#showMenu(false),
+    );
   }
 
   #showMenu(open) {

@@ -106,7 +106,10 @@ export class Chat {
 
   #follow() {
     if (this.#watch || this.#closed) return;
-    const event = (each) => this.view.take(each);
+    const event = (each) => {
+      this.#mine.length = 0;
+      this.view.take(each);
+    };
     const over = (error) => {
       this.#watch = null;
       for (const run of this.#mine.splice(0)) this.#watches.add(this.page.link.watch({ run }, 0, { event }));
@@ -126,7 +129,11 @@ export class Chat {
     $("earlier").disabled = true;
     try {
       while (this.#cursor !== null && !this.#closed) {
-        const told = await this.page.link.request("tasks.list", { sessionKey: this.session, limit: LATEST, cursor: this.#cursor });
+        const told = await this.page.link.request("tasks.list", {
+          sessionKey: this.session,
+          limit: LATEST,
+          cursor: this.#cursor,
+        });
         const missing = told.tasks.map((task) => task.id).filter((id) => !this.model.shows(id));
         const older = missing.length ? await this.#read(missing) : null;
         if (this.#closed) return;
@@ -160,7 +167,10 @@ export class Chat {
         if (each.data.type === "ended") wanted.delete(each.run_id);
         if (!wanted.size) done();
       };
-      const timer = setTimeout(() => (older.order.length ? done() : reject(new Failed({ message: "earlier messages did not come in time" }))), PATIENCE_MS);
+      const timer = setTimeout(
+        () => (older.order.length ? done() : reject(new Failed({ message: "earlier messages did not come in time" }))),
+        PATIENCE_MS,
+      );
       const over = (error) => reject(error ?? new Failed());
       const watch = this.page.link.watch({ session: this.session }, Math.min(...ids.map(placeOf)), { event, over });
       this.#watches.add(watch);
@@ -171,7 +181,12 @@ export class Chat {
 
   async send(message, way) {
     const key = newKey();
-    const note = el("article.said", { "data-state": "sending" }, el("p.who", {}, "sending…"), el("div.words", {}, message));
+    const note = el(
+      "article.said",
+      { "data-state": "sending" },
+      el("p.who", {}, "sending…"),
+      el("div.words", {}, message),
+    );
     const slow = setTimeout(() => {
       this.pending.append(note);
       this.view.toEnd();
@@ -182,10 +197,8 @@ export class Chat {
     try {
       const params = { sessionKey: this.session, message, idempotencyKey: key, queueMode: way };
       const told = await this.page.link.request("chat.send", params, { again: true });
-      if (!this.#watch && told.runId) {
-        this.#mine.push(told.runId);
-        if (!this.#opening) this.#follow();
-      }
+      if (told.runId) this.#mine.push(told.runId); // until the session's own watch has told something
+      if (told.runId && !this.#opening) this.#follow();
       if ("aborted" in told) text($("spoken"), told.aborted ? "Stopped" : "There was nothing to stop");
     } catch (error) {
       this.page.notice(`Not sent: ${error.message}`);
@@ -200,19 +213,23 @@ export class Chat {
 
   async stop(runs) {
     const { link } = this.page;
+    const keys = [...this.#unanswered]; // what is sent after this moment is not meant
     try {
       return await link.request("interlock.stop", { session: this.session });
     } catch (error) {
       if (error.code !== "LOST") throw error;
       // There was no connection, or the answer was lost with it. What ran then, and what was on its way, is stopped by
       // name: never what came after it.
-      const named = [...runs.map((run) => ({ run })), ...[...this.#unanswered].map((key) => ({ key }))];
+      // What waits goes first: it must not begin when what ran before it has ended.
+      const named = [...keys.map((key) => ({ key })), ...runs.map((run) => ({ run })).reverse()];
+      if (!named.length) throw error;
       const receipts = await Promise.all(named.map((name) => link.request("interlock.stop", name, { again: true })));
       return receipts.find((receipt) => receipt.aborted) ?? receipts[0] ?? { aborted: false };
     }
   }
 
   async #answer(question, answer) {
+    $("message").focus(); // its button is about to be disabled
     try {
       await this.page.link.request("interlock.answer", { question: question.id, answer });
     } catch (error) {
@@ -257,7 +274,10 @@ export class Chat {
   #tails(view, rows) {
     for (const row of rows) {
       const run = view.model.runs.get(row.run_id);
-      const running = run?.parts.filter((part) => part.kind === "process" && part.state === "running" && part.command === row.command) ?? [];
+      const running =
+        run?.parts.filter(
+          (part) => part.kind === "process" && part.state === "running" && part.command === row.command,
+        ) ?? [];
       const part = running.find((each) => each.pid === row.pid) ?? running.find((each) => each.pid == null);
       if (!part || (run.state === "ended" && !part.detached)) continue;
       part.pid ??= row.pid;
@@ -270,7 +290,8 @@ export class Chat {
     for (const run of [...this.model.runs.values()].filter((each) => each.state === "ended" && each.leaves)) {
       for (const part of run.parts.filter((each) => each.detached)) {
         const there = rows.some((row) => row.run_id === run.id && row.command === part.command);
-        if (part.kind === "process" && part.state === "running" && !there) this.view.amend(run, part, { state: "gone" });
+        if (part.kind === "process" && part.state === "running" && !there)
+          this.view.amend(run, part, { state: "gone" });
         if (part.kind !== "child" || part.outcome) continue;
         const info = await this.page.link.request("interlock.find", { name: part.id }).catch(() => null);
         if (info?.outcome) this.#childEnded(part.id, info.outcome);

@@ -12,14 +12,15 @@ import * as words from "./words.js";
 const NEAR = 120; // pixels from the end that count as the end
 const TEXT = 4_000; // characters of an argument or a result that are shown
 
-const clip = (value) => (value.length > TEXT ? `${value.slice(0, TEXT)}… (${words.many(value.length - TEXT, "more character")})` : value);
+const clip = (value) =>
+  value.length > TEXT ? `${value.slice(0, TEXT)}… (${words.many(value.length - TEXT, "more character")})` : value;
 
-function pretty(json) {
+function pretty(json, cut = clip) {
   try {
     const value = JSON.parse(json);
-    return plain(clip(typeof value === "string" ? value : JSON.stringify(value, null, 2)));
+    return plain(cut(typeof value === "string" ? value : JSON.stringify(value, null, 2)));
   } catch {
-    return plain(clip(json));
+    return plain(cut(json));
   }
 }
 
@@ -46,7 +47,13 @@ const PARTS = {
     const brief = el("code.brief");
     const given = el("pre", { tabindex: 0 });
     const result = el("pre.result", { tabindex: 0 });
-    const node = el("details.card.tool", {}, el("summary", {}, el("span.icon", { "aria-hidden": "true" }, "⚙"), name, brief, state), given, result);
+    const node = el(
+      "details.card.tool",
+      {},
+      el("summary", {}, el("span.icon", { "aria-hidden": "true" }, "⚙"), name, brief, state),
+      given,
+      result,
+    );
     return {
       node,
       draw: (part) => {
@@ -66,7 +73,12 @@ const PARTS = {
     const command = el("code.brief");
     const state = el("span.state");
     const tail = el("pre.tail", { tabindex: 0, "aria-label": "what it wrote last" });
-    const node = el("details.card.process", { open: true }, el("summary", {}, el("span.icon", { "aria-hidden": "true" }, "▸_"), command, state), tail);
+    const node = el(
+      "details.card.process",
+      { open: true },
+      el("summary", {}, el("span.icon", { "aria-hidden": "true" }, "▸_"), command, state),
+      tail,
+    );
     return {
       node,
       draw: (part) => {
@@ -96,10 +108,14 @@ const PARTS = {
         data(node, "state", part.state);
         text(asked, plain(part.text));
         show(about, Boolean(part.tool));
-        if (part.tool) text(about, `${plain(part.tool)} ${part.arguments ? pretty(part.arguments) : ""}`);
+        if (part.tool) text(about, `${plain(part.tool)} ${part.arguments ? pretty(part.arguments, (all) => all) : ""}`);
         if (!buttons.childNodes.length) {
-          const answers = part.choices?.map((choice) => [choice, choice]) ?? [["Yes", true], ["No", false]];
-          for (const [label, answer] of answers) buttons.append(el("button", { type: "button", onclick: () => on.answer(part, answer) }, plain(label)));
+          const answers = part.choices?.map((choice) => [choice, choice]) ?? [
+            ["Yes", true],
+            ["No", false],
+          ];
+          for (const [label, answer] of answers)
+            buttons.append(el("button", { type: "button", onclick: () => on.answer(part, answer) }, plain(label)));
         }
         for (const button of buttons.children) button.disabled = part.state !== "open";
         text(state, answered(part));
@@ -111,7 +127,12 @@ const PARTS = {
     const name = el("strong");
     const state = el("span.state");
     const inside = el("div.inside");
-    const node = el("details.card.child", {}, el("summary", {}, el("span.icon", { "aria-hidden": "true" }, "↳"), name, state), inside);
+    const node = el(
+      "details.card.child",
+      {},
+      el("summary", {}, el("span.icon", { "aria-hidden": "true" }, "↳"), name, state),
+      inside,
+    );
     let view = null;
     return {
       node,
@@ -132,10 +153,19 @@ const PARTS = {
   },
 };
 
-const TOOL = { pending: "waiting", running: "running", finished: "done", failed: "failed", skipped: "skipped, never ran", interrupted: "interrupted, effect unknown", abandoned: "abandoned, fenced off" };
-const PROCESS = { gone: "gone", running: "running", failed: "could not be started", ended: "ended with the run" };
+const TOOL = {
+  pending: "waiting",
+  running: "running",
+  finished: "done",
+  failed: "failed",
+  skipped: "skipped, never ran",
+  interrupted: "interrupted, effect unknown",
+  abandoned: "abandoned, fenced off",
+};
+const PROCESS = { gone: "ended", running: "running", failed: "could not be started", ended: "ended with the run" };
 
-const took = (part) => (part.until == null || part.state === "skipped" ? "" : ` · ${words.time(part.until - part.since)}`);
+const took = (part) =>
+  part.until == null || part.state === "skipped" ? "" : ` · ${words.time(part.until - part.since)}`;
 
 function answered(part) {
   if (part.state === "open") return "waits for your answer";
@@ -156,8 +186,9 @@ class RunView {
   #parts = new Map();
   #receipt = null;
 
-  constructor(run, on) {
+  constructor(run, on, nested) {
     this.run = run;
+    this.nested = nested;
     this.on = on;
     this.messages = el("div.messages");
     this.body = el("div.body");
@@ -167,10 +198,21 @@ class RunView {
     this.progress = el("p.progress", {}, this.bar, this.done);
     this.phase = el("span.phase");
     this.ending = el("span.ending");
-    this.details = el("button.more", { type: "button", "aria-label": `Details of run ${run.id}`, onclick: () => on.details(run) }, "details");
+    this.details = el(
+      "button.more",
+      { type: "button", "aria-label": `Details of run ${run.id}`, onclick: () => on.details(run) },
+      "details",
+    );
     this.retry = el("button.more", { type: "button", onclick: () => on.retry(run) }, "send again");
     this.foot = el("footer", {}, this.phase, this.ending, this.retry, this.details);
-    this.article = el("article.run", { "aria-label": `Run ${run.id}`, "data-run": run.id }, this.body, this.typing, this.progress, this.foot);
+    this.article = el(
+      "article.run",
+      { "aria-label": `Run ${run.id}`, "data-run": run.id },
+      this.body,
+      this.typing,
+      this.progress,
+      this.foot,
+    );
     this.node = el("div.turn", {}, this.messages, this.article);
   }
 
@@ -181,7 +223,10 @@ class RunView {
     data(this.article, "state", run.state);
     if (run.outcome) data(this.article, "ending", run.outcome.ending);
     this.node.classList.toggle("hidden-turn", Boolean(run.outcome?.hidden));
-    for (const message of run.said.slice(this.messages.childNodes.length)) this.messages.append(el("article.said", {}, ...said(message)));
+    for (const message of run.said.slice(this.messages.childNodes.length)) {
+      const from = this.nested ? { ...message, by: "its parent" } : message;
+      this.messages.append(el("article.said", {}, ...said(from)));
+    }
     const { children } = this.body;
     run.parts.forEach((part, index) => {
       let view = this.#parts.get(part);
@@ -210,11 +255,21 @@ class RunView {
 
   #drawFoot() {
     const { run } = this;
-    text(this.phase, run.state === "running" && run.phase ? `in phase ${run.phase}` : run.state === "queued" ? "waiting" : "");
+    text(
+      this.phase,
+      run.state === "running" && run.phase ? `in phase ${run.phase}` : run.state === "queued" ? "waiting" : "",
+    );
     const { outcome } = run;
     const told = outcome && (outcome.ending !== "completed" || run.corrected);
-    const notes = [run.corrected ? "corrected" : "", outcome?.hidden ? "rolled back: the agent does not see this turn" : "", outcome?.durable === false ? "not yet on disk" : ""];
-    text(this.ending, told || outcome?.hidden ? [words.ending(outcome), ...notes].filter(Boolean).join(" · ") : "");
+    const notes = [
+      run.corrected ? "corrected" : "",
+      outcome?.hidden ? "rolled back: the agent does not see this turn" : "",
+      outcome?.durable === false ? "not yet on disk" : "",
+    ];
+    const silent = outcome?.ending === "completed" && !run.parts.length;
+    if (silent) text(this.ending, "completed, and said nothing");
+    else
+      text(this.ending, told || outcome?.hidden ? [words.ending(outcome), ...notes].filter(Boolean).join(" · ") : "");
     show(this.retry, outcome?.ending === "lost" && run.said.length > 0);
   }
 
@@ -249,7 +304,8 @@ export class ConversationView {
   }
 
   take(event) {
-    if (event.data.type === "gap") this.turns.append(el("p.note", {}, "Some of what happened here is no longer to be had."));
+    if (event.data.type === "gap")
+      this.turns.append(el("p.note", {}, "The server was started again here; what was only shown live is gone."));
     for (const run of this.model.take(event)) this.#dirty.add(run);
     this.#soon();
   }
@@ -299,7 +355,7 @@ export class ConversationView {
       view?.node.remove();
       return;
     }
-    if (!view) this.#views.set(run, (view = new RunView(run, this.on)));
+    if (!view) this.#views.set(run, (view = new RunView(run, this.on, this.scroller === null)));
     const home = run.state === "queued" ? this.waiting : this.turns;
     if (view.node.parentNode !== home) this.#put(home, view.node, run);
     view.draw();
@@ -308,16 +364,22 @@ export class ConversationView {
   // Turns stand in the order in which they began; as a rule the newest comes last.
   #put(home, node, run) {
     const { order, runs } = this.model;
-    const later = home === this.turns && order.slice(order.indexOf(run.id) + 1).map((id) => this.#views.get(runs.get(id))?.node).find((each) => each?.parentNode === home);
+    const later =
+      home === this.turns &&
+      order
+        .slice(order.indexOf(run.id) + 1)
+        .map((id) => this.#views.get(runs.get(id))?.node)
+        .find((each) => each?.parentNode === home);
     home.insertBefore(node, later || null);
   }
 
   #scrolled() {
     const { scrollTop, scrollHeight, clientHeight } = this.scroller;
-    const up = scrollTop < this.#top;
+    const left = scrollHeight - scrollTop - clientHeight;
+    // Only a way up leaves the end: what grows below does not.
+    if (left < 2 || (left < NEAR && scrollTop > this.#top)) this.#stay = true;
+    else if (scrollTop < this.#top) this.#stay = false;
     this.#top = scrollTop;
-    if (scrollHeight - scrollTop - clientHeight < NEAR) this.#stay = true;
-    else if (up) this.#stay = false;
     this.on.scrolled?.(this.#stay);
   }
 
@@ -351,4 +413,3 @@ export class ConversationView {
     return true;
   }
 }
-

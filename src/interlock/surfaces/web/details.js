@@ -31,7 +31,23 @@ function of(run, page) {
   ].filter(([, value]) => value);
   const nodes = [
     list(rows),
-    el("p.links", {}, el("a", { href: `#/run/${run.id}` }, "Timeline"), " ", el("a", { href: `#/run/${run.id}`, onclick: (event) => { event.preventDefault(); save(page, run.id); } }, "Save as SVG")),
+    el(
+      "p.links",
+      {},
+      el("a", { href: `#/run/${run.id}` }, "Timeline"),
+      " ",
+      el(
+        "a",
+        {
+          href: `#/run/${run.id}`,
+          onclick: (event) => {
+            event.preventDefault();
+            save(page, run.id);
+          },
+        },
+        "Save as SVG",
+      ),
+    ),
   ];
   if (run.receipt) nodes.push(el("h3", {}, "Receipt"), list(words.facts(run.receipt)));
   return nodes;

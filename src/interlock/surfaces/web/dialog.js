@@ -7,7 +7,15 @@ export function ask({ title, body = [], field = null, action, danger = false }) 
   const dialog = $("dialog");
   return new Promise((resolve) => {
     let answer = null;
-    const input = field && el("input", { id: "dialog-field", value: field.value ?? "", maxlength: 200, required: true, spellcheck: "false" });
+    const input =
+      field &&
+      el("input", {
+        id: "dialog-field",
+        value: field.value ?? "",
+        maxlength: 200,
+        required: true,
+        spellcheck: "false",
+      });
     const close = () => dialog.close();
     const form = el(
       "form",
@@ -22,7 +30,12 @@ export function ask({ title, body = [], field = null, action, danger = false }) 
       ...body,
       input && el("label", { for: "dialog-field" }, field.label),
       input,
-      el("p.actions", {}, el("button", { type: "button", onclick: close }, action ? "Not now" : "Close"), action && el(danger ? "button.danger" : "button.main", { type: "submit" }, action)),
+      el(
+        "p.actions",
+        {},
+        el("button", { type: "button", onclick: close }, action ? "Not now" : "Close"),
+        action && el(danger ? "button.danger" : "button.main", { type: "submit" }, action),
+      ),
     );
     dialog.replaceChildren(form);
     dialog.onclose = () => resolve(answer);

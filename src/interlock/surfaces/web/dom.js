@@ -2,6 +2,8 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+const UNSEEN = /(?![\t\n])[\p{Cc}\p{Cf}\p{Co}\p{Cn}\u2028\u2029\u115f\u1160\u2800\u3164\uffa0]/gu;
+
 export const $ = (id) => document.getElementById(id);
 
 function make(node, attributes, children) {
@@ -28,7 +30,7 @@ export function svg(tag, attributes = {}, ...children) {
 
 // A text in which nothing is unseen or turned round: whoever approves a command must be shown that command.
 export function plain(words) {
-  return words.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]|[\u{e0000}-\u{e0fff}]/gu, (letter) => `⟨U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
+  return words.replace(UNSEEN, (letter) => `⟨U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
 }
 
 // Change only what differs: a screen reader, a selection and a scrolled box stay as they are.

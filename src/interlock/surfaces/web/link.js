@@ -21,7 +21,8 @@ export class Failed extends Error {
   }
 }
 
-const lost = () => new Failed({ code: "LOST", message: "the connection was lost before the answer came", retryable: true });
+const lost = () =>
+  new Failed({ code: "LOST", message: "the connection was lost before the answer came", retryable: true });
 
 export class Link extends EventTarget {
   #token;
@@ -65,7 +66,8 @@ export class Link extends EventTarget {
     clearTimeout(this.#timer);
     this.#socket?.close();
     this.#socket = null;
-    for (const request of [...this.#asked.values(), ...this.#later.splice(0), ...this.#waiting.splice(0)]) request.reject(lost());
+    for (const request of [...this.#asked.values(), ...this.#later.splice(0), ...this.#waiting.splice(0)])
+      request.reject(lost());
     this.#asked.clear();
   }
 
@@ -174,7 +176,14 @@ export class Link extends EventTarget {
 
   #introduce() {
     const client = { id: "interlock-page", version: "1", platform: "web", mode: "ui" };
-    const params = { minProtocol: 4, maxProtocol: 4, client, role: "operator", caps: CAPABILITIES, auth: { token: this.#token } };
+    const params = {
+      minProtocol: 4,
+      maxProtocol: 4,
+      client,
+      role: "operator",
+      caps: CAPABILITIES,
+      auth: { token: this.#token },
+    };
     this.#ask({ method: "connect", params, resolve: (hello) => this.#welcome(hello), reject: () => {} });
   }
 

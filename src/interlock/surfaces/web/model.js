@@ -36,7 +36,9 @@ export class Run {
   // Of a run that has ended: what it left to the session, which a stop still ends.
   get leaves() {
     return this.parts.some(
-      (part) => part.detached && ((part.kind === "process" && part.state === "running") || (part.kind === "child" && !part.outcome)),
+      (part) =>
+        part.detached &&
+        ((part.kind === "process" && part.state === "running") || (part.kind === "child" && !part.outcome)),
     );
   }
 
@@ -177,7 +179,9 @@ const HEARD = {
   },
 
   tool(run, data, { at }) {
-    const part = run.find("tool", (each) => each.call === data.call_id) ?? run.add({ kind: "tool", call: data.call_id, since: at });
+    const part =
+      run.find("tool", (each) => each.call === data.call_id) ??
+      run.add({ kind: "tool", call: data.call_id, since: at });
     if (data.state === "running") part.since = at;
     tool(part, data, at);
   },
@@ -186,14 +190,26 @@ const HEARD = {
     let part = null;
     if (state !== "running") {
       const going = (each) => each.state === "running" && each.command === command;
-      part = run.parts.find((each) => each.kind === "process" && going(each) && each.pid === pid) ?? run.parts.find((each) => each.kind === "process" && going(each));
+      part =
+        run.parts.find((each) => each.kind === "process" && going(each) && each.pid === pid) ??
+        run.parts.find((each) => each.kind === "process" && going(each));
     }
     part ??= run.add({ kind: "process", command, since: at, tail: "" });
-    touch(part, { name, state, pid, status, detached, tail: tail || part.tail, until: state === "running" ? null : at });
+    touch(part, {
+      name,
+      state,
+      pid,
+      status,
+      detached,
+      tail: tail || part.tail,
+      until: state === "running" ? null : at,
+    });
   },
 
   question(run, data, { at }) {
-    const part = run.find("question", (each) => each.id === data.question_id) ?? run.add({ kind: "question", id: data.question_id, since: at });
+    const part =
+      run.find("question", (each) => each.id === data.question_id) ??
+      run.add({ kind: "question", id: data.question_id, since: at });
     const { text, state, choices, tool: wants, arguments: given, answer, by } = data;
     touch(part, { text, state, choices, tool: wants, arguments: given, answer, by });
   },
@@ -210,12 +226,16 @@ const HEARD = {
     else if (cut) run.add({ kind: "text", text: cut, open: false, cut: true });
     if (open && !cut && EARLY.has(outcome.ending)) run.parts.splice(run.parts.indexOf(open), 1); // never said
     for (const data of tools) {
-      const part = run.find("tool", (each) => each.call === data.call_id) ?? run.add({ kind: "tool", call: data.call_id, since: at });
+      const part =
+        run.find("tool", (each) => each.call === data.call_id) ??
+        run.add({ kind: "tool", call: data.call_id, since: at });
       tool(part, data, at);
     }
     for (const part of run.parts) {
-      if (part.kind === "question" && (voided.includes(part.id) || part.state === "open")) touch(part, { state: "void" });
-      if (part.kind === "process" && part.state === "running" && !part.detached) touch(part, { state: "ended", until: at });
+      if (part.kind === "question" && (voided.includes(part.id) || part.state === "open"))
+        touch(part, { state: "void" });
+      if (part.kind === "process" && part.state === "running" && !part.detached)
+        touch(part, { state: "ended", until: at });
     }
     for (const { child, agent, ending } of children) {
       const part = run.find("child", (each) => each.id === child) ?? run.add({ kind: "child", id: child, agent });
@@ -227,7 +247,14 @@ const HEARD = {
 
 function tool(part, { name, state, arguments: given, result, error }, at) {
   const over = state !== "pending" && state !== "running";
-  touch(part, { name, state, error: error ?? null, arguments: given ?? part.arguments ?? null, result: result ?? null, until: over ? at : null });
+  touch(part, {
+    name,
+    state,
+    error: error ?? null,
+    arguments: given ?? part.arguments ?? null,
+    result: result ?? null,
+    until: over ? at : null,
+  });
 }
 
 // The number in a run's id is its place in the session's log: its events come behind it.

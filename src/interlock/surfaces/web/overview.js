@@ -21,13 +21,28 @@ export class Overview {
     this.charts = el("div.charts");
     this.body = el("tbody");
     this.none = el("p.note", {}, "Nothing runs.");
-    this.everything = el("button.danger", { type: "button", disabled: true, onclick: () => this.#stopEverything() }, "Stop everything");
+    this.everything = el(
+      "button.danger",
+      { type: "button", disabled: true, onclick: () => this.#stopEverything() },
+      "Stop everything",
+    );
     this.proofs = el("div.proofs", { "aria-label": "Receipts", role: "region" });
     this.problem = el("p.note", { role: "status" });
-    const head = ["Session", "Run", "By", "State", "For", "Message", "Stop"].map((name) => el("th", { scope: "col" }, name));
+    const head = ["Session", "Run", "By", "State", "For", "Message", "Stop"].map((name) =>
+      el("th", { scope: "col" }, name),
+    );
     this.table = el("table", {}, el("caption", {}, "Live runs"), el("thead", {}, el("tr", {}, ...head)), this.body);
     const scroll = el("div.scroll", { tabindex: 0, role: "region", "aria-label": "Live runs" }, this.table);
-    $("overview").replaceChildren($("overview-title"), this.problem, el("p.actions", {}, this.everything), scroll, this.none, this.proofs, this.figures, this.charts);
+    $("overview").replaceChildren(
+      $("overview-title"),
+      this.problem,
+      el("p.actions", {}, this.everything),
+      scroll,
+      this.none,
+      this.proofs,
+      this.figures,
+      this.charts,
+    );
     link.addEventListener("outline", ({ detail }) => this.#hear(detail));
     link.addEventListener("state", ({ detail }) => detail === "connected" && this.#soon());
   }
@@ -56,9 +71,15 @@ export class Overview {
     this.#due = Infinity;
     if (!this.#visible) return;
     try {
-      const [told, runs] = await Promise.all([this.link.request("interlock.overview"), this.link.request("interlock.runs")]);
+      const [told, runs] = await Promise.all([
+        this.link.request("interlock.overview"),
+        this.link.request("interlock.runs"),
+      ]);
       this.problem.textContent = "";
-      this.#draw(told, runs.filter((run) => run.outcome == null));
+      this.#draw(
+        told,
+        runs.filter((run) => run.outcome == null),
+      );
     } catch (error) {
       this.problem.textContent = error.message;
       this.everything.disabled = true;
@@ -69,14 +90,21 @@ export class Overview {
   #draw(told, runs) {
     const waiting = {};
     for (const run of runs) if (run.state === "queued") waiting[run.session] = (waiting[run.session] ?? 0) + 1;
-    const deep = Object.entries(waiting).map(([session, count]) => `${session}: ${count}`).join(", ");
+    const deep = Object.entries(waiting)
+      .map(([session, count]) => `${session}: ${count}`)
+      .join(", ");
     const figures = [
       ["live runs", runs.length],
       ["waiting messages", deep ? `${told.queued} (${deep})` : told.queued],
       ["containment grade", told.grade],
       ["connections", told.connections],
       ["up for", words.time(told.uptime_seconds)],
-      ["agent processes", told.hosts ? `${told.hosts.started} started, ${told.hosts.reused} used again, ${told.hosts.killed} ended` : "inline"],
+      [
+        "agent processes",
+        told.hosts
+          ? `${told.hosts.started} started, ${told.hosts.reused} used again, ${told.hosts.killed} ended`
+          : "inline",
+      ],
       ["processes ended", sum(told.processes)],
       ["effects refused", sum(told.refused)],
       ["corrections", told.corrections],
@@ -102,26 +130,46 @@ export class Overview {
   }
 
   #row(run) {
-    const stop = (params) => async ({ target }) => {
-      target.disabled = true;
-      try {
-        this.#proved([await this.link.request("interlock.stop", params)]);
-      } catch (error) {
-        this.problem.textContent = error.message;
-        target.disabled = false;
-      }
-    };
+    const stop =
+      (params) =>
+      async ({ target }) => {
+        target.disabled = true;
+        try {
+          this.#proved([await this.link.request("interlock.stop", params)]);
+        } catch (error) {
+          this.problem.textContent = error.message;
+          target.disabled = false;
+        }
+      };
     const buttons = [
       el("button", { type: "button", "aria-label": `Stop run ${run.id}`, onclick: stop({ run: run.id }) }, "Stop"),
-      el("button", { type: "button", "aria-label": `Stop session ${run.session}`, onclick: stop({ session: run.session }) }, "Stop session"),
+      el(
+        "button",
+        { type: "button", "aria-label": `Stop session ${run.session}`, onclick: stop({ session: run.session }) },
+        "Stop session",
+      ),
     ];
     const link = (href, name) => el("a", { href }, name);
-    const cells = [link(`#/s/${encodeURIComponent(run.session)}`, run.session), link(`#/run/${run.id}`, run.id), run.principal, "", "", run.text.slice(0, 80), buttons];
+    const cells = [
+      link(`#/s/${encodeURIComponent(run.session)}`, run.session),
+      link(`#/run/${run.id}`, run.id),
+      run.principal,
+      "",
+      "",
+      run.text.slice(0, 80),
+      buttons,
+    ];
     return el("tr", { "data-run": run.id }, ...cells.map((cell) => el("td", {}, cell)));
   }
 
   async #stopEverything() {
-    const body = [el("p", {}, "Every run of every session is stopped, and every waiting message with it. New messages are taken as before.")];
+    const body = [
+      el(
+        "p",
+        {},
+        "Every run of every session is stopped, and every waiting message with it. New messages are taken as before.",
+      ),
+    ];
     if (!(await ask({ title: "Stop everything?", body, action: "Stop everything now", danger: true }))) return;
     try {
       this.#proved(await this.link.request("interlock.stopall"));
@@ -131,8 +179,19 @@ export class Overview {
   }
 
   #proved(receipts) {
-    const lines = receipts.filter((receipt) => receipt.aborted).map((receipt) => words.drawReceipt(el("details.receipt", { "data-receipt": receipt.id }), receipt, el("strong", {}, receipt.session ?? "")));
-    this.#receipts = [...(lines.length ? lines : [el("p.note", {}, "There was nothing to stop any more.")]), ...this.#receipts].slice(0, 20);
+    const lines = receipts
+      .filter((receipt) => receipt.aborted)
+      .map((receipt) =>
+        words.drawReceipt(
+          el("details.receipt", { "data-receipt": receipt.id }),
+          receipt,
+          el("strong", {}, receipt.session ?? ""),
+        ),
+      );
+    this.#receipts = [
+      ...(lines.length ? lines : [el("p.note", {}, "There was nothing to stop any more.")]),
+      ...this.#receipts,
+    ].slice(0, 20);
     this.proofs.replaceChildren(el("h3", {}, "Stopped from here"), ...this.#receipts);
     this.#soon();
   }
@@ -140,8 +199,16 @@ export class Overview {
 
 const sum = (counts) => Object.values(counts ?? {}).reduce((all, count) => all + count, 0);
 
+// The tallest bar's height in numbers, since there is no other scale.
+const top = (most) => svg("text", { x: 410, y: 12, class: "tick last" }, `${most.toLocaleString("en")} at most`);
+
 function chart(title, label, ...drawn) {
-  return el("figure", {}, el("figcaption", {}, title), svg("svg", { viewBox: "0 0 420 160", role: "img", "aria-label": label }, ...drawn));
+  return el(
+    "figure",
+    {},
+    el("figcaption", {}, title),
+    svg("svg", { viewBox: "0 0 420 160", role: "img", "aria-label": label }, ...drawn),
+  );
 }
 
 function latency(stops) {
@@ -152,14 +219,39 @@ function latency(stops) {
   const bars = names.flatMap((name, row) =>
     stops[name].counts.map((count, at) => {
       const tall = (count / most) * 110;
-      const place = { x: 10 + at * wide + (row * wide) / (names.length + 0.5), y: 130 - tall, width: wide / (names.length + 0.5), height: tall, class: `series-${row}` };
-      return svg("rect", place, svg("title", {}, `${name}: ${count} up to ${at < limits.length ? words.time(limits[at]) : "more"}`));
+      const place = {
+        x: 10 + at * wide + (row * wide) / (names.length + 0.5),
+        y: 130 - tall,
+        width: wide / (names.length + 0.5),
+        height: tall,
+        class: `series-${row}`,
+      };
+      return svg(
+        "rect",
+        place,
+        svg("title", {}, `${name}: ${count} up to ${at < limits.length ? words.time(limits[at]) : "more"}`),
+      );
     }),
   );
-  const ticks = limits.map((limit, at) => at % 2 === 0 && svg("text", { x: 10 + (at + 1) * wide, y: 145, class: "tick" }, words.time(limit))).filter(Boolean);
+  const ticks = limits
+    .map(
+      (limit, at) => at % 2 === 0 && svg("text", { x: 10 + (at + 1) * wide, y: 145, class: "tick" }, words.time(limit)),
+    )
+    .filter(Boolean);
   const key = names.map((name, row) => svg("text", { x: 10 + row * 90, y: 12, class: `key-${row}` }, `■ ${name}`));
-  const told = names.map((name) => `${name} ${stops[name].count} times, on average ${words.time(stops[name].total_seconds / Math.max(1, stops[name].count))}`);
-  return chart("How fast stops were", `Stop latency: ${told.join("; ")}`, ...bars, svg("path", { d: "M10 130H410", class: "axis" }), ...ticks, ...key);
+  const told = names.map(
+    (name) =>
+      `${name} ${stops[name].count} times, on average ${words.time(stops[name].total_seconds / Math.max(1, stops[name].count))}`,
+  );
+  return chart(
+    "How fast stops were",
+    `Stop latency: ${told.join("; ")}`,
+    ...bars,
+    svg("path", { d: "M10 130H410", class: "axis" }),
+    top(most),
+    ...ticks,
+    ...key,
+  );
 }
 
 function endings(minutes) {
@@ -171,16 +263,38 @@ function endings(minutes) {
     return COLOURS.filter((name) => minute.endings[name]).map((name) => {
       const tall = (minute.endings[name] / most) * 110;
       below -= tall;
-      return svg("rect", { x, y: below, width: 5.6, height: tall, class: `ending-${name}` }, svg("title", {}, `${words.clock(minute.at)}: ${minute.endings[name]} ${name}`));
+      return svg(
+        "rect",
+        { x, y: below, width: 5.6, height: tall, class: `ending-${name}` },
+        svg("title", {}, `${words.clock(minute.at)}: ${minute.endings[name]} ${name}`),
+      );
     });
   });
   const all = {};
-  for (const minute of minutes) for (const [name, count] of Object.entries(minute.endings)) all[name] = (all[name] ?? 0) + count;
-  const told = Object.entries(all).map(([name, count]) => `${count} ${name}`).join(", ") || "none";
-  return chart("Endings, by the minute", `Endings in the last hour: ${told}`, ...bars, svg("path", { d: "M10 130H410", class: "axis" }), svg("text", { x: 410, y: 145, class: "tick last" }, last ? words.clock(last).slice(0, 5) : ""));
+  for (const minute of minutes)
+    for (const [name, count] of Object.entries(minute.endings)) all[name] = (all[name] ?? 0) + count;
+  const told =
+    Object.entries(all)
+      .map(([name, count]) => `${count} ${name}`)
+      .join(", ") || "none";
+  return chart(
+    "Endings, by the minute",
+    `Endings in the last hour: ${told}`,
+    ...bars,
+    svg("path", { d: "M10 130H410", class: "axis" }),
+    top(most),
+    svg("text", { x: 410, y: 145, class: "tick last" }, last ? words.clock(last) : ""),
+  );
 }
 
 function legend(counts) {
-  const items = COLOURS.filter((name) => counts[name]).map((name) => el("li", {}, el(`span.swatch.ending-${name}`, { "aria-hidden": "true" }), `${counts[name].toLocaleString("en")} ${name.replace("_", " ")}`));
+  const items = COLOURS.filter((name) => counts[name]).map((name) =>
+    el(
+      "li",
+      {},
+      el(`span.swatch.ending-${name}`, { "aria-hidden": "true" }),
+      `${counts[name].toLocaleString("en")} ${name.replace("_", " ")}`,
+    ),
+  );
   return items.length ? [el("ul.legend", { "aria-label": "Endings since the start" }, ...items)] : [];
 }

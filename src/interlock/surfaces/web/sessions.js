@@ -47,7 +47,7 @@ export class Sessions {
 
   open(session) {
     this.#current = session;
-    this.#row(session, Date.now() / 1000).news = false;
+    this.#row(session, this.#rows.has(session) ? 0 : Date.now() / 1000).news = false; // looking does not move it
     this.#draw();
   }
 
@@ -58,7 +58,20 @@ export class Sessions {
       const name = el("span.name", {}, plain(key));
       const state = el("span.what");
       const button = el("button", { type: "button", onclick: () => this.#open(key) }, mark, name, state);
-      this.#rows.set(key, (row = { key, at, live: new Set(), ended: [], asks: new Set(), news: false, button, state, item: el("li", {}, button) }));
+      this.#rows.set(
+        key,
+        (row = {
+          key,
+          at,
+          live: new Set(),
+          ended: [],
+          asks: new Set(),
+          news: false,
+          button,
+          state,
+          item: el("li", {}, button),
+        }),
+      );
     }
     row.at = Math.max(row.at, at);
     return row;

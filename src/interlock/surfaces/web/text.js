@@ -12,10 +12,41 @@ const MOST = 100_000; // characters drawn as markdown
 const TAGS_MOST = 5_000; // and tags that become of them
 const GROWING = 20_000; // of what is longer, the end that is shown while it grows
 const PATIENCE_MS = 1_000;
-const TAGS = ["a", "blockquote", "br", "code", "del", "em", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"];
-const CLEAN = { ALLOWED_TAGS: TAGS, ALLOWED_ATTR: ["href", "start", "title"], ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i, RETURN_DOM_FRAGMENT: true };
+const TAGS = [
+  "a",
+  "blockquote",
+  "br",
+  "code",
+  "del",
+  "em",
+  "h3",
+  "h4",
+  "h5",
+  "h6",
+  "hr",
+  "li",
+  "ol",
+  "p",
+  "pre",
+  "strong",
+  "table",
+  "tbody",
+  "td",
+  "th",
+  "thead",
+  "tr",
+  "ul",
+];
+const CLEAN = {
+  ALLOWED_TAGS: TAGS,
+  ALLOWED_ATTR: ["align", "href", "start", "title"],
+  ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
+  RETURN_DOM_FRAGMENT: true,
+};
 
-const policy = globalThis.trustedTypes?.createPolicy("interlock", { createScriptURL: () => place("web/markdown.js").href });
+const policy = globalThis.trustedTypes?.createPolicy("interlock", {
+  createScriptURL: () => place("web/markdown.js").href,
+});
 
 class Parser {
   #worker = null;
@@ -62,7 +93,9 @@ const parser = new Parser();
 function bare(words, whole) {
   const shown = whole ? words : words.slice(-GROWING);
   const pieces = (shown.match(/[^]{1,10000}/g) ?? []).map((piece) => el("pre.plain", {}, piece));
-  return shown.length < words.length ? [el("p.note", {}, `… ${(words.length - shown.length).toLocaleString("en")} characters before`), ...pieces] : pieces;
+  return shown.length < words.length
+    ? [el("p.note", {}, `… ${(words.length - shown.length).toLocaleString("en")} characters before`), ...pieces]
+    : pieces;
 }
 
 async function nodes(words, whole) {
@@ -87,10 +120,12 @@ function settled(words, from) {
     if (next < 0) return end;
     const line = words.slice(at, next);
     const mark = /^ {0,3}(```+|~~~+)/.exec(line)?.[1];
-    if (mark && (fence === null || (mark[0] === fence[0] && mark.length >= fence.length))) fence = fence === null ? mark : null;
+    if (mark && (fence === null || (mark[0] === fence[0] && mark.length >= fence.length)))
+      fence = fence === null ? mark : null;
     at = next + 1;
     const after = words.slice(at, at + 4);
-    if (fence === null && line.trim() === "" && after.trim() !== "" && !/^( {1,3}\S|    |\t|[-*+>|]|\d)/.test(after)) end = at;
+    if (fence === null && line.trim() === "" && after.trim() !== "" && !/^( {1,3}\S|    |\t|[-*+>|]|\d)/.test(after))
+      end = at;
   }
 }
 
@@ -115,6 +150,7 @@ export class Growing {
     while (this.#drawn !== this.#wanted) {
       const wanted = this.#wanted;
       if (!this.node.childNodes.length) this.node.append(...bare(wanted.words, !wanted.open)); // until it is parsed
+      this.node.setAttribute("aria-busy", String(wanted.open)); // to be read out once, when it is whole
       if (wanted.open) await this.#grow(wanted.words);
       else {
         const made = await nodes(wanted.words, true);
@@ -125,9 +161,18 @@ export class Growing {
     this.#busy = false;
   }
 
+  get #marked() {
+    const marked = getSelection();
+    return !marked.isCollapsed && this.#tail.contains(marked.anchorNode);
+  }
+
   async #grow(words) {
     const end = settled(words, this.#settled);
-    const [done, rest] = [end > this.#settled ? await nodes(words.slice(this.#settled, end)) : null, await nodes(words.slice(end))];
+    const [done, rest] = [
+      end > this.#settled ? await nodes(words.slice(this.#settled, end)) : null,
+      await nodes(words.slice(end)),
+    ];
+    while (this.#wanted.open && this.#marked) await new Promise(requestAnimationFrame); // not under somebody's hand
     if (!this.#wanted.open) return; // it has ended meanwhile
     this.#tail.replaceChildren(rest);
     if (this.#tail.parentNode !== this.node) this.node.replaceChildren(this.#tail);

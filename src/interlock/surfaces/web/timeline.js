@@ -85,7 +85,10 @@ export class Timeline {
 
   #list(moments) {
     const zero = moments[0]?.at ?? 0;
-    const line = ({ at, what, name, state, detail, count }) => [`+${words.time(at - zero)}`, what, name, state, detail, count > 1 ? `× ${count}` : ""].filter(Boolean).join(" · ");
+    const line = ({ at, what, name, state, detail, count }) =>
+      [`+${words.time(at - zero)}`, what, name, state, detail, count > 1 ? `× ${count}` : ""]
+        .filter(Boolean)
+        .join(" · ");
     $("timeline-moments").replaceChildren(...moments.map((moment) => el("li", {}, line(moment))));
   }
 }

@@ -15,7 +15,9 @@ export function time(seconds) {
 }
 
 export function clock(at) {
-  return new Date(at * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  const then = new Date(at * 1000);
+  const day = then.toDateString() === new Date().toDateString() ? "" : `${then.toLocaleDateString()} `;
+  return day + then.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 }
 
 export function many(count, one, more = `${one}s`) {
@@ -23,7 +25,11 @@ export function many(count, one, more = `${one}s`) {
 }
 
 function limit(ms) {
-  for (const [unit, word] of [[3_600_000, "h"], [60_000, "min"], [1_000, "s"]]) {
+  for (const [unit, word] of [
+    [3_600_000, "h"],
+    [60_000, "min"],
+    [1_000, "s"],
+  ]) {
     if (ms && ms % unit === 0) return `${ms / unit} ${word}`;
   }
   return ms > 1_000 ? `${ms / 1000} s` : `${ms} ms`;
@@ -60,15 +66,20 @@ export function receipt(proof) {
   const took = proof.drained_at == null ? null : proof.drained_at - proof.fenced_at;
   const line = [];
   const put = (words, warning = false) => line.push({ words, warning });
-  put(proof.ended_at == null ? bare(proof.cause) : `${bare(proof.cause)} in ${time(proof.ended_at - proof.fenced_at)}`);
+  const quick = proof.ended_at == null ? null : time(proof.ended_at - proof.fenced_at);
+  const within = proof.cause === "stopped" || proof.cause === "superseded"; // "timed out in 5 ms" would name the limit
+  put(quick && within ? `${bare(proof.cause)} in ${quick}` : bare(proof.cause));
+  if (quick && !within && proof.cause !== "lost") put(`ended in ${quick}`);
   if (states("skipped")) put(`${many(states("skipped"), "tool")} skipped`);
   if (states("interrupted")) put(`${many(states("interrupted"), "tool")} interrupted, effect unknown`, true);
   if (states("abandoned")) put(`${many(states("abandoned"), "tool")} abandoned, still running but fenced off`, true);
-  if (processes.ended) put(`${many(processes.ended, "process", "processes")} ended${took == null ? "" : ` in ${time(took)}`}`);
+  if (processes.ended)
+    put(`${many(processes.ended, "process", "processes")} ended${took == null ? "" : ` in ${time(took)}`}`);
   if (processes.stuck) put(`${many(processes.stuck, "process", "processes")} stuck`, true);
   if (processes.detached) put(`${many(processes.detached, "detached process", "detached processes")} left running`);
   if (proof.host === "killed") put("the agent's process ended");
-  if (proof.runs.length > 1 + (proof.queued ?? 0)) put(`${many(proof.runs.length - 1 - (proof.queued ?? 0), "child run")} ended`);
+  if (proof.runs.length > 1 + (proof.queued ?? 0))
+    put(`${many(proof.runs.length - 1 - (proof.queued ?? 0), "child run")} ended`);
   if (proof.questions) put(`${many(proof.questions, "question")} withdrawn`);
   if (proof.queued) put(`${many(proof.queued, "waiting message")} ended`);
   if (proof.holds) put(`${many(proof.holds, "hold")} freed`);
@@ -76,7 +87,8 @@ export function receipt(proof) {
   if (proof.in_flight) put(`${many(proof.in_flight, "send")} already on the way`, true);
   if (proof.drain === "pending") put("draining…");
   else if (proof.drain === "unconfirmed") put(`not confirmed: ${unconfirmed.join(", ") || "a bound ran out"}`, true);
-  else if (!proof.in_flight) put("0 effects after");
+  else if (states("interrupted") || states("abandoned")) put("nothing else left");
+  else if (!proof.in_flight && proof.cause !== "lost") put("0 effects after"); // in a crash nobody counted
   if (!proof.durable) put("not yet on disk", true);
   return line;
 }
@@ -102,7 +114,14 @@ export function facts(proof) {
     ["cause", proof.by ? `${bare(proof.cause)} by ${proof.by}` : bare(proof.cause)],
     ["fenced at", clock(proof.fenced_at)],
     ["ended", proof.ended_at == null ? "not yet told" : `${time(proof.ended_at - proof.fenced_at)} later`],
-    ["drained", proof.drain === "pending" ? "not yet" : proof.drained_at == null ? proof.drain : `${time(proof.drained_at - proof.fenced_at)} later (${proof.drain})`],
+    [
+      "drained",
+      proof.drain === "pending"
+        ? "not yet"
+        : proof.drained_at == null
+          ? proof.drain
+          : `${time(proof.drained_at - proof.fenced_at)} later (${proof.drain})`,
+    ],
     ["on disk", proof.durable ? "yes" : "not yet"],
     ["grade", proof.grade],
     ["runs", proof.runs.map((run) => `${run.id} (${run.body})`).join(", ")],
