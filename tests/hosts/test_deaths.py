@@ -169,7 +169,8 @@ class Cast:
         assert len(chosen) == len(names)
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in chosen:
-                os.kill(pid, number)
+                with suppress(ProcessLookupError):  # the first one's death may have ended the second
+                    os.kill(pid, number)
         return chosen
 
 

@@ -7,6 +7,7 @@ from interlock import Message, Run, Stale, tool
 
 FOREVER_SECONDS = 600.0
 TICK_SECONDS = 0.01
+SCREENFUL = 60
 GRACE_SECONDS = 0.4  # long enough to see a receipt that is not drained, and short
 
 # Whatever is drawn from one of these must stay text: each would say so by calling out, or by changing the page.
@@ -23,6 +24,9 @@ EVIL = (
     '<object data="data:text/html,<script>owned=1</script>"></object><base href="http://evil.example/">',
     "[data](data:text/html,<script>opener.owned=1</script>) `<b onclick=owned=1>`",
 )
+
+# Texts on which a parser of markdown recurses, or takes seconds.
+HOSTILE = {"deep": ">" * 3_000, "underlined": "a_b_" * 25_000, "starred": "*a" * 50_000}
 
 
 async def look_up(word: str) -> str:
@@ -59,6 +63,17 @@ async def agent(run: Run, message: Message) -> str | None:
             for number in range(int(rest or 1_000_000)):
                 await run.say(f"word{number} ")
                 await asyncio.sleep(TICK_SECONDS)
+        case "lines":  # the same, a paragraph each, and a screenful at once
+            await run.say("".join(f"line{number}\n\n" for number in range(SCREENFUL)))
+            for number in range(SCREENFUL, 1_000_000):
+                await run.say(f"line{number}\n\n")
+                await asyncio.sleep(TICK_SECONDS)
+        case "hostile":
+            await run.say(HOSTILE[rest])
+            await asyncio.sleep(FOREVER_SECONDS)
+        case "detach":  # a process that outlives its run, until there is such a file
+            await run.spawn("sh", "-c", 'until [ -e "$0" ]; do sleep 0.05; done', rest, detached=True)
+            return "left it running"
         case "use":
             return str(await run.call(look_up, word=rest))
         case "tool":

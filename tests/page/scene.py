@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from itertools import count
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from playwright.sync_api import (
@@ -114,22 +115,48 @@ class Person:
 
 
 class Relay:
-    """Stands between a page and its server, hears every frame, and may hold back, change or add some."""
+    """Stands between a page and its server, hears every frame, and may hold back, change or add some, or be cut."""
 
     def __init__(self) -> None:
-        self.heard: list[dict[str, Any]] = []
+        self.heard: list[dict[str, Any]] = []  # of the server
+        self.asked: list[dict[str, Any]] = []  # of the page
         self.change: Callable[[dict[str, Any]], dict[str, Any] | None] = lambda frame: frame  # None: hold it back
+        self.swallow: set[str] = set()  # methods that never reach the server
+        self.down = False  # nobody is let through
+        self.dials = 0
         self._route: WebSocketRoute | None = None
+        self._server: WebSocketRoute | None = None
 
     def begin(self, page: Page) -> None:
         """Take the place; before the page dials."""
         page.route_web_socket(re.compile(".*"), self._dialled)
 
-    def _dialled(self, route: WebSocketRoute) -> None:
-        self._route = route
-        route.connect_to_server().on_message(lambda raw: self._hear(json.loads(raw)))
+    def cut(self) -> None:
+        """Drop the connection, and let no other through."""
+        self.down = True
+        assert self._route is not None and self._server is not None
+        route, server, self._route = self._route, self._server, None
+        server.close()
+        route.close(code=1001)
 
-    def _hear(self, frame: dict[str, Any]) -> None:
+    def _dialled(self, route: WebSocketRoute) -> None:
+        self.dials += 1
+        if self.down:
+            route.close(code=1001)
+            return
+        self._route = route
+        self._server = server = route.connect_to_server()
+        server.on_message(lambda raw: self._hear(route, json.loads(raw)))
+        route.on_message(lambda raw: self._ask(server, json.loads(raw)))
+
+    def _ask(self, server: WebSocketRoute, frame: dict[str, Any]) -> None:
+        self.asked.append(frame)
+        if frame["method"] not in self.swallow:
+            server.send(json.dumps(frame))
+
+    def _hear(self, route: WebSocketRoute, frame: dict[str, Any]) -> None:
+        if route is not self._route:
+            return  # of a connection that was cut
         self.heard.append(frame)
         changed = self.change(frame)
         if changed is not None:
@@ -140,6 +167,10 @@ class Relay:
         assert self._route is not None
         for frame in frames:
             self._route.send(json.dumps(frame))
+
+    def requests(self, method: str) -> list[dict[str, Any]]:
+        """What the page has asked of one method, oldest first."""
+        return [frame for frame in self.asked if frame["method"] == method]
 
 
 def event_of(frame: dict[str, Any]) -> dict[str, Any]:
@@ -290,6 +321,14 @@ def still(run: Locator) -> str:
             }"""
         )
     )
+
+
+def until(page: Page, seen: Callable[[], Any]) -> None:
+    """Wait for what no element shows; frames of a relay come in meanwhile."""
+    last = monotonic() + BOUND_MS / 1000
+    while not seen():
+        assert monotonic() < last, "it did not come in time"
+        page.evaluate("() => new Promise(requestAnimationFrame)")
 
 
 def long_tasks(page: Page) -> list[float]:

@@ -126,7 +126,9 @@ def test_a_run_that_had_begun_is_lost_with_what_it_had_said(place: Place) -> Non
             ("assistant", "beta", False),
             ("assistant", "gam", True),
         ]
-        assert [m.what for m in await control.timeline(lost)] == ["admitted", "started", "fell", "ended", "drained"]
+        assert [m.what for m in await control.timeline(lost)] == [
+            "admitted", "started", "output", "output", "fell", "output", "ended", "drained",
+        ]  # fmt: skip
         await quiet(control)
 
     lost = place.killed(sends("s", "go"), agent)

@@ -64,6 +64,7 @@ BEGUN = [
     ("started", "", ""),
     ("phase", "provider", ""),
     ("phase", "", "left"),
+    ("output", "", "said"),
     ("tool", "search", "pending"),
     ("tool", "search", "running"),
     ("tool", "search", "finished"),

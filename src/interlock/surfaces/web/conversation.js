@@ -289,6 +289,7 @@ export class ConversationView {
   #stay = true; // at the end, until somebody scrolls up
   #top = 0;
   #grown = null;
+  #loose = new Map(); // by receipt
 
   constructor(model, on, { scroller = null } = {}) {
     this.model = model;
@@ -306,14 +307,20 @@ export class ConversationView {
   take(event) {
     if (event.data.type === "gap")
       this.turns.append(el("p.note", {}, "The server was started again here; what was only shown live is gone."));
+    if (event.data.type === "receipt" && !event.data.receipt.runs.length) this.loose(event.data.receipt, true);
     for (const run of this.model.take(event)) this.#dirty.add(run);
     this.#soon();
   }
 
-  // A receipt of what no run here was part of: things that were left detached.
-  loose(receipt) {
-    const shown = receipt.runs?.some(({ id }) => this.model.runs.has(id)) || !receipt.aborted;
-    if (!shown) this.turns.append(words.drawReceipt(el("details.receipt"), receipt));
+  // A receipt of what no run here was part of: things that were left detached. It stands where the stop was answered,
+  // and grows by what is told of it, which may come before.
+  loose(receipt, told = false) {
+    if (receipt.runs?.some(({ id }) => this.model.runs.has(id)) || !(told || receipt.aborted)) return;
+    const drawn = this.#loose.get(receipt.id) ?? { node: el("details.receipt"), told };
+    this.#loose.set(receipt.id, drawn);
+    if (told || !drawn.told) words.drawReceipt(drawn.node, receipt);
+    drawn.told ||= told;
+    if (!told) this.turns.append(drawn.node);
   }
 
   // Change a part of a run by what no event told.

@@ -116,6 +116,7 @@ export class Conversation {
       const run = this.runs.get(id);
       if (this.shows(id)) {
         run.receipt = receipt;
+        if (run.outcome) run.outcome = { ...run.outcome, durable: receipt.durable };
         run.version += 1;
         changed.push(run);
       }

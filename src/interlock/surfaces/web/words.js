@@ -36,7 +36,7 @@ function limit(ms) {
 }
 
 function firstLine(words) {
-  const letters = [...words.trimStart().slice(0, 2 * WHY)].slice(0, WHY + 1).join("");
+  const letters = [...words.trimStart().slice(0, 2 * WHY + 2)].slice(0, WHY + 1).join("");
   const line = [...(letters.split(/[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]/)[0] ?? "").trimEnd()];
   return line.length <= WHY ? line.join("") : `${line.slice(0, WHY - 1).join("")}…`;
 }
