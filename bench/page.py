@@ -69,7 +69,6 @@ def _stops(driver: str, scale: Scale) -> list[Result]:
         page.on("response", lambda answer: weight.append(_size(answer)))
         page.goto(served.told["page"])
         page.locator("#connection[data-state=connected]").wait_for(timeout=PATIENCE_MS)
-        fetched = sum(weight) / 1000
         for _ in range(scale.rounds(100, 15)):
             page.locator("#message").fill("park here")
             page.keyboard.press("Enter")
@@ -79,6 +78,7 @@ def _stops(driver: str, scale: Scale) -> list[Result]:
             time.sleep(PAUSE_SECONDS)
             stops.seconds.append(page.evaluate(STOP) / 1000)
             page.locator(".run[data-state=running]").wait_for(state="detached", timeout=PATIENCE_MS)
+        fetched = sum(weight) / 1000  # with what is fetched for the first text
         browser.close()
     small = tuple(
         f"{what}: p50 {took.percentile(50) * 1000:.2f} · p95 {took.percentile(95) * 1000:.2f} ms, {len(took.seconds)} ×"
