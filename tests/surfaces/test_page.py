@@ -207,6 +207,17 @@ def test_only_plain_files_get_into_the_table(tmp_path: Path) -> None:
     assert set(page.read_files(tmp_path / "nowhere")) == {"endings.js"}
 
 
+def test_the_page_is_light_and_its_own() -> None:
+    """All of it weighs at most 200 kB, with the libraries; every file it asks for is one of its own."""
+    files = page.read_files()
+    assert sum(len(file.data) for name, file in files.items() if name != "LICENSES.txt") <= 200_000
+    modules = {name: file.data.decode() for name, file in files.items() if name.endswith((".js", ".html", ".css"))}
+    for name, text in modules.items():
+        asked = re.findall(r'(?:from|import) "([^"]+)"|(?:src|href)="([^"#]+)"|url\(([^)]+)\)', text)
+        found = {next(filter(None, each)).removeprefix("./").removeprefix("web/") for each in asked}
+        assert name in ("marked.js", "purify.js") or found <= files.keys(), name
+
+
 # Pairing
 
 
