@@ -213,7 +213,7 @@ def test_the_page_is_light_and_its_own() -> None:
     assert sum(len(file.data) for name, file in files.items() if name != "LICENSES.txt") <= 200_000
     modules = {name: file.data.decode() for name, file in files.items() if name.endswith((".js", ".html", ".css"))}
     for name, text in modules.items():
-        asked = re.findall(r'(?:from|import) "([^"]+)"|(?:src|href)="([^"#]+)"|url\(([^)]+)\)', text)
+        asked = re.findall(r'(?:from|import) "([^"]+)"|(?:src|href)="([^"#$]+)"|url\(([^)]+)\)', text)
         found = {next(filter(None, each)).removeprefix("./").removeprefix("web/") for each in asked}
         assert name in ("marked.js", "purify.js") or found <= files.keys(), name
 
