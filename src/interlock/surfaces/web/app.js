@@ -35,6 +35,11 @@ const STATES = {
   denied: "not paired",
 };
 
+// Only what is ours: the page may be mounted in somebody's application.
+function forget() {
+  for (const key of [TOKEN, NAME, LAST]) localStorage.removeItem(key);
+}
+
 function decoded(name) {
   try {
     return name ? decodeURIComponent(name) : null;
@@ -175,7 +180,7 @@ class Page {
       if (!write) $("message").placeholder = "This browser may read, not write.";
     }
     if (state === "denied") {
-      if (localStorage.getItem(TOKEN) === this.token) localStorage.clear(); // else another tab has a newer one
+      if (localStorage.getItem(TOKEN) === this.token) forget(); // else another tab has a newer one
       this.#connect(null, "This browser's token is no longer one.");
     }
     this.refresh();
@@ -196,7 +201,7 @@ class Page {
       );
       return;
     }
-    localStorage.clear();
+    forget();
     location.assign(location.pathname);
   }
 
