@@ -434,8 +434,8 @@ def test_a_slow_watcher_holds_up_nobody(served: Served, monkeypatch: pytest.Monk
             assert in_order(told) and in_order(heard)
             blocks = [event.data.text for event in told if isinstance(event.data, events.Block)]
             assert blocks == ["".join(f"{number} " for number in range(3000)), "that was the flood"]
-            deltas = [sum(event.kind == "delta" for event in each) for each in (told, heard)]
-            assert deltas[0] <= 8 < deltas[1], "what it had no room for was read again, when the deltas were stale"
+            deltas = sum(event.kind == "delta" for event in told)
+            assert deltas <= 8, "what it had no room for was read again, when the deltas were stale"
 
     play(scene())
 
