@@ -553,6 +553,7 @@ def test_holds_in_turn(stage: Stage) -> None:
         await until(lambda: any(in_line(stage, run) for run in runs_of(stage, second)))
         Path(f"{path}.{first}").touch()
         await until(lambda: any(word == f"{second} has" for word, _ in read(path)))
+        await until(lambda: any(in_line(stage, run) for run in runs_of(stage, first)))  # the first one, again
         Path(f"{path}.{second}").touch()
         return await holder, await waiter
 
