@@ -400,6 +400,24 @@ def test_dawdlers_at_the_door(kind: str, tmp_path: Path, monkeypatch: pytest.Mon
     asyncio.run(main())
 
 
+def test_who_says_nothing_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A browser opens sockets it does not use: the oldest that said nothing goes when another of its address comes."""
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.05)
+
+    async def main() -> None:
+        async with serving(tmp_path, agent) as served:
+            port = int(served.url.rpartition(":")[2])
+            mine = [await knock(HOST, port) for _ in range(gateway.STRANGERS_PER_ADDRESS)]
+            await asyncio.sleep(0.1)
+            async with await served.dial() as inside:
+                assert (await inside.request("health"))["ok"]
+            assert await over(mine[0], 5) == b""
+            for each in mine[1:]:
+                each.close()
+
+    asyncio.run(main())
+
+
 def test_the_door_is_for_so_many(tmp_path: Path) -> None:
     """32 strangers in all, from whatever addresses; whoever is in already goes on; race 113."""
 

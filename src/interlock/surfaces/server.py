@@ -32,6 +32,7 @@ UNSENT_BYTES: Final = 4096
 UNSEEN_BYTES: Final = 1024  # written before it is asked again whether the kernel has room
 CLOSE_SECONDS: Final = 2.0  # from our close frame until the socket is cut
 PING_SECONDS: Final = 20.0  # between pings, and for each answer
+IDLE_SECONDS: Final = 0.5  # a socket that has said nothing for so long makes room for another of its address
 VISITORS: Final = 128  # HTTP connections that idle
 BACKLOG: Final = 2048
 TCP_NOTSENT_LOWAT: Final = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
@@ -44,6 +45,7 @@ class Door:
 
     def __init__(self) -> None:
         self._visitors: dict[asyncio.Transport, None] = {}
+        self._silent: dict[asyncio.BaseTransport, None] = {}
         self._inside: dict[asyncio.BaseTransport, str] = {}
         self._since: dict[asyncio.BaseTransport, float] = {}
         self._of: Counter[str] = Counter()
@@ -54,12 +56,28 @@ class Door:
         address = fold(str(peer[0])) if peer else "local"
         if transport in self._inside:
             return True
+        if self._of[address] >= STRANGERS_PER_ADDRESS:
+            self._make_room(address)
         if len(self._inside) >= STRANGERS or self._of[address] >= STRANGERS_PER_ADDRESS:
             return False
+        self._silent[transport] = None
         self._inside[transport] = address
         self._since[transport] = time.monotonic()
         self._of[address] += 1
         return True
+
+    def _make_room(self, address: str) -> None:
+        """Let the oldest go that has said nothing: a browser opens sockets that it then does not need."""
+        before = time.monotonic() - IDLE_SECONDS
+        for silent in self._silent:
+            if self._inside[silent] == address and self._since[silent] < before:
+                cast(asyncio.Transport, silent).abort()
+                self.leave(silent)
+                return
+
+    def spoke(self, transport: asyncio.BaseTransport) -> None:
+        """It has said something."""
+        self._silent.pop(transport, None)
 
     def since(self, transport: asyncio.BaseTransport) -> float:
         """Return when a stranger came, on the monotonic clock: its time counts from there."""
@@ -75,6 +93,7 @@ class Door:
     def leave(self, transport: asyncio.BaseTransport) -> None:
         """It has shown its token, or is gone."""
         self._visitors.pop(transport, None)  # type: ignore[call-overload]
+        self._silent.pop(transport, None)
         self._since.pop(transport, None)
         address = self._inside.pop(transport, None)
         if address is not None:
@@ -104,6 +123,7 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
             if self._refused:
                 return
             self._heard += len(data)
+            door.spoke(self.transport)
             if self._timer is not None and self._heard > PRE_AUTH_BYTES:
                 self.transport.write(TOO_LONG)
                 self.transport.close()
