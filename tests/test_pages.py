@@ -47,9 +47,9 @@ def test_a_bound_in_the_page_is_the_constants(row: list[str]) -> None:
     """The figure of each bound is that of the constant beside it."""
     room, _, name = row[2].partition(".")
     value = getattr(importlib.import_module(ROOMS.get(room, f"interlock.surfaces.{room}")), name)
-    found = re.match(r"([\d,]+)(?: (KiB|MiB|s)\b)?", row[1])
+    found = re.match(r"([\d,.]+)(?: (KiB|MiB|s)\b)?", row[1])
     assert found is not None
-    assert int(found[1].replace(",", "")) * UNITS.get(found[2], 1) == value
+    assert float(found[1].replace(",", "")) * UNITS.get(found[2], 1) == value
 
 
 def test_every_close_code_stands_in_the_page() -> None:
