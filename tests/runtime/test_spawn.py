@@ -685,6 +685,30 @@ def test_the_ack_does_not_wait_for_a_grace(grade: Grade | None, tmp_path: Path) 
     asyncio.run(main())
 
 
+def test_what_a_process_writes_after_the_stop_is_told_to_nobody(tmp_path: Path) -> None:
+    """It may live on for its grace, and is listed while it does; what it writes then is output of a fallen run."""
+    at = tmp_path / "pid"
+
+    async def agent(run: Run, message: Message) -> None:
+        await run.spawn("sh", "-c", f"trap 'echo LATE' TERM; echo early; {DEAF.format(at=at)[14:]}", grace=0.5)
+
+    async def main() -> None:
+        async with open_control(agent) as control:
+            sent = await control.send("s", "go")
+            await pid_in(at)
+            assert [each.tail for each in await control.processes("s")] == ["early\n"]
+            await control.stop(session="s")
+            seen = 0
+            while listed := await control.processes("s"):
+                assert [each.tail for each in listed] == [""]
+                seen += 1
+                await asyncio.sleep(0.02)
+            assert seen, "it lived on for a while"
+            await control.wait(sent.run_id, drained=True)
+
+    asyncio.run(main())
+
+
 def test_a_grace_in_a_fall_is_bounded(tmp_path: Path) -> None:
     """A process that asks for a longer grace than a drain may take is ended when the drain's time is over."""
     at = tmp_path / "pid"

@@ -170,7 +170,8 @@ class Running:
         return head + marker + tail, left_out
 
     def info(self) -> ProcessInfo:
-        """Return it as a list shows it."""
+        """Return it as a list shows it. What it writes after its run's fall is told to nobody."""
+        told = self.order.detached or not self._run.fallen
         return ProcessInfo(
             pid=self.pid,
             command=command_of(self.order),
@@ -179,7 +180,7 @@ class Running:
             session=self._run.home.id,
             name=self.order.name,
             detached=self.order.detached,
-            tail=tail_of(self._process, LIVE_CHARACTERS),
+            tail=tail_of(self._process, LIVE_CHARACTERS) if told else "",
         )
 
 

@@ -380,14 +380,13 @@ async def own_overview(on: Asker, asked: frames.OwnNothing) -> frames.Overview:
 
 
 async def own_stopall(on: Asker, asked: frames.OwnNothing) -> list[Receipt]:
-    """Stop every session that has a run or a detached process, in one step; a child falls with its parent's."""
+    """Stop every session that has a run or a detached process, all at once; a child falls with its parent's."""
     runs = [run for run in await on.control.runs(by=on.by) if run.outcome is None]
     held = [each.session for each in await on.control.processes(by=on.by)]
     sessions = dict.fromkeys([run.session for run in sorted(runs, key=lambda run: run.parent is not None)] + held)
     stops = (on.control.stop(session=session, by=on.by) for session in sessions)
-    told = await asyncio.gather(
-        *stops, return_exceptions=True
-    )  # trouble with one keeps nobody from the others' receipts
+    # Trouble with one keeps nobody from the others' receipts.
+    told = await asyncio.gather(*stops, return_exceptions=True)
     receipts = [each for each in told if isinstance(each, Receipt)]
     if not receipts and told:
         raise next(each for each in told if isinstance(each, BaseException))
