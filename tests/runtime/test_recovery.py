@@ -855,13 +855,14 @@ def test_receipts_that_were_pending_are_completed(place: Place) -> None:
         await started(control, sent.run_id)
         receipt = await control.stop(session="s")
         assert receipt.drain is Drain.PENDING
-        place.die((sent.run_id, receipt.id))
+        place.die((sent.run_id, receipt))
 
     async def after(control: Control) -> None:
         outcome = await control.wait(run_id, drained=True)
         assert (outcome.ending, outcome.drained, outcome.durable) == (Ending.STOPPED, True, True)
-        for receipt in (await control.receipt(run_id), await control.receipt(receipt_id)):
+        for receipt in (await control.receipt(run_id), await control.receipt(acked.id)):
             assert receipt.drain is Drain.OBSERVED and receipt.drained_at is not None
+            assert (receipt.fenced_at, receipt.ended_at) == (acked.fenced_at, acked.ended_at)
             assert all(run.outcome.drained for run in receipt.runs)
         proofs = [e.data.receipt for e in await log_of(control, "s") if e.kind is EventKind.RECEIPT]
         assert [proof.drain for proof in proofs] == [Drain.PENDING, Drain.OBSERVED]
@@ -869,7 +870,28 @@ def test_receipts_that_were_pending_are_completed(place: Place) -> None:
         assert (await terminal(control, "s", run_id)).outcome.same_story(outcome)
 
     slow = {"settings": type(PATIENT)(commit_seconds=10, grace_seconds=60, drain_seconds=60)}
-    run_id, receipt_id = place.killed(scene, deaf, **slow)
+    run_id, acked = place.killed(scene, deaf, **slow)
+    place.life(after, echoes)
+
+
+def test_when_a_stop_was_told_is_not_made_up(place: Place) -> None:
+    """A server that went down before the log told of a stop leaves nobody who knows when that was."""
+
+    def dies_at_the_ending(store: Any) -> None:
+        behind(store, "decide", place.die, when=lambda decision: decision.endings)
+
+    async def scene(control: Control) -> None:
+        sent = await control.send("s", "go", key="k")
+        await started(control, sent.run_id)
+        await control.stop(session="s")
+
+    async def after(control: Control) -> None:
+        [info] = await control.runs("s")
+        receipt = await control.receipt(info.id)
+        assert (receipt.cause, receipt.drain, receipt.ended_at) == (Ending.STOPPED, Drain.OBSERVED, None)
+        assert receipt.fence_to_end_ms is None and receipt.drained_at is not None
+
+    place.killed(scene, deaf, before=dies_at_the_ending)
     place.life(after, echoes)
 
 

@@ -389,11 +389,17 @@ class Recovery:
         for receipt in await read(self._store.pending_receipts()):
             if receipt.id in self._registry.falls:
                 continue
-            done = _completed(receipt, self._clock.wall(), swept)
+            done = _completed(await self._as_told(receipt), self._clock.wall(), swept)
             for session_id, shown in (await self._shares(done)).items():
                 await self._tell_gap(session_id)  # it may have been told there
                 self._feed.publish(session_id, None, Proof(receipt=shown))
             self._insisted.append(self._endings.insist(Decision(receipts=(done,))))  # behind that: it takes them along
+
+    async def _as_told(self, receipt: Receipt) -> Receipt:
+        """The receipt as the log tells it: only there stands when the end was public, and what was refused by then."""
+        log_of_it = [] if receipt.session is None else await whole_log(self._store, receipt.session)
+        proofs = [event.data.receipt for event in log_of_it if isinstance(event.data, Proof)]
+        return next((told for told in reversed(proofs) if told.id == receipt.id), receipt)
 
     async def _shares(self, receipt: Receipt) -> dict[SessionId, Receipt]:
         """A receipt as each session is told of it: the whole where it fell, elsewhere of the runs there."""
@@ -460,7 +466,6 @@ def _completed(receipt: Receipt, now: float, swept: bool) -> Receipt:
     return msgspec.structs.replace(
         receipt,
         runs=runs,
-        ended_at=receipt.ended_at or now,
         drained_at=now,
         drain=Drain.OBSERVED if swept else Drain.UNCONFIRMED,
         durable=True,

@@ -107,13 +107,16 @@ export function drawReceipt(node, proof, ...head) {
 
 export const listed = (rows) => rows.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))]);
 
+// A server that goes down right behind a stop leaves nobody who knows when it was told.
+const untold = (proof) => (proof.drain === "pending" ? "not yet told" : "not known when: the server went down");
+
 // Everything a receipt says, as names and values.
 export function facts(proof) {
   const rows = [
     ["receipt", proof.id ?? "none"],
     ["cause", proof.by ? `${bare(proof.cause)} by ${proof.by}` : bare(proof.cause)],
     ["fenced at", clock(proof.fenced_at)],
-    ["ended", proof.ended_at == null ? "not yet told" : `${time(proof.ended_at - proof.fenced_at)} later`],
+    ["ended", proof.ended_at == null ? untold(proof) : `${time(proof.ended_at - proof.fenced_at)} later`],
     [
       "drained",
       proof.drain === "pending"
