@@ -109,9 +109,11 @@ EXAMPLES = {
 
 def play(*arguments: str | Path) -> str:
     """Run Python in a process of its own and return what it printed; it must end well and complain of nothing."""
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=SECONDS
-    )
+    command, options = [sys.executable, *map(str, arguments)], {"capture_output": True, "text": True}
+    try:
+        done = subprocess.run(command, check=False, timeout=SECONDS, **options)
+    except OSError:  # seen once: the kernel did not take Python itself, so nothing of ours had run
+        done = subprocess.run(command, check=False, timeout=SECONDS, **options)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     return done.stdout
 
