@@ -74,6 +74,7 @@ PARAMS: dict[str, Frame] = {
     "exec.approval.resolve": {"id": "q-1-1", "decision": "deny"},
     "receipts.get": {"runId": "r-1-1"},
     "runs.timeline": {"runId": "r-1-1"},
+    "interlock.chat": {"sessionKey": "s", "message": "hello", "idempotencyKey": "c", "queueMode": "rollback"},
     "interlock.send": {
         "session": "s",
         "text": "hi",

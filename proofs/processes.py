@@ -35,12 +35,12 @@ from interlock.processes.containment import LocalContainment
 from interlock.processes.local import LocalProcesses
 
 PACKAGES = [str(Path(module).parent.parent) for module in (interlock.__file__, __file__)]  # where they are
-LIFE_SECONDS = 12.0  # a program that nobody ends goes by itself, but only after a trial has judged it
+LIFE_SECONDS = 90.0  # a program that nobody ends goes by itself, but only after a trial has judged it
 CUT_SECONDS = 0.05  # the latest moment of a cut
-READY_SECONDS = 5.0  # for a case to have become hostile
-DONE_SECONDS = 5.0  # from the cut
+READY_SECONDS = 30.0  # for a case to have become hostile
+DONE_SECONDS = 30.0  # from the cut
 SETTLE_SECONDS = 0.05  # within which a process that lives would have beaten
-GONE_SECONDS = 3.0
+GONE_SECONDS = 30.0
 RUN_PIDS = 256
 SCOPE_PIDS = 1000
 DROPPED_UID = 65534

@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SECONDS = 30
+SECONDS = 120  # for one program, on a busy machine
 JOBS = 2  # programs at once: they wait more than they work
+# Other threads start them while pytest, in its own, sets and removes PYTEST_CURRENT_TEST. If a variable goes while the
+# kernel reads the environment for a new program, that program is refused: OSError, "Bad address". A copy holds still.
+ENVIRONMENT = dict(os.environ)
 
 EXAMPLES = {
     "approvals.py": [
@@ -109,11 +112,8 @@ EXAMPLES = {
 
 def play(*arguments: str | Path) -> str:
     """Run Python in a process of its own and return what it printed; it must end well and complain of nothing."""
-    command, options = [sys.executable, *map(str, arguments)], {"capture_output": True, "text": True}
-    try:
-        done = subprocess.run(command, check=False, timeout=SECONDS, **options)
-    except OSError:  # seen once: the kernel did not take Python itself, so nothing of ours had run
-        done = subprocess.run(command, check=False, timeout=SECONDS, **options)
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=SECONDS)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     return done.stdout
 
@@ -127,8 +127,10 @@ def printed(
     def play_page(name: str, language: str, program: str) -> str:
         file = tmp_path_factory.mktemp(re.sub(r"\W", "-", name)) / f"program.{language}"
         file.write_text(program, "utf-8")
-        return play(file) if language == "python" else play_in_shell(file)
+        return play(file) if language == "python" else play_in_shell(file, commands)
 
+    commands = tmp_path_factory.mktemp("commands")
+    write_commands(commands)
     tests = [item for item in request.session.items if "printed" in getattr(item, "fixturenames", ())]
     wanted = dict.fromkeys(item.callspec.params["name"] for item in tests if isinstance(item, pytest.Function))
     pages = {name: (language, program) for name, language, program, _ in PAGES}
@@ -172,9 +174,10 @@ PAGES = [
 VARIES = (  # with the machine
     (re.compile(r"(?<='Certainly\. )[^']*"), ""),  # how much it said before the stop
     (re.compile(r"grade \w+, drained in [\d.]+ ms"), "grade, drained"),
-    (re.compile(r" +(\d+ s ago|just now) *"), " just now "),  # and so the width of the column
+    (re.compile(r" +(\d+ (s|min) ago|just now) *"), " just now "),  # and so the width of the column
     (re.compile(r"admitted +"), "admitted "),
-    (re.compile(r"\d\.\d{3} s"), "0.000 s"),
+    (re.compile(r"\d+\.\d{3} s"), "0.000 s"),
+    (re.compile(r"^(when|\+0\.000 s) +", re.MULTILINE), r"\1 "),  # as wide as the longest of them
     (re.compile(r"^.*Killed.*$", re.MULTILINE), "Killed"),  # each shell has its own line
 )
 
@@ -201,15 +204,23 @@ def test_a_program_that_a_newcomer_copies_runs(name: str, told: str, printed: di
     assert steady(printed[name].result()) == steady(told)
 
 
-def play_in_shell(file: Path) -> str:
-    """Run a script with this Python and its `interlock` command; return all it printed, errors too."""
+def write_commands(place: Path) -> None:
+    """Make this Python and its `interlock` command, for a shell's path.
+
+    While no other thread starts anything: for a moment a new process has all that is open here, and what somebody may
+    still write to cannot be executed ("Text file busy").
+    """
     for name, options in (("interlock", "-m interlock.cli "), ("python", "")):
-        command = file.parent / name
+        command = place / name
         command.write_text(f'#!/bin/sh\nexec "{sys.executable}" {options}"$@"\n', "utf-8")
         command.chmod(0o755)
+
+
+def play_in_shell(file: Path, commands: Path) -> str:
+    """Run a script with these commands; return all it printed, errors too."""
     done = subprocess.run(
         ["/bin/sh", file],
-        env={**os.environ, "PATH": f"{file.parent}:{os.environ['PATH']}"},
+        env={**ENVIRONMENT, "PATH": f"{commands}:{ENVIRONMENT['PATH']}"},
         cwd=file.parent,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

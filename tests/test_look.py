@@ -27,7 +27,7 @@ from interlock.stores.base import Pruned
 
 T = TypeVar("T")
 
-BOUND = 30.0  # seconds that anything here may take on a busy machine
+BOUND = 60.0  # seconds that anything here may take on a busy machine
 INTERLOCK = (sys.executable, "-m", "interlock.cli")
 PYTHON_HERE = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -43,7 +43,7 @@ for line in sys.stdin:
     outputs, arguments = json.loads(line)
     child = os.fork()
     if child == 0:
-        signal.alarm(30)
+        signal.alarm(60)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number, place in enumerate(outputs, start=1):
             os.dup2(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
@@ -261,7 +261,7 @@ def test_people_are_told_the_same_facts(filled: Filled) -> None:
         assert f"  {ending}  " in line_of(runs, run_id)
     sessions = told("sessions", data=data)
     assert [line.split()[0] for line in sessions.splitlines()[1:]] == ["carol", "bob", "alice"]
-    assert re.fullmatch(r"carol +carol +3 +0 +(\d+ s ago|just now)", line_of(sessions, "carol"))
+    assert re.fullmatch(r"carol +carol +3 +0 +(\d+ (s|min) ago|just now)", line_of(sessions, "carol"))
     work = told("show", run_ids[1], data=data)
     for fact in (
         f"{run_ids[1]} of session alice, by alice, ",
@@ -311,11 +311,12 @@ CRASH = textwrap.dedent(
                     if event.kind == kind and event.data.state in ("running", "open"):
                         break
             runs["queued"] = (await control.send("call", "later", strategy="queue")).run_id
-            await asyncio.sleep(0.2)  # (not for luck: what is in the store by now is looked for, bounded)
+            while control._store._pending_count:  # what was told so far is to be found in the store
+                await asyncio.sleep(0.01)
             print(json.dumps(runs), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), 50))
     """
 )
 

@@ -47,7 +47,7 @@ class Installed:
 
     def run(self, name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         """Run a program of the environment to its end."""
-        return subprocess.run(**self.command(name, *arguments), capture_output=True, check=False, timeout=30)
+        return subprocess.run(**self.command(name, *arguments), capture_output=True, check=False, timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_a_command_without_its_extra_names_it(missing: str, words: str, extra: s
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=60,
     )
     assert (said.returncode, said.stdout, said.stderr.count("\n")) == (125, "", 1), said.stderr
     assert f"pip install 'interlock[{extra}]'" in said.stderr
@@ -195,8 +195,8 @@ def test_serve_send_and_stop_work_from_the_wheel(gateway: Gateway) -> None:
     family = below(gateway.process.pid)
     assert family, "agents are served in processes of their own"
     gateway.process.send_signal(signal.SIGTERM)
-    assert gateway.process.wait(20) == 0, gateway.log()
-    end = monotonic() + 5
+    assert gateway.process.wait(60) == 0, gateway.log()
+    end = monotonic() + 30
     while (left := [each for each in family if alive(each)]) and monotonic() < end:
         sleep(0.02)
     assert not left

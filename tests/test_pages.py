@@ -37,6 +37,17 @@ def test_every_method_stands_in_the_page_with_its_scopes() -> None:
     assert told == {name: tuple(scope in each.scopes for scope in scopes) for name, each in frames.METHODS.items()}
 
 
+def test_every_published_method_stands_in_the_page_with_its_params() -> None:
+    """The table names each parameter, marks those that must be there, and no other."""
+    told = {method: with_ for method, with_, _ in rows("asked")}
+    assert set(told) == {name for name in frames.METHODS if not name.startswith("interlock.")}
+    for method, with_ in told.items():
+        named = re.sub(r"\([^)]*\)", "", with_)  # what stands in brackets is about the one before
+        found = {name: bool(star) for name, star in re.findall(r"(\w+)`?(\\\*)?", named.replace(" or ", " "))}
+        fields = msgspec.structs.fields(frames.METHODS[method].params)
+        assert found == {field.encode_name: field.required for field in fields}, method
+
+
 def test_every_event_stands_in_the_page() -> None:
     """The table of events names all of them and no other."""
     assert sorted(name for name, _ in rows("event")) == sorted(frames.EVENTS)

@@ -36,6 +36,7 @@ DISTINCT_TRACES = 1_000
 REPLAYED = range(0, 2_000, 20)
 JOBS = 2
 SEARCH_SECONDS = 120  # for one planted bug
+ENVIRONMENT = dict(os.environ)  # other threads start processes while pytest changes a variable: a copy holds still
 
 FOUND = re.compile(r"^seed (\d+): (.*)$", re.MULTILINE)
 TRACES = "from proofs.scenarios import play\nfor seed in {seeds}: print(seed, play(seed).trace, play(seed).steps)"
@@ -72,7 +73,7 @@ def told(request: pytest.FixtureRequest) -> Told:
 def in_copy(source: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run Python with a copy of the source in the place of ours."""
     known = {
-        **os.environ,
+        **ENVIRONMENT,
         "PYTHONPATH": f"{source}{os.pathsep}{ROOT}",
         "PYTHONDONTWRITEBYTECODE": "1",
         "NO_COLOR": "1",
@@ -89,7 +90,7 @@ def apply(patch: Path, place: Path, *options: str) -> subprocess.CompletedProces
     return subprocess.run(
         ["git", "apply", "-p1", *options, str(patch)],
         cwd=place,
-        env={**os.environ, "GIT_CEILING_DIRECTORIES": str(place.parent)},
+        env={**ENVIRONMENT, "GIT_CEILING_DIRECTORIES": str(place.parent)},
         capture_output=True,
         text=True,
         check=False,

@@ -33,6 +33,11 @@ async def agent(run: Run, message: Message) -> str | None:
         case "use":
             await run.progress("half", done=1, total=2)
             return str(await run.call(look_up, word=rest))
+        case "work":  # is half done until it is told to go on: whoever looks late sees that as well
+            while not await run.check():
+                await run.progress("half", done=1, total=2)
+                await asyncio.sleep(0.02)
+            return str(await run.call(look_up, word=rest))
         case "spawn":
             await run.spawn("sleep", "600")
         case "ask":

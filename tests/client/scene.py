@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 ROOT = Path(__file__).parent.parent.parent
-BOUND_SECONDS = 30.0
+BOUND_SECONDS = 60.0
 T = TypeVar("T")
 
 
@@ -68,6 +68,7 @@ class Road:
         self._to = port
         self.lost_up = self.lost_down = False  # what is said upwards or downwards goes nowhere
         self.passed = 0  # bytes downwards
+        self.lost = 0  # bytes that went nowhere
         self.cuts = 0
         self._ways: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -116,5 +117,7 @@ class Road:
                     writer.write(data)
                     await writer.drain()
                     self.passed += 0 if upwards else len(data)
+                else:
+                    self.lost += len(data)
         writer.transport.abort()
         self._ways.discard(writer)

@@ -18,8 +18,9 @@ import interlock
 from interlock import Message, Run, SpawnFailed, Stale
 from interlock.runtime.settings import QUESTION_BYTES, REPLY_BYTES
 
-BOUND_SECONDS = 10.0
+BOUND_SECONDS = 60.0
 SOON_SECONDS = 0.05  # for a timeout of an agent's own: short, and never the thing that is measured
+BEGUN_SECONDS = 0.5  # for a limit on a program: on a busy machine it takes a while to begin
 KEPT: list[str] = []
 """What this process remembers of its turns."""
 
@@ -94,12 +95,34 @@ async def until(seen: Callable[[], Any]) -> None:
             await asyncio.sleep(0.002)
 
 
+async def gives_it_up(run: Run, work: Awaitable[Any], begun: Callable[[], Any] = lambda: True) -> None:
+    """Wait for something by a timeout of the agent's own, which is over when that is under way, and control knows."""
+
+    async def expires() -> None:
+        await asyncio.sleep(SOON_SECONDS)
+        await until(begun)
+        for _ in range(10):  # what was asked for before has been heard when control has answered this often
+            await run.check()
+        limit.reschedule(asyncio.get_running_loop().time())
+
+    async with asyncio.timeout(None) as limit:
+        TASKS.add(asyncio.create_task(expires()))
+        await work
+
+
+TASKS: set[asyncio.Task[None]] = set()
+
+
 # Tools
+
+DONE: list[str] = []
+"""Which tools have begun to wait, or have added, in this process."""
 
 
 async def adds(a: int, b: int) -> int:
     """An async tool."""
     await asyncio.sleep(0)
+    DONE.append("adds")
     return a + b
 
 
@@ -158,6 +181,7 @@ async def hands_out() -> object:
 
 async def waits(seconds: float) -> str:
     """A tool that takes a while."""
+    DONE.append("waits")
     await asyncio.sleep(seconds)
     return f"waited {seconds}"
 
@@ -455,15 +479,18 @@ async def exits_in_a_batch(run: Run, message: Message, notes: Notes) -> None:
 @scene
 async def gives_up(run: Run, message: Message, notes: Notes) -> None:
     """Wait for calls no longer: by a timeout of its own."""
-    for name, work in {
-        "call": run.call(waits, seconds=3600),
-        "sequential": run.batch([(waits, {"seconds": 3600}), (adds, {"a": 1, "b": 1})]),
-        "parallel": run.batch([(waits, {"seconds": 3600}), (adds, {"a": 1, "b": 1})], parallel=True),
-        "unanswered": run.call(deploys, to="nowhere"),
+    for name, (work, begun) in {
+        "call": (run.call(waits, seconds=3600), {"waits"}),
+        "sequential": (run.batch([(waits, {"seconds": 3600}), (adds, {"a": 1, "b": 1})]), {"waits"}),
+        "parallel": (
+            run.batch([(waits, {"seconds": 3600}), (adds, {"a": 1, "b": 1})], parallel=True),
+            {"waits", "adds"},
+        ),
+        "unanswered": (run.call(deploys, to="nowhere"), set[str]()),
     }.items():
+        DONE.clear()
         try:
-            async with asyncio.timeout(SOON_SECONDS):
-                await work
+            await gives_it_up(run, work, lambda begun=begun: begun <= set(DONE))  # type: ignore[misc]
         except TimeoutError:
             notes.add(name, run.current)
     notes.add("after", await run.call(adds, a=2, b=2))
@@ -481,8 +508,7 @@ async def asks(run: Run, message: Message, notes: Notes) -> None:
     notes.add("choice", await run.ask("Which?", choices=["red", "blue"]))
     notes.add("expired", await run.ask("Anyone?", timeout=SOON_SECONDS))
     try:
-        async with asyncio.timeout(SOON_SECONDS):
-            await run.ask("Hello?", timeout=3600)
+        await gives_it_up(run, run.ask("Hello?", timeout=3600))
     except TimeoutError:
         notes.add("given up")
 
@@ -512,8 +538,7 @@ async def delegates(run: Run, message: Message, notes: Notes) -> None:
         notes.add("ids", outcome.run_id == told.run_id)
     notes.add("unknown", await tried(run.delegate("nobody", "work")))
     try:
-        async with asyncio.timeout(SOON_SECONDS):
-            await run.delegate("child", "idle")
+        await gives_it_up(run, run.delegate("child", "idle"))
     except TimeoutError:
         notes.add("given up")
 
@@ -547,9 +572,10 @@ async def enters(run: Run, name: str) -> str:
 
 @scene
 async def gives_a_hold_up(run: Run, message: Message, notes: Notes) -> None:
-    """Wait for a hold no longer, then do without."""
+    """Wait for a hold no longer than the message says, then do without."""
+    _, _, *seconds = message.text.split()
     try:
-        async with asyncio.timeout(SOON_SECONDS):
+        async with asyncio.timeout(float(seconds[0]) if seconds else SOON_SECONDS):
             notes.add("got", await enters(run, "worktree"))
     except TimeoutError:
         notes.add("given up")
@@ -574,9 +600,9 @@ async def spawns(run: Run, message: Message, notes: Notes) -> None:
     told = await run.spawn("sh", "-c", "echo $ADDED; echo ${HOME-none}", env={"ADDED": "more", "HOME": None})
     notes.add("env", told.output)
     notes.add("pty", (await run.spawn("tty", pty=True)).output.startswith("/dev/pts/"))
-    told = await run.spawn("sleep", "3600", timeout=SOON_SECONDS)
+    told = await run.spawn("sleep", "3600", timeout=BEGUN_SECONDS)
     notes.add("timeout", [told.status, told.timed_out])
-    told = await run.spawn("sh", "-c", "trap 'echo bye; exit 7' TERM; sleep 3600 & wait", timeout=0.3, grace=5)
+    told = await run.spawn("sh", "-c", "trap 'echo bye; exit 7' TERM; sleep 3600 & wait", timeout=1, grace=5)
     notes.add("grace", [told.status, told.output, told.timed_out])
     notes.add("not utf-8", list((await run.spawn("printf", "%s", "a\udcffb")).data))
     for name, argv in {"not found": ("no-such-program",), "not allowed": ("/etc/passwd",)}.items():
@@ -639,7 +665,7 @@ async def runs_behind(run: Run, message: Message, notes: Notes) -> None:
     await other.stop()
     other.end()
     notes.add("stopped again", (await other.wait()).status)
-    limited = await run.spawn("sleep", "3600", background=True, timeout=SOON_SECONDS)
+    limited = await run.spawn("sleep", "3600", background=True, timeout=BEGUN_SECONDS)
     told = await limited.wait()
     notes.add("limited", [told.status, told.timed_out, limited.timed_out])
 
@@ -655,12 +681,13 @@ async def leaves_running(run: Run, message: Message, notes: Notes) -> str:
 
 @scene
 async def gives_a_process_up(run: Run, message: Message, notes: Notes) -> None:
-    """Wait for a program no longer."""
+    """Wait for a program no longer, once it has said which process it is, and control knows that it runs."""
+    said, known = Path(f"{notes.path}.pid"), Path(f"{notes.path}.known")
+    program = run.spawn("sh", "-c", f"echo $$ > {said}; exec sleep 3600")
     try:
-        async with asyncio.timeout(0.3):
-            await run.spawn("sh", "-c", f"echo $$ > {notes.path}.pid; exec sleep 3600")
+        await gives_it_up(run, program, lambda: known.exists() and said.exists() and said.read_text().endswith("\n"))
     except TimeoutError:
-        pid = int(Path(f"{notes.path}.pid").read_text())
+        pid = int(said.read_text())
         notes.add("gone", not Path(f"/proc/{pid}").exists())
 
 
@@ -749,9 +776,6 @@ async def leaves_waiters(run: Run, message: Message, notes: Notes) -> str:
 async def notes_down(name: str, work: Awaitable[Any], notes: Notes) -> None:
     """Note down what came of something."""
     notes.add(name, await tried(work))
-
-
-TASKS: set[asyncio.Task[None]] = set()
 
 
 async def goes_on(run: Run, notes: Notes) -> None:

@@ -20,7 +20,7 @@ from interlock.stores.base import Store
 from interlock.stores.sqlite import SqliteStore
 
 FOREVER_DAYS = 1e6  # rows in tests are of 1970: no age is too old for them
-LOCK_SECONDS = 10.0  # for the writer to let go of the database once
+LOCK_SECONDS = 30.0  # for the writer to let go of the database once
 
 
 class Kit(ABC):
@@ -193,5 +193,5 @@ def nothing_is_left() -> None:
     """No thread of a store outlives the test that closed it."""
     for thread in threading.enumerate():
         if thread.name.startswith("interlock store"):
-            thread.join(5)
+            thread.join(30)
             assert not thread.is_alive(), f"{thread.name} outlived its store"

@@ -76,7 +76,7 @@ S = SessionId("s")
 def play(kit: Any, main: Callable[[], Awaitable[None]]) -> None:
     async def whole() -> None:
         try:
-            await asyncio.wait_for(main(), 20)  # type: ignore[arg-type]
+            await asyncio.wait_for(main(), 120)  # type: ignore[arg-type]
         finally:
             await kit.close()
 

@@ -25,7 +25,7 @@ PARTS = ROOT / "build" / "foreign"
 MACHINE = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), "?")
 NODE = PARTS / "node_modules" / f"node-linux-{MACHINE}" / "bin" / "node"  # older npms make no link to it in .bin
 PACKAGE = PARTS / "node_modules" / "@openclaw" / "gateway-protocol"
-BOUND_SECONDS = 15.0
+BOUND_SECONDS = 40.0
 TICK_SECONDS = 1.5
 
 # The server is the real command; only its ticks come faster, as nobody wants to watch it for half a minute.

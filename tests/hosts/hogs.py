@@ -27,9 +27,9 @@ from typing import Any
 from interlock import Message, Run, tool
 from interlock.hosts import link
 
-LIFE_SECONDS = 30.0
+LIFE_SECONDS = 120.0  # longer than any test waits
 BEAT_SECONDS = 0.002
-GRACE_SECONDS = 0.6
+GRACE_SECONDS = 1.0
 
 Play = Callable[[Run, Path], Awaitable[str | None]]
 plays: dict[str, Play] = {}
@@ -94,7 +94,7 @@ def begin(place: Path) -> None:
     beat(place, b"!")
 
 
-SHELL = 'echo $$ >> "$1/pids"; i=0; while [ $i -lt 3000 ]; do printf . >> "$1/beats"; sleep 0.01; i=$((i+1)); done'
+SHELL = 'echo $$ >> "$1/pids"; i=0; while [ $i -lt 12000 ]; do printf . >> "$1/beats"; sleep 0.01; i=$((i+1)); done'
 
 
 def shell(place: Path) -> subprocess.Popen[bytes]:
@@ -133,6 +133,16 @@ async def mops_up(run: Run, place: Path) -> None:
         await idle(place)
     finally:
         await asyncio.sleep(0.03)
+
+
+@play
+async def mops_until_told(run: Run, place: Path) -> None:
+    """Clean up for as long as nobody says that it is enough."""
+    try:
+        await idle(place)
+    finally:
+        while not (place / "enough").exists():
+            await asyncio.sleep(BEAT_SECONDS)
 
 
 @play
@@ -267,8 +277,14 @@ async def leaves_task(run: Run, place: Path) -> None:
 
 @play
 async def leaves_timer(run: Run, place: Path) -> None:
-    """Put an effect off until after the end."""
-    asyncio.get_running_loop().call_later(0.4, beat, place)
+    """Put an effect off until after the end, again and again: there is always one to come, however late the end."""
+    loop = asyncio.get_running_loop()
+
+    def again() -> None:
+        beat(place)
+        loop.call_later(0.4, again)
+
+    loop.call_later(0.4, again)
     await idle(place)
 
 
@@ -361,34 +377,51 @@ async def speaks_later(run: Run, place: Path) -> str:
 # Tools
 
 
+def begun(place: str) -> None:
+    """A tool says that it has begun: what ends it from here on finds it at work."""
+    beat(Path(place), b"b")
+
+
 def tool_blocks(place: str) -> None:
     """Block the loop, acting."""
+    begun(place)
     beats(Path(place))
 
 
 @tool(grace=GRACE_SECONDS)
 def tool_blocks_with_grace(place: str) -> None:
     """Block the loop, acting; a grace was declared, so it is given."""
+    begun(place)
+    beats(Path(place))
+
+
+@tool(grace=LIFE_SECONDS)
+def tool_blocks_for_long(place: str) -> None:
+    """Block the loop, acting; its grace is longer than any test."""
+    begun(place)
     beats(Path(place))
 
 
 @tool(thread=True)
 def tool_in_thread(place: str) -> None:
     """Act in a thread."""
+    begun(place)
     beats(Path(place))
 
 
 async def tool_cleans(place: str) -> None:
     """Clean up when cancelled; no grace was declared, so it never can."""
+    begun(place)
     try:
         await asyncio.sleep(LIFE_SECONDS)
     finally:
         beat(Path(place), b"c")
 
 
-@tool(grace=GRACE_SECONDS)
+@tool(grace=LIFE_SECONDS)
 async def tool_with_grace(place: str) -> None:
     """Clean up when cancelled, for longer than a host has to settle."""
+    begun(place)
     try:
         await asyncio.sleep(LIFE_SECONDS)
     finally:
@@ -400,6 +433,7 @@ async def tool_with_grace(place: str) -> None:
 @tool(grace=GRACE_SECONDS)
 async def tool_deaf(place: str) -> None:
     """Swallow every cancel."""
+    begun(place)
     end = time.monotonic() + LIFE_SECONDS
     while time.monotonic() < end:
         try:
@@ -423,6 +457,7 @@ def _calls(*functions: Callable[..., Any]) -> Play:
 plays |= {
     "calls_blocking": _calls(tool_blocks),
     "calls_blocking_with_grace": _calls(tool_blocks_with_grace),
+    "calls_blocking_for_long": _calls(tool_blocks_for_long),
     "calls_thread": _calls(tool_in_thread),
     "calls_cleaning": _calls(tool_cleans),
     "calls_with_grace": _calls(tool_with_grace),
@@ -508,9 +543,16 @@ def sockets() -> list[int]:
     return found
 
 
+async def rehearsed() -> None:
+    """Wait until this host has rehearsed: it ends by itself when the sockets that it rehearses with are closed."""
+    while len(sockets()) > 3:  # its link, and the loop's own pair
+        await asyncio.sleep(BEAT_SECONDS)
+
+
 @play
 async def closes_link(run: Run, place: Path) -> None:
     """Close every socket behind our back."""
+    await rehearsed()
     for fd in sockets():
         os.close(fd)
     await idle(place)
@@ -519,6 +561,7 @@ async def closes_link(run: Run, place: Path) -> None:
 @play
 async def closes_everything(run: Run, place: Path) -> None:
     """Close every descriptor."""
+    await rehearsed()
     os.closerange(3, 1024)
     await idle(place)
 

@@ -9,15 +9,29 @@ import asyncio
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
-from interlock import Confinement, Control, Drain, Ending, EventKind, Grade, Outcome, Receipt, ToolState, open_control
+from interlock import (
+    Confinement,
+    Control,
+    Drain,
+    Ending,
+    EventKind,
+    Grade,
+    Outcome,
+    Receipt,
+    Settings,
+    ToolState,
+    open_control,
+)
 from interlock.core.names import BodyState
+from interlock.hosts import turn
 from interlock.hosts.driver import HostDriver, HostsInfo
 from interlock.hosts.turn import SETTLE_SECONDS
 from interlock.processes import kernel
@@ -27,10 +41,11 @@ from . import hogs
 T = TypeVar("T")
 
 AGENT = f"{hogs.__name__}:agent"
-BOUND_SECONDS = 10.0
-TEST_SECONDS = 30.0
+BOUND_SECONDS = 30.0
+TEST_SECONDS = 300.0  # of the loop's clock, which some tests put forward
 WATCH_SECONDS = 0.5  # longer than anything that was put off
-STALL_SECONDS = 1.5  # generous: what another session may feel on a loaded machine
+STALL_SECONDS = 5.0  # generous: what another session may feel on a loaded machine; a hog hogs for far longer
+PATIENT = Settings(grace_seconds=BOUND_SECONDS, drain_seconds=2 * BOUND_SECONDS)  # what is killed has time to be gone
 GRADES = [Grade.CGROUP, Grade.KEEPER]
 both_grades = pytest.mark.parametrize("grade", GRADES, ids=[str(grade) for grade in GRADES])
 
@@ -45,6 +60,24 @@ async def until(seen: Any, what: str, seconds: float = BOUND_SECONDS) -> Any:
         assert time.monotonic() < end, f"not seen in {seconds:.0f} s: {what}"
         await asyncio.sleep(0.002)
     return found
+
+
+@contextmanager
+def unhurried() -> Iterator[None]:
+    """Who settles is in time, however slow the machine: in here a host has BOUND_SECONDS for it."""
+    turn.SETTLE_SECONDS = BOUND_SECONDS
+    try:
+        yield
+    finally:
+        turn.SETTLE_SECONDS = SETTLE_SECONDS
+
+
+async def put_forward(stage: Stage, seconds: float) -> None:
+    """Put the loop's clock forward, by which control gives time to settle and graces: that time is over now."""
+    await until(lambda: stage.info.spare, "a spare")  # (else one that is being made would be late)
+    loop: Any = asyncio.get_running_loop()
+    before = loop.time
+    loop.time = lambda: before() + seconds
 
 
 def there(pids: Iterable[int]) -> list[int]:
@@ -120,7 +153,7 @@ class Act:
         if (
             receipt.host == "killed"
         ):  # (where its keeper was killed as well, who takes the dead one is another's matter)
-            await until(lambda: living(self.pids) == [], f"{self.place.name} is dead", 0.5)
+            await until(lambda: living(self.pids) == [], f"{self.place.name} is dead")
         return receipt
 
 
@@ -165,13 +198,13 @@ async def staged(grade: Grade, places: Path, **values: Any) -> AsyncIterator[Sta
     before, children, directories = descriptors(), kernel.children(), leaves()
     store = values.pop("store", "memory://")
     options = {"driver": "host", "store": store, "confinement": Confinement(grade=grade, **values)}
-    async with open_control(AGENT, agents={"other": AGENT}, **options) as control:
+    async with open_control(AGENT, agents={"other": AGENT}, settings=PATIENT, **options) as control:
         machine = await control._processes.ready()
         if machine.grade is not grade:
             pytest.skip(f"this machine does not give the grade {grade}: {machine.why}")
         yield Stage(control, grade, places)
     await until(lambda: set(kernel.children()) <= set(children), "no child is left")
-    await until(lambda: descriptors() == before, f"descriptors as before ({before}), not {descriptors()}")
+    await until(lambda: not Counter(descriptors()) - Counter(before), f"no descriptor but {before}")
     assert set(leaves()) <= set(directories)
 
 
@@ -231,7 +264,8 @@ async def streaming(stage: Stage) -> AsyncIterator[None]:
         count = len(gaps)
         yield
         await until(lambda: len(gaps) > count, "it goes on")
-        receipt = await act.stop()
+        with unhurried():
+            receipt = await act.stop()
     finally:
         following.cancel()
     outcome = await act.outcome()
@@ -259,7 +293,8 @@ def test_polite_hosts_are_used_again(theatre: Theatre) -> None:
     async def main(stage: Stage) -> None:
         for name in POLITE:
             act = await (await stage.play(name)).reached()
-            receipt = await act.stop()
+            with unhurried():
+                receipt = await act.stop()
             assert (receipt.cause, receipt.host, receipt.grade) == (Ending.STOPPED, "reused", stage.grade), name
             assert receipt.runs[0].body is BodyState.CUT, name
             assert await stage.hosted_by(act.session) == (act.pids[0], 2), name
@@ -362,7 +397,8 @@ def test_a_process_of_a_completed_turn_stays_with_its_host(theatre: Theatre) -> 
         assert (await stage.hosted_by(kept.session))[0] != pid
         await until(lambda: there([pid, started]) == [], "both are gone")
 
-    theatre.run(main(theatre.stage))
+    with unhurried():
+        theatre.run(main(theatre.stage))
 
 
 def test_a_word_after_the_return_does_not_cost_the_host(theatre: Theatre) -> None:
@@ -371,11 +407,13 @@ def test_a_word_after_the_return_does_not_cost_the_host(theatre: Theatre) -> Non
     async def main(stage: Stage) -> None:
         act = await stage.play("speaks_later")
         pid = int((await act.outcome()).text)
+        await act.drained()
         await until(lambda: act.beats, "it was refused")
-        await asyncio.sleep(0.05)  # whatever it said has arrived
-        assert (await stage.hosted_by(act.session)) == (pid, 2)
+        assert (await stage.hosted_by(act.session)) == (pid, 2)  # and before that answer control heard what it said
+        assert (await stage.hosted_by(act.session)) == (pid, 3)
 
-    theatre.run(main(theatre.stage))
+    with unhurried():
+        theatre.run(main(theatre.stage))
 
 
 # With a tool at work: KILL at once
@@ -397,19 +435,20 @@ def test_a_tool_at_work_is_killed_at_once(theatre: Theatre) -> None:
             assert (await stage.hosted_by(act.session))[1] == 1, name
             acts.append(act)
             milliseconds.append(receipt.fence_to_drained_ms or 0)
-        assert min(milliseconds) < SETTLE_SECONDS * 1000 / 2, milliseconds
+        assert max(milliseconds) < BOUND_SECONDS * 1000 / 2, milliseconds  # half of what it would have to settle
         await nothing_acts(acts)
 
-    theatre.run(main(theatre.stage))
+    with unhurried():
+        theatre.run(main(theatre.stage))
 
 
 async def permitted(act: Act, calls: int) -> None:
-    """Wait until so many calls of a run were permitted, and had the time to begin."""
+    """Wait until so many calls of a run were permitted, and have begun."""
     live = act.control._registry.runs[act.run]  # type: ignore[index]
     await until(
         lambda: [call.state for call in (live.calls or {}).values()].count(ToolState.RUNNING) == calls, "permits"
     )
-    await asyncio.sleep(0.02)
+    await until(lambda: act.beats.count(b"b") == calls, "tools that have begun")
 
 
 def test_a_declared_grace_is_given(theatre: Theatre) -> None:
@@ -423,7 +462,7 @@ def test_a_declared_grace_is_given(theatre: Theatre) -> None:
     async def main(stage: Stage) -> None:
         names = ("calls_with_grace", "calls_deaf", "calls_blocking_with_grace")
         (cleaned, first), (deaf, second), (blocked, third) = await asyncio.gather(*(one(stage, name) for name in names))
-        assert (first.host, cleaned.beats) == ("reused", b"!cd")
+        assert (first.host, cleaned.beats) == ("reused", b"!bcd")
         assert await stage.hosted_by(cleaned.session) == (cleaned.pids[0], 2)
         assert (second.host, third.host) == ("killed", "killed")
         assert b"c" in deaf.beats
@@ -438,7 +477,7 @@ def test_a_tool_that_blocks_its_loop_delays_no_stop(theatre: Theatre) -> None:
     """Race 39: a tool that never awaits delays neither the stop of its own session nor that of another."""
 
     async def main(stage: Stage) -> None:
-        hog = await (await stage.play("calls_blocking_with_grace")).reached()
+        hog = await (await stage.play("calls_blocking_for_long")).reached()
         await permitted(hog, 1)
         polite = await (await stage.play("waits")).reached()
         other = await polite.stop()
@@ -450,10 +489,12 @@ def test_a_tool_that_blocks_its_loop_delays_no_stop(theatre: Theatre) -> None:
         again = await (await stage.play("waits")).reached()
         assert (await again.stop()).host == "reused"
         assert not (await stage.control.wait(hog.run)).drained
+        await put_forward(stage, hogs.LIFE_SECONDS)
         assert (await hog.drained()).host == "killed"
         await nothing_acts([hog])
 
-    theatre.run(main(theatre.stage))
+    with unhurried():
+        theatre.run(main(theatre.stage))
 
 
 # Takeover
@@ -472,6 +513,7 @@ def test_a_new_message_does_not_wait_for_a_hog(theatre: Theatre) -> None:
             assert int(outcome.text.split()[0]) not in hog.pids
             ended = await hog.outcome()
             assert (ended.ending, ended.superseded_by) == (Ending.SUPERSEDED, answer.run)
+            await put_forward(stage, BOUND_SECONDS)  # it has had its time
             assert (await hog.drained()).host == "killed"
             kinds = [(event.run_id, event.kind) for event in await events_of(stage.control, hog.session)]
             assert kinds.index((hog.run, EventKind.ENDED)) < kinds.index((answer.run, EventKind.STARTED))
@@ -480,7 +522,8 @@ def test_a_new_message_does_not_wait_for_a_hog(theatre: Theatre) -> None:
             hogging.append(hog)
         await nothing_acts(hogging)
 
-    theatre.run(main(theatre.stage))
+    with unhurried():
+        theatre.run(main(theatre.stage))
 
 
 async def events_of(control: Control, session: str) -> list[Any]:
@@ -493,16 +536,18 @@ def test_a_receipt_does_not_call_a_host_reused_that_is_gone(theatre: Theatre) ->
     """A polite host that settles when its session has another one: it is kept or ended, and the receipt says which."""
 
     async def main(stage: Stage) -> None:
-        slow = await (await stage.play("mops_up")).reached()
+        slow = await (await stage.play("mops_until_told")).reached()
         answer = await (await stage.play("answers", slow.session)).outcome()
         assert int(answer.text.split()[0]) not in slow.pids
+        (slow.place / "enough").touch()
         assert (await stage.control.wait(slow.run, drained=True)).ending is Ending.SUPERSEDED
         if (await stage.control.receipt(slow.run)).host == "killed":
             await until(lambda: there(slow.pids) == [], "it is gone")
         else:  # the new run had to wait for its host: the old one was in time, and is the session's
             assert (await stage.hosted_by(slow.session))[0] == slow.pids[0]
 
-    theatre.run(main(theatre.stage))
+    with unhurried():
+        theatre.run(main(theatre.stage))
 
 
 # Closing
@@ -521,7 +566,7 @@ def test_control_closes_on_hogs(grade: Grade, tmp_path: Path) -> None:
                 await act.reached()
             waiting = [asyncio.create_task(act.outcome()) for act in acts]
             began = time.monotonic()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < PATIENT.grace_seconds / 2  # nobody was waited for
         assert {(await each).ending for each in waiting} == {Ending.SHUTDOWN}
         assert [act.place.name for act in acts if there(act.pids)] == []
         for act in acts:

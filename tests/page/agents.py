@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 
 from interlock import Message, Run, Stale, tool
 
@@ -59,10 +60,13 @@ async def agent(run: Run, message: Message) -> str | None:
     """Do what the message says."""
     verb, _, rest = message.text.partition(" ")
     match verb:
-        case "stream":  # words, until it is stopped; with a number, so many
-            for number in range(int(rest or 1_000_000)):
+        case "stream":  # words, until it is stopped; with a number, so many; half of them until there is such a file
+            count, _, gate = rest.partition(" ")
+            for number in range(most := int(count or 1_000_000)):
                 await run.say(f"word{number} ")
                 await asyncio.sleep(TICK_SECONDS)
+                while gate and number == most // 2 and not os.path.exists(gate):
+                    await asyncio.sleep(TICK_SECONDS)
         case "lines":  # the same, a paragraph each, and a screenful at once
             await run.say("".join(f"line{number}\n\n" for number in range(SCREENFUL)))
             for number in range(SCREENFUL, 1_000_000):

@@ -36,18 +36,14 @@ from surfaces.scene import ROOT, WAIT_SECONDS, Served, Wire, wire
 
 AGENT = "tests.page.agents:agent"
 AXE = ROOT / "build" / "foreign" / "node_modules" / "axe-core" / "axe.min.js"
-BOUND_MS = 15_000
+BOUND_MS = 30_000
 EITHER_SEND = re.compile("^(Send|Take over)$")
 
 expect.set_options(timeout=BOUND_MS)
 keys = count(1)
 
-# What the browser itself noticed: a policy that was broken, and how long it was kept from drawing.
+# What the browser itself noticed: a policy that was broken.
 WITNESS = """
-window.longTasks = [];
-new PerformanceObserver((list) => {
-  for (const entry of list.getEntries()) window.longTasks.push(entry.duration);
-}).observe({ type: "longtask", buffered: true });
 addEventListener("securitypolicyviolation", (event) => {
   console.error(`policy broken: ${event.violatedDirective} ${event.blockedURI} ${event.sample}`);
 });
@@ -121,9 +117,11 @@ class Relay:
         self.heard: list[dict[str, Any]] = []  # of the server
         self.asked: list[dict[str, Any]] = []  # of the page
         self.change: Callable[[dict[str, Any]], dict[str, Any] | None] = lambda frame: frame  # None: hold it back
+        self.held: list[dict[str, Any]] = []  # what was held back, to be let go in its order
         self.swallow: set[str] = set()  # methods that never reach the server
         self.down = False  # nobody is let through
         self.dials = 0
+        self._holds: Callable[[dict[str, Any]], Any] | None = None
         self._route: WebSocketRoute | None = None
         self._server: WebSocketRoute | None = None
 
@@ -139,6 +137,16 @@ class Relay:
         server.close()
         route.close(code=1001)
 
+    def hold(self, first: Callable[[dict[str, Any]], Any] = lambda frame: True) -> None:
+        """From the first such frame on, let nothing through to the page."""
+        self._holds = first
+
+    def release(self) -> None:
+        """Let go what was held back; what comes meanwhile waits behind it, as the page drops what is overtaken."""
+        self._holds = None
+        while self.held:
+            self.add(self.held.pop(0))
+
     def _dialled(self, route: WebSocketRoute) -> None:
         self.dials += 1
         if self.down:
@@ -147,9 +155,11 @@ class Relay:
         self._route = route
         self._server = server = route.connect_to_server()
         server.on_message(lambda raw: self._hear(route, json.loads(raw)))
-        route.on_message(lambda raw: self._ask(server, json.loads(raw)))
+        route.on_message(lambda raw: self._ask(route, server, json.loads(raw)))
 
-    def _ask(self, server: WebSocketRoute, frame: dict[str, Any]) -> None:
+    def _ask(self, route: WebSocketRoute, server: WebSocketRoute, frame: dict[str, Any]) -> None:
+        if route is not self._route:
+            return  # it was on its way when the connection was cut; the browser calls it an error to send it on
         self.asked.append(frame)
         if frame["method"] not in self.swallow:
             server.send(json.dumps(frame))
@@ -158,8 +168,9 @@ class Relay:
         if route is not self._route:
             return  # of a connection that was cut
         self.heard.append(frame)
-        changed = self.change(frame)
-        if changed is not None:
+        if self.held or (self._holds is not None and self._holds(frame)):
+            self.held.append(frame)
+        elif (changed := self.change(frame)) is not None:
             self.add(changed)
 
     def add(self, *frames: dict[str, Any]) -> None:
@@ -310,8 +321,14 @@ def number_of(run: Locator) -> str:
     return run.get_attribute("data-run") or ""
 
 
+def drawn(where: Locator) -> None:
+    """Wait until every text is drawn: until a worker has parsed it, it is shown as it came, directly in its place."""
+    expect(where.locator(".text > pre.plain")).to_have_count(0)
+
+
 def still(run: Locator) -> str:
-    """Return everything a run shows, once it does not change from one frame to the next."""
+    """Return everything a run shows, once its texts are drawn and it does not change from one frame to the next."""
+    drawn(run)
     return str(
         run.evaluate(
             """async (run) => {
@@ -331,9 +348,16 @@ def until(page: Page, seen: Callable[[], Any]) -> None:
         page.evaluate("() => new Promise(requestAnimationFrame)")
 
 
-def long_tasks(page: Page) -> list[float]:
-    """Return how long the page could not draw, in milliseconds, each time that was more than 50, and forget it."""
-    return [round(each) for each in page.evaluate("() => window.longTasks.splice(0)")]
+def thread_clock(page: Page) -> Callable[[], float]:
+    """Return a clock of the seconds that the page's thread computes: what else a busy machine does is not in it."""
+    devtools = page.context.new_cdp_session(page)
+    devtools.send("Performance.enable")  # from here on it counts
+
+    def now() -> float:
+        told = {each["name"]: each["value"] for each in devtools.send("Performance.getMetrics")["metrics"]}
+        return float(told["ThreadTime"])
+
+    return now
 
 
 def serve(data: Path, *options: str) -> Served:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
@@ -19,7 +20,7 @@ def quiet(visit: Visit) -> Iterator[None]:
 
 def row(page: Page, run: str) -> Locator:
     """The row of a live run."""
-    return page.get_by_role("row").filter(has_text=run)
+    return page.get_by_role("row").and_(page.locator(f"[data-run={run}]"))  # r-1-1 is no r-1-18
 
 
 def test_live_runs_are_listed_and_stopped_from_there(visit: Visit, session: str) -> None:
@@ -116,6 +117,33 @@ def test_the_timeline_is_linked_drawn_and_saved(visit: Visit, session: str) -> N
     expect(picture).to_be_visible()
     page.get_by_role("link", name="Back to the conversation").click()
     expect(runs(page)).to_have_count(1)
+
+
+@pytest.mark.parametrize("key", [True, False])
+def test_a_run_is_stopped_from_its_timeline(visit: Visit, session: str, key: bool) -> None:
+    """Whoever looks at the picture of a run at work has Stop and Esc there too; then the button is gone."""
+    page = visit.open(session)
+    send(page, "stream")
+    run = number_of(running(page, "word5"))
+    go(page, f"#/run/{run}")
+    stop = page.locator("#timeline-stop")
+    expect(stop).to_be_visible()
+    page.keyboard.press("Escape") if key else stop.click()
+    expect(stop).to_be_hidden()
+    assert visit.operator.request("interlock.find", name=run)["outcome"]["ending"] == "stopped"
+
+
+def test_what_is_left_detached_is_stopped_with_everything(visit: Visit, session: str, tmp_path: Path) -> None:
+    """No run is alive, so there is no row; the button works all the same."""
+    page = visit.open(session)
+    send(page, f"detach {tmp_path / 'never'}")
+    ended(runs(page), "completed")
+    go(page, "#/overview")
+    expect(page.locator("#overview tbody tr")).to_have_count(0)
+    page.get_by_role("button", name="Stop everything", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Stop everything now").click()
+    expect(page.locator("#overview details.receipt")).to_have_count(1)
+    assert visit.operator.request("interlock.processes", session=session) == []
 
 
 def test_the_timeline_of_nothing_says_so(visit: Visit) -> None:

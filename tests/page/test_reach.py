@@ -20,6 +20,7 @@ def test_a_phone_shows_all_of_it(visit: Visit, session: str) -> None:
     )
     ended(runs(page), "completed")
     send(page, f"use {WIDE}")
+    expect(runs(page)).to_have_count(2)  # the last is this one
     ended(runs(page).last, "completed")
     fits(page)
     send(page, "stream")

@@ -1,12 +1,14 @@
 """What an agent, a tool or another person writes stays text; the page asks nobody but its server; pairing is once."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, WebSocket, expect
 
 from page.agents import EVIL
-from page.scene import Visit, connected, ended, go, number_of, runs, send
+from page.scene import Visit, connected, ended, go, number_of, running, runs, send
+from surfaces.protocol import Conversation, Wrong
 from surfaces.scene import Served
 
 # What must not be in a conversation, wherever it came from.
@@ -150,6 +152,39 @@ def test_the_code_that_serve_prints_pairs(visit: Visit, server: Served) -> None:
     assert server.ready["page"].startswith(f"{visit.base}#pair=")
     page.goto(server.ready["page"])
     connected(page)
+
+
+def test_what_the_page_says_and_hears_keeps_to_the_schemas(visit: Visit, session: str) -> None:
+    """Every frame in both directions: the published schemas', and ours for our own methods."""
+    page, wrong = visit.tab(), list[str]()
+
+    def dialled(socket: WebSocket) -> None:
+        talk = Conversation()
+
+        def judge(side: Callable[[str | bytes], object], raw: str | bytes) -> None:
+            try:
+                side(raw)
+            except Wrong as why:
+                wrong.append(str(why))
+
+        socket.on("framesent", lambda raw: judge(talk.client, raw))
+        socket.on("framereceived", lambda raw: judge(talk.server, raw))
+
+    page.on("websocket", dialled)
+    page.goto(f"{visit.base}#pair={visit.operator.code()}")
+    connected(page)
+    go(page, f"#/s/{session}")
+    send(page, "stream")
+    run = running(page, "word5")
+    send(page, "ask May I?")
+    ended(run, "superseded")
+    page.get_by_role("button", name="Yes").click()
+    ended(runs(page).last, "completed")
+    go(page, f"#/run/{number_of(run)}")
+    expect(page.locator("#timeline-picture img")).to_be_visible()
+    go(page, "#/overview")
+    expect(page.locator("#overview figure")).to_have_count(2)
+    assert not wrong, wrong
 
 
 def test_no_endpoint_is_taken_from_the_address(visit: Visit) -> None:

@@ -1,21 +1,23 @@
 """Much at once: a session of 5,000 messages, and a hundred pieces of text a second."""
 
 import asyncio
+import itertools
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from time import monotonic
 
 import pytest
 from playwright.sync_api import Browser, expect
 
 from interlock import Message, Run, open_control
-from page.scene import Person, Visit, ended, go, long_tasks, running, runs, send, serve
+from page.scene import BOUND_MS, Person, Visit, ended, go, runs, send, serve, thread_clock
 
 TURNS, BLOCKS = 500, 9  # a turn is a message and so many of the agent's
 LOOKS = 3
-LONGEST_SECONDS = 10.0  # on a busy machine; 0.9 s where little else ran
-LONGEST_MS = 200
+# All of these are what the page's thread computes, as nobody knows what else a machine does meanwhile.
+LONGEST_SECONDS = 10.0  # on a busy machine; 0.9 where little else ran
+LONG_MS, LONGEST_MS = 50, 200
 BUSY_MS = 1_000  # of the five seconds
 
 
@@ -58,56 +60,62 @@ def old(browser: Browser, tmp_path: Path) -> Iterator[Visit]:
         serving.close()
 
 
-# Look back some times; return how long each look took, in milliseconds.
+# Look back some times; return how often there was something to be seen.
 LOOK_BACK = """async (times) => {
-    const log = document.querySelector("[role=log]"), earlier = document.getElementById("earlier"), took = [];
+    const log = document.querySelector("[role=log]"), earlier = document.getElementById("earlier");
     const shown = () => log.querySelectorAll("article.run").length;
-    while (!earlier.hidden && took.length < times) {
-        const [began, before] = [performance.now(), shown()];
+    let looks = 0;
+    for (; !earlier.hidden && looks < times; looks++) {
+        const before = shown();
         log.scrollTop = 0;
         if (!earlier.disabled) earlier.click();
         while (earlier.disabled || (shown() === before && !earlier.hidden)) await new Promise(requestAnimationFrame);
-        took.push(performance.now() - began);
     }
-    return took;
+    return looks;
 }"""
 
 
 def test_five_thousand_messages_open_scroll_back_and_stay_quick(old: Visit) -> None:
     """The end is there at once; going back shows what came before; and a new message is answered as ever."""
     page = old.open("elsewhere")
-    began = monotonic()
+    now = thread_clock(page)
+    at = [now()]
     go(page, "#/s/long")
-    expect(page.get_by_text(f"that was the answer to message {TURNS - 1}", exact=True)).to_be_visible()
-    opened, first = monotonic() - began, runs(page).count()
+    last = page.get_by_text(f"that was the answer to message {TURNS - 1}", exact=True)
+    expect(last).to_be_visible(timeout=2 * BOUND_MS)  # one worker parses some hundred texts before it
+    at.append(now())
+    first = runs(page).count()
     expect(page.get_by_role("button", name="Show earlier messages")).to_be_visible()
     assert first < TURNS  # not all of it is drawn at once
-    looks = [each / 1000 for each in page.evaluate(LOOK_BACK, LOOKS)]
+    assert page.evaluate(LOOK_BACK, LOOKS) == LOOKS
+    at.append(now())
     said = page.locator("article.said .words").all_text_contents()
     assert len(said) == first * (LOOKS + 1)
     assert said == [f"message {number}" for number in range(TURNS - len(said), TURNS)]
     assert page.locator("article.run .text").count() == len(said) * BLOCKS
-    back = long_tasks(page)
-    began = monotonic()
     send(page, "and now?")
+    expect(page.locator("article.run").last).to_contain_text("and now?")
     ended(page.locator("article.run").last, "completed")
-    answered = monotonic() - began
-    print(
-        f"{first} turns in {opened:.2f} s, {LOOKS} looks back, the slowest {max(looks):.2f} s, an answer in "
-        f"{answered:.2f} s; long tasks on the way back {max(back, default=0)} ms, in the end {long_tasks(page)}"
-    )
-    assert max(opened, answered, *looks) < LONGEST_SECONDS
+    at.append(now())
+    opened, looked, answered = (after - before for before, after in itertools.pairwise(at))
+    print(f"{first} turns in {opened:.2f} s, {LOOKS} looks back in {looked:.2f} s, an answer in {answered:.2f} s")
+    assert max(opened, looked / LOOKS, answered) < LONGEST_SECONDS
 
 
-def test_a_hundred_pieces_a_second_do_not_keep_the_page_busy(visit: Visit, session: str) -> None:
+def test_a_hundred_pieces_a_second_do_not_keep_the_page_busy(browser: Browser, visit: Visit, session: str) -> None:
     """Five seconds of it: the page goes on drawing all the time. One slow moment may be the machine's."""
     page = visit.open(session)
-    long_tasks(page)
-    send(page, "stream 500")
-    run = running(page, "word1")
-    ended(run, "completed")
-    expect(run.locator(".text")).to_contain_text("word499")
-    blocked = long_tasks(page)
-    print(f"long tasks at 100 pieces a second for 5 s: {blocked}")
+    browser.start_tracing(page=page, categories=["disabled-by-default-devtools.timeline"])
+    try:
+        send(page, "stream 500")
+        ended(runs(page), "completed")
+        expect(runs(page).locator(".text")).to_contain_text("word499")
+    finally:
+        traced = json.loads(browser.stop_tracing())["traceEvents"]
+    threads = {(each["pid"], each["tid"]) for each in traced if each["args"].get("name") == "CrRendererMain"}
+    tasks = [each for each in traced if each["name"] == "RunTask" and (each["pid"], each["tid"]) in threads]
+    assert len(tasks) > 100 and all("tdur" in each for each in tasks)
+    blocked = [round(each["tdur"] / 1000) for each in tasks if each["tdur"] > LONG_MS * 1000]
+    print(f"{len(tasks)} tasks at 100 pieces a second for 5 s; long ones: {blocked}")
     assert sum(each > LONGEST_MS for each in blocked) <= 1
     assert sum(blocked) < BUSY_MS

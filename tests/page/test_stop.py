@@ -7,7 +7,21 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from page.scene import Relay, Visit, box, ended, event_of, number_of, running, runs, send, send_as, still, with_event
+from page.scene import (
+    Relay,
+    Visit,
+    box,
+    ended,
+    event_of,
+    number_of,
+    running,
+    runs,
+    send,
+    send_as,
+    still,
+    until,
+    with_event,
+)
 
 Stop = Callable[[Page], None]
 
@@ -76,11 +90,11 @@ def test_stop_in_the_middle_of_a_tool(visit: Visit, session: str, stop: Stop) ->
 
 def test_the_stop_is_seen_before_the_answer_comes(visit: Visit, session: str) -> None:
     """The page answers in one frame: pressing stop changes what is seen though the server has not spoken yet."""
-    relay, held = Relay(), []
+    relay = Relay()
     page = visit.open(session, relay=relay)
     send(page, "tool")
     run = running(page, "I begin")
-    relay.change = lambda frame: held.append(frame)  # nothing comes through
+    relay.hold()  # nothing comes through
     button = page.locator("#stop")
     before = button.inner_text()
     after = button.evaluate(
@@ -88,23 +102,26 @@ def test_the_stop_is_seen_before_the_answer_comes(visit: Visit, session: str) ->
     )
     assert after != before
     expect(run).to_have_attribute("data-state", "running")
-    relay.change = lambda frame: frame
-    relay.add(*held)
+    relay.release()
     ended(run, "stopped")
     expect(button).to_have_text(before)
 
 
 def test_the_receipt_unfolds_and_grows_until_nothing_is_left(visit: Visit, session: str) -> None:
     """While something still cleans up it says so; in the end it says that nothing is left, and how long that took."""
-    page = visit.open(session)
+    relay = Relay()
+    page = visit.open(session, relay=relay)
     send(page, "tidy")
     run = running(page)
     expect(run.locator(".tool")).to_have_attribute("data-state", "running")
+    relay.hold(drained)  # however slowly one looks, what it said before that is seen
     page.locator("#stop").click()
     receipt = receipt_of(page)
     expect(receipt).to_have_attribute("data-drain", "pending")
     receipt.locator("summary").click()
     expect(receipt).to_contain_text("not yet")
+    until(page, lambda: relay.held)
+    relay.release()
     expect(receipt).to_have_attribute("data-drain", "observed")
     expect(receipt).to_have_attribute("open", "")
     expect(receipt).to_contain_text(re.compile(r"drained\s*[\d.]+ m?s later"))
@@ -243,11 +260,13 @@ def test_late_frames_of_an_ended_run_are_not_drawn(visit: Visit, session: str) -
     """Frames of a run that come after its terminal event, with their own or with newer positions, change nothing."""
     relay = Relay()
     page = visit.open(session, relay=relay)
-    for text, seen in (("type", "mixing"), ("stream", "word5"), ("batch", "wait_for_ever"), ("ask", "Shall I?")):
+    said = (("type", "mixing"), ("stream", "word5"), ("batch", "wait_for_ever"), ("ask", "Shall I?"))
+    for number, (text, seen) in enumerate(said, 1):
         send(page, text)
         run = running(page, seen)
         page.locator("#stop").click()
         ended(run, "stopped")
+        expect(page.locator("[role=log] details.receipt")).to_have_count(number)  # the last is this one's
         expect(receipt_of(page)).to_have_attribute("data-drain", "observed")
     expect(page.locator("#stop")).to_be_disabled()
     shown = still(page.get_by_role("log"))
@@ -264,6 +283,11 @@ def test_late_frames_of_an_ended_run_are_not_drawn(visit: Visit, session: str) -
 def kind_of(frame: dict[str, Any]) -> str:
     """Return what sort of event a frame tells."""
     return str(event_of(frame).get("data", {}).get("type", ""))
+
+
+def drained(frame: dict[str, Any]) -> bool:
+    """Whether a frame tells a receipt of which nothing is left."""
+    return kind_of(frame) == "receipt" and event_of(frame)["data"]["receipt"]["drain"] != "pending"
 
 
 def test_the_receipt_is_honest_where_something_is_not_sure(visit: Visit, session: str) -> None:

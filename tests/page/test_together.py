@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from page.scene import Person, Visit, connected, ended, go, number_of, running, runs, send, serve
+from page.scene import Person, Visit, connected, drawn, ended, go, number_of, running, runs, send, serve, until
 
 
 def shown(page: Page) -> list[list[str | None]]:
@@ -14,9 +14,16 @@ def shown(page: Page) -> list[list[str | None]]:
     found: list[list[str | None]] = page.evaluate(
         """() => [...document.querySelectorAll("[role=log] article")].map((each) =>
             [each.dataset.run, each.dataset.state, each.dataset.ending, each.className,
-             ...[...each.querySelectorAll(".text, .ending, .words")].map((part) => part.textContent)])"""
+             ...[...each.querySelectorAll(".text, .ending, .words")].map((part) => part.textContent.trim())])"""
     )
     return found
+
+
+def same(one: Page, two: Page) -> None:
+    """Two pages come to say the same; each draws its texts when it has parsed them."""
+    drawn(one.get_by_role("log"))
+    drawn(two.get_by_role("log"))
+    until(one, lambda: shown(one) == shown(two))
 
 
 def test_two_tabs_see_the_same(visit: Visit, session: str) -> None:
@@ -36,7 +43,7 @@ def test_two_tabs_see_the_same(visit: Visit, session: str) -> None:
     expect(one.locator("#stop")).to_be_disabled()
     for page in (one, two):
         expect(page.locator("details.receipt")).to_have_attribute("data-drain", "observed")
-    assert shown(one) == shown(two)
+    same(one, two)
 
 
 def test_two_people_see_the_same_and_each_is_named(visit: Visit, session: str) -> None:
@@ -55,7 +62,7 @@ def test_two_people_see_the_same_and_each_is_named(visit: Visit, session: str) -
     operator.keyboard.press("Escape")
     ended(run, "stopped")
     expect(run.locator(".ending")).to_contain_text("stopped by operator")
-    assert shown(ann) == shown(operator)
+    same(ann, operator)
 
 
 def test_what_is_not_mine_is_not_shown(visit: Visit, session: str) -> None:
@@ -101,6 +108,7 @@ def test_a_crash_is_told_as_one(mortal: Visit, session: str) -> None:
     page = mortal.open(session)
     send(page, "before")
     ended(runs(page), "completed")
+    drawn(runs(page))  # nothing is still asked of the server
     send(page, "stream")
     number = number_of(running(page, "word5"))
     mortal.operator.close()
@@ -133,6 +141,7 @@ def test_a_message_sent_while_the_server_is_away_arrives_once(mortal: Visit, ses
     page = mortal.open(session)
     send(page, "first")
     ended(runs(page), "completed")
+    drawn(runs(page))  # nothing is still asked of the server
     mortal.operator.close()
     mortal.server.kill()
     expect(page.locator("#connection")).to_have_attribute("data-state", "lost")

@@ -23,8 +23,8 @@ from interlock.processes.local import BARE, ROOT, LocalProcesses
 
 from .test_spawn import BOUND_SECONDS, TREE, Witness, both_grades, cgroups_of, listed, need, play, room, until
 
-PLAYED_AGAIN = 5  # times
-GONE_SECONDS = 5.0
+PLAYED_AGAIN = 25  # times; far more than it takes beside one other half
+GONE_SECONDS = 30.0
 
 GATEWAY = """
 import asyncio, json, os, signal, sys, threading

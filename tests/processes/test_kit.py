@@ -21,7 +21,7 @@ from interlock.processes.base import UNSEEN
 from .scene import ROUNDS, Witness, batch, bearers, children, emptied, end_bearers, entered, scope, zombies
 
 SOUND = ("cgroup", "keeper", "dropped")
-BOUND_SECONDS = 10
+BOUND_SECONDS = 30
 
 
 def until(what: object, seconds: float = BOUND_SECONDS) -> bool:

@@ -50,9 +50,10 @@ from .test_spawn import (
 
 MANY = 400
 SENT = 20
-LINGER_SECONDS = 6
-LATE = ":" * 100_000
-"""A PATH whose search takes a keeper a good tenth of a second: this directory, again and again."""
+LINGER_SECONDS = 20
+LATE = "l:" * 50_000
+"""A PATH whose search takes a keeper a good part of a second: a long way round to this directory, again and again."""
+PLAYED_AGAIN = 25  # times; far more than it takes beside one other half
 
 
 @asynccontextmanager
@@ -65,7 +66,7 @@ async def opened(agent: Any, grade: Grade | None = None) -> AsyncIterator[Contro
 
 async def over(control: Control, run: str) -> Ending:
     """Wait, bounded, until nothing of a run is left; return how it ended."""
-    async with asyncio.timeout(BOUND_SECONDS):
+    async with asyncio.timeout(3 * BOUND_SECONDS):
         outcome = await control.wait(run, drained=True)
     assert outcome.error is None, outcome.error
     assert outcome.ending is not None
@@ -254,7 +255,7 @@ def test_a_tool_hands_no_descriptors_to_control(tmp_path: Path) -> None:
             assert await over(control, sent.run_id) is Ending.COMPLETED
         assert gap < LINGER_SECONDS / 2
         beating.cancel()
-        await until(lambda: descriptors() == before, "descriptors as before")
+        await until(lambda: descriptors() <= before, "no descriptor more")
 
     play(main())
 
@@ -370,6 +371,7 @@ def late(at: Path) -> Iterator[Path]:
     program.write_text('#!/bin/sh\n: > "$1"\nexec sleep 1000\n')
     program.chmod(0o755)
     (at / "here").mkdir()
+    (at / "here" / "l").symlink_to("./" * 150)
     yield at / "here"
 
 
@@ -612,37 +614,52 @@ def test_a_carriage_return_where_a_long_line_is_cut_is_kept() -> None:
 
 
 def test_the_sweep_spares_the_child_of_a_living_service(tmp_path: Path) -> None:
-    """Who carries the mark of a dead control but is the child of a living stranger is spared; an orphan is not."""
+    """Who carries the mark of a dead control but is the child of a living stranger is spared; an orphan is not.
+
+    The next start may be anybody's on this machine, of the other half of the tests too: then it is played again.
+    """
     with subprocess.Popen(["sleep", "1000"]) as dead:
         mark = f"{kernel.OWNER}={kernel.owner_of(dead.pid)}-1"
         dead.kill()
     assert kernel.owner_lives(mark.partition("=")[2]) is False
     code = '(env "$1" sleep 1000 & echo $! >> "$0"); env "$1" sleep 1000 & echo $! >> "$0"; wait'
-    place = tmp_path / "pids"
+    ours: list[bool] = []
 
     def marked(pid: int) -> bool:
-        return mark in kernel.read(f"/proc/{pid}/environ").split("\0")
+        try:
+            return mark in kernel.read(f"/proc/{pid}/environ").split("\0")
+        except OSError:
+            return False
 
-    async def main() -> None:
+    async def main(place: Path, service: int) -> None:
         pids = await until(lambda: len(text := read(place).split()) == 2 and [int(pid) for pid in text], "two pids")
         orphan, child = pids
-        with Witness(pids) as witness:
+        with Witness([child]) as spared:
             try:
-                await until(lambda: marked(orphan) and marked(child), "two marks")
-                assert (kernel.stat(child) or ("", 0))[1] == service.pid
-                assert (kernel.stat(orphan) or ("", 0))[1] != service.pid
-                async with room(Grade.KEEPER) as processes:
-                    assert processes.machine is not None
-                    assert processes.machine.swept >= 1
-                    assert witness.alive() == [child]
+                with Witness([orphan]) as ended:
+                    await until(lambda: marked(child) and (marked(orphan) or not ended.alive()), "two marks")
+                    assert (kernel.stat(child) or ("", 0))[1] == service
+                    assert (kernel.stat(orphan) or ("", 0))[1] != service
+                    left = ended.alive()
+                    async with room(Grade.KEEPER) as processes:
+                        assert processes.machine is not None
+                        assert (ended.alive(BOUND_SECONDS), spared.alive()) == ([], [child])
+                        ours.append(bool(left) and processes.machine.swept >= 1)
+            except ProcessLookupError:
+                return  # it was gone before we saw it
             finally:
-                witness.signal(signal.SIGKILL)
+                spared.signal(signal.SIGKILL)
 
-    with subprocess.Popen(["sh", "-c", code, str(place), mark]) as service:
-        try:
-            play(main())
-        finally:
-            service.kill()
+    for number in range(PLAYED_AGAIN):
+        place = tmp_path / f"pids {number}"
+        with subprocess.Popen(["sh", "-c", code, str(place), mark]) as service:
+            try:
+                play(main(place, service.pid))
+            finally:
+                service.kill()
+        if ours[-1:] == [True]:
+            return
+    pytest.fail("the orphan was never ended by our own start")
 
 
 def read(place: Path) -> str:
@@ -707,22 +724,31 @@ asyncio.run(main())
 
 
 def test_a_version_1_leaf_tells_the_next_start_who_is_left() -> None:
-    """Without a mark and without cgroup v2, what a dead control left is found by its limits' cgroup, and ended."""
+    """Without a mark and without cgroup v2, what a dead control left is found by its limits' cgroup, and ended.
+
+    The next start may be anybody's on this machine, of the other half of the tests too: then it is played again.
+    """
     if os.geteuid() != 0 or kernel.own_cgroup_v1("pids") is None:
         pytest.skip("this needs root and a version 1 pids hierarchy")
-    control = subprocess.Popen([sys.executable, "-c", DIES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert control.stdin is not None and control.stdout is not None
-    left = int(control.stdout.readline())
-    with Witness([left]) as witness:
-        control.stdin.write("die\n")
-        control.stdin.close()
-        control.wait(BOUND_SECONDS)
-        control.stdout.close()
-        assert witness.alive() == [left]
+    ours: list[bool] = []
 
-        async def main() -> None:
-            async with room(Grade.KEEPER) as processes:
-                assert processes.machine is not None and processes.machine.swept >= 1
+    async def main(alive: bool) -> None:
+        async with room(Grade.KEEPER) as processes:
+            assert processes.machine is not None
+            ours.append(alive and processes.machine.swept >= 1)
 
-        play(main())
-        assert witness.alive() == []
+    for _ in range(PLAYED_AGAIN):
+        with subprocess.Popen(
+            [sys.executable, "-c", DIES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as control:
+            assert control.stdin is not None and control.stdout is not None
+            left = int(control.stdout.readline())
+            with Witness([left]) as witness:
+                control.stdin.write("die\n")
+                control.stdin.close()
+                control.wait(BOUND_SECONDS)
+                play(main(witness.alive() == [left]))
+                assert witness.alive(BOUND_SECONDS) == []
+        if ours[-1]:
+            return
+    pytest.fail("what was left was never seen alive, or never ended by our own start")

@@ -29,7 +29,7 @@ from interlock.processes.local import LocalProcesses
 from interlock.processes.wire import PACKET_BYTES
 
 both_grades = pytest.mark.parametrize("grade", [Grade.CGROUP, Grade.KEEPER], ids=["cgroup", "keeper"])
-BOUND_SECONDS = 10.0
+BOUND_SECONDS = 30.0
 NEEDS_ROOT = "the cgroup grade needs root, or a cgroup that was delegated to us"
 
 TREE = """
@@ -46,7 +46,7 @@ def play(main: Coroutine[Any, Any, None]) -> None:
     """Run a test on a loop of its own, bounded."""
 
     async def bounded() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(4 * BOUND_SECONDS):
             await main
 
     asyncio.run(bounded())
@@ -81,7 +81,7 @@ async def room(grade: Grade | None = None, *, subreaper: bool = False, **values:
     finally:
         await processes.close()
     assert set(cgroups_of(kernel.owner_of(os.getpid()))) <= set(directories)
-    await until(lambda: descriptors() == before, f"descriptors as before: {before}, now {descriptors()}")
+    await until(lambda: descriptors() <= before, f"no descriptor more than {before}, now {descriptors()}")
 
 
 def descriptors(pid: int | str = "self") -> int:
@@ -271,7 +271,7 @@ def test_a_spawn_that_fails_says_why_and_leaves_nothing(grade: Grade, tmp_path: 
                 assert sentence in str(failed.value), name
                 assert wanted.argv[0][:80] in str(failed.value), name
             keeper = containment.keeper
-            await until(lambda: (descriptors(), descriptors(keeper)) == (ours, its), "descriptors as before")
+            await until(lambda: descriptors() <= ours and descriptors(keeper) <= its, "no descriptor more")
             assert kernel.read(f"/proc/{containment.keeper}/task/{containment.keeper}/children") == ""
             assert containment.leaf is None or not kernel.populated(containment.leaf)
             assert await ended(containment.spawn(order("echo", "still here"))) == "still here\n"
@@ -352,7 +352,7 @@ def test_control_without_descriptors(grade: Grade) -> None:
     """Race 69: with 0 to 4 descriptors left in control every spawn works or fails as EMFILE, and none is lost."""
     need(grade)
     command = [sys.executable, "-c", NO_DESCRIPTORS, str(grade)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=4 * BOUND_SECONDS)
     assert done.returncode == 0, done.stderr
     before, after, status, told = json.loads(done.stdout)
     assert after == before
@@ -384,7 +384,7 @@ def test_a_keeper_without_descriptors(grade: Grade, size: int) -> None:
                 assert await ended(containment.spawn(order("echo", "again"))) == "again\n"
                 assert witness.alive() == [first.pid]
                 keeper = containment.keeper
-                await until(lambda: descriptors(keeper) == before, "the keeper's descriptors as before")
+                await until(lambda: descriptors(keeper) <= before, "no descriptor of the keeper's more")
 
     play(main())
 
@@ -536,7 +536,8 @@ def test_a_process_has_only_the_descriptors_it_was_given() -> None:
             await ended(containment.spawn(order("cat", input=b"x" * 300_000)))
             process = containment.spawn(order("sleep", "1000"))
             await process.started()
-            async with asyncio.timeout(5):  # (the kernel lets the keeper go on before it has closed the others)
+            # (the kernel lets the keeper go on before it has closed the others)
+            async with asyncio.timeout(BOUND_SECONDS):
                 while sorted(os.listdir(f"/proc/{process.pid}/fd")) != ["0", "1", "2"]:
                     await asyncio.sleep(0.001)
 

@@ -122,7 +122,7 @@ def test_a_thread_that_outlives_its_run_is_named() -> None:
 
     @tool(thread=True)
     def dig() -> str:
-        release.wait(10)
+        release.wait(60)
         ran.set()
         return "gold"
 
@@ -142,7 +142,7 @@ def test_a_thread_that_outlives_its_run_is_named() -> None:
             assert (receipt.drain, receipt.unconfirmed) == (Drain.UNCONFIRMED, ("thread of tool dig",))
             assert [(each.name, each.state) for each in receipt.tools] == [("dig", ToolState.ABANDONED)]
             release.set()
-            assert await asyncio.to_thread(ran.wait, 10)
+            assert await asyncio.to_thread(ran.wait, 60)
             await asyncio.sleep(0.01)
             assert "gold" not in repr(sink.events)
 
@@ -271,7 +271,7 @@ def marked(witness: str) -> list[int]:
 
 async def seen(path: Path) -> None:
     """Wait for a file with something in it."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not path.exists() or not path.read_text():
             await asyncio.sleep(0.002)
 

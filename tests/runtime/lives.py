@@ -28,7 +28,7 @@ from interlock.stores.sqlite import SqliteStore
 from interlock.stores.sqlite.store import Look
 from interlock.testing.processes import VirtualProcesses
 
-LIFE_SECONDS = 20.0
+LIFE_SECONDS = 120.0
 PATIENT = Settings(commit_seconds=10.0, grace_seconds=0.05, drain_seconds=0.2, retry_seconds=0.05)
 """The store has time, also on a busy disk; cleaning up has little."""
 

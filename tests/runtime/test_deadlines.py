@@ -10,8 +10,9 @@ import pytest
 from interlock import BadInput, Ending, Message, Run, Settings, open_control
 from interlock.core.names import EventKind
 
-from .scene import echoes, idles, kinds, log_of, mumbles, raises, seeded, started, swallowed, told
+from .scene import echoes, idles, kinds, log_of, mumbles, put_forward, raises, seeded, started, swallowed, told
 
+DEADLINE = 60.0  # of a run on the real clock, which is put forward
 HORIZON = 0.06  # how far the seeded clock may run ahead
 
 
@@ -211,10 +212,10 @@ def test_a_late_sweep_ends_only_what_has_passed() -> None:
 
     async def main() -> None:
         async with open_control(idles, settings=Settings(grace_seconds=0.1)) as control:
-            short = [await control.send(f"a{n}", "x", deadline=0.05) for n in range(20)]
-            long = [await control.send(f"b{n}", "x", deadline=60) for n in range(20)]
+            short = [await control.send(f"a{n}", "x", deadline=DEADLINE) for n in range(20)]
+            long = [await control.send(f"b{n}", "x", deadline=100 * DEADLINE) for n in range(20)]
             await started(control, long[-1].run_id)
-            time.sleep(0.1)  # the machine was suspended
+            put_forward(DEADLINE)  # the machine was suspended
             for each in short:
                 assert (await control.wait(each.run_id)).ending is Ending.TIMED_OUT
             for each in long:
@@ -235,7 +236,7 @@ class Oversleeper:
         if message.text == "next":
             return "next"
         self.begun.set()
-        time.sleep(0.21)
+        put_forward(DEADLINE)  # as time.sleep would, but for the wait
         if message.text == "answers":
             return "too late"
         await anyio.sleep_forever()
@@ -249,7 +250,7 @@ def test_a_stop_after_the_deadline_is_too_late(scope: str) -> None:
     async def main() -> None:
         agent = Oversleeper()
         async with open_control(agent) as control:
-            sent = await control.send("s", "hello", deadline=0.2)
+            sent = await control.send("s", "hello", deadline=DEADLINE)
             await agent.begun.wait()
             receipt = await control.stop(**({"run": sent.run_id} if scope == "run" else {"session": "s"}))
             assert (receipt.aborted, receipt.already) == (False, Ending.TIMED_OUT)
@@ -264,7 +265,7 @@ def test_a_completion_after_the_deadline_is_too_late() -> None:
 
     async def main() -> None:
         async with open_control(Oversleeper()) as control:
-            sent = await control.send("s", "answers", deadline=0.2)
+            sent = await control.send("s", "answers", deadline=DEADLINE)
             outcome = await control.wait(sent.run_id)
             assert (outcome.ending, outcome.text) == (Ending.TIMED_OUT, "")
             assert "too late" not in repr(await log_of(control, "s"))
@@ -278,7 +279,7 @@ def test_a_takeover_after_the_deadline() -> None:
     async def main() -> None:
         agent = Oversleeper()
         async with open_control(agent) as control:
-            old = await control.send("s", "hello", deadline=0.2)
+            old = await control.send("s", "hello", deadline=DEADLINE)
             await agent.begun.wait()
             new = await control.send("s", "next")
             assert (await control.wait(new.run_id)).text == "next"

@@ -523,7 +523,7 @@ def test_a_thread_that_outlives_its_run_is_abandoned() -> None:
     @tool(thread=True)
     def stubborn() -> str:
         begun.set()
-        release.wait(5)
+        release.wait(60)
         returned.set()
         return "late result"
 
@@ -564,7 +564,7 @@ def test_a_thread_that_ends_within_the_grace_is_observed() -> None:
     @tool(thread=True)
     def finishes() -> str:
         begun.set()
-        release.wait(5)
+        release.wait(60)
         return "late result"
 
     async def agent(run: Run, message: Message) -> None:
@@ -594,7 +594,7 @@ def test_threads_are_bounded() -> None:
 
     @tool(thread=True)
     def waits() -> None:
-        release.wait(5)
+        release.wait(60)
 
     async def agent(run: Run, message: Message) -> str:
         batch = asyncio.create_task(run.batch([(waits, {})] * (THREADS + 1), parallel=True))

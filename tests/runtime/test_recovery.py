@@ -39,7 +39,7 @@ from interlock.stores.base import StoreFailed, Ticket
 from interlock.testing.processes import VirtualProcesses
 
 from .lives import PATIENT, Place, behind, carried_out, kept_out
-from .scene import at_once, deaf, echoes, idles, kinds, log_of, raises, started, story, told
+from .scene import at_once, deaf, echoes, idles, kinds, log_of, put_forward, raises, started, story, told
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -418,7 +418,7 @@ def test_collected_messages_are_one_turn_again(place: Place) -> None:
         await started(control, running.run_id)
         whole = [
             await control.send("s", text, by=by, key=text, deadline=deadline)
-            for text, by, deadline in (("a", "alice", None), ("b", "bob", 0.05), ("c", "alice", 900))
+            for text, by, deadline in (("a", "alice", None), ("b", "bob", 50), ("c", "alice", 900))
         ]
         place.die([sent.run_id for sent in whole])
 
@@ -432,12 +432,14 @@ def test_collected_messages_are_one_turn_again(place: Place) -> None:
         again = await asyncio.gather(
             *(
                 control.send("s", text, by=by, key=text, deadline=deadline)
-                for text, by, deadline in (("a", "alice", None), ("b", "bob", 0.05), ("c", "alice", 900))
+                for text, by, deadline in (("a", "alice", None), ("b", "bob", 50), ("c", "alice", 900))
             )
         )
         assert [sent.run_id for sent in again] == ids
-        outcome = await control.wait(ids[0], timeout=5, by="alice")
-        assert (outcome.ending, outcome.limit_ms) == (Ending.TIMED_OUT, 50)
+        await until(lambda: parts)  # it has begun
+        put_forward(50)
+        outcome = await control.wait(ids[0], timeout=30, by="alice")
+        assert (outcome.ending, outcome.limit_ms) == (Ending.TIMED_OUT, 50_000)
         assert parts == [[("alice", "a"), ("bob", "b"), ("alice", "c")]]
         said = [e.data for e in await log_of(control, "s") if e.kind is EventKind.MESSAGE and e.run_id == ids[0]]
         assert [each.text for each in said] == ["a", "b", "c"]

@@ -7,11 +7,13 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
-from interlock import BadInput, Ending, Message, Refused, Run, Stale, open_control
+from interlock import BadInput, Ending, Message, Refused, Run, Settings, Stale, open_control
 from interlock.core.names import Effect, EventKind
 from interlock.runtime.settings import QUESTION_BYTES, REFUSALS
 
 from .scene import QUICK, deaf, kinds, log_of, raises, seeded, started, swallowed, told
+
+BOUND_SECONDS = 30.0
 
 
 async def acts() -> str:
@@ -104,10 +106,10 @@ def test_a_verb_from_a_worker_thread_after_the_end() -> None:
 
         async def agent(run: Run, message: Message) -> None:
             def work() -> None:
-                ended.wait(5)
+                ended.wait(BOUND_SECONDS)
                 for _, speak in VERBS.values():
                     future = asyncio.run_coroutine_threadsafe(swallowed(speak(run)), loop)
-                    outcomes.append(future.result(5))
+                    outcomes.append(future.result(BOUND_SECONDS))
                 loop.call_soon_threadsafe(finished.set)
 
             threading.Thread(target=work, daemon=True).start()
@@ -115,7 +117,8 @@ def test_a_verb_from_a_worker_thread_after_the_end() -> None:
             await swallowed(anyio.sleep_forever())
             await swallowed(finished.wait())  # stays until the thread has tried everything
 
-        async with open_control(agent) as control:
+        patient = Settings(grace_seconds=BOUND_SECONDS, drain_seconds=BOUND_SECONDS)
+        async with open_control(agent, settings=patient) as control:
             sent = await control.send("s", "hello")
             await told(control, sent.run_id, EventKind.DELTA)
             await control.stop(run=sent.run_id)
@@ -140,7 +143,7 @@ def test_a_verb_from_a_worker_thread_while_current() -> None:
             spoken = asyncio.Event()
 
             def work() -> None:
-                asyncio.run_coroutine_threadsafe(run.say("from a thread"), loop).result(5)
+                asyncio.run_coroutine_threadsafe(run.say("from a thread"), loop).result(BOUND_SECONDS)
                 loop.call_soon_threadsafe(spoken.set)
 
             threading.Thread(target=work, daemon=True).start()

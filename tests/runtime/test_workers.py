@@ -31,7 +31,7 @@ from interlock.core.events import Asked, Tool
 from interlock.processes.workers import ToolFailed
 
 from .scene import log_of, swallowed
-from .test_spawn import at_each_grade, confined, descriptors, does, pid_in, there, until
+from .test_spawn import BOUND_SECONDS, at_each_grade, confined, descriptors, does, pid_in, there, until
 
 # Tools. They live at the top of a module, where a worker finds them.
 
@@ -98,9 +98,9 @@ def dies_beside_a_child(how: str) -> None:
     """Exit at once, while something it started lives on with all it inherited."""
     if how == "fork":
         if os.fork() == 0:
-            time.sleep(60)
+            time.sleep(600)
     else:
-        subprocess.Popen(["sleep", "60"])
+        subprocess.Popen(["sleep", "600"])
     os._exit(3)
 
 
@@ -184,7 +184,7 @@ def test_what_a_tool_prints_and_reads(capfd: pytest.CaptureFixture[str]) -> None
 
     async def work(run: Run) -> Any:
         assert await run.call(prints) == "done"
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(BOUND_SECONDS):
             return await run.call(reads)
 
     read = asyncio.run(does(work))
@@ -208,12 +208,10 @@ def test_a_stop_inside_a_c_call(grade: None, tmp_path: Path) -> None:
         async with open_control(agent, confinement=confined(grade)) as control:
             sent = await control.send("s", "go")
             pids = [await pid_in(tmp_path / name) for name in ("worker", "child", "fork")]
-            began = time.monotonic()
-            assert (await control.stop(session="s")).aborted
-            acked = time.monotonic() - began
-            await control.wait(sent.run_id, drained=True)
+            async with asyncio.timeout(BOUND_SECONDS):  # the call itself would take for ever
+                assert (await control.stop(session="s")).aborted
+                await control.wait(sent.run_id, drained=True)
             assert [there(pid) for pid in pids] == [False] * 3
-            assert acked < 0.3 and time.monotonic() - began < 1.5
             receipt = await control.receipt(sent.run_id)
             assert [(each.name, each.state) for each in receipt.tools] == [("catastrophe", ToolState.INTERRUPTED)]
             assert receipt.drain is Drain.OBSERVED and receipt.processes.ended >= 3
@@ -227,7 +225,7 @@ def test_the_agent_s_own_timeout(tmp_path: Path) -> None:
 
     async def agent(run: Run, message: Message) -> str:
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(5) as bound:
+            async with asyncio.timeout(3 * BOUND_SECONDS) as bound:
                 call = asyncio.ensure_future(run.call(catastrophe, at=str(tmp_path)))
                 pids.extend([await pid_in(tmp_path / name) for name in ("worker", "child", "fork")])
                 bound.reschedule(0)
@@ -270,7 +268,7 @@ def test_a_worker_that_dies_beside_a_child(how: str) -> None:
     """A call whose worker died fails at once, though a child of the tool lives on and holds all it inherited."""
 
     async def work(run: Run) -> Any:
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(BOUND_SECONDS):
             error = await swallowed(run.call(dies_beside_a_child, how=how))
         return error, await run.call(add, a=1, b=1)
 
@@ -304,7 +302,7 @@ def test_a_warm_spare() -> None:
                 await until(lambda workers=workers: workers._spare is not None)  # type: ignore[misc]
             assert pids[0] != pids[1]
             assert await control.processes() == []
-        assert descriptors() == before
+        await until(lambda: descriptors() <= before)
 
     asyncio.run(main())
 
@@ -352,7 +350,7 @@ def test_the_gate_still_applies(tmp_path: Path) -> None:
 
 async def _open_question(control: Control) -> str:
     """Wait for a question that nobody has answered."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(BOUND_SECONDS):
         while True:
             asked = [event.data for event in await log_of(control, "s") if isinstance(event.data, Asked)]
             if asked and asked[-1].state is QuestionState.OPEN:
@@ -370,7 +368,7 @@ def test_a_stop_before_the_worker_is_there(tmp_path: Path) -> None:
     async def main() -> None:
         async with open_control(agent) as control:
             sent = await control.send("s", "go")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(BOUND_SECONDS):
                 while "running" not in [
                     event.data.state for event in await log_of(control, "s") if isinstance(event.data, Tool)
                 ]:
@@ -414,7 +412,8 @@ async def main():
 def _script(tmp_path: Path, guard: str) -> "subprocess.CompletedProcess[str]":
     script = tmp_path / "agent.py"
     script.write_text(SCRIPT.format(guard=guard))
-    return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=20, check=False)
+    command = [sys.executable, str(script)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=4 * BOUND_SECONDS, check=False)
 
 
 def test_a_tool_of_a_script(tmp_path: Path) -> None:
@@ -433,7 +432,6 @@ def test_a_script_without_the_guard(tmp_path: Path) -> None:
 
 def test_a_tool_that_was_typed_in() -> None:
     """A tool of a program given on the command line cannot be found again, and is refused with advice."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(guard="")], capture_output=True, text=True, timeout=20, check=False
-    )
+    command = [sys.executable, "-c", SCRIPT.format(guard="")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=4 * BOUND_SECONDS, check=False)
     assert done.stdout.startswith("failed") and "thread=True" in done.stdout, done.stderr

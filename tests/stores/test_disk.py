@@ -6,6 +6,7 @@ not. What is left is read with plain sqlite3.
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import re
 import resource
@@ -30,11 +31,14 @@ from interlock.core.decision import Decision
 from interlock.core.events import Delta, Event
 from interlock.core.names import Ending, RunId, SessionId
 from interlock.runtime.control import Control
+from interlock.runtime.live import Sent
 from interlock.stores.base import StoreFailed, Ticket
 from interlock.stores.sqlite import SqliteStore, writer
 
 PATIENT = Settings(commit_seconds=30)  # where only a crash may keep the store from taking something
 QUICK = Settings(commit_seconds=0.2, retry_seconds=0.02, grace_seconds=0.5, drain_seconds=1)
+FAILING = dataclasses.replace(QUICK, commit_seconds=30)  # the disk says no by itself, however busy the machine is
+BOUND_SECONDS = 120  # for a whole test, on a busy machine
 
 
 @pytest.fixture
@@ -52,7 +56,7 @@ def shelf() -> Iterator[Path]:
 
 
 def run_main(main: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(), 20))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(main(), BOUND_SECONDS))  # type: ignore[arg-type]
 
 
 async def until(done: Callable[[], Awaitable[Any]]) -> None:
@@ -252,10 +256,17 @@ class Worker:
         return "done"
 
 
+async def sent_in_the_end(control: Control, session: str, text: str, key: str) -> Sent:
+    """Send where a disk that is only slow may have refused: again with the same key, as whoever is refused is told."""
+    while True:
+        with contextlib.suppress(Unavailable):
+            return await control.send(session, text, key=key)
+
+
 async def refused_and_healed(directory: Path, broken: contextlib.AbstractContextManager[object], why: str) -> None:
     """While the disk takes nothing a stop works and says so, and nothing is taken; afterwards all becomes durable."""
     agent = Worker()
-    async with open_control(agent, store=f"sqlite:///{directory}", settings=QUICK) as control:
+    async with open_control(agent, store=f"sqlite:///{directory}", settings=FAILING) as control:
         first = await control.send("a", "long one", key="one")
         await until(lambda: asyncio.sleep(0, agent.working))
         with broken:
@@ -396,32 +407,35 @@ def test_an_interrupted_write_is_made_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("traceable")
-def test_a_failed_fsync_is_the_end_of_the_store(tmp_path: Path) -> None:
+def test_a_failed_fsync_is_the_end_of_the_store(shelf: Path) -> None:
     """Race 85. Nobody knows what the disk holds: nothing more is taken, a stop still works, and a restart goes on."""
     agent = Worker()
 
     async def main() -> None:
-        async with open_control(agent, store=f"sqlite:///{tmp_path}", settings=QUICK) as control:
-            first = await control.send("a", "long one", key="one")
+        async with open_control(agent, store=f"sqlite:///{shelf}", settings=QUICK) as control:
+            first = await sent_in_the_end(control, "a", "long one", key="one")
             await until(lambda: asyncio.sleep(0, agent.working))
-            failing = strace.fault("fdatasync,fsync", "error=EIO", tmp_path)
-            with failing, pytest.raises(Unavailable) as unsure:
-                await control.send("b", "two", key="two")
+            with strace.fault("fdatasync,fsync", "error=EIO", shelf):
+                why = "nothing was kept"
+                while "nothing was kept" in why:  # (of a busy machine, before the disk was asked at all)
+                    with pytest.raises(Unavailable) as unsure:
+                        await control.send("b", "two", key="two")
+                    why = str(unsure.value)
             with pytest.raises(Unavailable, match="restart") as dead:  # though the disk is well again
                 await control.send("b", "three", key="three")
             receipt = await control.stop(session="a")
             assert (receipt.cause, receipt.durable) == (Ending.STOPPED, False)
             assert (await control.wait(first.run_id, drained=True)).ending is Ending.STOPPED and not agent.working
-            assert "nothing was kept" not in str(unsure.value) and "same key" in str(unsure.value)
+            assert "same key" in why
             assert dead.value.retryable
-        assert names_of_keys(read(tmp_path)) - {"two"} == {"one"}
-        async with open_control(agent, store=f"sqlite:///{tmp_path}", settings=PATIENT) as control:
+        assert names_of_keys(read(shelf)) - {"two"} == {"one"}
+        async with open_control(agent, store=f"sqlite:///{shelf}", settings=PATIENT) as control:
             assert (await control.wait(first.run_id)).ending in (Ending.LOST, Ending.STOPPED)
             for text in ("two", "three"):
                 sent = await control.send("b", text, key=text)
                 assert (await control.wait(sent.run_id)).ending is Ending.COMPLETED
         assert sorted(agent.begun) == ["long one", "three", "two"]
-        assert names_of_keys(read(tmp_path)) == {"one", "two", "three"}
+        assert names_of_keys(read(shelf)) == {"one", "two", "three"}
 
     run_main(main)
 
@@ -473,15 +487,15 @@ def names_of_keys(state: State) -> set[str]:
     return {row["key"] for row in state["keys"]}
 
 
-def test_a_locked_database_keeps_nobody_from_stopping(tmp_path: Path) -> None:
+def test_a_locked_database_keeps_nobody_from_stopping(shelf: Path) -> None:
     """Race 89. While someone else has the lock: a stop works, reads answer, and a message is refused for good."""
     agent = Worker()
 
     async def main() -> None:
-        async with open_control(agent, store=f"sqlite:///{tmp_path}", settings=QUICK) as control:
-            first = await control.send("a", "long one", key="one")
+        async with open_control(agent, store=f"sqlite:///{shelf}", settings=QUICK) as control:
+            first = await sent_in_the_end(control, "a", "long one", key="one")
             await until(lambda: asyncio.sleep(0, agent.working))
-            with contextlib.closing(sqlite3.connect(tmp_path / "interlock.db", isolation_level=None)) as other:
+            with contextlib.closing(sqlite3.connect(shelf / "interlock.db", isolation_level=None)) as other:
                 other.execute("BEGIN IMMEDIATE")
                 with pytest.raises(Unavailable, match="nothing was kept") as refused:
                     await control.send("b", "two", key="two")
@@ -499,8 +513,8 @@ def test_a_locked_database_keeps_nobody_from_stopping(tmp_path: Path) -> None:
                 return (await control.receipt(receipt.id)).durable
 
             await until(durable)
-            assert names_of_keys(read(tmp_path)) == {"one"}  # the refused one did not come in behind our back
-            sent = await control.send("b", "two", key="two")
+            assert names_of_keys(read(shelf)) == {"one"}  # the refused one did not come in behind our back
+            sent = await sent_in_the_end(control, "b", "two", key="two")
             assert (await control.wait(sent.run_id)).ending is Ending.COMPLETED
             assert agent.begun == ["long one", "two"]
 
@@ -655,7 +669,7 @@ async def main(directory, clock):
         assert (await control.wait(runs[1].run_id, timeout=0)).ending == "pending"
         assert (await control.stop(session="late")).durable
 
-asyncio.run(asyncio.wait_for(main(Path(sys.argv[1]) / "store", Path(sys.argv[1]) / "clock"), 20))
+asyncio.run(asyncio.wait_for(main(Path(sys.argv[1]) / "store", Path(sys.argv[1]) / "clock"), 60))
 """
 
 
@@ -673,6 +687,6 @@ def test_a_clock_that_jumps_ends_nothing_early(tmp_path: Path) -> None:
     }
     played = subprocess.run(
         [sys.executable, "-c", CLOCKS, str(tmp_path)],
-        env={**os.environ, **told}, capture_output=True, text=True, check=False, timeout=30,
+        env={**os.environ, **told}, capture_output=True, text=True, check=False, timeout=90,
     )  # fmt: skip
     assert played.returncode == 0, played.stderr

@@ -26,6 +26,10 @@ async def agent(run: Run, message: Message) -> str | None:
             for number in range(int(rest)):
                 await run.say(f"{number} ")
             return None
+        case "fill":  # the same, a hundred at a time
+            for number in range(0, int(rest), 100):
+                await run.say("".join(f"{each} " for each in range(number, number + 100)))
+            return None
         case "fail":
             await run.say("so far ")
             raise RuntimeError("the kettle is empty")

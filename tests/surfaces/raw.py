@@ -25,9 +25,9 @@ from websockets.sync.client import ClientConnection, connect
 from interlock.surfaces.access import Access, Scope
 from interlock.surfaces.frames import QUIET
 from surfaces.protocol import Conversation, Frame
-from surfaces.scene import ROOT, Served, WireError
+from surfaces.scene import AGAIN, ROOT, Served, WireError
 
-BOUND_SECONDS = 20.0
+BOUND_SECONDS = 30.0
 CLIENT = {"id": "test", "version": "1", "platform": "linux", "mode": "test"}
 TRACES = ("Traceback", "request failed", "Exception in ASGI", "could not be told", "never retrieved")
 INTERLOCK = Path(sys.executable).with_name("interlock")
@@ -88,7 +88,13 @@ class Talk:
         return frame["payload"]
 
     def request(self, method: str, /, **params: Any) -> Any:
-        """Ask and wait."""
+        """Ask and wait; ask again if it says so."""
+        for _ in range(AGAIN):
+            try:
+                return self.answer(self.ask(method, **params))
+            except WireError as refused:
+                if not refused.again:
+                    raise
         return self.answer(self.ask(method, **params))
 
     def refused(self, method: str, /, **params: Any) -> Frame:

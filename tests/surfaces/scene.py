@@ -18,6 +18,7 @@ from .protocol import Conversation
 
 ROOT = Path(__file__).parent.parent.parent
 WAIT_SECONDS = 30.0
+AGAIN = 20  # times that a message is sent again to a store that says so, half a second each
 
 
 class Served:
@@ -83,6 +84,11 @@ class WireError(Exception):
         super().__init__(f"{error['code']}: {error['message']}")
         self.error = error
 
+    @property
+    def again(self) -> bool:
+        """Whether a disk was slow for a moment: nothing was kept, and whoever asked is told to ask again."""
+        return "nothing was kept, send it again" in str(self.error["message"])
+
 
 class Wire:
     """One raw connection; everything it hears is checked by the schemas and kept in order."""
@@ -126,7 +132,13 @@ class Wire:
         return frame["payload"]
 
     async def request(self, method: str, **params: Any) -> Any:
-        """Ask and wait for the answer."""
+        """Ask and wait for the answer; ask again if it says so."""
+        for _ in range(AGAIN):
+            try:
+                return await self.answer(await self.ask(method, **params))
+            except WireError as refused:
+                if not refused.again:
+                    raise
         return await self.answer(await self.ask(method, **params))
 
     async def until(self, found: Callable[[], Any], seconds: float = WAIT_SECONDS) -> Any:

@@ -41,6 +41,7 @@ TABLE = """
     receipts.get           ok        ok     404    scope    ok     404
     runs.timeline          ok        ok     404    scope    ok     404
     interlock.send         ok        ok     ok     scope    scope  ok
+    interlock.chat         ok        ok     ok     scope    scope  ok
     interlock.stop         ok        ok     none   scope    scope  none
     interlock.wait         ok        ok     none   scope    ok     none
     interlock.watch        ok        ok     404    scope    ok     404
@@ -119,6 +120,7 @@ ASKED: dict[str, tuple[Asked, ...]] = {
     "receipts.get": (lambda t: {"runId": t.stopped}, lambda t: {"receiptId": t.receipt}),
     "runs.timeline": (lambda t: {"runId": t.run}, lambda t: {"runId": t.stopped}),
     "interlock.send": (lambda t: {"session": t.session, "text": "say", "key": key()},),
+    "interlock.chat": (lambda t: {"sessionKey": t.session, "message": "say", "idempotencyKey": key()},),
     "interlock.stop": (lambda t: {"run": t.run}, lambda t: {"session": t.session}),
     "interlock.wait": (lambda t: {"run": t.run, "timeout": 0}, lambda t: {"run": t.stopped}),
     "interlock.watch": (lambda t: {"session": t.session}, lambda t: {"run": t.run}),
@@ -139,7 +141,7 @@ ASKED: dict[str, tuple[Asked, ...]] = {
     "interlock.stopall": (lambda t: {},),
 }
 USES_UP = {"chat.send", "chat.abort", "agent", "sessions.abort", "sessions.reset", "tasks.cancel", "interlock.send"} | {
-    *("exec.approval.resolve", "interlock.stop", "interlock.answer", "interlock.unwake"),
+    *("interlock.chat", "exec.approval.resolve", "interlock.stop", "interlock.answer", "interlock.unwake"),
 }
 
 # Answers that may say there is nothing: what they say if there is something.
@@ -399,7 +401,7 @@ def test_typed_commands_are_as_bound_as_methods(scene: Scene) -> None:
     """A stop word or /new typed into somebody else's session does nothing to what is not one's own (race 29)."""
     thing, other = scene.thing, scene.talks["other"]
     before = scene.state(thing)
-    for text in ("stop", "/stop", "/new", "/reset"):
+    for text in ("stop", "/stop", "/stop@interlock", "/new", "/reset"):
         told = other.request("chat.send", sessionKey=thing.session, message=text, idempotencyKey=key())
         assert (told["aborted"], told["runIds"]) == (False, [])
         assert scene.talks["read"].refused("chat.send", sessionKey=thing.session, message=text, idempotencyKey=key())

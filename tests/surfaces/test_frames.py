@@ -299,6 +299,21 @@ def test_tools_phases_and_progress_are_told_to_agents_streams() -> None:
     assert [frame["payload"]["data"]["phase"] for frame in told.frames[-2:]] == ["start", "result"]
 
 
+def test_what_may_carry_the_generation_carries_it() -> None:
+    """Every event of the agent's streams, and questions: who looks at it can drop what is stale."""
+    told = Told()
+    told.tell(
+        Started(),
+        Delta(text="one"),
+        Tool(call_id=CallId("c-1"), name="search", state=ToolState.RUNNING),
+        Asked(question_id=QuestionId("q-1"), text="may I?", state=QuestionState.OPEN),
+        ended(),
+    )
+    open_ones = [frame["payload"] for frame in told.frames if frame["event"] not in ("chat", "session.typing")]
+    assert len(open_ones) == 7
+    assert [each.get("data", each)["generation"] for each in open_ones] == [1] * 7
+
+
 def test_what_belongs_to_no_run_has_no_word() -> None:
     """The published protocol tells of runs."""
     assert Told().tell(Typing(on=True), run=None) == []

@@ -632,10 +632,12 @@ def test_what_a_process_wrote_last_is_told(server: House) -> None:
 
 
 def test_a_message_may_roll_back(server: House) -> None:
-    """`rollback` is a queueMode as well: the turn it takes over is hidden."""
+    """`rollback` is no published queueMode; `interlock.chat` has it: the turn it takes over is hidden."""
     with server.connect() as talk:
         first = send(talk, "rolled", "sleep")
-        send(talk, "rolled", "say", queueMode="rollback")
+        message = {"sessionKey": "rolled", "message": "say", "idempotencyKey": "rolled", "queueMode": "rollback"}
+        assert talk.refused("chat.send", **message)["code"] == "INVALID_REQUEST"
+        talk.request("interlock.chat", **message)
         outcome = talk.request("interlock.wait", run=first)
         assert (outcome["ending"], outcome["hidden"]) == ("superseded", True)
 

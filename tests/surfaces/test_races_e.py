@@ -215,7 +215,7 @@ def test_a_key_after_the_server_was_killed(tmp_path: Path) -> None:
         async with await served.dial() as wire:
             again = await chat(wire, "wait", "k")
             assert again["runId"] == run
-            told = await wire.request("agent.wait", runId="k", timeoutMs=5_000)
+            told = await wire.request("agent.wait", runId="k", timeoutMs=30_000)
             assert told["outcome"]["ending"] == "lost"
             with pytest.raises(WireError):
                 await chat(wire, "another", "k")
@@ -362,8 +362,8 @@ def test_a_terminated_server_tells_everybody(driver: str, text: str, tmp_path: P
             assert (await wire.gone())[0] == 1012
             assert wire.events[-1]["event"] == "shutdown"
             assert len(wire.chats(run, "final", "aborted", "error")) == 1
-        status = await asyncio.to_thread(served.process.wait, 15)
-        assert time.monotonic() - began < 2 + 4, "longer than --drain-seconds and its allowances"
+        status = await asyncio.to_thread(served.process.wait, 30)
+        assert time.monotonic() - began < 2 + 20, "longer than --drain-seconds and its allowances, on a busy machine"
         assert status in (0, 1)
         await eventually(lambda: not any(alive(pid) for pid in below), "the end of its processes")
         return run
@@ -394,13 +394,13 @@ def test_a_second_signal_ends_at_once(number: signal.Signals, tmp_path: Path) ->
         served.process.send_signal(number)
         await eventually(lambda: wire.chats(run, "aborted", "error", "final"), "its end")
         served.process.send_signal(number)
-        status = await asyncio.to_thread(served.process.wait, 15)
+        status = await asyncio.to_thread(served.process.wait, 60)
         assert status in (128 + number, -number)
-        assert time.monotonic() - began < 10, "it waited for the drain"
+        assert time.monotonic() - began < 40, "it waited for the drain"
         await wire.vanish()
         return run, below
 
-    with Served(tmp_path, "--driver=host", "--drain-seconds=30") as served:
+    with Served(tmp_path, "--driver=host", "--drain-seconds=90") as served:
         run, below = asyncio.run(main(served))
 
     async def after(served: Served) -> None:

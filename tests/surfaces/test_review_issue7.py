@@ -69,7 +69,10 @@ def test_a_typed_stop_whose_caller_left_is_not_repeated_by_its_retry(server: Ser
             async with wire(server.url, server.token) as first:
                 old = await send(first, "talk", session, f"old {number}")
                 await first.ask("chat.send", sessionKey=session, **typed)
-                first.socket.transport.abort()  # before the answer
+                if number % 2:  # it is read for certain; else it may be cut before the answer, or before it is read
+                    async with wire(server.url, server.token) as other:
+                        await other.request("agent.wait", runId=old, timeoutMs=20_000)
+                first.socket.transport.abort()
             async with wire(server.url, server.token) as again:
                 waited = await again.request("agent.wait", runId=old, timeoutMs=1_500)
                 if waited["status"] == "pending":  # the cut took the frame along, before the server had read it
@@ -110,13 +113,13 @@ def test_a_signal_is_heard_while_the_agent_is_imported(tmp_path: Path, driver: s
     with subprocess.Popen(
         [*command, "--data", str(tmp_path / "data"), "--driver", driver], cwd=tmp_path, stdout=subprocess.DEVNULL
     ) as process:
-        for _ in range(1_000):
+        for _ in range(3_000):
             if begun.exists():
                 break
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(0.02)
         process.terminate()
-        assert process.wait(10) == 128 + signal.SIGTERM
+        assert process.wait(30) == 128 + signal.SIGTERM
 
 
 def test_a_page_of_another_port_is_another_programs(server: Served) -> None:
@@ -159,7 +162,7 @@ def test_lists_hold_the_beginning_of_a_reply_and_one_run_the_whole(server: Serve
 
     async def play() -> None:
         async with wire(server.url, server.token) as on:
-            run = await send(on, "count 100000", "large", "large")
+            run = await send(on, "fill 100000", "large", "large")
             whole = (await on.ended(run))["message"]["content"][0]["text"]
             assert len(whole) > 500_000
             for method in ("tasks.list", "interlock.runs"):

@@ -12,7 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from interlock import Message, Run
 from interlock.surfaces import frames, gateway, server
 from interlock.surfaces.gateway import Connection
 from interlock.surfaces.outbox import Texts
@@ -63,7 +65,7 @@ async def stalled_bytes(served: Served, *, stream: int) -> int:
         await other.until(lambda: other.bytes > 2_000)
         other.stall()
         begin = fast.bytes
-        await fast.until(lambda: fast.bytes - begin > stream, "a stream", 30)
+        await fast.until(lambda: fast.bytes - begin > stream, "a stream", 90)
         stop = await fast.request("chat.abort", sessionKey="s")
         assert stop["aborted"]
         await fast.wait_for(ended(run))
@@ -106,18 +108,27 @@ def test_a_stop_is_not_delayed_by_stalled_readers(tmp_path: Path) -> None:
         await wire.wait_for(ended(run))
         return time.perf_counter() - began
 
+    calm = asyncio.Event()
+
+    async def floods(run: Run, message: Message) -> str | None:
+        while message.text == "flood" and not calm.is_set():
+            await run.say("x" * 4000)
+            await asyncio.sleep(0.003)
+        return await agent(run, replace(message, text="wait") if message.text == "flood" else message)
+
     async def main() -> None:
-        async with serving(tmp_path, agent) as served, await served.dial() as fast:
+        async with serving(tmp_path, floods) as served, await served.dial() as fast:
             idle = sorted([await stop_seconds(fast, f"idle {n}") for n in range(15)])
             slow = [await served.dial() for _ in range(6)]
             for wire in slow:
                 wire.stall()
-            flooding = await send(fast, f"flow {'x' * 4000}", "flood")
+            flooding = await send(fast, "flood", "flood")
             held = [served.connection(wire).outbox for wire in slow]
             await eventually(lambda: all(box._bytes > 200 * KIB for box in held), "stalled outboxes")
+            calm.set()  # else they overflow where the machine is slow, and are let go
             busy = sorted([await stop_seconds(fast, f"busy {n}") for n in range(15)])
             assert fast.chats(flooding, "delta")
-            assert busy[7] < 5 * idle[7] + 0.05, (idle[7], busy[7])
+            assert busy[7] < 5 * idle[7] + 1, (idle[7], busy[7])  # those who stall would hold it up for ever
             await fast.request("chat.abort", sessionKey="flood")
             await fast.wait_for(ended(flooding))
             assert all(box._bytes < 200 * KIB for box in held)  # the fall emptied those that nobody reads
@@ -183,12 +194,12 @@ def test_a_slow_reader_is_let_go(tmp_path: Path) -> None:
             ends, behind = served.connection(dead), served.connection(slow)
             await eventually(lambda: behind.outbox._bytes > 300 * KIB, "a backlog")
             slow.resume()
+            sockets = descriptors()
             await eventually(lambda: ends.outbox.overflowed, "an overflow")
             at = time.monotonic()
             await eventually(lambda: ends not in served.connections, "the slow one's end")
-            sockets = descriptors()
-            await eventually(lambda: descriptors() < sockets, "the slow one's socket", server.CLOSE_SECONDS + 5)
-            assert time.monotonic() - at < gateway.FLUSH_SECONDS + server.CLOSE_SECONDS + 5
+            await eventually(lambda: descriptors() < sockets, "the slow one's socket")
+            assert time.monotonic() - at < gateway.FLUSH_SECONDS + server.CLOSE_SECONDS + 20
             seen = len(fast.events)
             await fast.wait_for(lambda event: event["event"] == "chat", after=seen)  # the others go on
             await fast.request("chat.abort", sessionKey="s")
@@ -235,7 +246,7 @@ def test_stalled_readers_cost_a_bounded_memory(tmp_path: Path) -> None:
                 run = await send(fast, f"burst {number}", "flood")
                 assert (await fast.request("agent.wait", runId=run))["status"] == "ok"
             most = rss(served.pid) - before
-            await eventually(lambda: descriptors(served.pid) <= sockets, "the sockets of those let go", 20)
+            await eventually(lambda: descriptors(served.pid) <= sockets, "the sockets of those let go")
             assert most < 50 * frames.BUFFER_BYTES, f"{most / KIB / KIB:.0f} MiB"
             print(f"50 stalled readers: {most / KIB / KIB:.0f} MiB")
             for wire in slow:
@@ -269,7 +280,7 @@ def test_a_stop_has_a_budget_of_its_own(tmp_path: Path) -> None:
 
 def test_a_client_that_vanished_without_a_word_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No FIN, no packets: after the ping timeout socket, task and outbox are freed; the run goes on; race 95."""
-    monkeypatch.setattr(server, "PING_SECONDS", 0.3)
+    monkeypatch.setattr(server, "PING_SECONDS", 0.6)
 
     async def main() -> None:
         async with serving(tmp_path, agent) as served, await served.dial() as other:
@@ -281,7 +292,7 @@ def test_a_client_that_vanished_without_a_word_is_let_go(tmp_path: Path, monkeyp
             there = served.connection(lost)
             tasks, sockets = len(asyncio.all_tasks()), descriptors()
             lost.cut()
-            await eventually(lambda: there not in served.connections, "the lost one's end", 8)
+            await eventually(lambda: there not in served.connections, "the lost one's end")
             await eventually(lambda: descriptors() < sockets, "its socket")
             await eventually(lambda: len(asyncio.all_tasks()) < tasks, "its tasks")
             assert there.outbox.closed
@@ -364,9 +375,6 @@ HEALTH = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
 @pytest.mark.parametrize("kind", ["silent", "dripping", "upgraded"])
 def test_dawdlers_at_the_door(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most 8 of an address, each for a short time; somebody else gets in meanwhile; race 113."""
-    seconds = 1.0
-    monkeypatch.setattr(gateway, "CONNECT_SECONDS", seconds)
-    monkeypatch.setattr(server, "CONNECT_SECONDS", seconds)
     monkeypatch.setattr(server, "CLOSE_SECONDS", 0.2)
 
     async def drip(opened: socket.socket) -> None:
@@ -377,7 +385,9 @@ def test_dawdlers_at_the_door(kind: str, tmp_path: Path, monkeypatch: pytest.Mon
         except OSError:
             pass
 
-    async def main() -> None:
+    async def main(seconds: float) -> bool:
+        monkeypatch.setattr(gateway, "CONNECT_SECONDS", seconds)
+        monkeypatch.setattr(server, "CONNECT_SECONDS", seconds)
         async with serving(tmp_path, agent) as served:
             port = int(served.url.rpartition(":")[2])
             began = time.monotonic()
@@ -385,19 +395,21 @@ def test_dawdlers_at_the_door(kind: str, tmp_path: Path, monkeypatch: pytest.Mon
             mine = [await knock(HOST, port, words) for _ in range(gateway.STRANGERS_PER_ADDRESS)]
             dripping = [asyncio.create_task(drip(each)) for each in mine] if kind == "dripping" else []
             await asyncio.sleep(0.1)
-            ninth = await knock(HOST, port, UPGRADE)
-            assert (await over(ninth, 5)).startswith(b"HTTP/1.1 503")
+            ninth = await over(await knock(HOST, port, UPGRADE), 30)
             async with await Wire.dial(served.url, served.token, local=OTHER_HOST) as healthy:
                 await healthy.request("health")
-            assert time.monotonic() - began < seconds, "too slow a machine to say"
-            await asyncio.gather(*(over(each, seconds + 5) for each in mine))
-            assert seconds * 0.9 < time.monotonic() - began < seconds + 4
+            in_time = time.monotonic() - began < seconds * 0.9  # else those at the door may have gone before
+            assert not in_time or ninth.startswith(b"HTTP/1.1 503")
+            await asyncio.gather(*(over(each, seconds + 20) for each in mine))
+            assert seconds * 0.9 < time.monotonic() - began < seconds + 20
             for task in dripping:
                 task.cancel()
             async with await served.dial() as back:
                 await back.request("health")
+            return in_time
 
-    asyncio.run(main())
+    # As short as can be: where a machine is too busy to do all of it in a second, it has more of them.
+    assert any(asyncio.run(main(seconds)) for seconds in (1.0, 5.0, 20.0))
 
 
 def test_who_says_nothing_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,10 +420,11 @@ def test_who_says_nothing_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyP
         async with serving(tmp_path, agent) as served:
             port = int(served.url.rpartition(":")[2])
             mine = [await knock(HOST, port) for _ in range(gateway.STRANGERS_PER_ADDRESS)]
-            await asyncio.sleep(0.1)
+            for _ in range(10):  # in turns: all of them are heard of, however long the loop was kept from it
+                await asyncio.sleep(0.02)
             async with await served.dial() as inside:
                 assert (await inside.request("health"))["ok"]
-            assert await over(mine[0], 5) == b""
+            assert await over(mine[0], 30) == b""
             for each in mine[1:]:
                 each.close()
 
@@ -426,16 +439,17 @@ def test_the_door_is_for_so_many(tmp_path: Path) -> None:
             port = int(served.url.rpartition(":")[2])
             per = gateway.STRANGERS_PER_ADDRESS
             there = [await knock(f"127.0.1.{n // per + 1}", port) for n in range(gateway.STRANGERS)]
-            await asyncio.sleep(0.1)
-            assert (await over(await knock("127.0.1.99", port, UPGRADE), 5)).startswith(b"HTTP/1.1 503")
+            for _ in range(10):  # in turns: all of them are heard of, however long the loop was kept from it
+                await asyncio.sleep(0.01)
+            assert (await over(await knock("127.0.1.99", port, UPGRADE), 30)).startswith(b"HTTP/1.1 503")
             assert (await inside.request("health"))["ok"]
             for each in there:
                 each.close()
 
             async def room() -> bool:
-                return not (await over(await knock("127.0.1.99", port, HEALTH), 5)).startswith(b"HTTP/1.1 503")
+                return not (await over(await knock("127.0.1.99", port, HEALTH), 30)).startswith(b"HTTP/1.1 503")
 
-            end = time.monotonic() + 5
+            end = time.monotonic() + 30
             while not await room():
                 assert time.monotonic() < end, "those who left still count"
 

@@ -230,8 +230,9 @@ class Client:
         return await self._call("interlock.history", {"session": session})
 
     async def receipt(self, wanted: str) -> Receipt:
-        """Return a receipt by its own id or a run's, as it stands now."""
-        found: ReceiptResult = await self._call("receipts.get", {"receiptId": wanted})
+        """Return a receipt by its own id, or a run's id or key, as it stands now."""
+        name = "receiptId" if str(wanted).startswith("f-") else "runId"
+        found: ReceiptResult = await self._call("receipts.get", {name: wanted})
         return found.receipt
 
     async def timeline(self, run: str) -> list[Moment]:

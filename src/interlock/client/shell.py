@@ -54,7 +54,7 @@ Data = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON: one document, or a line for each event.")]
 SomeRun = Annotated[str | None, typer.Argument(help="A run's id, or the key it was sent with.", show_default=False)]
-Run = Annotated[str, typer.Argument(help="The run's id.")]
+Run = Annotated[str, typer.Argument(help="The run's id, or the key it was sent with.")]
 Session = Annotated[str | None, typer.Option(metavar="NAME", help="The session. [main]")]
 HERE = f"http://127.0.0.1:{DEFAULT_PORT}"
 
@@ -253,7 +253,12 @@ def answer_command(
 
 
 @commands.command("questions", short_help="List the questions that wait for an answer.")
-def questions_command(data: Data, url: Url = HERE, session: Session = None, as_json: AsJson = False) -> int:
+def questions_command(
+    data: Data,
+    url: Url = HERE,
+    session: Annotated[str | None, typer.Option(metavar="NAME", help="Only this session's.")] = None,
+    as_json: AsJson = False,
+) -> int:
     """List the open questions that you may answer."""
 
     async def look(client: "Client") -> int:
@@ -271,7 +276,7 @@ def questions_command(data: Data, url: Url = HERE, session: Session = None, as_j
 
 @commands.command("receipt", short_help="Show the proof of an ending.")
 def receipt_command(
-    wanted: Annotated[str, typer.Argument(metavar="ID", help="The receipt's id, or a run's.")],
+    wanted: Annotated[str, typer.Argument(metavar="ID", help="The receipt's id, or a run's id or key.")],
     data: Data,
     url: Url = HERE,
     as_json: AsJson = False,

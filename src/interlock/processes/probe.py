@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-TRIAL_SECONDS = 1.0
+TRIAL_SECONDS = 5.0  # a loaded machine is not to be taken for one without cgroups
 SWEEP_SECONDS = 2.0
 
 

@@ -111,16 +111,22 @@ class Nothing(Params, frozen=True, kw_only=True):
     """A method that is asked with nothing."""
 
 
-class ChatSend(Params, frozen=True, kw_only=True):
-    """A message of a person, who may type a stop."""
+class OwnChat(Params, frozen=True, kw_only=True):
+    """A message of a person, who may type a stop whatever way of sending was chosen."""
 
     session_key: str
     message: str
     idempotency_key: str
-    queue_mode: Literal["steer", "followup", "collect", "interrupt", "rollback"] | None = None
+    queue_mode: Literal["steer", "followup", "collect", "interrupt", "reject", "rollback"] | None = None
     timeout_ms: Whole | None = None
     attachments: tuple[Any, ...] = ()
     suppress_command_interpretation: bool = False
+
+
+class ChatSend(OwnChat, frozen=True, kw_only=True):
+    """The same with the ways that were published."""
+
+    queue_mode: Literal["steer", "followup", "collect", "interrupt"] | None = None
 
 
 class ChatAbort(Params, frozen=True, kw_only=True):
@@ -191,6 +197,11 @@ class TaskId(Params, frozen=True, kw_only=True):
     """One run as a task."""
 
     task_id: str
+
+
+class TasksCancel(TaskId, frozen=True, kw_only=True):
+    """Stop one; why is the caller's."""
+
     reason: str | None = None
 
 
@@ -458,12 +469,13 @@ METHODS: Final[Mapping[str, Method]] = {
     "sessions.reset": Method(SessionKey, _CHANGE, _names("agentId reason"), stops=True),
     "tasks.list": Method(TasksList, _LOOK, _names("agentId")),
     "tasks.get": Method(TaskId, _LOOK),
-    "tasks.cancel": Method(TaskId, _CHANGE, stops=True),
+    "tasks.cancel": Method(TasksCancel, _CHANGE, stops=True),
     "exec.approval.list": Method(Nothing, _ANSWER),
     "exec.approval.resolve": Method(ApprovalResolve, _ANSWER, _names("reviewer grantExpiresInDays")),
     "receipts.get": Method(ReceiptsGet, _LOOK, result=ReceiptResult),
     "runs.timeline": Method(RunRef, _LOOK, result=TimelineResult),
     "interlock.send": Method(OwnSend, _CHANGE, result=Sent),
+    "interlock.chat": Method(OwnChat, _CHANGE, result=dict[str, Any]),
     "interlock.stop": Method(OwnStop, _CHANGE, stops=True, result=Receipt),
     "interlock.wait": Method(OwnWait, _LOOK, result=Outcome),
     "interlock.watch": Method(OwnWatch, _LOOK, result=dict[str, int]),

@@ -542,7 +542,7 @@ class Connection:
         except InterlockError as error:
             self.outbox.answer(frames.refusal(request.id, frames.error_of(error)), urgent=method.stops)
             return
-        stops = method.stops or (isinstance(params, frames.ChatSend) and is_typed(params))
+        stops = method.stops or (isinstance(params, frames.OwnChat) and is_typed(params))
         if self._busy[stops] >= (STOPS if stops else REQUESTS):
             fault = frames.fault("UNAVAILABLE", "too many requests in flight on this connection; wait for answers")
             self.outbox.answer(frames.refusal(request.id, fault | {"retryable": True}), urgent=stops)

@@ -75,7 +75,7 @@ class Typed:
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[Principal, str], tuple[tuple[str, str], asyncio.Task[Any]]] = OrderedDict()
 
-    def found(self, by: Principal, asked: frames.ChatSend) -> "asyncio.Task[Any] | None":
+    def found(self, by: Principal, asked: frames.OwnChat) -> "asyncio.Task[Any] | None":
         """Return what this key began; raise if it was used for something else."""
         said, doing = self._known.get((by, asked.idempotency_key), (None, None))
         if said is not None and said != (asked.session_key, asked.message):
@@ -84,7 +84,7 @@ class Typed:
             raise KeyConflict(f"key {asked.idempotency_key!r:.80} was used for another message; use a new key")
         return doing
 
-    def begin(self, by: Principal, asked: frames.ChatSend, command: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+    def begin(self, by: Principal, asked: frames.OwnChat, command: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         """Do it, and remember that; one that failed may be tried again."""
         place = (by, asked.idempotency_key)
         doing = asyncio.get_running_loop().create_task(command, name="a typed command")
@@ -95,16 +95,17 @@ class Typed:
         return doing
 
 
-def is_typed(asked: frames.ChatSend) -> bool:
+def is_typed(asked: frames.OwnChat) -> bool:
     """Return whether a message is no message but says stop, or to begin anew."""
     text, plain = asked.message, asked.suppress_command_interpretation
-    return not plain and (is_stop(text) or (len(text) < COMMAND_CHARACTERS and normalise(text) in ANEW))
+    anew = len(text) < COMMAND_CHARACTERS and normalise(text) in ANEW
+    return not plain and (anew or is_stop(text, name=telling.AGENT))
 
 
 # Chat and agent
 
 
-async def chat_send(on: Asker, asked: frames.ChatSend) -> Any:
+async def chat_send(on: Asker, asked: frames.OwnChat) -> Any:
     _no_attachments(asked.attachments)
     name_of(asked.idempotency_key, "idempotencyKey")
     doing = on.typed.found(on.by, asked)
@@ -131,7 +132,7 @@ async def chat_send(on: Asker, asked: frames.ChatSend) -> Any:
     return told | ({"queued": True} if sent.state is State.QUEUED else {})
 
 
-async def _command(on: Asker, asked: frames.ChatSend) -> Any:
+async def _command(on: Asker, asked: frames.OwnChat) -> Any:
     if normalise(asked.message) in ANEW:
         return await _reset(on, asked.session_key)
     return telling.stop_payload(await on.control.stop(session=asked.session_key, typed=True, by=on.by))
@@ -238,7 +239,7 @@ async def sessions_reset(on: Asker, asked: frames.SessionKey) -> Any:
     return telling.stop_payload(receipt) | {"key": asked.key, "reset": True}
 
 
-async def tasks_cancel(on: Asker, asked: frames.TaskId) -> Any:
+async def tasks_cancel(on: Asker, asked: frames.TasksCancel) -> Any:
     receipt = await _stop(on, asked.task_id)
     info = await on.control.find(asked.task_id, by=on.by)
     told: dict[str, Any] = {"found": info is not None, "cancelled": receipt.aborted}
@@ -280,12 +281,12 @@ async def tasks_get(on: Asker, asked: frames.TaskId) -> Any:
 
 
 async def sessions_list(on: Asker, asked: frames.SessionsList) -> Any:
-    begin, limit = asked.offset, min(PAGE, max(1, asked.limit))
-    infos = await on.control.sessions(limit=begin + limit, by=on.by)
+    begin, limit, sought = asked.offset, min(PAGE, max(1, asked.limit)), (asked.search or "").lower()
+    infos = await on.control.sessions(limit=PAGE if sought else begin + limit, by=on.by)
     runs: dict[SessionId, list[RunInfo]] = {}
     for run in await on.control.runs(latest=LATEST, by=on.by):
         runs.setdefault(run.session, []).append(run)
-    found = [info for info in infos if (asked.search or "").lower() in info.session.id.lower()][begin:]
+    found = [info for info in infos if sought in info.session.id.lower()][begin : begin + limit]
     rows = [telling.session_of(info, runs.get(info.session.id, [])) for info in found]
     return {"ts": int(time.time() * 1000), "count": len(rows), "sessions": rows}
 
@@ -412,6 +413,7 @@ HANDLERS: dict[str, Handler] = {
     "receipts.get": receipts_get,
     "runs.timeline": runs_timeline,
     "interlock.send": _verb("send", "session", "text", "key", "strategy", "deadline", "order", "kind"),
+    "interlock.chat": chat_send,
     "interlock.stop": _verb("stop", "session", "run", "key", "order", "typed"),
     "interlock.wait": own_wait,
     "interlock.watch": own_watch,

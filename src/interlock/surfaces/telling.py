@@ -224,7 +224,7 @@ class Teller:
         if not told.open and told.said:
             text = "\n\n" + text
         told.said = True
-        tail = b'},"ts":%d,"seq":%b}' % (event.at * 1000, seq)
+        tail = b',"generation":%b},"ts":%d,"seq":%b}' % (encode(event.generation), event.at * 1000, seq)
         return [
             Item(event.session, event.run_id, told.chat, text=text, tail=b',"seq":%b}' % seq, passing=True),
             Item(event.session, event.run_id, told.assistant, text=text, tail=tail, passing=True),
@@ -242,6 +242,7 @@ class Teller:
             payload = {
                 "id": asked.question_id,
                 "runId": event.run_id,
+                "generation": event.generation,
                 "createdAtMs": _ms(event.at),
                 "request": _request(asked.text, asked.tool, asked.arguments, asked.choices, event.session),
             }
@@ -258,6 +259,7 @@ class Teller:
 
 
 def _agent(event: Event, stream: str, data: dict[str, Any]) -> Item:
+    data = {**data, "generation": event.generation}
     payload = {"runId": event.run_id, "seq": event.position, "stream": stream, "ts": _ms(event.at), "data": data}
     item = event_item("agent", payload, session=event.session, run_id=event.run_id)
     item.passing = event.kind in PASSING
@@ -268,7 +270,7 @@ def _other(event: Event) -> list[Item]:
     match event.data:
         case Started():
             data = {"phase": "start", "startedAt": _ms(event.at), "sessionKey": event.session}
-            return [_agent(event, "lifecycle", {**data, "generation": event.generation})]
+            return [_agent(event, "lifecycle", data)]
         case Tool() as tool:
             data = {"phase": _TOOL_PHASES.get(tool.state, "result"), "name": tool.name, "toolCallId": tool.call_id}
             data |= {"state": tool.state, "isError": tool.error is not None}
@@ -294,7 +296,7 @@ def _other(event: Event) -> list[Item]:
 def _ended(event: Event, ended: Ended) -> list[Item]:
     outcome = ended.outcome
     words, chat = row(outcome).lifecycle, chat_event(outcome)
-    data: dict[str, Any] = {"phase": words.phase, "outcome": native(outcome), "generation": event.generation}
+    data: dict[str, Any] = {"phase": words.phase, "outcome": native(outcome)}
     if words.status is not None:
         data["status"] = words.status
     if outcome.started_at is not None:
@@ -330,7 +332,7 @@ def _typing(event: Event, on: bool) -> Item:
 def _resolved(event: Event, question: QuestionId, state: QuestionState, answer: bool | str | None, by: Any) -> Item:
     decision = answer if isinstance(answer, str) else _DECISIONS[answer]
     payload = {"id": question, "runId": event.run_id, "decision": decision, "state": state, "resolvedBy": by}
-    payload |= {"ts": _ms(event.at)}
+    payload |= {"ts": _ms(event.at), "generation": event.generation}
     return event_item("exec.approval.resolved", payload, session=event.session, run_id=event.run_id)
 
 

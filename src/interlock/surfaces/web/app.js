@@ -359,7 +359,8 @@ class Page {
     else if (!$("how-menu").hidden) {
       this.#showMenu(false);
       $("how").focus();
-    } else if (this.chat?.busy && !$("chat").hidden) {
+    } else if (!$("timeline").hidden) this.timeline.stop();
+    else if (this.chat?.busy && !$("chat").hidden) {
       event.preventDefault();
       this.stop();
     }

@@ -196,7 +196,8 @@ export class Chat {
     this.page.refresh();
     try {
       const params = { sessionKey: this.session, message, idempotencyKey: key, queueMode: way };
-      const told = await this.page.link.request("chat.send", params, { again: true });
+      const method = way === "rollback" ? "interlock.chat" : "chat.send"; // the published protocol has no word for it
+      const told = await this.page.link.request(method, params, { again: true });
       if (told.runId) this.#mine.push(told.runId); // until the session's own watch has told something
       if (told.runId && !this.#opening) this.#follow();
       if ("aborted" in told) text($("spoken"), told.aborted ? "Stopped" : "There was nothing to stop");

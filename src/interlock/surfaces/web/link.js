@@ -175,7 +175,7 @@ export class Link extends EventTarget {
   }
 
   #introduce() {
-    const client = { id: "interlock-page", version: "1", platform: "web", mode: "ui" };
+    const client = { id: "webchat-ui", version: "1", platform: "web", mode: "webchat" };
     const params = {
       minProtocol: 4,
       maxProtocol: 4,

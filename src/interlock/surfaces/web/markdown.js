@@ -27,3 +27,4 @@ onmessage = ({ data: words }) => {
   }
   postMessage(html);
 };
+postMessage(null); // it has begun

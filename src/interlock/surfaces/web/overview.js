@@ -110,7 +110,7 @@ export class Overview {
       ["corrections", told.corrections],
     ];
     this.figures.replaceChildren(...words.listed(figures));
-    this.everything.disabled = runs.length === 0;
+    this.everything.disabled = false; // what was left detached is in no row
     this.none.hidden = runs.length > 0;
     this.#rows(runs);
     this.charts.replaceChildren(latency(told.stops), endings(told.minutes), ...legend(told.endings));

@@ -11,7 +11,9 @@ import { place } from "./link.js";
 const MOST = 100_000; // characters drawn as markdown
 const TAGS_MOST = 5_000; // and tags that become of them
 const GROWING = 20_000; // of what is longer, the end that is shown while it grows
-const PATIENCE_MS = 1_000;
+const PATIENCE_MS = 1_000; // with a text
+const SHORT = 1_000; // characters: what takes longer with so few is the machine, not the text
+const BUSY_MS = 10_000; // patience with a machine
 const TAGS = [
   "a",
   "blockquote",
@@ -65,13 +67,28 @@ class Parser {
 
   #next() {
     if (!this.#jobs.length) return;
-    if (!this.#worker) {
-      this.#worker = new Worker(policy?.createScriptURL("") ?? place("web/markdown.js"), { type: "module" });
-      this.#worker.onmessage = ({ data: html }) => this.#done(html);
-      this.#worker.onerror = () => this.#giveUp();
-    }
-    this.#timer = setTimeout(() => this.#giveUp(), PATIENCE_MS);
-    this.#worker.postMessage(this.#jobs[0].words);
+    if (this.#worker) this.#hand();
+    else this.#begin();
+  }
+
+  // How long a worker takes to begin says nothing about a text: on a busy machine that alone may be a second.
+  #begin() {
+    const worker = (this.#worker = new Worker(policy?.createScriptURL("") ?? place("web/markdown.js"), {
+      type: "module",
+    }));
+    worker.onmessage = () => {
+      worker.onmessage = ({ data: html }) => this.#done(html);
+      this.#hand();
+    };
+    worker.onerror = () => this.#giveUp();
+    this.#timer = setTimeout(() => this.#giveUp(), BUSY_MS);
+  }
+
+  #hand() {
+    clearTimeout(this.#timer);
+    const { words } = this.#jobs[0];
+    this.#timer = setTimeout(() => this.#giveUp(), words.length > SHORT ? PATIENCE_MS : BUSY_MS);
+    this.#worker.postMessage(words);
   }
 
   #giveUp() {

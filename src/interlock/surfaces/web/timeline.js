@@ -1,6 +1,6 @@
 // A run's timeline: the picture that `interlock timeline` draws, fetched from the same renderer, and as a list.
 
-import { $, el, text } from "./dom.js";
+import { $, el, show, text } from "./dom.js";
 import { place } from "./link.js";
 import * as words from "./words.js";
 
@@ -36,6 +36,7 @@ export class Timeline {
       event.preventDefault();
       if (this.#run) save(page, this.#run);
     };
+    $("timeline-stop").onclick = () => this.stop();
   }
 
   show(run) {
@@ -43,7 +44,21 @@ export class Timeline {
     this.#run = run;
     $("timeline-picture").replaceChildren();
     $("timeline-moments").replaceChildren();
+    show($("timeline-stop"), false);
     if (run) this.#draw();
+  }
+
+  // The run that is looked at, by its name: never what came after it.
+  async stop() {
+    const button = $("timeline-stop");
+    if (button.hidden || button.disabled) return;
+    button.disabled = true; // in this frame
+    text($("spoken"), "Stopping");
+    const params = { run: this.#run };
+    const told = await this.page.link.request("interlock.stop", params, { again: true }).catch((error) => error);
+    text($("spoken"), told.aborted ? "Stopped" : (told.message ?? "There was nothing to stop any more"));
+    button.disabled = false;
+    this.#soon();
   }
 
   #hear({ run_id: run, data }) {
@@ -76,6 +91,7 @@ export class Timeline {
       await image.decode().catch(() => {});
       $("timeline-picture").replaceChildren(image);
       if (last) URL.revokeObjectURL(last);
+      show($("timeline-stop"), Boolean(info) && !info.outcome && this.page.link.may("write"));
       if (info) $("timeline-back").href = `#/s/${encodeURIComponent(info.session)}`;
       this.#list(told.moments);
     } catch (error) {
