@@ -147,7 +147,7 @@ def test_the_retry_of_a_message_that_was_taken_in_is_answered_at_once(server: Se
             steer = {"sessionKey": "retried", "message": "hi", "idempotencyKey": "steer", "queueMode": "steer"}
             first = await on.request("chat.send", **steer)
             taken = await on.event("agent", lambda event: event["stream"] == "input" and event["runId"] == taker)
-            assert taken["data"] == {"phase": "taken", "runId": first["runId"]}
+            assert (taken["data"]["phase"], taken["data"]["runId"]) == ("taken", first["runId"])
             assert await on.request("chat.send", **steer) == first
             assert (await on.request("agent.wait", runId=taker, timeoutMs=0))["status"] == "pending"
             await on.request("chat.abort", sessionKey="retried")
