@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,17 @@ class WireError(Exception):
         return "nothing was kept, send it again" in str(self.error["message"])
 
 
+async def insisting(ask: Callable[[], Awaitable[Any]]) -> Any:
+    """Ask, and ask again if the answer says so."""
+    for _ in range(AGAIN):
+        try:
+            return await ask()
+        except WireError as refused:
+            if not refused.again:
+                raise
+    return await ask()
+
+
 class Wire:
     """One raw connection; everything it hears is checked by the schemas and kept in order."""
 
@@ -133,13 +144,11 @@ class Wire:
 
     async def request(self, method: str, **params: Any) -> Any:
         """Ask and wait for the answer; ask again if it says so."""
-        for _ in range(AGAIN):
-            try:
-                return await self.answer(await self.ask(method, **params))
-            except WireError as refused:
-                if not refused.again:
-                    raise
-        return await self.answer(await self.ask(method, **params))
+
+        async def once() -> Any:
+            return await self.answer(await self.ask(method, **params))
+
+        return await insisting(once)
 
     async def until(self, found: Callable[[], Any], seconds: float = WAIT_SECONDS) -> Any:
         """Wait until something is there in what was heard."""

@@ -30,7 +30,7 @@ from interlock.surfaces import server
 from interlock.surfaces.gateway import Connection, Gateway
 
 from .protocol import Conversation, Frame, Wrong
-from .scene import AGAIN, WireError
+from .scene import WireError, insisting
 
 TESTS = Path(__file__).parent.parent
 BOUND_SECONDS = 30.0
@@ -110,13 +110,11 @@ class Wire:
 
     async def request(self, method: str, **params: Any) -> Any:
         """Ask, and return the answer; ask again if it says so."""
-        for _ in range(AGAIN):
-            try:
-                return await self.answer(await self.ask(method, **params))
-            except WireError as refused:
-                if not refused.again:
-                    raise
-        return await self.answer(await self.ask(method, **params))
+
+        async def once() -> Any:
+            return await self.answer(await self.ask(method, **params))
+
+        return await insisting(once)
 
     # Hearing
 
