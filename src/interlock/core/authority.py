@@ -135,5 +135,5 @@ class Authority:
         return frozenset(held | {Relation.APPROVER} if by in self._approvers else held)
 
     def may(self, action: Action, by: Principal, *, whose: Whose = NOBODYS, principal: Principal | None = None) -> bool:
-        """Return whether `by` may act on the session that is theirs so, or on the run in it that `principal` started."""
+        """Return whether somebody may act on a session, or on a run in it that `principal` started."""
         return may(action, self.relations(by, whose=whose, principal=principal))

@@ -648,10 +648,7 @@ class Control:
 
     async def _owned(self, session_id: SessionId, by: Principal, action: Action = Action.SEE_SESSION) -> int:
         """Raise unless there is such a session and the caller may act on it; return where its transcript begins."""
-        whose = await read(self._sight.whose(session_id))
-        session = self._registry.sessions.get(session_id)
-        row = None if session is not None and session.stored else await read(self._store.session(session_id))
-        since = row.since if row is not None else 0 if session is None else session.since
+        whose, since = await read(self._sight.session(session_id))
         if whose.owner is None or not self._authority.may(action, by, whose=whose):
             raise unknown_session(session_id, by)
         return since

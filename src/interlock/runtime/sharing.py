@@ -61,9 +61,7 @@ class Sharing:
             if who in (session.owner, LOCAL):
                 raise BadInput(f"{who} may do everything in session {session_id} as it is; name somebody else")
             if may is not None and who not in session.shares and len(session.shares) >= SHARES:
-                raise Refused(
-                    f"session {session_id} is shared with {SHARES} others, the most there may be; unshare one"
-                )
+                raise Refused(f"session {session_id} is shared with {SHARES} others, the most it may be; unshare one")
             row = ShareRow(session=session_id, principal=who, may=may, at=self._registry.position())
             place = session_id, who
             self._latest[place] = row.at

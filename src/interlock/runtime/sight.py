@@ -27,16 +27,20 @@ class Sight:
         """Return whether a live run is the caller's to see."""
         return self._authority.may(Action.SEE_RUN, by, whose=run.session.whose, principal=run.principal)
 
+    async def session(self, session_id: SessionId) -> tuple[Whose, int]:
+        """Return whose a session is and where its transcript begins: as memory has it, else as the store does."""
+        live = self._registry.sessions.get(session_id)
+        row = None
+        if live is None or not live.stored:
+            row = await self._store.session(session_id)
+            live = self._registry.sessions.get(session_id)
+        if live is not None and live.stored:  # also where it came to life while we asked: it knows better
+            return live.whose, live.since
+        return (NOBODYS, 0) if row is None else (Whose(row.owner, row.shares), row.since)
+
     async def whose(self, session_id: SessionId) -> Whose:
-        """Return whose a session is: as memory has it, else as the store does."""
-        live = self._registry.sessions.get(session_id)
-        if live is not None and live.loaded:
-            return live.whose
-        row = await self._store.session(session_id)
-        live = self._registry.sessions.get(session_id)
-        if live is not None and live.loaded:  # it came to life while we asked, and knows better
-            return live.whose
-        return NOBODYS if row is None else Whose(row.owner, row.shares)
+        """Return whose a session is."""
+        return (await self.session(session_id))[0]
 
     async def may_see_row(self, by: Principal, row: RunRow) -> bool:
         """Return whether a stored run is the caller's to see: a child's where its home is."""

@@ -236,9 +236,7 @@ class Stopping:
 
     async def _receipt_of(self, fall: Fall, by: Principal) -> Receipt:
         """Return the receipt of what this call ended; `aborted` follows from what was decided, not what was asked."""
-        seen = [
-            run for run in fall.runs if self._sight.may_see(by, run)
-        ]  # now: the right may go before the end is told
+        seen = [run for run in fall.runs if self._sight.may_see(by, run)]  # asked now: the right may go before the end
         await fall.ended.wait()
         endings = [_ending(run) for run in fall.runs]
         stopped = Ending.STOPPED in endings or bool(fall.swept)

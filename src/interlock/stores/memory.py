@@ -428,8 +428,8 @@ class MemoryStore:
         for row in reversed(self._runs.values()):
             runs.setdefault(row.session, []).append(row)
         names = dict.fromkeys([*runs, *sorted(self._sessions)])
-        found = [row for name in names if (row := self._session(name)) is not None]
-        mine = [row for row in found if not row.id.startswith("run:") and (of in (None, row.owner) or of in row.shares)]
+        known = [found for name in names if (found := self._session(name)) is not None]
+        mine = [row for row in known if not row.id.startswith("run:") and (of in (None, row.owner) or of in row.shares)]
         return tuple(_info(row, runs.get(row.id, [])) for row in mine[: None if limit < 0 else limit])
 
     async def run(self, run_id: RunId) -> RunRow | None:
