@@ -478,8 +478,8 @@ async def endings_told(session: Session) -> None:
 def unknown_session(session: SessionId, by: Principal) -> Unknown:
     """The refusal of a session that is not there, or not the caller's: the two look the same."""
     return Unknown(
-        f"no session {session!r} for {by}; a session of your own begins with its first message, "
-        "another's is written owner/name and is there for those it was shared with"
+        f"no session {session!r} for {by}; a session begins with its first message, "
+        "and another's (owner/name) is there only for those it is shared with"
     )
 
 
