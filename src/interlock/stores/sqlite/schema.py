@@ -1,6 +1,7 @@
 """Connections, the schema and its migrations, and the statements, which live in .sql files with a name each.
 
-A database of a later schema is refused: what wrote it knows more than we do. The migrations that a database lacks run in one transaction.
+A database of a later schema is refused: what wrote it knows more than we do. The migrations that a database lacks run
+in one transaction.
 """
 
 import re
