@@ -294,8 +294,7 @@ def told(answer: Any, ask: Callable[[Oracle], Any], seconds: float = 0.0) -> Non
     async def main() -> None:
         oracle = Oracle(Stub(answer, seconds), MemoryStore())  # type: ignore[arg-type]
         oracle.judging = None
-        oracle._principals["r"], oracle._accepted["r"], oracle._owners["s"] = "alice", "s", "alice"
-        oracle._home["r"] = "s"
+        oracle._principals["r"], oracle._accepted["r"], oracle._home["r"] = "alice", "s", "s"
         await ask(oracle)
 
     run_seeded(main, 0)

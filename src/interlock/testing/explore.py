@@ -35,6 +35,7 @@ PAUSES_SECONDS = (0.0, 0.0, 0.0, 0.0, 1e-5, 1e-4, 0.003, 0.02, 0.05, 0.3, 0.6)
 QUICK_SECONDS = (0.0, 0.0, 2e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 DEADLINES_SECONDS = (None, None, None, 0.002, 0.05, 0.2)
 LATENCIES_SECONDS = (0.0, 0.0, 0.001, 0.05)
+ADMINS = ("admin",)
 PEOPLE = ("alice", "alice", "alice", "bob", "admin")
 STRATEGIES = (None, None, None, "queue", "queue", "steer", "collect", "rollback", "reject")
 CHARGE_SECONDS = 2e-5
@@ -296,11 +297,11 @@ def perform(
             driver="inline" if driver is None else driver(played, agents, threads),
             store=store,
             settings=SETTINGS,
-            admins=("admin",),
+            admins=ADMINS,
             threads=threads,
             processes=processes,
         ) as control:
-            kit.control, kit.oracle = control, Oracle(control, store, hosted=driver is not None)
+            kit.control, kit.oracle = control, Oracle(control, store, admins=ADMINS, hosted=driver is not None)
             processes.book = Book(kit.oracle)
             judged.append(kit.oracle)
             scene = Scene(random, kit.oracle, store, theme)
