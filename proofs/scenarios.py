@@ -58,8 +58,18 @@ HOSTS = Theme(
     "s",
     (0.0, 0.0, 0.001),
 )
+FOUNDING = Theme(
+    ("polite", "never", "reply", "tools"),
+    ("send", "send", "stop", "stop", "stop", "overtake", "late", "vanish"),
+    (None, None, "queue", "collect"),
+    "s",
+    (0.0, 0.05, 0.05),
+    crowd=("alice", "bob"),
+    strained=True,
+)  # whose the session is hangs on messages that the store refuses
 OTHERS = tuple(name for name in BEHAVIOURS if name not in PROCESSES.behaviours)
 PROCESS_SEEDS = 8  # every so many seeds play with processes
+FOUNDING_SEEDS = 16  # every so many seeds begin with a store in trouble
 HOST_SEEDS = 8  # every so many seeds the agents run in hosts
 DEATH_SEEDS = 8  # every so many seeds the server dies on the way, and is started again
 DEATHS = 3  # in a row, at most
@@ -98,6 +108,8 @@ def _theme(seed: int, random: Random) -> Theme:
         theme = random.choice(THEMES)
     if seed % PROCESS_SEEDS == 6:
         theme = PROCESSES
+    if seed % FOUNDING_SEEDS == 9:
+        theme = FOUNDING
     if seed % HOST_SEEDS == 4 and random.random() < 0.7:
         theme = HOSTS
     return theme

@@ -33,6 +33,7 @@ SETTINGS = Settings(
 )
 PAUSES_SECONDS = (0.0, 0.0, 0.0, 0.0, 1e-5, 1e-4, 0.003, 0.02, 0.05, 0.3, 0.6)
 QUICK_SECONDS = (0.0, 0.0, 2e-5, 1e-4, 3e-4, 1e-3, 3e-3)
+STRAINED_SECONDS = (0.0, 0.0, 0.0, 0.05, 0.2, 0.3, 0.4)
 DEADLINES_SECONDS = (None, None, None, 0.002, 0.05, 0.2)
 LATENCIES_SECONDS = (0.0, 0.0, 0.001, 0.05)
 ADMINS = ("admin",)
@@ -67,6 +68,8 @@ class Theme(NamedTuple):
     strategies: tuple[str | None, ...] = STRATEGIES
     places: str = "ssssst"
     latencies: tuple[float, ...] = LATENCIES_SECONDS
+    crowd: tuple[str, ...] = ()  # who acts; without it one or two of everybody
+    strained: bool = False  # the store is in trouble from the first message on
 
 
 class Scene:
@@ -87,8 +90,12 @@ class Scene:
     async def play(self) -> None:
         """Let everyone act, then put everything right and end what is left."""
         random = self._random
-        people = [self._person(random.choice(PEOPLE)) for _ in range(random.choice((1, 1, 1, 2, 2)))]
-        if random.random() < 0.4:
+        crowd = self._theme.crowd or [random.choice(PEOPLE) for _ in range(random.choice((1, 1, 1, 2, 2)))]
+        person = self._impatient if self._theme.strained else self._person
+        people = [person(name) for name in crowd]
+        if self._theme.strained:
+            people.append(self._strain())
+        elif random.random() < 0.4:
             people.append(self._trouble())
         if random.random() < 0.4:
             people.append(self._reader())
@@ -104,14 +111,31 @@ class Scene:
             await self._oracle.stop(session=session)
 
     async def _person(self, name: str) -> None:
-        random = self._random
         await self._send(name)
+        await self._go_on(name)
+
+    async def _go_on(self, name: str) -> None:
+        random = self._random
         for _ in range(random.choice((1, 1, 2, 2, 3))):
             await asyncio.sleep(random.choice(self._pauses))
             if self._oracle.questions and random.random() < 0.5:
                 await self._answer(name)
                 continue
             await self._act(random.choice(self._theme.acts), name)
+
+    async def _impatient(self, name: str) -> None:
+        """Send, and perhaps do more before that is answered: nobody knows yet whose the session will be."""
+        random = self._random
+        await asyncio.sleep(random.choice(STRAINED_SECONDS))
+        first = asyncio.ensure_future(self._send(name))
+        if random.random() < 0.5:
+            await first
+        else:
+            self._vanishing.append(first)
+            await asyncio.sleep(random.choice(STRAINED_SECONDS))
+            if random.random() < 0.7:
+                await self._oracle.stop(session="s", by=name)
+        await self._go_on(name)
 
     async def _act(self, what: str, name: str) -> None:
         await getattr(self, f"_{what}")(name)
@@ -124,6 +148,14 @@ class Scene:
             setattr(store.faults, random.choice(("fail", "stall", "lose")), True)
             await asyncio.sleep(random.choice((0.0, 0.001, 0.1, 0.45, 0.5, 0.55, 0.8)))
             store.resume()
+
+    async def _strain(self) -> None:
+        """Take no message at first; as long as the store is silent nobody knows whose a session will be."""
+        random, store = self._random, self._store
+        await asyncio.sleep(random.choice((1e-5, 0.001, 0.01)))
+        setattr(store.faults, random.choice(("stall", "stall", "stall", "fail", "lose")), True)
+        await asyncio.sleep(random.choice((0.3, 0.5, 0.55, 0.6, 0.6, 0.7)))
+        store.resume()
 
     async def _reader(self) -> None:
         """Watch slowly for a while, then go away."""

@@ -3,7 +3,8 @@
 The runtime is not asked, and an owner that it names is not believed. The book is kept at the store's door and from what
 callers were told:
 1. A session is founded by the first message that was handed to the store to be admitted and stands: the store holds it,
-   its sender was told of its run, or its end was told. Its author is the owner, for good.
+   its sender was told of its run, or its end was told. Its author is the owner, for good, once the store has the
+   session.
 2. A message that fell before it was decided on is never handed over to be admitted, and one that was withdrawn does not
    stand: neither founds anything.
 3. A share counts from when it was asked for until its end was acknowledged.
@@ -132,7 +133,8 @@ class Rights:
 
     def wrong(self, act: Act) -> str | None:
         """Judge a deed: what was wrong with it, None if nothing, or if the owner is not certain yet."""
-        owner, certain = self._founder(act.session)
+        kept = act.session in self._store._sessions  # whoever is only about to own a session has no right to it yet
+        owner, certain = self._founder(act.session) if kept else (None, True)
         if self._allows(act, owner):
             return None
         if certain:
