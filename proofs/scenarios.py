@@ -40,7 +40,12 @@ THEMES = (
     ),
     Theme(("asker", "guarded", "gambler"), ("send", "stop", "wait", "reset")),
     Theme(("parent", "litter", "cuckoo", "orphan", "absentee")),
-    Theme(("dawdle", "sleeper"), ("send", "wait", "wait", "stop")),
+    Theme(
+        ("dawdle", "dawdle", "sleeper"),
+        ("send", "wait", "wait", "stop"),
+        ("queue", "queue", None),
+        deadlines=(None, 0.002, 0.002, 0.05),
+    ),
     Theme(("never", "polite", "swallow_all"), ("vanish", "vanish", "stop", "twice", "overtake", "late")),
 )
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from interlock.app import open_control
-from interlock.core.errors import InterlockError, Unknown
+from interlock.core.errors import Unknown
 from interlock.core.names import RunId, SessionId
 from interlock.runtime.driver import Driver
 from interlock.runtime.run import Agent, Message, Run
@@ -44,6 +44,9 @@ ACTS = (
     *("send",) * 6, *("stop",) * 4, *("wait",) * 2, *("vanish",) * 2, *("twice",) * 2,
     "burst", "reset", "wake", "overtake", "late",
 )  # fmt: skip
+SHARING_ACTS = ("share", "share", "unshare", "unshare")
+GUESTS = ("alice", "bob", "bob", "mallory")
+WATCHERS = ("local", "alice", "bob", "bob", "mallory")
 OWN_TASKS = ("later", "talk")  # what hostile agents leave behind their own backs
 
 
@@ -68,6 +71,7 @@ class Theme(NamedTuple):
     strategies: tuple[str | None, ...] = STRATEGIES
     places: str = "ssssst"
     latencies: tuple[float, ...] = LATENCIES_SECONDS
+    deadlines: tuple[float | None, ...] = DEADLINES_SECONDS
     crowd: tuple[str, ...] = ()  # who acts; without it one or two of everybody
     strained: bool = False  # the store is in trouble from the first message on
 
@@ -83,6 +87,7 @@ class Scene:
         self._known: list[RunId] = []
         self._said = 0
         self._pauses = random.choice((PAUSES_SECONDS, QUICK_SECONDS, QUICK_SECONDS))
+        self._acts = (*theme.acts, *SHARING_ACTS) if oracle.rights.sharing else theme.acts
         self._vanishing: list[asyncio.Task[Any]] = []
         self._orders = 10
         self.keyed: dict[tuple[str, str], tuple[str, str, RunId]] = {}
@@ -112,6 +117,8 @@ class Scene:
 
     async def _person(self, name: str) -> None:
         await self._send(name)
+        if self._oracle.rights.sharing and self._random.random() < 0.7:  # else they would never meet in a session
+            await self._share(name)
         await self._go_on(name)
 
     async def _go_on(self, name: str) -> None:
@@ -121,7 +128,7 @@ class Scene:
             if self._oracle.questions and random.random() < 0.5:
                 await self._answer(name)
                 continue
-            await self._act(random.choice(self._theme.acts), name)
+            await self._act(random.choice(self._acts), name)
 
     async def _impatient(self, name: str) -> None:
         """Send, and perhaps do more before that is answered: nobody knows yet whose the session will be."""
@@ -162,7 +169,8 @@ class Scene:
         await asyncio.sleep(self._random.choice((0.0001, 0.003, 0.02)))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._random.choice((0.1, 1.0))):
-                await self._oracle.watch("s", pause=self._random.choice((0.0, 0.0, 0.001, 0.03)))
+                by = self._random.choice(WATCHERS) if self._oracle.rights.sharing else "local"
+                await self._oracle.watch("s", pause=self._random.choice((0.0, 0.0, 0.001, 0.03)), by=by)
 
     # What people do
 
@@ -184,7 +192,7 @@ class Scene:
             by=name,
             key=key,
             strategy=strategy or random.choice(self._theme.strategies),
-            deadline=random.choice(DEADLINES_SECONDS),
+            deadline=random.choice(self._theme.deadlines),
             **options,
         )
         if sent is not None:
@@ -226,10 +234,17 @@ class Scene:
 
     async def _wake(self, name: str) -> None:
         """Have the session woken soon."""
-        control = self._oracle.control
-        at = control._clock.wall() + self._random.choice((1e-4, 0.003, 0.02, 0.1))
-        with contextlib.suppress(InterlockError):
-            await control.wake("s", self._oracle.wake(self._text()), at=at, by=name)
+        at = self._oracle.control._clock.wall() + self._random.choice((1e-4, 0.003, 0.02, 0.1))
+        await self._oracle.wake("s", self._text(), at=at, by=name)
+
+    async def _share(self, name: str) -> None:
+        """Share a session, one's own or not."""
+        random = self._random
+        who, may = random.choice(GUESTS), random.choice(("write", "write", "write", "read"))
+        await self._oracle.share(random.choice(self._theme.places), who, may, by=name)
+
+    async def _unshare(self, name: str) -> None:
+        await self._oracle.unshare(self._random.choice(self._theme.places), self._random.choice(GUESTS), by=name)
 
     def _target(self) -> dict[str, str]:
         random = self._random

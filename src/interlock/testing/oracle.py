@@ -13,6 +13,7 @@ its parent; a hold has one holder; a message that was taken in is seen once.
 """
 
 import asyncio
+import contextlib
 from contextlib import aclosing
 from typing import Any
 
@@ -373,12 +374,12 @@ class Oracle:
                     self._fail(f"P5: message {text!r} was refused after it ran")
             return None
         self._note("sent", sent.run_id, sent.state)
-        self._accepted.setdefault(sent.run_id, session)
         self._principals.setdefault(sent.run_id, by)
         self._home.setdefault(sent.run_id, session)
         self.rights.stands(sent.run_id)
-        if sent.state is not State.ENDED:  # (one that was stopped on its way is told so, whoever sent it)
-            self._did(Deed.SEND, by, session, asked, f"P7: {sent.run_id} of {by} was taken in session {session}")
+        if sent.state is not State.ENDED and sent.run_id not in self._accepted:  # (else: stopped on its way, or before)
+            self._did(Deed.SEND, by, session, asked, f"P7: a message of {by} was taken in session {session}")
+        self._accepted.setdefault(sent.run_id, session)
         if stillborn:
             self._stillborn.add(sent.run_id)
         if late:
@@ -404,8 +405,8 @@ class Oracle:
         if run_id is not None and run_id in self._over and question in self.questions:
             self._fail(f"P1: question {question} of {run_id} was answered after its end was acknowledged")
         if run_id is not None:
-            principal, home = self._principals.get(run_id, ""), self._home.get(run_id, "")
-            self._did(Deed.END, by, home, asked, f"P7: {by} answered a question of {run_id}", principal=principal)
+            home = self._home.get(run_id, "")
+            self._did(Deed.END, by, home, asked, f"P7: {by} answered a question of {run_id}", run_id=run_id)
 
     async def reset(self, session: str, *, by: str = "local") -> None:
         """Reset a session: whatever was in it, at every depth, is over."""
@@ -421,10 +422,42 @@ class Oracle:
         self._receipt(receipt)
         self._ended_with(session, before)
 
-    def wake(self, text: str) -> str:
-        """Remember what a schedule will send."""
+    async def wake(self, session: str, text: str, *, at: float, by: str) -> None:
+        """Have a session woken, and remember what the schedule will send."""
         self._wakes.add(text)
-        return text
+        asked = self._loop.time()
+        with contextlib.suppress(InterlockError):
+            await self.control.wake(session, text, at=at, by=by)
+            self._did(Deed.OWN, by, session, asked, f"P7: {by} has session {session} woken")
+
+    async def share(self, session: str, who: str, may: str, *, by: str) -> None:
+        """Share a session; who was given what counts from now on, and what they had before until the answer."""
+        control: Any = self.control
+        asked = self._loop.time()
+        share = self.rights.share(session, who, may, asked)
+        try:
+            await control.share(session, with_=who, may=may, by=by)
+        except InterlockError as refusal:
+            self._note("share refused", None, type(refusal).__name__)
+            if not isinstance(refusal, Unavailable):  # (then it may still come to be)
+                share.ends = -1.0
+            return
+        self._note("shared", None, who, may)
+        self.rights.only(session, who, may, self._loop.time())
+        self._did(Deed.OWN, by, session, asked, f"P7: {by} shared session {session} with {who}")
+
+    async def unshare(self, session: str, who: str, *, by: str) -> None:
+        """Take a share back: once that is answered nothing more of it counts."""
+        control: Any = self.control
+        asked = self._loop.time()
+        try:
+            await control.unshare(session, with_=who, by=by)
+        except InterlockError as refusal:
+            self._note("unshare refused", None, type(refusal).__name__)
+            return
+        self._note("unshared", None, who)
+        self.rights.only(session, who, None, self._loop.time())
+        self._did(Deed.OWN, by, session, asked, f"P7: {by} took session {session} from {who}")
 
     def _living(self, session: str) -> list[RunId]:
         """What is known to be alive in a session's tree."""
@@ -534,9 +567,10 @@ class Oracle:
         """How long a stop may take, and so how long ago the right to what is told now may have been asked."""
         return 2 * self.control.settings.commit_seconds + STOP_SLACK_SECONDS
 
-    def _did(self, deed: Deed, by: str, session: str, since: float, told: str, *, principal: str | None = None) -> None:
+    def _did(self, deed: Deed, by: str, session: str, since: float, told: str, run_id: RunId | None = None) -> None:
         """Somebody did something, or was let see it: had they the right, at some time since then?"""
-        wrong = self.rights.wrong(Act(deed, by, session, principal, since, self._loop.time(), told))
+        principal = None if run_id is None else self._principals.get(run_id, by)
+        wrong = self.rights.wrong(Act(deed, by, session, since, self._loop.time(), told, run_id, principal))
         if wrong is not None:
             self._fail(wrong)
 
@@ -548,7 +582,7 @@ class Oracle:
             return
         principal, home = self._principals.get(run_id, by), self._home.get(run_id, "")
         told = f"P7: {by} {'took over' if taken_over else 'stopped'} {run_id} of {principal}"
-        self._did(Deed.END, by, home, since, told, principal=principal)
+        self._did(Deed.END, by, home, since, told, run_id=run_id)
 
     # The end
 

@@ -10,6 +10,7 @@ callers were told:
 3. A share counts from when it was asked for until its end was acknowledged.
 """
 
+import math
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ class Deed(StrEnum):
     SEND = "send"
     END = "end"  # a stop, a takeover, an answer: a run's principal may, too
     SEE = "see"
-    OWN = "own"  # what is the owner's alone: reset, share
+    OWN = "own"  # what is the owner's alone: reset, wake, share
 
 
 class Act(NamedTuple):
@@ -36,10 +37,11 @@ class Act(NamedTuple):
     deed: Deed
     by: str
     session: str
-    principal: str | None  # who started the run that it was done to
     since: float
     until: float
     told: str  # the violation, if there was no right to it
+    run_id: RunId | None = None  # the run that it was done to
+    principal: str | None = None  # who started that
 
 
 class _Offer(NamedTuple):
@@ -50,13 +52,13 @@ class _Offer(NamedTuple):
     text: str
 
 
-class _Share:
+class Share:
     """What somebody was given in a session, from when to when."""
 
     def __init__(self, may: str, begins: float) -> None:
         self.may = may
         self.begins = begins
-        self.ends: float | None = None
+        self.ends = math.inf
 
 
 class Rights:
@@ -70,7 +72,7 @@ class Rights:
         self._standing: set[RunId] = set()
         self._refused: set[str] = set()
         self._owners: dict[str, str] = {}
-        self._shares: dict[tuple[str, str], list[_Share]] = {}
+        self._shares: dict[tuple[str, str], list[Share]] = {}
         self._open: list[Act] = []
         self._decide = store.decide
         store.decide = self._offered  # type: ignore[method-assign]
@@ -113,19 +115,21 @@ class Rights:
 
     # With whom it is shared
 
-    def share(self, session: str, who: str, may: str, now: float) -> None:
-        """A share was asked for."""
-        self._shares.setdefault((session, who), []).append(_Share(may, now))
+    def share(self, session: str, who: str, may: str, now: float) -> Share:
+        """A share was asked for; if it is refused, it ends before it began."""
+        share = Share(may, now)
+        self._shares.setdefault((session, who), []).append(share)
+        return share
 
     def only(self, session: str, who: str, may: str | None, now: float) -> None:
         """From here on somebody has no other share than this; it was acknowledged so."""
         for share in self._shares.get((session, who), ()):
-            if share.may != may and share.ends is None:
-                share.ends = now
+            if share.may != may:
+                share.ends = min(share.ends, now)
 
     def _shared(self, act: Act, *enough: str) -> bool:
         return any(
-            share.may in enough and share.begins <= act.until and (share.ends is None or share.ends >= act.since)
+            share.may in enough and share.begins <= act.until and share.ends >= act.since
             for share in self._shares.get((act.session, act.by), ())
         )
 
@@ -159,12 +163,13 @@ class Rights:
             case Deed.SEND:
                 return not self.sharing or self._shared(act, WRITE)
             case Deed.END:
-                mine = act.by == act.principal
-                return mine and (not self.sharing or owner is None or self._shared(act, WRITE))
+                arriving = act.run_id not in self._offers.get(act.session, {})  # and nothing of the session's yet
+                free = not self.sharing or owner is None or arriving
+                return act.by == act.principal and (free or self._shared(act, WRITE))
             case Deed.SEE:
                 return self._shared(act, WRITE, READ)
             case Deed.OWN:
                 return False
 
 
-__all__ = ["Act", "Deed", "Rights"]
+__all__ = ["Act", "Deed", "Rights", "Share"]
