@@ -46,7 +46,7 @@ ACTS = (
 )  # fmt: skip
 SHARING_ACTS = ("share", "share", "unshare", "unshare")
 GUESTS = ("alice", "bob", "bob", "mallory")
-WATCHERS = ("local", "alice", "bob", "bob", "mallory")
+WATCHERS = ("local", "alice", "bob", "bob", "bob", "mallory")
 OWN_TASKS = ("later", "talk")  # what hostile agents leave behind their own backs
 
 
@@ -73,6 +73,7 @@ class Theme(NamedTuple):
     latencies: tuple[float, ...] = LATENCIES_SECONDS
     deadlines: tuple[float | None, ...] = DEADLINES_SECONDS
     crowd: tuple[str, ...] = ()  # who acts; without it one or two of everybody
+    readers: float = 0.4  # how often somebody watches
     strained: bool = False  # the store is in trouble from the first message on
 
 
@@ -102,7 +103,7 @@ class Scene:
             people.append(self._strain())
         elif random.random() < 0.4:
             people.append(self._trouble())
-        if random.random() < 0.4:
+        if random.random() < self._theme.readers:
             people.append(self._reader())
         tasks = [asyncio.ensure_future(person) for person in people]
         for task in tasks:
@@ -240,11 +241,27 @@ class Scene:
     async def _share(self, name: str) -> None:
         """Share a session, one's own or not."""
         random = self._random
-        who, may = random.choice(GUESTS), random.choice(("write", "write", "write", "read"))
+        who = random.choice([guest for guest in GUESTS if guest != name])
+        may = random.choice(("write", "write", "write", "read"))
         await self._oracle.share(random.choice(self._theme.places), who, may, by=name)
 
     async def _unshare(self, name: str) -> None:
-        await self._oracle.unshare(self._random.choice(self._theme.places), self._random.choice(GUESTS), by=name)
+        await self._oracle.share(self._random.choice(self._theme.places), self._random.choice(GUESTS), None, by=name)
+
+    async def _visit(self, name: str) -> None:
+        """Let somebody in, perhaps put them out again, and see what they can do at each step."""
+        random, oracle = self._random, self._oracle
+        guest = "alice" if name == "bob" else "bob"
+        await oracle.share("s", guest, random.choice(("write", "write", "read")), by=name)
+        await self._send(guest)
+        await asyncio.sleep(random.choice(self._pauses))
+        if random.random() < 0.7:
+            await oracle.share("s", guest, random.choice((None, None, "read")), by=name)
+        if random.random() < 0.5:
+            await self._send(guest)
+        else:
+            mine = [run for run in self._known if oracle.principal(run) == guest]
+            await oracle.stop(by=guest, **({"run": random.choice(mine)} if mine else {"session": "s"}))
 
     def _target(self) -> dict[str, str]:
         random = self._random

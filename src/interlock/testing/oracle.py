@@ -124,6 +124,10 @@ class Oracle:
         """The sessions that were spoken to."""
         return tuple(self._sinks)
 
+    def principal(self, run_id: RunId) -> str | None:
+        """Who started a run."""
+        return self._principals.get(run_id)
+
     # Sinks
 
     def follow(self, session: str) -> None:
@@ -430,34 +434,24 @@ class Oracle:
             await self.control.wake(session, text, at=at, by=by)
             self._did(Deed.OWN, by, session, asked, f"P7: {by} has session {session} woken")
 
-    async def share(self, session: str, who: str, may: str, *, by: str) -> None:
-        """Share a session; who was given what counts from now on, and what they had before until the answer."""
+    async def share(self, session: str, who: str, may: str | None, *, by: str) -> None:
+        """Share a session, or (None) not any more: what they had counts until that is acknowledged, and no longer."""
         control: Any = self.control
         asked = self._loop.time()
-        share = self.rights.share(session, who, may, asked)
+        word = self.rights.say(session, who, may, asked)
         try:
-            await control.share(session, with_=who, may=may, by=by)
+            if may is None:
+                await control.unshare(session, with_=who, by=by)
+            else:
+                await control.share(session, with_=who, may=may, by=by)
         except InterlockError as refusal:
             self._note("share refused", None, type(refusal).__name__)
             if not isinstance(refusal, Unavailable):  # (then it may still come to be)
-                share.ends = -1.0
+                word.refuse()
             return
         self._note("shared", None, who, may)
-        self.rights.only(session, who, may, self._loop.time())
+        word.acknowledge(self._loop.time())
         self._did(Deed.OWN, by, session, asked, f"P7: {by} shared session {session} with {who}")
-
-    async def unshare(self, session: str, who: str, *, by: str) -> None:
-        """Take a share back: once that is answered nothing more of it counts."""
-        control: Any = self.control
-        asked = self._loop.time()
-        try:
-            await control.unshare(session, with_=who, by=by)
-        except InterlockError as refusal:
-            self._note("unshare refused", None, type(refusal).__name__)
-            return
-        self._note("unshared", None, who)
-        self.rights.only(session, who, None, self._loop.time())
-        self._did(Deed.OWN, by, session, asked, f"P7: {by} took session {session} from {who}")
 
     def _living(self, session: str) -> list[RunId]:
         """What is known to be alive in a session's tree."""

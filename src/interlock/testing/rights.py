@@ -44,7 +44,7 @@ class Act(NamedTuple):
     principal: str | None = None  # who started that
 
 
-class _Offer(NamedTuple):
+class Offer(NamedTuple):
     """A message that was handed to the store to be admitted."""
 
     run_id: RunId
@@ -52,13 +52,23 @@ class _Offer(NamedTuple):
     text: str
 
 
-class Share:
-    """What somebody was given in a session, from when to when."""
+class Word:
+    """What was said of somebody's share of a session: what they may do there, None: nothing; the later word stands."""
 
-    def __init__(self, may: str, begins: float) -> None:
+    def __init__(self, may: str | None, now: float, before: tuple["Word", ...]) -> None:
         self.may = may
-        self.begins = begins
-        self.ends = math.inf
+        self.begins, self.ends = now, math.inf
+        self._before = before
+
+    def acknowledge(self, now: float) -> None:
+        """From here on nothing counts that was said before and differs."""
+        for word in self._before:
+            if word.may != self.may:
+                word.ends = min(word.ends, now)
+
+    def refuse(self) -> None:
+        """It was as if it had not been said."""
+        self.ends = -math.inf
 
 
 class Rights:
@@ -68,11 +78,11 @@ class Rights:
         self.sharing = sharing  # else everybody may send to every session, and what they started is theirs for good
         self._store = store
         self._admins = frozenset((LOCAL, *admins))
-        self._offers: dict[str, dict[RunId, _Offer]] = {}
+        self._offers: dict[str, dict[RunId, Offer]] = {}
         self._standing: set[RunId] = set()
         self._refused: set[str] = set()
         self._owners: dict[str, str] = {}
-        self._shares: dict[tuple[str, str], list[Share]] = {}
+        self._words: dict[tuple[str, str], list[Word]] = {}
         self._open: list[Act] = []
         self._decide = store.decide
         store.decide = self._offered  # type: ignore[method-assign]
@@ -86,7 +96,7 @@ class Rights:
     def _offered(self, decision: Decision) -> Ticket:
         for row in decision.admissions:
             if row.parent is None:  # a child's session is its own
-                self._offers.setdefault(row.session, {}).setdefault(row.id, _Offer(row.id, row.principal, row.text))
+                self._offers.setdefault(row.session, {}).setdefault(row.id, Offer(row.id, row.principal, row.text))
         return self._decide(decision)
 
     def stands(self, run_id: RunId) -> None:
@@ -115,22 +125,16 @@ class Rights:
 
     # With whom it is shared
 
-    def share(self, session: str, who: str, may: str, now: float) -> Share:
-        """A share was asked for; if it is refused, it ends before it began."""
-        share = Share(may, now)
-        self._shares.setdefault((session, who), []).append(share)
-        return share
-
-    def only(self, session: str, who: str, may: str | None, now: float) -> None:
-        """From here on somebody has no other share than this; it was acknowledged so."""
-        for share in self._shares.get((session, who), ()):
-            if share.may != may:
-                share.ends = min(share.ends, now)
+    def say(self, session: str, who: str, may: str | None, now: float) -> Word:
+        """Somebody asks that a session be shared, or not any more."""
+        words = self._words.setdefault((session, who), [])
+        words.append(Word(may, now, tuple(words)))
+        return words[-1]
 
     def _shared(self, act: Act, *enough: str) -> bool:
         return any(
-            share.may in enough and share.begins <= act.until and share.ends >= act.since
-            for share in self._shares.get((act.session, act.by), ())
+            word.may in enough and word.begins <= act.until and word.ends >= act.since
+            for word in self._words.get((act.session, act.by), ())
         )
 
     # Judging
@@ -172,4 +176,4 @@ class Rights:
                 return False
 
 
-__all__ = ["Act", "Deed", "Rights", "Share"]
+__all__ = ["Act", "Deed", "Offer", "Rights", "Word"]
