@@ -7,7 +7,8 @@ from typing import Any
 import anyio
 import pytest
 
-from interlock import Control, Ending, MemoryStore, Message, Run, Unknown, open_control
+from interlock import Control, Ending, MemoryStore, Message, Run, Unavailable, Unknown, open_control
+from interlock.core.names import SessionId
 
 from .scene import at_once, echoes, idles, kinds, log_of, seeded, started
 
@@ -156,6 +157,31 @@ def test_the_owner_may_stop_what_others_run() -> None:
             assert {run.id for run in receipt.runs} == {taking.run_id, again.run_id}
 
     seeded(main, range(4))
+
+
+def test_a_refused_message_does_not_take_a_session_from_its_founder() -> None:
+    """A first message that was stopped before the store had it founds its session; one refused later is nothing."""
+
+    async def main() -> None:
+        store = MemoryStore(latency_seconds=0.05)
+        async with open_control(idles, store=store) as control:
+            first = asyncio.create_task(control.send("s", "a secret", by="bob"))
+            await anyio.sleep(0.02)
+            store.faults.fail = True
+            assert (await control.stop(session="s", by="bob")).aborted
+            assert (await first).state == "ended"
+            with pytest.raises(Unavailable):
+                await control.send("s", "mine?", by="alice")
+            store.resume()
+            await control.wait((await first).run_id, drained=True)
+            other = await control.send("s", "mine now?", by="alice")
+            with pytest.raises(Unknown):
+                await control.history("s", by="alice")
+            assert (await control.stop(session="s", by="bob")).runs[0].id == other.run_id
+            row = await store.session(SessionId("s"))
+            assert row is not None and row.owner == "bob"
+
+    seeded(main, jump=0.0)
 
 
 def test_a_session_stop_ends_only_what_the_caller_may() -> None:

@@ -223,7 +223,8 @@ class Inbox:
                 f"session {session.id} is parked: the server went down {session.crashes} times in a row while a run "
                 "of it was going; reset it to go on, or use another session"
             )
-        session.owner = session.owner or run.principal  # whoever is first admitted created it
+        if session.owner is None:  # whoever is first admitted created it
+            session.owner, run.founds = run.principal, True
         waiting = session.waiting or []
         staying = [other for other in waiting if not self._may_stop(run, other)]
         collector = self._collector(run, waiting)
@@ -446,7 +447,7 @@ class Inbox:
         run.move(Move.WITHDRAW)
         self._registry.unseat(run)
         self._registry.dequeue(run)
-        if not run.session.stored:
+        if run.founds:
             run.session.owner = None  # it was not its session after all
         for timer in run.timers or ():
             timer.cancel()

@@ -264,11 +264,11 @@ class LiveRun:
     __slots__ = (
         "absorbed", "acked", "admission", "admitted_at", "agent", "alias", "alias_ticket", "announced", "asking",
         "begun", "blamed", "bodies", "called", "calls", "calls_made", "child_falls", "children", "collection",
-        "deadline", "descendants", "detached", "digest", "ended", "fall", "fence", "finished", "generation", "holds",
-        "home", "id", "joining", "kept", "key", "kind", "limits", "method", "order", "outcome", "parent", "passed",
-        "phase", "principal", "problem", "provider_started", "questions", "refusal_budget", "reply", "resting",
-        "said", "sealed", "sent", "session", "started_at", "state", "steers", "strategy", "superseded", "text",
-        "timers", "touched", "turn", "withheld",
+        "deadline", "descendants", "detached", "digest", "ended", "fall", "fence", "finished", "founds", "generation",
+        "holds", "home", "id", "joining", "kept", "key", "kind", "limits", "method", "order", "outcome", "parent",
+        "passed", "phase", "principal", "problem", "provider_started", "questions", "refusal_budget", "reply",
+        "resting", "said", "sealed", "sent", "session", "started_at", "state", "steers", "strategy", "superseded",
+        "text", "timers", "touched", "turn", "withheld",
     )  # fmt: skip
 
     def __init__(
@@ -323,6 +323,7 @@ class LiveRun:
         self.fence = Fence(run_id)
         self.state = State.ARRIVING
         self.generation: int | None = None
+        self.founds = False  # its session is its sender's by this message, and nobody's if it is withdrawn
         self.superseded: RunId | None = None
         self.sent: Sent | None = None
         self.admission: Ticket | None = None  # whether the store has it
