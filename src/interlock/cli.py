@@ -415,7 +415,8 @@ def serve_command(
         str | None, typer.Option(metavar="TOOLS", help="ask, never, or the tools that need no asking.")
     ] = None,
     stop_words: Annotated[
-        list[str] | None, typer.Option("--stop-word", metavar="WORD", help="A message that stops, too; may be repeated.")
+        list[str] | None,
+        typer.Option("--stop-word", metavar="WORD", help="A message that stops, too. Repeatable."),
     ] = None,
     drain_seconds: Annotated[str | None, typer.Option(metavar="TIME", help="For an orderly end. [5]")] = None,
     allow_hosts: Annotated[

@@ -67,7 +67,7 @@ def told(outcome: Outcome) -> tuple[str | None, str | None]:
 
 @pytest.mark.parametrize("driver", ["inline", "host"])
 def test_a_deadline_is_told_with_where_the_run_was(driver: str) -> None:
-    """The innermost that control knows of: what the agent named, a tool, a question, a hold, a child, or how far it came."""
+    """The innermost that is known: what the agent named, a tool, a question, a hold, a child, or how far it came."""
 
     async def main() -> dict[str, Any]:
         found = {}

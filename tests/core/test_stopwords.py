@@ -49,7 +49,7 @@ def test_what_people_type_to_stop_an_agent_stops_it(language: str, text: str) ->
 
 @pytest.mark.parametrize(("language", "text"), corpus("ordinary"))
 def test_what_people_say_otherwise_is_an_ordinary_message(language: str, text: str) -> None:
-    """Another word, the opposite, a quotation, a question or a name that is not ours: an ordinary message."""
+    """Another word, the opposite, a quotation, a question, a name that is not ours: an ordinary message (race 30)."""
     assert not is_stop(text, name=OURS)
 
 
@@ -122,9 +122,7 @@ def test_forwarded_text_is_not_a_stop(word: str) -> None:
     assert not is_stop(word, forwarded=True)
 
 
-@pytest.mark.parametrize(
-    "text", ["wait", "please wait", "Wait!", "", "   ", "!!!", "/", "@", "/stopp", "non-stop"]
-)
+@pytest.mark.parametrize("text", ["wait", "please wait", "Wait!", "", "   ", "!!!", "/", "@", "/stopp", "non-stop"])
 def test_not_stops(text: str) -> None:
     """Waiting is not stopping, and neither is nothing at all."""
     assert not is_stop(text)
@@ -199,7 +197,7 @@ def test_turkish_capitals() -> None:
 
 
 def test_names_of_ours() -> None:
-    """Our name, or any of several, may stand around a stop in any case; it is no stop, and another's is none of ours."""
+    """Our name, or any of several, may stand around a stop in any case; it is no stop, and another's is not ours."""
     assert is_stop("STOP OPENCLAW", name="openclaw")
     assert is_stop("open claw, stop!", name="Open Claw")
     assert is_stop("小爪，停止", name="小爪")
@@ -215,7 +213,14 @@ def test_names_of_ours() -> None:
 def test_words_of_ones_own() -> None:
     """Configured words stop as well, however they were written, and an empty one stops nothing."""
     own = ["Rotes  Licht!", "ça va trop loin", "!!!", "", "/panic"]
-    for text in ("rotes licht", "ROTES LICHT!!!", "bitte rotes licht", "Ça va trop loin, s'il te plaît", "/panic", "stop"):
+    for text in (
+        "rotes licht",
+        "ROTES LICHT!!!",
+        "bitte rotes licht",
+        "Ça va trop loin, s'il te plaît",
+        "/panic",
+        "stop",
+    ):
         assert is_stop(text, also=own), text
     for text in ("rotes", "das rote licht", "!!!", "panic"):
         assert not is_stop(text, also=own), text
@@ -235,7 +240,9 @@ def test_a_huge_message_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> No
         is_stop("stop".ljust(LONGEST_CHARS))
 
 
-@pytest.mark.parametrize("text", ["stop ", "no ", "don't ", "停", "别", "やめて", "no no no para ", "s", "...", "!1", "'"])
+@pytest.mark.parametrize(
+    "text", ["stop ", "no ", "don't ", "停", "别", "やめて", "no no no para ", "s", "...", "!1", "'"]
+)
 def test_the_work_grows_with_the_message_alone(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The longest message that is read takes a bounded number of steps, whatever it repeats."""
     steps, step = Counter[str](), stopwords._next

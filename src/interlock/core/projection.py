@@ -139,7 +139,9 @@ TABLE: Final[dict[Ending, Row]] = {
 # The gateway's schema closes both sets; our own words travel in `native`. Whose failure it was has no word there at
 # all, so every failure is told as unknown rather than as a kind it is not.
 TIMEOUT_PHASES: Final = {"queue": False, "preflight": False, "provider": True, "post_turn": True}  # provider started?
-UNDER_WAY: Final = "provider"  # a turn that has begun, wherever it was: a timeout without a phase is taken for a soft one
+UNDER_WAY: Final = (
+    "provider"  # a turn that began, wherever it was; clients take a timeout without a phase for a soft one
+)
 TYPED: Final = "stop"  # the stop reason where a person typed it; `rpc`: a call stopped the run
 
 

@@ -1,7 +1,7 @@
 """Stop words: does this whole message say stop?
 
-1. Whole messages only: every word must be a stop, or politeness, urgency, emphasis and our own name around one. One word
-   too many ("stop the music"), a quotation or a forwarded message makes it an ordinary message.
+1. Whole messages only: every word must be a stop, or politeness, urgency, emphasis and our own name around one. With
+   one word too many ("stop the music"), in quotation marks or forwarded it is an ordinary message.
 2. A stop beside a negation in one clause ("don't stop") is its opposite; a mark between them ends the clause.
 3. Never guess: what the tables (`vocabulary`) do not cover is an ordinary message. `wait` is one.
 4. The work is bounded: a longer message is not read, a shorter one in one pass per language.
@@ -58,7 +58,7 @@ _SAID, _STOPPED, _BARRED = 1, 2, 4  # of the message: a stop; of the clause: a s
 
 
 def _fold(text: str) -> str:
-    # NFKC first, so that a decomposed arrête and a full-width ＳＴＯＰ are the listed ones. lower(), not casefold():
+    # NFKC first, so that a decomposed arrête and a full-width STOP are the listed ones. lower(), not casefold():
     # casefold would also make ß into ss, which nobody who types a stop word means. A Turkish İ lower-cases to i and a
     # loose dot, so EXİT would not be exit. NFKC again, because the new i may stand before an accent.
     straight = text.translate(_STRAIGHT)
@@ -72,7 +72,7 @@ def normalise(text: str) -> str:
 
 
 def _plain(folded: str) -> str:
-    """Return folded text without what people leave out when they type fast: accents, and the dotless ı."""
+    """Return folded text without what people leave out when they type fast: accents, and what tells ı from i."""  # noqa: RUF002
     bare = _ACCENTS.sub("", unicodedata.normalize("NFD", folded)).replace("ı", "i")
     return unicodedata.normalize("NFC", bare)
 
@@ -141,8 +141,9 @@ def _own_words(names: Iterable[str], also: Iterable[str]) -> dict[Phrase, _Role]
     for name in names:
         folded = _fold(name).lstrip("@")
         for spelled in {_plain(folded), _plain(folded.rstrip(_TRAILING))} - {""}:
-            for phrase, role in ((spelled, _Role.AROUND), (f"@{spelled}", _Role.AROUND), (f"/stop@{spelled}", _Role.STOP)):
-                _add(own, _tokens(phrase), role)
+            for called in (spelled, f"@{spelled}"):
+                _add(own, _tokens(called), _Role.AROUND)
+            _add(own, _tokens(f"/stop@{spelled}"), _Role.STOP)
     for word in also:
         _add(own, _tokens(_plain(normalise(word))), _Role.STOP)
     return own

@@ -60,7 +60,8 @@ ENGLISH: Final = Language(
         really, seriously, i mean it, i beg {you|u}, i am begging you, i'm begging you, im begging you, do nothing
         {for |}{god's|gods|christ's|heaven's|pete's|fuck's} sake, for the love of god, {oh |}{my |}god, omg, wtf, ffs
         damn, damn it, damnit, dammit, goddammit, jesus, jesus christ, fuck, fucking, the fuck, the hell, shit, bloody
-        {can|could|would|will} {you|u}, you {must|should|can|may|need to|have to}, {i want|i need|i told} you to, let's
+        {can|could|would|will} {you|u}, you {must|should|can|may|need to|have to}, {i want|i need|i told} you to
+        let's
         i {said|say}, i said to, lets, agent, bot, robot, assistant, ai, dude, bro, man, buddy, mate, you, hello, hi
         leave {it|that|everything} {alone|}
         {don't|dont|do not} {delete|remove|erase|touch|change|modify|edit|send|run|execute|write|move|post|buy|pay} \
@@ -82,7 +83,8 @@ SPANISH: Final = Language(
     objects="todo, eso, esto, todo eso, todo esto, lo que {haces|estás haciendo}, con {eso|esto|todo}, ahí, el agente",
     around="""
         por favor, porfavor, porfa, porfis, ya, ahora, ahora mismo, ya mismo, inmediatamente, de inmediato, de una vez
-        urgente, rápido, oye, gracias, te lo {ruego|pido|suplico}, por dios, dios mío, en serio, espera, no no, no no no
+        urgente, rápido, oye, gracias, te lo {ruego|pido|suplico}, por dios, dios mío, en serio, espera, no no
+        no no no
         he dicho que, agente, bot, no {borres|toques|envíes|mandes|cambies|elimines} {nada|eso|}
     """,
     negations="no",
@@ -149,7 +151,8 @@ ITALIAN: Final = Language(
     objects="tutto, tutto quanto, questo, quello, ciò, con questo, con tutto, di farlo, lì, l'agente",
     around="""
         per {favore|piacere|carità}, ti {prego|scongiuro|supplico}, subito, adesso, ora, immediatamente, ehi, dai
-        presto, veloce, grazie, urgente, aspetta, dio mio, ho detto, agente, bot, non {toccare|cancellare} {niente|nulla}
+        presto, veloce, grazie, urgente, aspetta, dio mio, ho detto, agente, bot
+        non {toccare|cancellare} {niente|nulla}
     """,
     negations="no",
     never="basta {questo|quello|tutto|così poco}",
@@ -163,7 +166,8 @@ DUTCH: Final = Language(
     """,
     objects="dat, dit, alles, ermee, er mee, hiermee, daarmee, met {dat|dit|alles}, de agent",
     around="""
-        nu, nou, meteen, direct, onmiddellijk, alsjeblieft, alstublieft, alsjeblief, aub, ajb, nee, ja, snel, even, eens
+        nu, nou, meteen, direct, onmiddellijk, alsjeblieft, alstublieft, alsjeblief, aub, ajb, nee, ja, snel
+        even, eens
         hé, hee, in godsnaam, dringend, wacht, bedankt, ik zei, agent, bot, verdomme, verwijder niets
     """,
 )
@@ -176,7 +180,8 @@ POLISH: Final = Language(
     objects="to, wszystko, to wszystko, z tym, tego, agenta",
     around="""
         proszę, natychmiast, teraz, już, szybko, zaraz, w tej chwili, od razu, hej, błagam, blagam, pilne, czekaj
-        powiedziałem, powiedziałam, dziękuję, na litość boską, agent, bot, nie {usuwaj|dotykaj|wysyłaj} {nic|niczego|tego|}
+        powiedziałem, powiedziałam, dziękuję, na litość boską, agent, bot
+        nie {usuwaj|dotykaj|wysyłaj} {nic|niczego|tego|}
     """,
     negations="nie",
 )
@@ -187,7 +192,8 @@ TURKISH: Final = Language(
         {bunu|şunu|onu|öyle|böyle} {yapma|yapmayın}, hiçbir şey {yapma|yapmayın}, bırak {şunu|bunu|artık}, devam etme
     """,
     around="""
-        lütfen, hemen, şimdi, derhal, artık, hayır, tamam, her şeyi, herşeyi, hepsini, bunu, şunu, onu, acil, çabuk, ya
+        lütfen, hemen, şimdi, derhal, artık, hayır, tamam, her şeyi, herşeyi, hepsini, bunu, şunu, onu, acil
+        çabuk, ya
         hemen şimdi, abi, yeter, bekle, teşekkürler, allah aşkına, sana, {hiçbir şeyi|} silme
     """,
     denials="yapma, yapmayın",
@@ -195,14 +201,17 @@ TURKISH: Final = Language(
 
 RUSSIAN: Final = Language(
     stops="""
-        стоп, стой, стойте, остановись, остановитесь, останови, остановите, остановить, прекрати, прекратите, прекратить
+        стоп, стой, стойте, остановись, остановитесь, останови, остановите, остановить, прекрати, прекратите
+        прекратить
         перестань, перестаньте, хватит, отмена, отмени, отмените, отменить, прерви, прервать, {стой|стоп} не надо
         не {делай|делайте} {этого|это|так|ничего}, ничего не {делай|делайте|делать}, не {продолжай|продолжайте}
     """,
     objects="все, это, этого, все это, это все, это делать, делать это, агента, работу, выполнение",
     around="""
-        пожалуйста, плиз, пж, сейчас, сейчас же, прямо сейчас, немедленно, срочно, быстро, быстрее, скорее, нет, да, эй
-        уже, прошу, умоляю, сию {минуту|секунду}, я {сказал|сказала}, ради бога, боже, господи, блин, ну, ок, окей, спасибо
+        пожалуйста, плиз, пж, сейчас, сейчас же, прямо сейчас, немедленно, срочно, быстро, быстрее, скорее, нет
+        да, эй
+        уже, прошу, умоляю, сию {минуту|секунду}, я {сказал|сказала}, ради бога, боже, господи, блин, ну, ок
+        окей, спасибо
         подожди, агент, бот, ничего не {удаляй|трогай|отправляй}, не {удаляй|трогай|отправляй} {ничего|это|}
     """,
     denials="не надо, не нужно",
@@ -210,7 +219,8 @@ RUSSIAN: Final = Language(
 
 UKRAINIAN: Final = Language(
     stops="""
-        стоп, стій, стійте, зупинись, зупиніться, зупини, зупиніть, зупинити, припини, припиніть, припинити, досить, годі
+        стоп, стій, стійте, зупинись, зупиніться, зупини, зупиніть, зупинити, припини, припиніть, припинити
+        досить, годі
         перестань, перестаньте, скасуй, скасувати, відміна, відміни, {стій|стоп} не треба
         не {роби|робіть} {цього|це|так|нічого}, нічого не {роби|робіть}, не {продовжуй|продовжуйте}
     """,
@@ -225,14 +235,16 @@ UKRAINIAN: Final = Language(
 CHINESE: Final = Language(
     stops="""
         停, 停下, 停下{来|來}, 停止, {暂|暫}停, 停手, 住手, 打住, {终|終}止, 取消, 中止, 停一下, {够|夠}了, 停吧
-        {别|別|不要}{做|弄|搞|再做|再弄|再搞|继续|繼續|再继续|再繼續}了, {别|別|不要}{继续|繼續|再继续|再繼續}, {别|別}{动|動}
+        {别|別|不要}{做|弄|搞|再做|再弄|再搞|继续|繼續|再继续|再繼續}了, {别|別|不要}{继续|繼續|再继续|再繼續}
+        {别|別}{动|動}
         {什么|什麼|甚麼}{都|也}{别|別|不要|不要再}做, {别|別|不要}做任何{事|事情}, {别|別|不要}{这|這|那}{样|樣}{做|}
     """,
     objects="""
         {所有|一切|全部|当前|當前|}操作, 一切, 所有, 全部, {运行|運行|执行|執行}, 工作, {这个|這個|那个|那個}
     """,
     around="""
-        {请|請}, 快, 快{点|點}, {马|馬}上, 立刻, 立即, {赶紧|趕緊}, {现|現}在, 全部, 都, {给|給}我, 拜{托|託}, 求你, 求求你
+        {请|請}, 快, 快{点|點}, {马|馬}上, 立刻, 立即, {赶紧|趕緊}, {现|現}在, 全部, 都, {给|給}我, 拜{托|託}
+        求你, 求求你
         求你了, {谢谢|謝謝}, 我{说|說}, 喂, 吧, 啊, 呀, 啦, 一下, 你, 等等, 等一下, 天啊, {机器人|機器人}
         {别|別|不要}{删|刪|删除|刪除|碰|发|發|改|动|動}{了|}
     """,
@@ -249,7 +261,8 @@ JAPANESE: Final = Language(
         やらないで, {それ|これ|それを|これを}やらないで
     """,
     around="""
-        それ, それを, それは, これ, これを, これは, 全部, 全て, すべて, 全てを, すべてを, 今すぐ, すぐ, すぐに, 今, いますぐ
+        それ, それを, それは, これ, これを, これは, 全部, 全て, すべて, 全てを, すべてを, 今すぐ, すぐ, すぐに
+        今, いますぐ
         早く, はやく, 直ちに, ただちに, もう, ください, 下さい, くれ, ちょうだい, 頂戴, お願い, お願いします, おねがい
         おねがいします, 頼む, 頼みます, よ, ね, ってば, って, え, ぇ, っ, だめ, ダメ, 駄目, いや, いやだ, ちょっと
         待って, 本当に, ほんとに, ボット, エージェント, 何も消さないで, 消さないで, 触らないで
@@ -259,13 +272,17 @@ JAPANESE: Final = Language(
 
 KOREAN: Final = Language(
     stops="""
-        멈춰, 멈춰라, 멈춰요, 멈추세요, 멈춰줘, 멈춰 줘, 멈춰주세요, 멈춰 주세요, 중지, 중지해, 중지해줘, 중지하세요, 중지해주세요
-        중단, 중단해, 중단해줘, 중단하세요, 그만, 그만해, 그만해요, 그만해줘, 그만하세요, 그만 해, 그만 하세요, 그만둬, 그만두세요
+        멈춰, 멈춰라, 멈춰요, 멈추세요, 멈춰줘, 멈춰 줘, 멈춰주세요, 멈춰 주세요, 중지, 중지해, 중지해줘
+        중지하세요, 중지해주세요
+        중단, 중단해, 중단해줘, 중단하세요, 그만, 그만해, 그만해요, 그만해줘, 그만하세요, 그만 해, 그만 하세요
+        그만둬, 그만두세요
         스톱, 스탑, 정지, 정지해, 취소, 취소해, 취소해줘, 취소하세요, 취소해주세요, 그만 좀 해
-        아무것도 {하지마|하지 마|하지마세요|하지 마세요}, {그거|그것|이거|그런 거} {하지마|하지 마}, {그러지마|그러지 마}
+        아무것도 {하지마|하지 마|하지마세요|하지 마세요}, {그거|그것|이거|그런 거} {하지마|하지 마}
+        {그러지마|그러지 마}
     """,
     around="""
-        제발, 당장, 지금, 지금 당장, 지금당장, 빨리, 즉시, 어서, 좀, 다, 모두, 전부, 그거, 이거, 그것, 이것, 그냥, 야, 아니
+        제발, 당장, 지금, 지금 당장, 지금당장, 빨리, 즉시, 어서, 좀, 다, 모두, 전부, 그거, 이거, 그것, 이것
+        그냥, 야, 아니
         안돼, 안 돼, 부탁해, 부탁해요, 부탁합니다, 부탁드립니다, 잠깐, 잠깐만, 주세요, 줘, 봇
     """,
     denials="하지마, 하지 마, 하지마세요, 하지 마세요, 하지마요",
@@ -278,7 +295,8 @@ HINDI: Final = Language(
         {ऐसा|यह|ये|वह|कुछ|कुछ भी} मत {करो|करें|कीजिए|करना}
     """,
     around="""
-        कृपया, प्लीज, प्लीज़, अभी, अभी के अभी, तुरंत, तुरन्त, फौरन, फ़ौरन, जल्दी, बस, अरे, भाई, यार, सब, सब कुछ, सबकुछ, यह, ये
+        कृपया, प्लीज, प्लीज़, अभी, अभी के अभी, तुरंत, तुरन्त, फौरन, फ़ौरन, जल्दी, बस, अरे, भाई, यार, सब, सब कुछ
+        सबकुछ, यह, ये
         इसे, उसे, इसको, काम, सुनो, ठीक है, धन्यवाद, भगवान के लिए
     """,
     denials="मत करो, मत कीजिए",
@@ -290,7 +308,9 @@ ARABIC: Final = Language(
         توقف, توقفي, توقفوا, قف, أوقف, أوقفه, أوقفها, أوقفي, كفى, كفي, خلاص توقف, ألغ, ألغي, إلغاء, وقف, ستوب
         لا {تفعل|تفعلي} {ذلك|هذا|شيئا|أي شيء|اي شي|هذا الشيء}, لا تفعلها, لا {تكمل|تستمر}
     """,
-    objects="ذلك, هذا, عن {ذلك|هذا}, كل شيء, كل شي, عن كل شيء, فعل {ذلك|هذا}, عن فعل {ذلك|هذا}, العمل, عن العمل, الوكيل",
+    objects="""
+        ذلك, هذا, عن {ذلك|هذا}, كل شيء, كل شي, عن كل شيء, فعل {ذلك|هذا}, عن فعل {ذلك|هذا}, العمل, عن العمل, الوكيل
+    """,
     around="""
         من فضلك, رجاء, لو سمحت, أرجوك, أرجوكم, الآن, حالا, فورا, على الفور, بسرعة, يا, نعم, شكرا, خلاص, والله, حسنا
         انتظر, يا روبوت, بوت, عاجل

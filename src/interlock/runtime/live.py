@@ -259,10 +259,10 @@ class LiveRun:
         "absorbed", "acked", "admission", "admitted_at", "agent", "alias", "alias_ticket", "announced", "asking",
         "begun", "blamed", "bodies", "called", "calls", "calls_made", "child_falls", "children", "collection",
         "deadline", "descendants", "detached", "digest", "ended", "fall", "fence", "finished", "generation", "heard",
-        "holds", "home", "id", "joining", "kept", "key", "kind", "limits", "method", "order", "outcome", "parent", "passed",
-        "phase", "principal", "problem", "provider_started", "questions", "refusal_budget", "reply", "resting",
-        "said", "sealed", "sent", "session", "started_at", "state", "steers", "strategy", "superseded", "text",
-        "timers", "touched", "turn", "within", "withheld",
+        "holds", "home", "id", "joining", "kept", "key", "kind", "limits", "method", "order", "outcome", "parent",
+        "passed", "phase", "principal", "problem", "provider_started", "questions", "refusal_budget", "reply",
+        "resting", "said", "sealed", "sent", "session", "started_at", "state", "steers", "strategy", "superseded",
+        "text", "timers", "touched", "turn", "withheld", "within",
     )  # fmt: skip
 
     def __init__(

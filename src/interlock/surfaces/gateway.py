@@ -98,7 +98,7 @@ class Gateway:
         self.audit = audit
         self.meters = Meters(control)
         self.typed = Typed()
-        self.is_stop = partial(is_stop, name=(AGENT, name or AGENT), also=tuple(stop_words))
+        self.is_stop: Callable[[str], bool] = partial(is_stop, name=(AGENT, name or AGENT), also=tuple(stop_words))
         self.is_stop("stop")  # the first reading makes the tables, and the first person to stop must not wait for that
         self.closing = False
         self.connections: dict[Principal, set[Connection]] = {}
@@ -644,7 +644,18 @@ class Connection:
 class Asking:
     """A request's own view of its connection."""
 
-    __slots__ = ("_connection", "_request", "again", "by", "control", "is_stop", "overview", "typed", "unwatch", "watch")
+    __slots__ = (
+        "_connection",
+        "_request",
+        "again",
+        "by",
+        "control",
+        "is_stop",
+        "overview",
+        "typed",
+        "unwatch",
+        "watch",
+    )
 
     def __init__(self, connection: Connection, request: Request) -> None:
         self._connection, self._request, self.again = connection, request, False
