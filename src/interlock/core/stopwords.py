@@ -54,7 +54,7 @@ class _Role(IntEnum):
     NEGATION = 5
 
 
-_SAID, _STOPPED, _BARRED = 1, 2, 4  # of the message: a stop; of the clause: a stop, a denial or negation
+_SAID, _STOPPED, _BARRED, _DENIED = 1, 2, 4, 8  # of the message: a stop; of the clause: a stop, a negation, a denial
 
 
 def _fold(text: str) -> str:
@@ -220,14 +220,14 @@ def _letters(phrase: str) -> list[str]:
 def _next(state: int, role: _Role) -> int | None:
     """Return where a phrase leads, or None where it may not stand."""
     if role is _Role.STOP:
-        return None if state & _BARRED else state | _SAID | _STOPPED
+        return None if state & (_BARRED | _DENIED) else state | _SAID | _STOPPED
     if role is _Role.OBJECT:
-        return state if state & _SAID else None
+        return state if state & _STOPPED else None
     if role is _Role.AROUND:
-        return state
+        return None if state & _DENIED else state  # "don't wait": what follows is what is denied
     if state & _STOPPED:  # "anhalten nicht", "रुको नहीं"
         return None
-    return state | _BARRED | (_SAID if role is _Role.DENIAL else 0)
+    return state | (_SAID | _DENIED if role is _Role.DENIAL else _BARRED)
 
 
 def _as_meant(token: str, *known: Collection[str]) -> str | None:

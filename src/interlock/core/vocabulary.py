@@ -14,9 +14,9 @@ class Language(NamedTuple):
     """What one language says. In a clause, a denial or a negation and a stop exclude each other."""
 
     stops: str
-    objects: str = ""  # only behind a stop: stop *everything*
+    objects: str = ""  # only behind a stop, in its clause: stop *doing that*
     around: str = ""  # politeness, urgency, emphasis, address: anywhere, and never a stop by itself
-    denials: str = ""  # stops by themselves, and the opposite beside one: don't!
+    denials: str = ""  # stops at the end of their clause, and the opposite beside one: don't!
     negations: str = ""  # nothing by itself, and the opposite beside a stop: no
     never: str = ""  # whole clauses that would be stops, and mean something else
     spaced: bool = True
@@ -38,8 +38,9 @@ EVERYWHERE: Final = Language(
 
 ENGLISH: Final = Language(
     stops="""
-        esc, escape, abort, exit, interrupt, halt, cancel, quit, cease, desist, s t o p, stahp, sotp, stpo, tsop, stpp
-        stopit, make it stop, all stop, cut {it|that} out, knock {it|that} off, stand down, that's enough
+        esc, abort, exit, interrupt, halt, cancel, quit, cease, desist, s t o p, stahp, sotp, stpo, tsop, stpp
+        stopit, {yes|yeah} {please |}stop, make it stop, all stop, cut {it|that} out, knock {it|that} off
+        stand down, that's enough
         enough {already|of that|of this}
         {don't|dont|do not} {do|try} {it|that|this|so|anything|nothing|any of that|any of this|any of it}
         {don't|dont|do not} do {it|that|this|anything} {any more|anymore}, {don't|dont|do not} do anything {else|more}
@@ -56,7 +57,8 @@ ENGLISH: Final = Language(
         please please, pleasee, pleaseee, plss, plzz, kindly, thanks, thank {you|u}, thx, ty, sorry
         now, right {now|away|there}, there, here, immediately, instantly, at once, asap, already, quick, quickly, fast
         this {instant|minute|second|moment}, hurry, urgent, urgently, emergency, for now, for good
-        no, noo, nono, nope, oh no, no more, wait, hold on, never mind, nevermind, nvm, yes, yeah, ok then, and, just
+        no, noo, nono, nope, oh no, no more, wait, hold on, never mind, nevermind, nvm, ok then, and, just
+        everything, all of {it|this|that}
         really, seriously, i mean it, i beg {you|u}, i am begging you, i'm begging you, im begging you, do nothing
         {for |}{god's|gods|christ's|heaven's|pete's|fuck's} sake, for the love of god, {oh |}{my |}god, omg, wtf, ffs
         damn, damn it, damnit, dammit, goddammit, jesus, jesus christ, fuck, fucking, the fuck, the hell, shit, bloody
@@ -65,19 +67,19 @@ ENGLISH: Final = Language(
         i {said|say}, i said to, lets, agent, bot, robot, assistant, ai, dude, bro, man, buddy, mate, you, hello, hi
         leave {it|that|everything} {alone|}
         {don't|dont|do not} {delete|remove|erase|touch|change|modify|edit|send|run|execute|write|move|post|buy|pay} \
-{it|that|this|them|those|anything|everything|any of it|any of them|anything else|}
-        {don't|dont|do not} {open|close|start|install|commit|deploy|overwrite|drop|click|call|reply|say|use|break} \
-{it|that|this|them|those|anything|everything|anything else|}
+{it|that|this|them|those|anything|everything|any of it|any of them|anything else}
+        {don't|dont|do not} {open|close|start|install|commit|deploy|overwrite|drop|click|call|use|break} \
+{it|that|this|them|those|anything|everything|anything else}
     """,
-    denials="{stop |}{please |}{don't|dont|do not}, don't you dare, dont you dare",
-    never="no exit, non stop, this exit, that exit, no quit",
+    denials="{stop |}{please |}{don't|dont|do not} {please|pls|plz|}, {don't|dont} you dare",
+    never="no exit, non stop, this exit, that exit, no quit, you {don't|dont|do not}",
 )
 
 SPANISH: Final = Language(
     stops="""
         para, pare, paren, parad, párate, párense, detente, detén, deténgase, deténganse, deteneos, basta, alto ahí
         cancela, cancele, cancelar, aborta, aborte, abortar, interrumpe, interrumpa, déjalo, deja eso
-        {deja|para} de hacer {eso|esto|lo que haces}, {deja|para} de hacerlo, {para|pare} el agente
+        {deja|para} de hacer {eso|esto|lo que haces}, {deja|para} de hacerlo
         no {hagas|haga|hagan} {eso|esto|nada|nada más}, no lo {hagas|haga|hagan}, no sigas, no continúes
     """,
     objects="todo, eso, esto, todo eso, todo esto, lo que {haces|estás haciendo}, con {eso|esto|todo}, ahí, el agente",
@@ -85,10 +87,10 @@ SPANISH: Final = Language(
         por favor, porfavor, porfa, porfis, ya, ahora, ahora mismo, ya mismo, inmediatamente, de inmediato, de una vez
         urgente, rápido, oye, gracias, te lo {ruego|pido|suplico}, por dios, dios mío, en serio, espera, no no
         no no no
-        he dicho que, agente, bot, no {borres|toques|envíes|mandes|cambies|elimines} {nada|eso|}
+        he dicho que, agente, bot, no {borres|toques|envíes|mandes|cambies|elimines} {nada|eso}
     """,
     negations="no",
-    never="para {todo|eso|esto|ahora|ahí|todo eso|todo esto}",
+    never="para {todo|eso|esto|ahora|ahí|todo eso|todo esto|el agente}, basta {con |}{eso|esto}",
 )
 
 FRENCH: Final = Language(
@@ -102,9 +104,9 @@ FRENCH: Final = Language(
     """,
     around="""
         s'il {te|vous} plaît, sil {te|vous} plaît, stp, svp, maintenant, immédiatement, tout de suite, de suite, là
-        non, oui, vite, merci, bon, bon sang, je t'en {prie|supplie}, je vous en {prie|supplie}, pitié, mon dieu
+        non, vite, merci, bon, bon sang, je t'en {prie|supplie}, je vous en {prie|supplie}, pitié, mon dieu
         urgent, attends, attendez, hé, putain, merde, j'ai dit, agent, bot
-        ne {touche|touchez} à rien, {ne |}{supprime|supprimez|envoie|envoyez} {rien|pas ça|pas}
+        ne {touche|touchez} à rien, {ne |}{supprime|supprimez|envoie|envoyez} {rien|pas ça}
     """,
     never="non stop",
 )
@@ -120,11 +122,11 @@ GERMAN: Final = Language(
     """,
     objects="das, dies, es, alles, alles davon, damit, mit allem, den agenten",
     around="""
-        bitte, jetzt, sofort, jetzt sofort, gleich, schnell, endlich, mal, doch, nein, nee, ja, danke, dringend, hallo
+        bitte, jetzt, sofort, jetzt sofort, gleich, schnell, endlich, mal, doch, nein, nee, danke, dringend, hallo
         um gottes willen, um himmels willen, verdammt, verdammt nochmal, scheiße, warte, ich {sagte|sage}, agent, bot
         auf der stelle, unverzüglich, lösch nichts, nichts löschen, nichts {anfassen|senden|ändern}
     """,
-    never="halt mal, halt doch, ja halt, halt ja",
+    never="halt {mal|doch|das|es|alles}, {mal|doch} halt",
 )
 
 PORTUGUESE: Final = Language(
@@ -137,10 +139,10 @@ PORTUGUESE: Final = Language(
     around="""
         por favor, pf, pfv, porfavor, agora, agora mesmo, já, imediatamente, de uma vez, urgente, rápido, ei, obrigado
         obrigada, pelo amor de deus, meu deus, espera, espere, eu disse, agente, bot, não não, não não não
-        não {apague|apaga|mexa|mexe|toque|envie} {nada|em nada|isso|}
+        não {apague|apaga|mexa|mexe|toque|envie} {nada|em nada|isso}
     """,
     negations="não",
-    never="para {isso|isto|agora|já|aí}",
+    never="para {isso|isto|agora|já|aí|tudo isso|o agente}, chega {aí|já|agora}, basta {isso|isto|tudo}",
 )
 
 ITALIAN: Final = Language(
@@ -166,7 +168,7 @@ DUTCH: Final = Language(
     """,
     objects="dat, dit, alles, ermee, er mee, hiermee, daarmee, met {dat|dit|alles}, de agent",
     around="""
-        nu, nou, meteen, direct, onmiddellijk, alsjeblieft, alstublieft, alsjeblief, aub, ajb, nee, ja, snel
+        nu, nou, meteen, direct, onmiddellijk, alsjeblieft, alstublieft, alsjeblief, aub, ajb, nee, snel
         even, eens
         hé, hee, in godsnaam, dringend, wacht, bedankt, ik zei, agent, bot, verdomme, verwijder niets
     """,
@@ -174,14 +176,14 @@ DUTCH: Final = Language(
 
 POLISH: Final = Language(
     stops="""
-        stój, stop stop, zatrzymaj, zatrzymaj się, przestań, przestańcie, przerwij, anuluj, dość, dość tego, wstrzymaj
+        stój, stop stop, zatrzymaj, zatrzymaj się, przestań, przestańcie, przerwij, anuluj, dość tego, wstrzymaj
         nie rób {tego|nic|niczego|już nic|nic więcej}, nic nie rób, nie kontynuuj
     """,
     objects="to, wszystko, to wszystko, z tym, tego, agenta",
     around="""
         proszę, natychmiast, teraz, już, szybko, zaraz, w tej chwili, od razu, hej, błagam, blagam, pilne, czekaj
         powiedziałem, powiedziałam, dziękuję, na litość boską, agent, bot
-        nie {usuwaj|dotykaj|wysyłaj} {nic|niczego|tego|}
+        nie {usuwaj|dotykaj|wysyłaj} {nic|niczego|tego}
     """,
     negations="nie",
 )
@@ -194,9 +196,9 @@ TURKISH: Final = Language(
     around="""
         lütfen, hemen, şimdi, derhal, artık, hayır, tamam, her şeyi, herşeyi, hepsini, bunu, şunu, onu, acil
         çabuk, ya
-        hemen şimdi, abi, yeter, bekle, teşekkürler, allah aşkına, sana, {hiçbir şeyi|} silme
+        hemen şimdi, abi, yeter, bekle, teşekkürler, allah aşkına, sana, hiçbir şeyi silme
     """,
-    denials="yapma, yapmayın",
+    denials="{yapma|yapmayın} {lütfen|artık|}",
 )
 
 RUSSIAN: Final = Language(
@@ -209,12 +211,13 @@ RUSSIAN: Final = Language(
     objects="все, это, этого, все это, это все, это делать, делать это, агента, работу, выполнение",
     around="""
         пожалуйста, плиз, пж, сейчас, сейчас же, прямо сейчас, немедленно, срочно, быстро, быстрее, скорее, нет
-        да, эй
+        эй
         уже, прошу, умоляю, сию {минуту|секунду}, я {сказал|сказала}, ради бога, боже, господи, блин, ну, ок
         окей, спасибо
-        подожди, агент, бот, ничего не {удаляй|трогай|отправляй}, не {удаляй|трогай|отправляй} {ничего|это|}
+        подожди, агент, бот, ничего не {удаляй|трогай|отправляй}, не {удаляй|трогай|отправляй} {ничего|это}
     """,
-    denials="не надо, не нужно",
+    negations="не надо, не нужно",
+    never="хватит {это|этого|все}",
 )
 
 UKRAINIAN: Final = Language(
@@ -226,15 +229,15 @@ UKRAINIAN: Final = Language(
     """,
     objects="все, це, цього, все це, це робити, агента, роботу",
     around="""
-        будь ласка, негайно, зараз, зараз же, прямо зараз, терміново, швидко, швидше, ні, так, гей, вже, прошу, благаю
+        будь ласка, негайно, зараз, зараз же, прямо зараз, терміново, швидко, швидше, ні, гей, вже, прошу, благаю
         я {сказав|сказала}, заради бога, боже, ну, ок, дякую, зачекай, агент, бот, нічого не {видаляй|чіпай}
     """,
-    denials="не треба, не потрібно",
+    negations="не треба, не потрібно",
 )
 
 CHINESE: Final = Language(
     stops="""
-        停, 停下, 停下{来|來}, 停止, {暂|暫}停, 停手, 住手, 打住, {终|終}止, 取消, 中止, 停一下, {够|夠}了, 停吧
+        停, 停下, 停下{来|來}, 停止, {暂|暫}停, 停手, 住手, 打住, {终|終}止, 取消, 中止, 停一下, 停吧
         {别|別|不要}{做|弄|搞|再做|再弄|再搞|继续|繼續|再继续|再繼續}了, {别|別|不要}{继续|繼續|再继续|再繼續}
         {别|別}{动|動}
         {什么|什麼|甚麼}{都|也}{别|別|不要|不要再}做, {别|別|不要}做任何{事|事情}, {别|別|不要}{这|這|那}{样|樣}{做|}
@@ -264,7 +267,7 @@ JAPANESE: Final = Language(
         それ, それを, それは, これ, これを, これは, 全部, 全て, すべて, 全てを, すべてを, 今すぐ, すぐ, すぐに
         今, いますぐ
         早く, はやく, 直ちに, ただちに, もう, ください, 下さい, くれ, ちょうだい, 頂戴, お願い, お願いします, おねがい
-        おねがいします, 頼む, 頼みます, よ, ね, ってば, って, え, ぇ, っ, だめ, ダメ, 駄目, いや, いやだ, ちょっと
+        おねがいします, 頼む, 頼みます, よ, ね, ってば, って, ぇ, っ, だめ, ダメ, 駄目, いや, いやだ, ちょっと
         待って, 本当に, ほんとに, ボット, エージェント, 何も消さないで, 消さないで, 触らないで
     """,
     spaced=False,
@@ -285,7 +288,7 @@ KOREAN: Final = Language(
         그냥, 야, 아니
         안돼, 안 돼, 부탁해, 부탁해요, 부탁합니다, 부탁드립니다, 잠깐, 잠깐만, 주세요, 줘, 봇
     """,
-    denials="하지마, 하지 마, 하지마세요, 하지 마세요, 하지마요",
+    denials="{하지마|하지 마|하지마세요|하지 마세요|하지마요} {제발|}",
 )
 
 HINDI: Final = Language(
@@ -299,7 +302,7 @@ HINDI: Final = Language(
         सबकुछ, यह, ये
         इसे, उसे, इसको, काम, सुनो, ठीक है, धन्यवाद, भगवान के लिए
     """,
-    denials="मत करो, मत कीजिए",
+    denials="मत {करो|कीजिए} {प्लीज|कृपया|}",
     negations="नहीं",
 )
 
@@ -312,7 +315,7 @@ ARABIC: Final = Language(
         ذلك, هذا, عن {ذلك|هذا}, كل شيء, كل شي, عن كل شيء, فعل {ذلك|هذا}, عن فعل {ذلك|هذا}, العمل, عن العمل, الوكيل
     """,
     around="""
-        من فضلك, رجاء, لو سمحت, أرجوك, أرجوكم, الآن, حالا, فورا, على الفور, بسرعة, يا, نعم, شكرا, خلاص, والله, حسنا
+        من فضلك, رجاء, لو سمحت, أرجوك, أرجوكم, الآن, حالا, فورا, على الفور, بسرعة, يا, شكرا, خلاص, والله, حسنا
         انتظر, يا روبوت, بوت, عاجل
     """,
     negations="لا",
