@@ -1326,7 +1326,7 @@ def test_limits_count_anew(place: Place) -> None:
     async def after(control: Control) -> None:
         [_, first, _] = await control.runs("a")
         outcome = await control.wait(first.id)
-        assert (outcome.ending, outcome.limit_ms, outcome.phase) == (Ending.TIMED_OUT, 100, None)
+        assert (outcome.ending, outcome.limit_ms, outcome.phase) == (Ending.TIMED_OUT, 100, "start")
         [_, holder, waits] = await control.runs("b")
         outcome = await control.wait(waits.id)
         assert (outcome.ending, outcome.limit_ms, outcome.phase) == (Ending.TIMED_OUT, 1_000, "queue")

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from interlock.core.errors import BadInput
-from interlock.core.names import Ending, ErrorKind, Principal, RunId
+from interlock.core.names import Ending, ErrorKind, KnownPhase, Principal, RunId
 from interlock.core.outcome import Outcome
 
 WHY_CHARS: Final = 200  # how much of an error's first line a person is told; the whole of it is in `native`
@@ -136,9 +136,12 @@ TABLE: Final[dict[Ending, Row]] = {
 }
 # fmt: on
 
-# The gateway's schema closes both sets. A phase it has no word for is left out and travels in `native`; whose failure
-# it was has no word there at all, so every failure is told as unknown rather than as a kind it is not.
+# The gateway's schema closes both sets; our own words travel in `native`. Whose failure it was has no word there at
+# all, so every failure is told as unknown rather than as a kind it is not.
 TIMEOUT_PHASES: Final = {"queue": False, "preflight": False, "provider": True, "post_turn": True}  # provider started?
+UNDER_WAY: Final = (
+    "provider"  # a turn that began, wherever it was; clients take a timeout without a phase for a soft one
+)
 TYPED: Final = "stop"  # the stop reason where a person typed it; `rpc`: a call stopped the run
 
 
@@ -179,11 +182,25 @@ def agent_wait(outcome: Outcome, *, provider_started: bool | None = None) -> Age
     if outcome.ending is Ending.STOPPED and outcome.typed:
         return msgspec.structs.replace(answer, stop_reason=TYPED)
     if outcome.ending is Ending.TIMED_OUT:
-        phase = outcome.phase if outcome.phase in TIMEOUT_PHASES else None
-        if provider_started is None:
-            provider_started = TIMEOUT_PHASES.get(phase or "", False if outcome.started_at is None else None)
+        phase = _timeout_phase(outcome)
+        if provider_started is None and outcome.started_at is None:
+            provider_started = False
+        elif provider_started is None and phase == outcome.phase:  # else nobody knows
+            provider_started = TIMEOUT_PHASES[phase]
         return msgspec.structs.replace(answer, timeout_phase=phase, provider_started=provider_started)
     return answer
+
+
+def _timeout_phase(outcome: Outcome) -> str:
+    """Return the published word for where a limit was met.
+
+    `queue` says that nothing was begun and another try is safe: a run that began never has it, whatever it was doing.
+    """
+    if outcome.started_at is None:
+        return "queue" if outcome.phase == KnownPhase.QUEUE else "preflight"
+    if outcome.phase == KnownPhase.START:
+        return "preflight"
+    return outcome.phase if outcome.phase in TIMEOUT_PHASES and outcome.phase != KnownPhase.QUEUE else UNDER_WAY
 
 
 def chat_event(outcome: Outcome) -> ChatEvent:

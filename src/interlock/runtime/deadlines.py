@@ -5,11 +5,11 @@ A timer only asks; `settle` decides by the clock, so a timer that comes late or 
 
 import asyncio
 
-from interlock.core.names import Ending
+from interlock.core.names import Ending, KnownPhase
 from interlock.core.outcome import Cause, Limit
 from interlock.runtime.clock import Clock
 from interlock.runtime.ending import Endings
-from interlock.runtime.live import IDLE, QUEUE, LiveRun
+from interlock.runtime.live import LiveRun
 from interlock.runtime.settings import Settings
 
 TIMED_OUT = Cause(ending=Ending.TIMED_OUT)
@@ -29,7 +29,8 @@ class Deadlines:
     def queued(self, run: LiveRun) -> None:
         """A message begins to wait for the seat."""
         if self._settings.queue_limit:
-            self._arm(run, Limit(self._clock.now() + self._settings.queue_limit, self._settings.queue_limit, QUEUE))
+            limit = self._settings.queue_limit
+            self._arm(run, Limit(self._clock.now() + limit, limit, KnownPhase.QUEUE))
 
     def dispatched(self, run: LiveRun) -> None:
         """A run is dispatched: its own limits count from here, the queue's is over."""
@@ -39,7 +40,8 @@ class Deadlines:
         if run.deadline:
             self._arm(run, Limit(self._clock.now() + run.deadline, run.deadline))
         if self._settings.idle_limit:
-            self._arm(run, Limit(self._clock.now() + self._settings.idle_limit, self._settings.idle_limit, IDLE))
+            limit = self._settings.idle_limit
+            self._arm(run, Limit(self._clock.now() + limit, limit, KnownPhase.IDLE))
 
     def _arm(self, run: LiveRun, limit: Limit) -> None:
         run.limits = (*run.limits, limit)

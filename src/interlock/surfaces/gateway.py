@@ -31,6 +31,7 @@ from interlock.core.errors import BadInput, InterlockError, Refused, Unknown
 from interlock.core.events import Ended, Event
 from interlock.core.names import EventKind, Principal, RunId, SessionId
 from interlock.core.receipt import Receipt
+from interlock.core.stopwords import is_stop
 from interlock.runtime.control import Control
 from interlock.surfaces import frames
 from interlock.surfaces.access import (
@@ -51,7 +52,7 @@ from interlock.surfaces.methods import HANDLERS, Typed, is_typed
 from interlock.surfaces.metrics import Meters
 from interlock.surfaces.outbox import Outbox
 from interlock.surfaces.page import Page, address_of, refuse
-from interlock.surfaces.telling import OUTLINE, Item, Teller, Watcher, event_item
+from interlock.surfaces.telling import AGENT, OUTLINE, Item, Teller, Watcher, event_item
 
 ASGIScope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -95,12 +96,16 @@ class Gateway:
         *,
         allow_hosts: Collection[str] = (),
         allow_origins: Collection[str] = (),
+        name: str | None = None,
+        stop_words: Collection[str] = (),
     ) -> None:
         self.control = control
         self.access = access
         self.audit = audit
         self.meters = Meters(control)
         self.typed = Typed()
+        self.is_stop: Callable[[str], bool] = partial(is_stop, name=(AGENT, name or AGENT), also=tuple(stop_words))
+        self.is_stop("stop")  # the first reading makes the tables, and the first person to stop must not wait for that
         self.closing = False
         self.connections: dict[Principal, set[Connection]] = {}
         self.failures = AuthFailures()
@@ -572,7 +577,7 @@ class Connection:
         except InterlockError as error:
             self.outbox.answer(frames.refusal(request.id, frames.error_of(error)), urgent=method.stops)
             return
-        stops = method.stops or (isinstance(params, frames.OwnChat) and is_typed(params))
+        stops = method.stops or (isinstance(params, frames.OwnChat) and is_typed(params, self.gateway.is_stop))
         if self._busy[stops] >= (STOPS if stops else REQUESTS):
             fault = frames.fault("UNAVAILABLE", "too many requests in flight on this connection; wait for answers")
             self.outbox.answer(frames.refusal(request.id, fault | {"retryable": True}), urgent=stops)
@@ -671,11 +676,23 @@ class Connection:
 class Asking:
     """A request's own view of its connection."""
 
-    __slots__ = ("_connection", "_request", "again", "by", "control", "overview", "typed", "unwatch", "watch")
+    __slots__ = (
+        "_connection",
+        "_request",
+        "again",
+        "by",
+        "control",
+        "is_stop",
+        "overview",
+        "typed",
+        "unwatch",
+        "watch",
+    )
 
     def __init__(self, connection: Connection, request: Request) -> None:
         self._connection, self._request, self.again = connection, request, False
         self.control, self.by, self.typed = connection.control, connection.by, connection.typed
+        self.is_stop = connection.gateway.is_stop
         self.watch, self.unwatch, self.overview = connection.watch, connection.unwatch, connection.gateway.overview
 
     def first(self, payload: dict[str, Any], about: SessionId) -> None:

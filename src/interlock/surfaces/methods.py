@@ -17,7 +17,7 @@ from interlock.core.events import Entry
 from interlock.core.lifecycle import State
 from interlock.core.names import Principal, RunId, SessionId
 from interlock.core.receipt import Receipt
-from interlock.core.stopwords import is_stop, normalise
+from interlock.core.stopwords import normalise
 from interlock.runtime.control import Control
 from interlock.runtime.listing import RunInfo
 from interlock.runtime.values import name_of
@@ -40,6 +40,7 @@ class Asker(Protocol):
     control: Control
     by: Principal
     typed: "Typed"
+    is_stop: Callable[[str], bool]
     again: bool  # it asks for what was done before
 
     def first(self, payload: dict[str, Any], about: SessionId) -> None:
@@ -79,11 +80,11 @@ class Typed:
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[Principal, str], tuple[tuple[str, str], asyncio.Task[Any]]] = OrderedDict()
 
-    def found(self, by: Principal, asked: frames.OwnChat) -> "asyncio.Task[Any] | None":
+    def found(self, on: "Asker", asked: frames.OwnChat) -> "asyncio.Task[Any] | None":
         """Return what this key began; raise if it was used for something else."""
-        said, doing = self._known.get((by, asked.idempotency_key), (None, None))
+        said, doing = self._known.get((on.by, asked.idempotency_key), (None, None))
         if said is not None and said != (asked.session_key, asked.message):
-            if not is_typed(asked):
+            if not is_typed(asked, on.is_stop):
                 return None  # a message, whose key control knows
             raise KeyConflict(f"key {asked.idempotency_key!r:.80} was used for another message; use a new key")
         return doing
@@ -99,11 +100,11 @@ class Typed:
         return doing
 
 
-def is_typed(asked: frames.OwnChat) -> bool:
+def is_typed(asked: frames.OwnChat, is_stop: Callable[[str], bool]) -> bool:
     """Return whether a message is no message but says stop, or to begin anew."""
     text, plain = asked.message, asked.suppress_command_interpretation
     anew = len(text) < COMMAND_CHARACTERS and normalise(text) in ANEW
-    return not plain and (anew or is_stop(text, name=telling.AGENT))
+    return not plain and (anew or is_stop(text))
 
 
 # Chat and agent
@@ -112,9 +113,9 @@ def is_typed(asked: frames.OwnChat) -> bool:
 async def chat_send(on: Asker, asked: frames.OwnChat) -> Any:
     _no_attachments(asked.attachments)
     name_of(asked.idempotency_key, "idempotencyKey")
-    doing = on.typed.found(on.by, asked)
+    doing = on.typed.found(on, asked)
     on.again = doing is not None
-    if doing is None and is_typed(asked):
+    if doing is None and is_typed(asked, on.is_stop):
         doing = on.typed.begin(on.by, asked, _command(on, asked))
     if doing is not None:
         return await asyncio.shield(doing)
