@@ -249,7 +249,7 @@ def read(raw: bytes) -> str:
     if method is None:
         return "no method"
     try:
-        params = frames.read_params(request, method)
+        params = frames.read_params(request, method).params
     except BadInput as wrong:
         answer = json.loads(frames.refusal(request.id, frames.error_of(wrong)))
         assert (answer["id"], answer["ok"]) == (request.id, False)

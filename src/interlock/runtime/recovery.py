@@ -271,6 +271,7 @@ class Recovery:
             deadline=row.deadline,
             admitted_at=row.admitted_at,
             agent=row.agent,
+            instructions=row.instructions,
             parent=parent,
             detached=row.detached and parent is not None,
         )

@@ -414,7 +414,7 @@ class Connection:
         if request.method != "connect":
             return await self._turn_away(request, frames.fault("INVALID_REQUEST", "the first request is connect"))
         try:
-            asked: frames.Connect = frames.read_params(request, frames.METHODS["connect"])
+            asked: frames.Connect = frames.read_params(request, frames.METHODS["connect"]).params
         except InterlockError as error:
             return await self._turn_away(request, frames.error_of(error))
         if not asked.min_protocol <= frames.PROTOCOL <= asked.max_protocol:
@@ -538,25 +538,27 @@ class Connection:
             self.gateway.audit.note("refused", by=self.by, address=self.address, why=words)
             return
         try:
-            params = frames.read_params(request, method)
+            params, ignored, refused = frames.read_params(request, method)
+            stops = method.stops or (isinstance(params, frames.OwnChat) and is_typed(params))
+            if refused and not stops:  # a stop is never refused for what else it asks
+                raise frames.not_done(request, refused)
         except InterlockError as error:
             self.outbox.answer(frames.refusal(request.id, frames.error_of(error)), urgent=method.stops)
             return
-        stops = method.stops or (isinstance(params, frames.OwnChat) and is_typed(params))
         if self._busy[stops] >= (STOPS if stops else REQUESTS):
             fault = frames.fault("UNAVAILABLE", "too many requests in flight on this connection; wait for answers")
             self.outbox.answer(frames.refusal(request.id, fault | {"retryable": True}), urgent=stops)
             return
         assert self._tasks is not None
         self._busy[stops] += 1
-        self._tasks.start_soon(self._answer, request, params, stops)
+        self._tasks.start_soon(self._answer, request, params, stops, (*ignored, *refused))
 
-    async def _answer(self, request: Request, params: Any, stops: bool) -> None:
+    async def _answer(self, request: Request, params: Any, stops: bool, ignored: tuple[str, ...]) -> None:
         arrived = time.time()
         session: SessionId | None = None
         try:
-            asking = Asking(self, request)
-            payload = await HANDLERS[request.method](asking, params)
+            asking = Asking(self, request, ignored)
+            payload = asking.told(await HANDLERS[request.method](asking, params))
             frame = frames.response(request.id, payload)
             receipts = _receipts_in(payload)
             for receipt in receipts:
@@ -638,16 +640,21 @@ class Connection:
 class Asking:
     """A request's own view of its connection."""
 
-    __slots__ = ("_connection", "_request", "again", "by", "control", "overview", "typed", "unwatch", "watch")
+    __slots__ = ("_connection", "_ignored", "_request", "again", "by", "control", "overview", "typed", "unwatch", "watch")
 
-    def __init__(self, connection: Connection, request: Request) -> None:
-        self._connection, self._request, self.again = connection, request, False
+    def __init__(self, connection: Connection, request: Request, ignored: tuple[str, ...]) -> None:
+        self._connection, self._request, self._ignored, self.again = connection, request, ignored, False
         self.control, self.by, self.typed = connection.control, connection.by, connection.typed
         self.watch, self.unwatch, self.overview = connection.watch, connection.unwatch, connection.gateway.overview
 
     def first(self, payload: dict[str, Any]) -> None:
         """Send the first of two answers."""
-        self._connection.outbox.answer(frames.response(self._request.id, payload), about=payload["sessionKey"])
+        frame = frames.response(self._request.id, self.told(payload))
+        self._connection.outbox.answer(frame, about=payload["sessionKey"])
+
+    def told(self, payload: Any) -> Any:
+        """Return an answer with the names of the fields that were ignored, if there were any."""
+        return payload | {"ignored": self._ignored} if self._ignored and isinstance(payload, dict) else payload
 
     def pair(self, name: str | None) -> str:
         """Return a code for a page."""

@@ -29,6 +29,7 @@ ANEW = frozenset({"/new", "/reset"})
 STRATEGIES = {"followup": "queue"}  # the wire's word; the others are ours as well
 COMMAND_CHARACTERS = 64
 TYPED = 1_000  # stops and resets that were typed with a key, remembered so that a retry is no second stop
+SERVED = frozenset({telling.AGENT, "main"})  # what clients call the agent that is served
 LATEST = 1_000  # runs looked through for a list of sessions or tasks
 HISTORY_CHARACTERS = 4 * 1024 * 1024  # of a conversation in one answer, from its end
 PAGE = 1_000  # the most a list answers
@@ -106,7 +107,6 @@ def is_typed(asked: frames.OwnChat) -> bool:
 
 
 async def chat_send(on: Asker, asked: frames.OwnChat) -> Any:
-    _no_attachments(asked.attachments)
     name_of(asked.idempotency_key, "idempotencyKey")
     doing = on.typed.found(on.by, asked)
     on.again = doing is not None
@@ -114,12 +114,14 @@ async def chat_send(on: Asker, asked: frames.OwnChat) -> Any:
         doing = on.typed.begin(on.by, asked, _command(on, asked))
     if doing is not None:
         return await asyncio.shield(doing)
+    _no_attachments(asked.attachments)
     sent = await on.control.send(
         asked.session_key,
         asked.message,
         key=asked.idempotency_key,
         strategy=STRATEGIES.get(asked.queue_mode or "", asked.queue_mode),
         deadline=None if asked.timeout_ms is None else asked.timeout_ms / 1000,
+        agent=_agent(on, asked.agent_id),
         by=on.by,
     )
     if sent.state is State.ENDED:  # a used key, or stopped before it came; nobody waits here for a run
@@ -146,6 +148,8 @@ async def agent(on: Asker, asked: frames.Agent) -> Any:
         key=asked.idempotency_key,
         deadline=None if asked.timeout is None else float(asked.timeout),
         kind="agent",
+        agent=_agent(on, asked.agent_id),
+        instructions=asked.extra_system_prompt,
         by=on.by,
     )
     accepted = {"runId": sent.run_id, "status": "accepted", "acceptedAt": int(time.time() * 1000)}
@@ -173,6 +177,11 @@ async def chat_history(on: Asker, asked: frames.ChatHistory) -> Any:
         chosen.append(telling.message_of(entry))
     told = {"sessionKey": asked.session_key, "sessionId": asked.session_key, "messages": chosen[::-1]}
     return told | {"hasMore": len(chosen) < end}
+
+
+def _agent(on: Asker, name: str | None) -> str | None:
+    """Return control's name of an agent; None for the one that is served, which clients know by names of their own."""
+    return None if name is None or (name in SERVED and name not in on.control.agents) else name
 
 
 def _no_attachments(attachments: tuple[Any, ...]) -> None:
@@ -261,6 +270,9 @@ async def tasks_list(on: Asker, asked: frames.TasksList) -> Any:
     wanted = (asked.status,) if isinstance(asked.status, str) else asked.status
     found = [run for run in reversed(runs) if run.state is not State.ALIASED]  # told as its taker
     found = [run for run in found if wanted is None or telling.status_of(run) in wanted]
+    if asked.agent_id is not None:
+        agent = on.control.named(_agent(on, asked.agent_id))
+        found = [run for run in found if run.agent == agent]
     begin = _cursor(asked.cursor)
     end = begin + min(PAGE, max(1, asked.limit))
     tasks = [telling.task_of(run, whole=False) for run in found[begin:end]]
@@ -412,7 +424,7 @@ HANDLERS: dict[str, Handler] = {
     "exec.approval.resolve": approval_resolve,
     "receipts.get": receipts_get,
     "runs.timeline": runs_timeline,
-    "interlock.send": _verb("send", "session", "text", "key", "strategy", "deadline", "order", "kind"),
+    "interlock.send": _verb("send", "session", "text", "key", "strategy", "deadline", "order", "kind", "agent", "instructions"),
     "interlock.chat": chat_send,
     "interlock.stop": _verb("stop", "session", "run", "key", "order", "typed"),
     "interlock.wait": own_wait,
