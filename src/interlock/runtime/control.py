@@ -53,7 +53,16 @@ from interlock.runtime.sight import Sight
 from interlock.runtime.spawning import ProcessInfo, Running, Spawning
 from interlock.runtime.stage import Stage
 from interlock.runtime.stopping import Stopping
-from interlock.runtime.values import count_of, instructions_of, kind_of, name_of, order_of, seconds_of, strategy_of, text_of
+from interlock.runtime.values import (
+    count_of,
+    instructions_of,
+    kind_of,
+    name_of,
+    order_of,
+    seconds_of,
+    strategy_of,
+    text_of,
+)
 from interlock.runtime.wakes import Wake, Wakes, schedule
 from interlock.runtime.watch import Watch, whole_log
 from interlock.stores.base import READ_SECONDS, SessionInfo, Store, StoreFailed, committed, read
@@ -248,7 +257,7 @@ class Control:
         if name is None or name_of(name, "agent") in self._driver.names:
             return name
         known = ", ".join(self._driver.names) or "none"
-        raise BadInput(f"no agent {name!r:.80} to send to; open_control(agents=...) has {known}")
+        raise BadInput(f"no agent {name!r:.80} here; leave it out for the one that is served, the others are: {known}")
 
     def _here(self) -> None:
         if asyncio.get_running_loop() is not self._loop:
@@ -287,7 +296,7 @@ class Control:
             kind=kind,
             method="send" if kind is RunKind.CHAT else kind,
             key=key,
-            digest=_digest(session_id, text, strategy, deadline, *_beside(agent, instructions)) if key is not None else "",
+            digest="" if key is None else _digest(session_id, text, strategy, deadline, *_beside(agent, instructions)),
             strategy=strategy,
             deadline=deadline,
             admitted_at=self._clock.wall(),

@@ -264,10 +264,10 @@ class LiveRun:
         "absorbed", "acked", "admission", "admitted_at", "agent", "alias", "alias_ticket", "announced", "asking",
         "begun", "blamed", "bodies", "called", "calls", "calls_made", "child_falls", "children", "collection",
         "deadline", "descendants", "detached", "digest", "ended", "fall", "fence", "finished", "generation", "holds",
-        "home", "id", "instructions", "joining", "kept", "key", "kind", "limits", "method", "order", "outcome", "parent", "passed",
-        "phase", "principal", "problem", "provider_started", "questions", "refusal_budget", "reply", "resting",
-        "said", "sealed", "sent", "session", "started_at", "state", "steers", "strategy", "superseded", "text",
-        "timers", "touched", "turn", "withheld",
+        "home", "id", "instructions", "joining", "kept", "key", "kind", "limits", "method", "order", "outcome",
+        "parent", "passed", "phase", "principal", "problem", "provider_started", "questions", "refusal_budget",
+        "reply", "resting", "said", "sealed", "sent", "session", "started_at", "state", "steers", "strategy",
+        "superseded", "text", "timers", "touched", "turn", "withheld",
     )  # fmt: skip
 
     def __init__(

@@ -451,8 +451,8 @@ _SEND_REFUSED = _names(
 )
 _AGENT_IGNORED = _names("sessionId thinking lane label inputProvenance voiceWakeTrigger cleanupBundleMcpOnRunEnd")
 _AGENT_REFUSED = _names(
-    "provider model cwd deliver bestEffortDeliver channel to accountId threadId groupId groupChannel groupSpace replyTo "
-    "replyChannel replyAccountId sourceReplyDeliveryMode disableMessageTool expectedExistingSessionId modelRun "
+    "provider model cwd deliver bestEffortDeliver channel to accountId threadId groupId groupChannel groupSpace "
+    "replyTo replyChannel replyAccountId sourceReplyDeliveryMode disableMessageTool expectedExistingSessionId modelRun "
     "promptMode bootstrapContextMode bootstrapContextRunKind acpTurnSource internalRuntimeHandoffId "
     "internalExecutionIdentityRetry internalExecutionIdentityRecoveryAttempt execApprovalFollowupExpectedSessionId "
     "internalEvents suppressPromptPersistence sessionEffects swarmCollector swarmOutputSchema forceRestartSafeTools "

@@ -640,7 +640,9 @@ class Connection:
 class Asking:
     """A request's own view of its connection."""
 
-    __slots__ = ("_connection", "_ignored", "_request", "again", "by", "control", "overview", "typed", "unwatch", "watch")
+    __slots__ = (
+        "_connection", "_ignored", "_request", "again", "by", "control", "overview", "typed", "unwatch", "watch",
+    )  # fmt: skip
 
     def __init__(self, connection: Connection, request: Request, ignored: tuple[str, ...]) -> None:
         self._connection, self._request, self._ignored, self.again = connection, request, ignored, False

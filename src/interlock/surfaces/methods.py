@@ -424,7 +424,7 @@ HANDLERS: dict[str, Handler] = {
     "exec.approval.resolve": approval_resolve,
     "receipts.get": receipts_get,
     "runs.timeline": runs_timeline,
-    "interlock.send": _verb("send", "session", "text", "key", "strategy", "deadline", "order", "kind", "agent", "instructions"),
+    "interlock.send": _verb("send", *frames.OwnSend.__struct_fields__),
     "interlock.chat": chat_send,
     "interlock.stop": _verb("stop", "session", "run", "key", "order", "typed"),
     "interlock.wait": own_wait,
