@@ -52,7 +52,7 @@ from interlock.runtime.settings import FALLS, Settings
 from interlock.runtime.sight import Sight
 from interlock.runtime.spawning import ProcessInfo, Running, Spawning
 from interlock.runtime.stage import Stage
-from interlock.runtime.stopping import Stopping
+from interlock.runtime.stopping import Remaining, Stopping
 from interlock.runtime.values import (
     count_of,
     instructions_of,
@@ -335,6 +335,10 @@ class Control:
         if run is not None:
             return await self._stopping.run(RunId(name_of(run, "run")), principal)
         return await self._stopping.key(name_of(key, "key"), principal)
+
+    def remaining(self, session: str, *, by: str = LOCAL) -> Remaining:
+        """Return what of a session the caller may stop and has not; it never waits, so it knows what is in memory."""
+        return self._stopping.remaining(SessionId(name_of(session, "session")), Principal(name_of(by, "by")))
 
     async def reset(self, session: str, *, by: str = LOCAL) -> Receipt:
         """End everything of a session, detached parts too, and begin a fresh transcript. Its schedules stay."""

@@ -207,9 +207,13 @@ async def _stop(on: Asker, name: str) -> Receipt:
 
 
 async def chat_abort(on: Asker, asked: frames.ChatAbort) -> Any:
-    if asked.run_id is not None:
-        return telling.stop_payload(await _stop(on, asked.run_id))
-    return telling.stop_payload(await on.control.stop(session=asked.session_key, by=on.by))
+    if asked.run_id is None:
+        receipt = await on.control.stop(session=asked.session_key, by=on.by)
+        return telling.stop_payload(receipt) | _left(on, asked.session_key)
+    # The right to stop a run does not depend on the session that is named beside it.
+    receipt = await _stop(on, asked.run_id)
+    told = telling.stop_payload(receipt) | _left(on, receipt.session or asked.session_key)
+    return told | _unknown(on, asked.run_id, receipt)
 
 
 async def sessions_abort(on: Asker, asked: frames.SessionsAbort) -> Any:
@@ -225,10 +229,26 @@ async def sessions_abort(on: Asker, asked: frames.SessionsAbort) -> Any:
     else:
         seated = [run for run in await on.control.runs(by=on.by) if run.session == asked.key and _at_work(run)]
         receipts = [await on.control.stop(run=run.id, by=on.by) for run in seated]
+    session_id = asked.key if asked.key is not None else receipts[0].session
     stopped = [run.id for receipt in receipts if receipt.aborted for run in receipt.runs]
     told: dict[str, Any] = {"ok": True, "abortedRunId": stopped[0] if stopped else None}
-    told["status"] = "aborted" if stopped else "no-active-run"
-    return told | ({"receipt": receipts[0]} if receipts else {})
+    told["status"] = "aborted" if any(receipt.aborted for receipt in receipts) else "no-active-run"
+    told |= {"receipt": receipts[0]} if receipts else {}
+    return told | _left(on, session_id) | ({} if asked.run_id is None else _unknown(on, asked.run_id, receipts[0]))
+
+
+def _left(on: Asker, session: str | None) -> dict[str, Any]:
+    """What of a session the caller may stop and a stop left alone."""
+    left = None if session is None else on.control.remaining(session, by=on.by)
+    return {} if left is None or not any(left) else {"remaining": left._asdict()}
+
+
+def _unknown(on: Asker, name: str, receipt: Receipt) -> dict[str, Any]:
+    """Say that there is no such run for the caller, whether it is somebody else's or never was."""
+    if receipt.aborted or receipt.already is not None or receipt.id is not None:
+        return {}
+    later = "; one that is sent with this key will not run" if not OURS.fullmatch(name) else ""
+    return {"reason": f"no run {name!r:.80} that {on.by} may stop{later}"}
 
 
 def _at_work(run: RunInfo) -> bool:
