@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from surfaces.raw import BOUND_SECONDS, INTERLOCK, House, house
+from surfaces.raw import BOUND_SECONDS, House, house
 
 NUMBERS = count()
 SAID = {  # by what is asked: the blocks of the reply
@@ -74,7 +74,7 @@ def test_our_own_wording_and_the_conversation_hold_each_block_once(server: House
 def test_the_shell_prints_the_reply_once(server: House, asked: str) -> None:
     """By `send`, as it comes, and by `watch`, afterwards."""
     where, whole = session(), "\n\n".join(SAID[asked]) + "\n"
-    assert shell(server, "send", asked, "--session", where) == whole
+    assert shell(server, "send", asked, "--watch", "--session", where) == whole
     with server.connect(caps=["interlock.quiet"]) as talk:
         run = talk.request("interlock.runs", session=where)[0]["id"]
     assert shell(server, "watch", run) == whole
@@ -83,7 +83,6 @@ def test_the_shell_prints_the_reply_once(server: House, asked: str) -> None:
 def shell(server: House, *arguments: Any) -> str:
     """Run a verb of the shell and return what it printed."""
     command = [sys.executable, "-m", "interlock.cli", *arguments, "--url", server.ready["url"]]
-    assert INTERLOCK.exists()
     done = subprocess.run(
         [*command, "--data", str(server.data)], capture_output=True, text=True, timeout=2 * BOUND_SECONDS, check=False
     )
