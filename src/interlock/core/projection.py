@@ -83,64 +83,57 @@ TABLE: Final[dict[Ending, Row]] = {
         lifecycle=Lifecycle("end"), completions=Completions(finish_reason="stop"), acp="end_turn",
         responses=Responses("completed", "response.completed", 200),
         task="completed", session="done", parent="ok", exit_code=0,
-        client="completed", channel="{text}",
-        tool="its run had completed",
+        client="completed", tool="its run had completed", channel="{text}",
     ),
     Ending.FAILED: Row(
         wait=AgentWait("error"), chat=ChatEvent("error", error_kind="unknown"),
         lifecycle=Lifecycle("error"), completions=Completions(error_code="server_error"), acp=None,
         responses=Responses("failed", "response.failed", 500, error_code="server_error"),
         task="failed", session="failed", parent="error{why}", exit_code=1,
-        client="failed{why}", channel="Failed{why}",
-        tool="its run failed{why}",
+        client="failed{why}", tool="its run failed{why}", channel="Failed{why}",
     ),
     Ending.STOPPED: Row(
         wait=AgentWait("error", "rpc"), chat=ChatEvent("aborted", "rpc"),
         lifecycle=Lifecycle("end", "cancelled"), completions=Completions(error_code="stopped"), acp="cancelled",
         responses=Responses("cancelled", "response.incomplete", 200),
         task="cancelled", session="stopped", parent="cancelled", exit_code=130,
-        client="stopped{by}", channel="Stopped.{receipt}",
-        tool="stopped{by}",
+        client="stopped{by}", tool="stopped{by}", channel="Stopped.{receipt}",
     ),
     Ending.SUPERSEDED: Row(
         wait=AgentWait("error", "superseded"), chat=ChatEvent("aborted", "superseded"),
         lifecycle=Lifecycle("end", "superseded"), completions=Completions(error_code="superseded"), acp="cancelled",
         responses=Responses("incomplete", "response.incomplete", 200, incomplete_reason="superseded"),
         task="cancelled", session="superseded", parent="cancelled (superseded{successor})", exit_code=130,
-        client="superseded{successor}", channel=None,  # the new reply speaks
-        tool="superseded by a newer message{of}",
+        client="superseded{successor}", tool="superseded by a newer message{of}", channel=None,  # the new reply speaks
     ),
     Ending.TIMED_OUT: Row(
         wait=AgentWait("timeout"), chat=ChatEvent("error", error_kind="timeout"),
         lifecycle=Lifecycle("error", "timeout"), completions=Completions(error_code="timeout"), acp=None,
         responses=Responses("failed", "response.failed", 504, error_code="timeout"),
         task="timed_out", session="timed_out", parent="timeout{phase}", exit_code=124,
-        client="timed out{after}{phase}", channel="Timed out{after}.",
-        tool="timed out{after}{phase}",
+        client="timed out{after}{phase}", tool="timed out{after}{phase}", channel="Timed out{after}.",
     ),
     Ending.PARENT_ENDED: Row(
         wait=AgentWait("error", "parent"), chat=ChatEvent("aborted", "parent"),
         lifecycle=Lifecycle("end", "cancelled"), completions=Completions(error_code="stopped"), acp="cancelled",
         responses=Responses("cancelled", "response.incomplete", 200),
         task="cancelled", session="stopped", parent=None, exit_code=130,
-        client="ended with its parent", channel=None,
-        tool="ended with its parent",
+        client="ended with its parent", tool="ended with its parent", channel=None,
     ),
     Ending.SHUTDOWN: Row(
         wait=AgentWait("error", "restart"), chat=ChatEvent("aborted", "restart"),
         lifecycle=Lifecycle("end", "cancelled"), completions=Completions(error_code="restart"), acp="cancelled",
         responses=Responses("incomplete", "response.incomplete", 503, incomplete_reason="restart"),
         task="cancelled", session="interrupted", parent="interrupted", exit_code=143,
-        client="interrupted by a restart", channel="Restarting; this answer was cut.",
-        tool="the server was ended",
+        client="interrupted by a restart", tool="the server was ended", channel="Restarting; this answer was cut.",
     ),
     Ending.LOST: Row(
         wait=AgentWait("error", "lost"), chat=ChatEvent("error", error_kind="unknown"),
         lifecycle=Lifecycle("error"), completions=Completions(error_code="lost"), acp=None,
         responses=Responses("failed", "response.failed", 500, error_code="lost"),
         task="failed", session="lost", parent="lost", exit_code=1,
-        client="lost in a crash", channel="The server stopped while answering; your message is kept.",
-        tool="the server went down",
+        client="lost in a crash", tool="the server went down",
+        channel="The server stopped while answering; your message is kept.",
     ),
 }
 # fmt: on
@@ -232,9 +225,11 @@ def channel_words(outcome: Outcome, receipt_line: str | None = None) -> str | No
 
 def tool_words(state: ToolState, outcome: Outcome | None = None, *, why: str = "") -> str:
     """Return what stands as the result of a call that was skipped or interrupted: by which ending, and whose."""
-    if outcome is not None and outcome.ending is Ending.LOST and state is ToolState.INTERRUPTED:
-        return LOST_RESULT
-    cause = f": {why}" if (why := why if outcome is None else _fill(row(outcome).tool, outcome) or "") else ""
+    if outcome is not None:
+        if outcome.ending is Ending.LOST and state is ToolState.INTERRUPTED:
+            return LOST_RESULT
+        why = _fill(row(outcome).tool, outcome) or ""
+    cause = f": {why}" if why else ""
     return f"not run{cause}" if state is ToolState.SKIPPED else f"interrupted{cause}; its effect is unknown"
 
 
