@@ -100,6 +100,7 @@ def shell(server: House, *arguments: Any) -> str:
             "not run: superseded by a newer message of operator",
         ),
     ],
+    ids=["stopped", "superseded"],
 )
 def test_a_call_that_an_end_left_without_a_result_says_which_and_whose(
     server: House, stop: str, ran: str, waited: str

@@ -209,11 +209,10 @@ async def _stop(on: Asker, name: str) -> Receipt:
 async def chat_abort(on: Asker, asked: frames.ChatAbort) -> Any:
     if asked.run_id is None:
         receipt = await on.control.stop(session=asked.session_key, by=on.by)
-        return telling.stop_payload(receipt) | _left(on, asked.session_key)
+        return telling.stop_payload(receipt) | _left(on, receipt.session)
     # The right to stop a run does not depend on the session that is named beside it.
     receipt = await _stop(on, asked.run_id)
-    told = telling.stop_payload(receipt) | _left(on, receipt.session or asked.session_key)
-    return told | _unknown(on, asked.run_id, receipt)
+    return telling.stop_payload(receipt) | _left(on, receipt.session) | _unknown(on, asked.run_id, receipt)
 
 
 async def sessions_abort(on: Asker, asked: frames.SessionsAbort) -> Any:
@@ -229,7 +228,7 @@ async def sessions_abort(on: Asker, asked: frames.SessionsAbort) -> Any:
     else:
         seated = [run for run in await on.control.runs(by=on.by) if run.session == asked.key and _at_work(run)]
         receipts = [await on.control.stop(run=run.id, by=on.by) for run in seated]
-    session_id = asked.key if asked.key is not None else receipts[0].session
+    session_id = receipts[0].session if receipts else asked.key
     stopped = [run.id for receipt in receipts if receipt.aborted for run in receipt.runs]
     told: dict[str, Any] = {"ok": True, "abortedRunId": stopped[0] if stopped else None}
     told["status"] = "aborted" if any(receipt.aborted for receipt in receipts) else "no-active-run"
