@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock.core.errors import BadInput
-from interlock.core.names import ENDINGS, Ending, ErrorKind, KnownPhase, Principal, RunId
+from interlock.core.names import ENDINGS, Ending, ErrorKind, KnownPhase, Principal, RunId, ToolState
 from interlock.core.outcome import Outcome
 from interlock.core.projection import (
+    LOST_RESULT,
     TABLE,
     TIMEOUT_PHASES,
     WHY_CHARS,
@@ -23,6 +24,7 @@ from interlock.core.projection import (
     parent_word,
     responses,
     row,
+    tool_words,
 )
 
 # A copy of the table of surfaces.md §1; compare it there, not with projection.py.
@@ -197,6 +199,35 @@ def test_sentences_without_facts(ending: Ending) -> None:
     """An outcome with no facts still reads as a sentence: no dots, braces, None or doubled spaces."""
     for words in (parent_word(bare(ending)), client_words(bare(ending)), channel_words(bare(ending))):
         assert words is None or (words and words == words.strip() and not re.search(r"[{}…]|None|  |: ?$", words))
+
+
+TOOLS = {
+    Ending.COMPLETED: "its run had completed",
+    Ending.FAILED: "its run failed: boom",
+    Ending.STOPPED: "stopped by alice",
+    Ending.SUPERSEDED: "superseded by a newer message of alice",
+    Ending.TIMED_OUT: "timed out after 30 s in phase provider",
+    Ending.PARENT_ENDED: "ended with its parent",
+    Ending.SHUTDOWN: "the server was ended",
+    Ending.LOST: "the server went down",
+}
+
+
+@every_ending
+def test_a_call_without_a_result_names_the_ending_and_who(ending: Ending) -> None:
+    """One that never ran says so; one that was cut says besides that its effect is unknown."""
+    told = Outcome(run_id=RunId("r"), ending=ending, by=Principal("alice"), error="boom", phase="provider")
+    told = msgspec.structs.replace(told, limit_ms=30_000)
+    assert tool_words(ToolState.SKIPPED, told) == f"not run: {TOOLS[ending]}"
+    cut = LOST_RESULT if ending is Ending.LOST else f"interrupted: {TOOLS[ending]}; its effect is unknown"
+    assert tool_words(ToolState.INTERRUPTED, told) == cut
+    assert not re.search(r"[{}]|None", tool_words(ToolState.SKIPPED, bare(ending)))
+
+
+def test_a_call_that_no_ending_took_says_what_is_known() -> None:
+    """Its agent gave it up, or nobody said why."""
+    assert tool_words(ToolState.SKIPPED) == "not run"
+    assert tool_words(ToolState.INTERRUPTED, why="given up") == "interrupted: given up; its effect is unknown"
 
 
 def test_facts_are_not_templates() -> None:

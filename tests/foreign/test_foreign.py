@@ -181,6 +181,22 @@ def test_a_message_is_answered(client: Client, session: str) -> None:
     ]
 
 
+def test_a_reply_is_whole_before_its_end(client: Client, session: str) -> None:
+    """An agent may return more than it streamed: this client joins the deltas, and has all of it."""
+    ended(client, send(client, session, "more"), "completed", text="Hello world, and more.", session=session)
+
+
+def test_what_a_message_asks_for_is_done_refused_or_listed(client: Client, session: str) -> None:
+    """Instructions reach the agent; a field with another meaning is refused by name; a hint is listed."""
+    asked = {"sessionKey": session, "message": "told", "extraSystemPrompt": "Be brief.", "thinking": "high"}
+    begun = client.begin("agent", final=True, idempotencyKey=f"key-{next(keys)}", deliver=False, **asked)
+    assert client.accepted(begun)["ignored"] == ["thinking"]
+    assert client.answer(begun)["result"]["payloads"] == [{"text": "Be brief."}]
+    for more in ({"model": "large"}, {"agentId": "nobody"}, {"deliver": True}):
+        with pytest.raises(Refused, match=r"model|nobody|deliver"):
+            client.ask("agent", idempotencyKey=f"key-{next(keys)}", **asked, **more)
+
+
 def test_tools_and_processes_are_told(client: Client, session: str) -> None:
     """A call and a command are seen on the agent's stream, and the run completes."""
     run = send(client, session, "use tea")

@@ -22,6 +22,7 @@ SECONDS = 30  # a test that hangs has failed
 JOBS = 2
 TRANSPORT, OUTBOX = "surfaces/test_transport.py", "surfaces/test_outbox.py"
 AUTHORITY = "runtime/test_authority.py"
+FRAMES, BROUGHT = "surfaces/test_frames.py", "runtime/test_instructions.py"
 BESIDE = (  # bugs of rules that are no row of the table
     ("unit/refusal-takes-the-session", (AUTHORITY, "test_a_refused_message_does_not_take_a_session_from_its_founder")),
     ("unit/stalled-reader-hoards", (TRANSPORT, "test_a_stalled_reader_holds_little_that_cannot_be_taken_back")),
@@ -29,6 +30,10 @@ BESIDE = (  # bugs of rules that are no row of the table
     ("unit/outbox-not-dropped", (TRANSPORT, "test_a_fall_drops_from_every_outbox")),
     ("unit/urgent-not-dropped", (OUTBOX, "test_a_hastened_delta_is_dropped_too")),
     ("unit/stops-share-the-budget", (TRANSPORT, "test_a_stop_has_a_budget_of_its_own")),
+    ("unit/rest-of-a-block-untold", (FRAMES, "test_what_a_block_adds_to_its_deltas_is_told_before_the_end")),
+    ("unit/unused-fields-passed-over", (FRAMES, "test_a_field_that_is_not_used_is_named_if_it_means_something")),
+    ("unit/instructions-not-kept", (BROUGHT, "test_a_message_that_waits_over_a_crash_keeps_agent_and_instructions")),
+    ("unit/anothers-agent-steered", (BROUGHT, "test_a_run_takes_in_what_is_for_its_own_agent")),
 )
 
 

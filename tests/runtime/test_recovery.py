@@ -30,9 +30,9 @@ from interlock import (
     Unknown,
     tool,
 )
-from interlock.core.events import LOST_RESULT, NO_RESULT, Ended
+from interlock.core.events import Ended
 from interlock.core.lifecycle import State
-from interlock.core.projection import agent_wait
+from interlock.core.projection import LOST_RESULT, agent_wait
 from interlock.processes.base import Grade, Machine
 from interlock.processes.local import LocalProcesses
 from interlock.runtime.settings import CRASHES
@@ -177,7 +177,7 @@ def test_a_tool_that_had_begun_is_told_and_never_run_again(place: Place) -> None
     expected = [
         ("pays", ToolState.FINISHED, '"paid nothing"'),
         ("pays", ToolState.INTERRUPTED, LOST_RESULT),
-        ("pays", ToolState.SKIPPED, NO_RESULT[ToolState.SKIPPED]),
+        ("pays", ToolState.SKIPPED, "not run: the server went down"),
     ]
 
     async def after(control: Control) -> None:

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from interlock.core.decision import Decision, ToolRow, Writer
 from interlock.core.errors import BadInput, Denied, Refused, Unavailable
-from interlock.core.events import NO_RESULT, Json, Tool
+from interlock.core.events import Json, Tool
 from interlock.core.names import CallId, Effect, KnownPhase, QuestionState, ToolState
+from interlock.core.projection import tool_words
 from interlock.runtime.approvals import Approvals, Policy
 from interlock.runtime.live import LiveRun, ToolCall
 from interlock.runtime.outlet import Outlet
@@ -87,7 +88,7 @@ class Gate:
         if call.question is not None:
             self._approvals.close(call.question, QuestionState.VOID)
         state = ToolState.SKIPPED if call.state is ToolState.PENDING else ToolState.INTERRUPTED
-        self.finish(call, state, error=NO_RESULT[state])
+        self.finish(call, state, error=tool_words(state, why="given up by its agent"))
 
     def finish(self, call: ToolCall, state: ToolState, *, result: Json | None = None, error: str | None = None) -> None:
         """Record what became of a call, or raise Stale: then its result was written when the run fell."""

@@ -260,10 +260,10 @@ class LiveRun:
         "absorbed", "acked", "admission", "admitted_at", "agent", "alias", "alias_ticket", "announced", "asking",
         "begun", "blamed", "bodies", "called", "calls", "calls_made", "child_falls", "children", "collection",
         "deadline", "descendants", "detached", "digest", "ended", "fall", "fence", "finished", "founds", "generation",
-        "heard", "holds", "home", "id", "joining", "kept", "key", "kind", "limits", "method", "order", "outcome",
-        "parent", "passed", "phase", "principal", "problem", "provider_started", "questions", "refusal_budget",
-        "reply", "resting", "said", "sealed", "sent", "session", "started_at", "state", "steers", "strategy",
-        "superseded", "text", "timers", "touched", "turn", "withheld", "within",
+        "heard", "holds", "home", "id", "instructions", "joining", "kept", "key", "kind", "limits", "method", "order",
+        "outcome", "parent", "passed", "phase", "principal", "problem", "provider_started", "questions",
+        "refusal_budget", "reply", "resting", "said", "sealed", "sent", "session", "started_at", "state", "steers",
+        "strategy", "superseded", "text", "timers", "touched", "turn", "withheld", "within",
     )  # fmt: skip
 
     def __init__(
@@ -282,6 +282,7 @@ class LiveRun:
         admitted_at: float,
         order: Order | None = None,
         agent: str | None = None,
+        instructions: str | None = None,
         parent: LiveRun | None = None,
         detached: bool = False,
     ) -> None:
@@ -298,6 +299,7 @@ class LiveRun:
         self.admitted_at = admitted_at
         self.order = order
         self.agent = agent  # None: the one that control serves
+        self.instructions = instructions
         self.parent = parent
         self.detached = detached
         self.home: Session = session if parent is None else parent.home  # at the top of its tree
@@ -426,6 +428,7 @@ class LiveRun:
             outcome=self.outcome,
             cut=self.reply.open if self.fallen else "",
             told=self.sealed,
+            instructions=self.instructions,
         )
 
     def key_row(self) -> KeyRow | None:

@@ -118,6 +118,7 @@ class Verbs:
                 session=run.session.id,
                 run_id=other.id,
                 parts=(Part(text=other.text, by=other.principal),),
+                instructions=other.instructions,
             )
             for other in self._inbox.steered(run)
         ]
