@@ -5,6 +5,7 @@ terminal event (see surfaces/protocol.py). The words are those of one ending on 
 """
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from itertools import count
@@ -13,7 +14,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from foreign.client import TICK_SECONDS, Client, Line, Node, Refused, Server, missing
+from foreign.client import PARTS, TICK_SECONDS, Client, Line, Node, Refused, Server, missing
+from interlock.core.projection import TIMEOUT_PHASES, UNDER_WAY
 
 keys = count(1)
 
@@ -292,6 +294,15 @@ def test_a_run_out_of_time(client: Client, session: str) -> None:
     assert (outcome["limitMs"], outcome["phase"]) == (limit, "provider")
     waited = client.ask("agent.wait", runId=run)
     assert (waited["timeoutPhase"], waited["providerStarted"]) == ("provider", True)
+
+
+def test_the_phases_of_a_timeout_are_published_ones() -> None:
+    """Every word we may tell as timeoutPhase is in the set that the published schema closes."""
+    source = PARTS / "node_modules" / "@openclaw" / "gateway-protocol" / "dist" / "index.d.mts"
+    found = re.findall(r"timeoutPhase\?: ([^;]+);", source.read_text("utf-8"))
+    assert found
+    for union in found:
+        assert {*TIMEOUT_PHASES, UNDER_WAY} <= set(re.findall(r'"(\w+)"', union))
 
 
 def test_a_child_ends_with_its_parent(client: Client, session: str) -> None:
