@@ -121,6 +121,7 @@ def test_others_queue() -> None:
         async with open_control(idles) as control:
             first = await control.send("s", "one", by="alice")
             await started(control, first.run_id)
+            await control.share("s", with_="bob")
             other = await control.send("s", "two", by="bob")
             assert (other.generation, other.superseded, other.state) == (None, None, "queued")
             assert (await control.wait(first.run_id, timeout=1)).ending is Ending.PENDING
@@ -140,6 +141,7 @@ def test_the_owner_may_stop_what_others_run() -> None:
         store = MemoryStore()
         async with open_control(idles, store=store) as control:
             await control.stop(run=(await control.send("s", "x", by="alice")).run_id)
+            await control.share("s", with_="bob")
             await anyio.sleep(5)
             guest = await control.send("s", "one", by="bob")
             await started(control, guest.run_id)
@@ -189,6 +191,8 @@ def test_a_session_stop_ends_only_what_the_caller_may() -> None:
         async with open_control(idles) as control:
             running = await control.send("s", "one", by="alice")
             await started(control, running.run_id)
+            await control.share("s", with_="bob")
+            await control.share("s", with_="carol")
             bobs = [await control.send("s", text, by="bob") for text in "ab"]
             carols = await control.send("s", "c", by="carol")
             receipt = await control.stop(session="s", by="bob")
@@ -207,6 +211,8 @@ def test_a_takeover_leaves_the_messages_of_others() -> None:
     async def main() -> None:
         async with open_control(idles) as control:
             await control.stop(run=(await control.send("s", "x", by="alice")).run_id)
+            await control.share("s", with_="bob")
+            await control.share("s", with_="carol")
             running = await control.send("s", "one", by="bob")
             await started(control, running.run_id)
             mine = await control.send("s", "mine", by="bob", strategy="queue")
@@ -230,9 +236,9 @@ def test_a_reader_sees_and_changes_nothing() -> None:
             await started(control, sent.run_id)
             assert not (await control.stop(session="s", by="eve")).aborted
             assert not (await control.stop(run=sent.run_id, by="eve")).aborted
-            with pytest.raises(Unknown, match="no session s that eve may send to"):
+            with pytest.raises(Unknown, match="no session 's' for eve"):
                 await control.send("s", "me too", by="eve")
-            with pytest.raises(Unknown, match="that eve may send to"):
+            with pytest.raises(Unknown, match="no session 'new' for eve"):
                 await control.send("new", "me too", by="eve")
             assert [info.id for info in await control.runs("s", by="eve")] == [sent.run_id]
             assert (await control.wait(sent.run_id, by="eve", timeout=1)).ending is Ending.PENDING
@@ -278,6 +284,7 @@ def test_the_owner_s_stop_reaches_an_arrival_in_a_session_not_loaded() -> None:
         store = MemoryStore()
         async with open_control(agent, store=store) as control:
             await control.wait((await control.send("s", "first", by="alice")).run_id, drained=True)
+            await control.share("s", with_="bob")
             await anyio.sleep(5)
             assert control._registry.sessions == {}
             store.faults.stall = True

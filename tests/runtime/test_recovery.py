@@ -1369,6 +1369,8 @@ def test_who_had_the_seat_goes_before_who_waited_longer(place: Place) -> None:
 
     async def owned(control: Control) -> None:
         await control.wait((await control.send("s", "alice's", by="alice")).run_id, by="alice")
+        for guest in ("bob", "carol"):
+            await control.share("s", with_=guest, by="alice")
 
     place.life(owned, echoes)
     place.killed(scene, idles, before=dies_before_the_second_mark)

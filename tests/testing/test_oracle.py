@@ -412,6 +412,7 @@ def test_a_message_that_fell_before_it_founded_anything_makes_nobody_an_owner() 
 
     async def play(control: Control, oracle: Oracle, store: MemoryStore) -> None:
         await falls_first(oracle)
+        await oracle.share("s", "bob", "write", by="alice")
         assert await oracle.send("s", "guest", by="bob", strategy="queue") is not None
         receipt = await oracle.stop(session="s", by="alice")
         assert len(receipt.runs) == 2
@@ -461,7 +462,8 @@ def test_a_message_that_fell_while_the_store_refused_it_founds_its_session() -> 
         await oracle.stop(session="s", by="bob")
         assert await first is not None
         store.resume()
-        assert await oracle.send("s", "two", by="alice") is not None
+        assert await oracle.send("s", "two", by="alice") is None
+        assert await oracle.send("s", "three", by="bob") is not None
 
     oracle = judged(play, latency=0.01)
     assert oracle.violation is None and oracle.rights.owner("s") == "bob"

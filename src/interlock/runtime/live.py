@@ -107,6 +107,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: RunId
     session: SessionId
+    owner: Principal | None = None  # whose session it is; None where a used key is answered from the store alone
     generation: int | None = None
     superseded: RunId | None = None
     state: State = State.SEATED

@@ -12,9 +12,9 @@ from typing import TypeVar
 import anyio
 import msgspec
 
-from interlock.core.authority import Action, Authority
+from interlock.core.authority import Action, Authority, Whose
 from interlock.core.decision import Decision, StopMark, Tombstone
-from interlock.core.errors import Unavailable, Unknown
+from interlock.core.errors import Unavailable
 from interlock.core.lifecycle import Move, State, may
 from interlock.core.names import Ending, Principal, RunId, SessionId
 from interlock.core.outcome import Cause
@@ -23,7 +23,7 @@ from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
 from interlock.runtime.ending import Endings
 from interlock.runtime.fall import Fall
-from interlock.runtime.inbox import Inbox
+from interlock.runtime.inbox import Inbox, unknown_session
 from interlock.runtime.live import Falling, LiveRun, Order
 from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import Settings
@@ -67,7 +67,7 @@ class Stopping:
     ) -> Receipt:
         """End everything of a session that the caller may end: what waits, what arrives, what is detached."""
         until, marked = self._until(), None
-        if order is not None and self._authority.may(Action.SEND, by):  # (a reader changes nothing)
+        if order is not None and self._authority.may(Action.FOUND, by):  # (a reader changes nothing)
             marked = self._mark(StopMark(session=session_id, channel=order.channel, by=by, at=order.at))
         receipt = await self._stop_session(session_id, by, typed)
         durable = marked is None or await self._soon(marked, until) is not None
@@ -123,9 +123,8 @@ class Stopping:
             if not session.loaded:
                 known = await read(self._store.load(session_id, principal=by, key=None))
                 self._inbox.take_up(session, known)
-            owner = session.confirmed_owner
-            if owner is None or not self._authority.may(Action.RESET, by, owner=owner):
-                raise Unknown(f"no session {session_id!r} that {by} may reset; a session begins with its first message")
+            if session.confirmed_owner is None or not self._authority.may(Action.RESET, by, whose=session.whose):
+                raise unknown_session(session_id, by)
             processes = list(session.kept.running) if session.kept is not None else []
             fall = self._end_all(session, _everyone(session), by, processes=processes, resets=True)
             if fall is None:
@@ -176,7 +175,8 @@ class Stopping:
         row = None if known is None else known.session
         if session_id in self._registry.sessions:  # it came to life while we asked, and counts for itself
             row = None
-        if known is not None and row is not None and self._authority.may(Action.STOP, by, owner=row.owner):
+        whose = None if row is None else Whose(row.owner, row.shares)
+        if known is not None and whose is not None and self._authority.may(Action.STOP, by, whose=whose):
             already = None if known.previous is None else known.previous.ending
             durable = await self._keep(Decision(rises=(session_id,)), until)
         return nothing(session=session_id, by=by, now=self._clock.wall(), already=already, durable=durable)
@@ -236,12 +236,11 @@ class Stopping:
 
     async def _receipt_of(self, fall: Fall, by: Principal) -> Receipt:
         """Return the receipt of what this call ended; `aborted` follows from what was decided, not what was asked."""
+        seen = [run for run in fall.runs if self._sight.may_see(by, run)]  # asked now: the right may go before the end
         await fall.ended.wait()
         endings = [_ending(run) for run in fall.runs]
         stopped = Ending.STOPPED in endings or bool(fall.swept)
-        shown = self._sight.receipt(fall, by, aborted=stopped, already=None if stopped else endings[0])
-        assert shown is not None, "whoever may stop a run may see it"
-        return shown
+        return fall.receipt(aborted=stopped, already=None if stopped else endings[0], runs=seen if fall.runs else None)
 
     async def _same_again(self, fall: Falling, run: LiveRun, by: Principal) -> Receipt:
         """A second stop gets the same receipt, with `aborted: false` and the ending it found."""
@@ -251,15 +250,15 @@ class Stopping:
         return shown or nothing(session=run.session.id, by=by, now=self._clock.wall(), already=already)
 
     def _may(self, by: Principal, run: LiveRun) -> bool:
-        return self._authority.may(Action.STOP, by, owner=run.session.confirmed_owner, principal=run.principal)
+        return self._authority.may(Action.STOP, by, whose=run.session.whose, principal=run.principal)
 
     def detached(self, session: Session, by: Principal) -> list[Running]:
         """The detached processes of a session that the caller may end."""
-        owner, running = session.confirmed_owner, session.kept.running if session.kept is not None else ()
-        return [each for each in running if self._authority.may(Action.STOP, by, owner=owner, principal=each.principal)]
+        whose, running = session.whose, session.kept.running if session.kept is not None else ()
+        return [each for each in running if self._authority.may(Action.STOP, by, whose=whose, principal=each.principal)]
 
     def _may_stop_session(self, by: Principal, session: Session) -> bool:
-        return self._authority.may(Action.STOP, by, owner=session.confirmed_owner)
+        return self._authority.may(Action.STOP, by, whose=session.whose)
 
     def _until(self) -> float:
         return self._clock.now() + self._settings.commit_seconds

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from interlock.core.decision import KeyRow, QuestionRow, RunRow, SessionRow, StopMark, ToolRow, WakeRow
+from interlock.core.decision import KeyRow, QuestionRow, RunRow, SessionRow, ShareRow, StopMark, ToolRow, WakeRow
 from interlock.core.events import Data, Event
 from interlock.core.names import Principal, RunId, SessionId
 from interlock.core.outcome import Outcome
@@ -40,7 +40,13 @@ def of_session(row: SessionRow) -> Row:
 
 def session_of(row: Row) -> SessionRow:
     """As `session` gives it."""
-    return _record(SessionRow, row)
+    *kept, shares = row
+    return _record(SessionRow, (*kept, msgspec.json.decode(shares)))
+
+
+def of_share(row: ShareRow) -> Row:
+    """As `keep_share` takes it."""
+    return (row.session, row.principal, row.may, row.at)
 
 
 def of_run(row: RunRow) -> Row:

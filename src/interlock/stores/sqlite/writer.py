@@ -410,6 +410,8 @@ class Writer:
             execute(SQL["remove_wake"], (wake_id,))
         for mark in decision.marks:
             execute(SQL["keep_mark"], rows.of_mark(mark))
+        for share in decision.shares:
+            execute(SQL["keep_share"], rows.of_share(share))
         for receipt in decision.receipts:
             self._keep_receipt(receipt)
         for session_id in decision.rises:

@@ -24,6 +24,11 @@ ON CONFLICT (id) DO UPDATE SET
     since = max(since, excluded.since),
     renewed = max(renewed, excluded.renewed);
 
+-- name: keep_share
+-- The latest word on who may do what in a session stands, whatever order the words come in.
+INSERT INTO shares (session, principal, may, at) VALUES (?, ?, ?, ?)
+ON CONFLICT (session, principal) DO UPDATE SET may = excluded.may, at = excluded.at WHERE excluded.at >= at;
+
 -- name: raise_session
 -- Raise a session that nobody has in memory.
 UPDATE sessions SET generation = generation + 1 WHERE id = ?;
