@@ -487,10 +487,10 @@ def test_nobody_owns_what_the_store_does_not_have() -> None:
         judged(play, latency=0.01)
 
 
-def rights(*, sharing: bool = True) -> Rights:
+def rights() -> Rights:
     """A book in which alice owns session s, and bob has a run there."""
     store = MemoryStore()
-    book = Rights(store, admins=("admin",), sharing=sharing)
+    book = Rights(store, admins=("admin",))
     for run, by in (("r-1", "alice"), ("r-2", "bob")):
         row = RunRow(id=run, session="s", principal=by, kind=RunKind.CHAT, text=run, admitted_at=0.0)
         book._offers.setdefault("s", {})[RunId(run)] = Offer(RunId(run), by, run)
@@ -511,7 +511,6 @@ def test_the_book_of_rights() -> None:
     everything = set(Deed)
     assert wrongs(book, "alice") == wrongs(book, "admin") == wrongs(book, "local") == set()
     assert wrongs(book, "mallory") == wrongs(book, "bob") == everything
-    assert wrongs(rights(sharing=False), "bob") == {Deed.SEE, Deed.OWN}
     book.say("s", "bob", "write", 1.0).acknowledge(2.0)
     assert wrongs(book, "bob") == {Deed.OWN}
     book.say("s", "bob", "read", 6.0).acknowledge(7.0)

@@ -88,7 +88,7 @@ class Scene:
         self._known: list[RunId] = []
         self._said = 0
         self._pauses = random.choice((PAUSES_SECONDS, QUICK_SECONDS, QUICK_SECONDS))
-        self._acts = (*theme.acts, *SHARING_ACTS) if oracle.rights.sharing else theme.acts
+        self._acts = (*theme.acts, *SHARING_ACTS)
         self._vanishing: list[asyncio.Task[Any]] = []
         self._orders = 10
         self.keyed: dict[tuple[str, str], tuple[str, str, RunId]] = {}
@@ -118,7 +118,7 @@ class Scene:
 
     async def _person(self, name: str) -> None:
         await self._send(name)
-        if self._oracle.rights.sharing and self._random.random() < 0.7:  # else they would never meet in a session
+        if self._random.random() < 0.7:  # else they would never meet in a session
             await self._share(name)
         await self._go_on(name)
 
@@ -170,7 +170,7 @@ class Scene:
         await asyncio.sleep(self._random.choice((0.0001, 0.003, 0.02)))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._random.choice((0.1, 1.0))):
-                by = self._random.choice(WATCHERS) if self._oracle.rights.sharing else "local"
+                by = self._random.choice(WATCHERS)
                 await self._oracle.watch("s", pause=self._random.choice((0.0, 0.0, 0.001, 0.03)), by=by)
 
     # What people do

@@ -77,7 +77,7 @@ class Oracle:
         self.finished = False
         self.trace: list[tuple[object, ...]] = []
         self._store = store
-        self.rights = Rights(store, admins=admins, sharing=hasattr(control, "share"))
+        self.rights = Rights(store, admins=admins)
         self._loop = asyncio.get_running_loop()
         self._numbers: dict[str, int] = {}  # ids by order of appearance, so that traces compare across runs
         self._principals: dict[RunId, str] = {}
@@ -436,14 +436,13 @@ class Oracle:
 
     async def share(self, session: str, who: str, may: str | None, *, by: str) -> None:
         """Share a session, or (None) not any more: what they had counts until that is acknowledged, and no longer."""
-        control: Any = self.control
         asked = self._loop.time()
         word = self.rights.say(session, who, may, asked)
         try:
             if may is None:
-                await control.unshare(session, with_=who, by=by)
+                await self.control.unshare(session, with_=who, by=by)
             else:
-                await control.share(session, with_=who, may=may, by=by)
+                await self.control.share(session, with_=who, may=may, by=by)
         except InterlockError as refusal:
             self._note("share refused", None, type(refusal).__name__)
             if not isinstance(refusal, Unavailable):  # (then it may still come to be)

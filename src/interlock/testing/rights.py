@@ -74,8 +74,7 @@ class Word:
 class Rights:
     """Who owns, with whom it was shared, who is an admin: everything that a right is judged from."""
 
-    def __init__(self, store: MemoryStore, *, admins: tuple[str, ...] = (), sharing: bool = False) -> None:
-        self.sharing = sharing  # else everybody may send to every session, and what they started is theirs for good
+    def __init__(self, store: MemoryStore, *, admins: tuple[str, ...] = ()) -> None:
         self._store = store
         self._admins = frozenset((LOCAL, *admins))
         self._offers: dict[str, dict[RunId, Offer]] = {}
@@ -165,11 +164,10 @@ class Rights:
             return True
         match act.deed:
             case Deed.SEND:
-                return not self.sharing or self._shared(act, WRITE)
+                return self._shared(act, WRITE)
             case Deed.END:
                 arriving = act.run_id not in self._offers.get(act.session, {})  # and nothing of the session's yet
-                free = not self.sharing or owner is None or arriving
-                return act.by == act.principal and (free or self._shared(act, WRITE))
+                return act.by == act.principal and (owner is None or arriving or self._shared(act, WRITE))
             case Deed.SEE:
                 return self._shared(act, WRITE, READ)
             case Deed.OWN:
