@@ -14,7 +14,7 @@ from interlock.core.events import Block, Data, Delta, Ended, Event, Proof, Said,
 from interlock.core.names import Drain, EventKind, Principal, RunId, RunKind, SessionId
 from interlock.core.receipt import FallenRun
 from interlock.testing import Oracle, Violation, run_seeded
-from interlock.testing.rights import Act, Deed, Offer, Rights
+from interlock.testing.rights import EVERYWHERE, Act, Deed, Offer, Rights
 
 BRIEF = Settings(grace_seconds=0.2, drain_seconds=0.3)
 
@@ -515,6 +515,10 @@ def test_the_book_of_rights() -> None:
     assert wrongs(book, "bob") == {Deed.OWN}
     book.say("s", "bob", "read", 6.0).acknowledge(7.0)
     assert wrongs(book, "bob", at=6.5) == {Deed.OWN}
+    book.say(EVERYWHERE, "rita", "read", 1.0).acknowledge(1.0)
+    assert wrongs(book, "rita") == {Deed.SEND, Deed.END, Deed.OWN}
+    book.say(EVERYWHERE, "rita", None, 3.0).acknowledge(3.0)
+    assert wrongs(book, "rita") == everything
     assert wrongs(book, "bob", at=8.0) == {Deed.SEND, Deed.END, Deed.OWN}
     book.say("s", "bob", "write", 9.0).refuse()
     assert wrongs(book, "bob", at=9.5) == {Deed.SEND, Deed.END, Deed.OWN}

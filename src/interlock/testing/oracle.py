@@ -36,7 +36,7 @@ from interlock.core.receipt import Receipt
 from interlock.runtime.control import Control
 from interlock.runtime.live import Sent
 from interlock.stores.memory import MemoryStore
-from interlock.testing.rights import Act, Deed, Rights
+from interlock.testing.rights import EVERYWHERE, READ, Act, Deed, Rights
 
 STOP_SLACK_SECONDS = 0.2
 CLEANUP_SECONDS = 0.25  # a parent hears of its child long before a body's grace is over
@@ -115,6 +115,7 @@ class Oracle:
         self._allowed: set[RunId] = set()
         self._holders: dict[str, tuple[RunId, int]] = {}
         self._gone: set[RunId] = set()  # drained, or given up
+        self._readers: set[str] = set()  # who may see everything, as it was last said
         self._marked: dict[str, float] = {}  # a session's last acknowledged stop, by its place in the channel
         self._late: set[RunId] = set()
         self.questions: dict[QuestionId, RunId] = {}  # open ones, as far as anyone was told
@@ -452,6 +453,14 @@ class Oracle:
         word.acknowledge(self._loop.time())
         self._did(Deed.OWN, by, session, asked, f"P7: {by} shared session {session} with {who}")
 
+    def appoint(self, *readers: str) -> None:
+        """Say anew who may see everything; it counts at once."""
+        now = self._loop.time()
+        self.control.appoint(readers=readers)
+        for who in self._readers.union(readers):
+            self.rights.say(EVERYWHERE, who, READ if who in readers else None, now).acknowledge(now)
+        self._readers = set(readers)
+
     def _living(self, session: str) -> list[RunId]:
         """What is known to be alive in a session's tree."""
         taken_in = self._joined
@@ -506,6 +515,15 @@ class Oracle:
             self._mark_over(outcome.run_id)
             self._ended(outcome, "wait")
         return outcome
+
+    async def look(self, run_id: RunId, *, by: str, timeout: float) -> None:
+        """Wait as somebody who may have no right to it: whatever is answered needs the right at that very instant."""
+        with contextlib.suppress(Unavailable):
+            outcome = await self.control.wait(run_id, by=by, timeout=timeout)
+            self._note("looked", run_id, outcome.ending)
+            if outcome.ended:  # (pending says nothing while the store is silent: it is said of what is not there, too)
+                told, home = f"P7: {by} was told how {run_id} ended", self._home.get(run_id, "")
+                self._did(Deed.LOOK, by, home, self._loop.time(), told, run_id=run_id)
 
     async def watch(self, session: str, *, pause: float = 0.0, by: str = "local") -> None:
         """Watch like a slow reader: what is read after an acknowledged end must not be a delta of that run."""
