@@ -161,10 +161,9 @@ class VirtualHost:
         if self.turn is not None and isinstance(word, link.OfTurn):
             self.turn.hear(word)
 
-    @property
-    def strangers(self) -> frozenset[int]:
+    def look(self) -> tuple[str, ...] | None:
         """Now and then a process is left."""
-        return self._started
+        return None if self._started else ()
 
     def remember(self) -> None:
         """Count a turn; now and then it will leave something, whether anybody looks or not."""

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import queue
 import re
 import signal
 import socket
@@ -26,16 +27,20 @@ from typing import Any
 
 from interlock import Message, Run, tool
 from interlock.hosts import link
+from interlock.processes import kernel
 
 LIFE_SECONDS = 120.0  # longer than any test waits
 BEAT_SECONDS = 0.002
 GRACE_SECONDS = 1.0
+CROWD = 100
 
 Play = Callable[[Run, Path], Awaitable[str | None]]
 plays: dict[str, Play] = {}
 turns = 0  # of this process: its memory
 kept: list[Any] = []  # what nobody else holds
 pool: ThreadPoolExecutor | None = None  # a library's own, kept between turns
+helper: subprocess.Popen[str] | None = None  # and a process of one
+work: queue.SimpleQueue[Callable[[], Any] | None] | None = None  # and a thread's
 
 
 def play(function: Play) -> Play:
@@ -353,9 +358,126 @@ async def leaves_fork(run: Run, place: Path) -> None:
 
 @play
 async def keeps_process(run: Run, place: Path) -> str:
-    """Start a process that stays, and return."""
-    note(place, subprocess.Popen(["sleep", str(int(LIFE_SECONDS))]).pid)
+    """Start a process that stays, and return when it sleeps."""
+    child = subprocess.Popen(["sleep", str(int(LIFE_SECONDS))])
+    note(place, child.pid)
+    await asleep(child.pid, "sleep")
     return f"{os.getpid()}"
+
+
+HELPER = """
+printf r >> "$1/ready"
+while read line; do
+    case "$line" in
+        act) i=0; while [ $i -lt 12000 ]; do printf . >> "$1/beats"; sleep 0.01; i=$((i+1)); done;;
+        later) sleep 0.4; printf . >> "$1/beats"; sleep 120;;
+    esac
+done
+"""
+
+
+async def asleep(pid: int, name: str) -> None:
+    """Wait until a process is the program of that name, and sleeps."""
+    while (status := kernel.stat(pid)) is None or status[0] != "S" or status[3] != name:
+        await asyncio.sleep(BEAT_SECONDS)
+
+
+async def still(threads: int) -> None:
+    """Wait until this process has so many threads besides this one, and two looks find them all asleep."""
+    me, seen = os.getpid(), {}
+    while True:
+        await asyncio.sleep(BEAT_SECONDS)
+        before, seen = seen, kernel.traces(me, but=me)
+        if len(seen) >= threads and seen == before and not any(running for _, _, running in seen.values()):
+            return
+
+
+@play
+async def keeps_helper(run: Run, place: Path) -> str:
+    """Start a helper that waits for work, as a tool server does, and return when it waits."""
+    global helper
+    helper = subprocess.Popen(["sh", "-c", HELPER, "sh", str(place)], stdin=subprocess.PIPE, text=True, bufsize=1)
+    note(place, helper.pid)
+    while not (place / "ready").exists():
+        await asyncio.sleep(BEAT_SECONDS)
+    await asleep(helper.pid, "sh")
+    return f"{helper.pid}"
+
+
+@play
+async def gives_helper_work(run: Run, place: Path) -> None:
+    """Give the helper of an earlier turn work, and wait politely while it is done."""
+    assert helper is not None and helper.stdin is not None
+    helper.stdin.write("act\n")
+    await idle(place)
+
+
+@play
+async def gives_helper_work_for_later(run: Run, place: Path) -> None:
+    """Give the helper of an earlier turn work that it sleeps over."""
+    assert helper is not None and helper.stdin is not None
+    helper.stdin.write("later\n")
+    while not kernel.children_of(helper.pid):
+        await asyncio.sleep(BEAT_SECONDS)
+    await idle(place)
+
+
+def _lies(run: Run) -> None:
+    """Say in the host's name that nothing of the turn is left, as soon as control says that it has fallen."""
+    turn = run._port.turn.number  # type: ignore[attr-defined]
+    run._port._link.send(link.Settled(turn, clean=True))  # type: ignore[attr-defined]
+
+
+@play
+async def lies_with_thread(run: Run, place: Path) -> None:
+    """Leave a thread that acts, and say that nothing is left."""
+    threading.Thread(target=beats, args=(place,), daemon=True).start()
+    try:
+        await idle(place)
+    finally:
+        _lies(run)
+
+
+@play
+async def keeps_thread(run: Run, place: Path) -> str:
+    """Start a thread that waits for work, and return when it waits."""
+    global work
+    work = queue.SimpleQueue()
+    threading.Thread(target=lambda: [each() for each in iter(work.get, None)], daemon=True).start()
+    await still(1)
+    return f"{os.getpid()}"
+
+
+@play
+async def keeps_crowd(run: Run, place: Path) -> str:
+    """Start more threads than anybody wants to look at, all of which wait, and return when they do."""
+    for _ in range(CROWD):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+    await still(CROWD)
+    return f"{os.getpid()}"
+
+
+@play
+async def lies_with_old_thread(run: Run, place: Path) -> None:
+    """Give a thread of an earlier turn work, and say that nothing is left."""
+    assert work is not None
+    work.put(lambda: beats(place))
+    try:
+        await idle(place)
+    finally:
+        _lies(run)
+
+
+@play
+async def lies_with_sleeper(run: Run, place: Path) -> None:
+    """Give a thread of an earlier turn work that it sleeps over, and say that nothing is left."""
+    assert work is not None
+    work.put(lambda: (time.sleep(0.4), beat(place)))
+    await asyncio.sleep(0.05)
+    try:
+        await idle(place)
+    finally:
+        _lies(run)
 
 
 @play

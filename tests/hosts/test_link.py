@@ -245,9 +245,10 @@ class Place:
         self.helper = SimpleNamespace(alive=True)
         self._played = played
 
-    def members(self) -> frozenset[int]:
-        """The host alone."""
-        return frozenset([self._played.pid])
+    def company(self, host: int) -> dict[tuple[int, int], tuple[int, int, bool]]:
+        """The host is alone."""
+        assert host == self._played.pid
+        return {}
 
     def cut(self) -> None:
         """Be empty in a moment."""

@@ -115,6 +115,7 @@ class HostDriver:
                 host.kill()
             else:
                 self._spare = host
+                host.rest()  # now, while nobody waits for it
                 host.send(link.Rehearse())
 
     async def _take(self, run: LiveRun) -> Host:

@@ -29,6 +29,7 @@ log = logging.getLogger("interlock")
 BURST_BYTES = 1024  # read in one go, some twenty small messages: a stop waits for no more than that of each host
 LONG_BYTES = 256 * 1024  # of a message that is that long
 UNREAD_BYTES = 64 * 1024 * 1024  # said to a host that does not read
+NAMED = 16  # processes kept with a host that a receipt names
 STATUS_SECONDS = 1.0  # to learn how it ended once its link is closed
 
 
@@ -51,7 +52,7 @@ class HostProcess:
         self._trouble: str | None = None
         self._left: int | None = None  # bytes in its link when its process died: the last that count
         self._burying: asyncio.Task[None] | None = None
-        self._before: frozenset[int] = frozenset()
+        self._before: dict[tuple[int, int], tuple[int, int, bool]] | None = None  # what was here before the turn
         self._loop.add_reader(sock.fileno(), self._readable)
         process.on_end = self._exited
 
@@ -66,11 +67,6 @@ class HostProcess:
         gone = self._killed or self._sock.fileno() < 0 or self.process.exited.is_set()
         return not gone and not self.containment.done.is_set() and self.containment.helper.alive  # (it goes with it)
 
-    @property
-    def strangers(self) -> frozenset[int]:
-        """Processes in its containment besides itself and those that were there when the turn began."""
-        return self.containment.members() - self._before
-
     def watch_death(self) -> None:
         """Get hold of the process itself, so that a KILL needs nobody's help; only if it is our keeper's child."""
         pid = self.process.pid
@@ -83,13 +79,34 @@ class HostProcess:
                 self._close_pidfd()
 
     def remember(self) -> None:
-        """A turn is about to begin."""
-        self._before = self._before or frozenset([self.process.pid or 0])
+        """A turn is about to begin. One that was alone when it came to rest need not be looked at again."""
+        if self._before is None or self._before:
+            self.rest()
         self.turns += 1
 
     def rest(self) -> None:
-        """A turn is over: what is here now was not born in the next one."""
-        self._before = self.containment.members()
+        """See what is here between turns: the next one did not begin it."""
+        self._before = self._company()
+
+    def look(self) -> tuple[str, ...] | None:
+        """Name what was here before the turn and has not run since; None if anything else is, besides the host.
+
+        The host's main thread runs whenever we speak with it, so of that one the host's own word must do.
+        """
+        before, now = self._before, self._company()
+        if before is None or now is None:
+            return None
+        for task, trace in now.items():
+            _, _, running = trace
+            if running or before.get(task) != trace:
+                return None
+        return _named(sorted({pid for pid, _ in now} - {self.process.pid}))
+
+    def _company(self) -> dict[tuple[int, int], tuple[int, int, bool]] | None:
+        try:
+            return self.containment.company(self.process.pid or 0)
+        except OSError:
+            return None
 
     # Saying
 
@@ -233,6 +250,16 @@ class HostProcess:
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
+
+
+def _named(pids: list[int]) -> tuple[str, ...]:
+    """Name processes for a receipt: whoever chose a name may have put anything into it."""
+    names = []
+    for pid in pids[:NAMED]:
+        status = kernel.stat(pid)
+        command = "gone" if status is None else "".join(c if c.isprintable() else "?" for c in status[3])
+        names.append(f"{command} ({pid})")
+    return (*names, f"and {len(pids) - NAMED} more") if len(pids) > NAMED else tuple(names)
 
 
 def _death(status: int | None) -> str:

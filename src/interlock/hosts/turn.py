@@ -55,17 +55,16 @@ class Host(Protocol):
         """True while it can take a turn."""
         ...
 
-    @property
-    def strangers(self) -> frozenset[int]:
-        """Processes in its containment besides itself and those that were there when the turn began."""
-        ...
-
     def remember(self) -> None:
         """A turn is about to begin."""
         ...
 
     def rest(self) -> None:
-        """A turn is over: what is here now was not born in the next one."""
+        """See what is here between turns: the next one did not begin it."""
+        ...
+
+    def look(self) -> tuple[str, ...] | None:
+        """Name what was here before the turn and has not run since; None if anything else is, besides the host."""
         ...
 
     def send(self, word: link.Word) -> None:
@@ -107,6 +106,7 @@ class HostTurn:
         self.result: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self.killed = False  # or dead by itself
         self.ours = False  # by us
+        self.kept: tuple[str, ...] = ()  # processes that stay with the host, seen not to have run in the turn
         self._verbs = verbs
         self._keeps = keeps
         self._on_settled = settled
@@ -288,17 +288,22 @@ class HostTurn:
         self._quiet = settled  # what that means is for the fall to say: a stop may still come first
 
     def _settled(self, clean: bool) -> None:
-        """The host says that nothing of the turn runs. After an early end we look for ourselves.
+        """The host says that nothing of the turn runs. After an early end control looks for itself.
 
-        One that is not kept is killed here, so that the turn is done when it was seen gone.
+        Of its own loop a host must be taken at its word; of threads and processes the kernel is asked. One that is not
+        kept is killed here, so that the turn is done when it was seen gone.
         """
         if self.killed or self.done.is_set():
             return
         cause = self.run.fence.cause
         early = cause is not None and cause.early
-        if (early and (not clean or self.host.strangers)) or not self._keeps(self):
+        kept: tuple[str, ...] | None = None
+        if self._keeps(self) and (clean or not early):
+            kept = self.host.look() if early else ()
+        if kept is None:
             self.kill()
         else:
+            self.kept = kept
             self._finish()
 
     def _record(self, calls: tuple[link.Wanted, ...]) -> None:

@@ -344,6 +344,7 @@ class Fall:
             refused=refused,
             tools=tuple(tool for run in shown for tool in _listed(run))[:TOOLS_LISTED],
             host=max((run.host for run in shown), key=FATES, default="none"),
+            kept=tuple(name for run in shown for name in run.kept_with_host),
             questions=sum(len(self.void[run.id]) for run in shown),
             queued=self.queued if whole else 0,
             holds=self.held if whole else 0,

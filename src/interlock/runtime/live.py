@@ -387,6 +387,11 @@ class LiveRun:
         """What becomes of the host that the agent's code runs in, if it has one: settling, reused or killed."""
         return getattr(self.bodies[0], "fate", "none") if self.bodies else "none"
 
+    @property
+    def kept_with_host(self) -> tuple[str, ...]:
+        """Processes of earlier turns that stay with that host."""
+        return getattr(self.bodies[0], "kept", ()) if self.bodies else ()
+
     def move(self, move: Move) -> None:
         """Move in the lifecycle table, or raise."""
         self.state = advance(self.state, move)
