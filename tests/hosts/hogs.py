@@ -117,6 +117,35 @@ async def answers(run: Run, place: Path) -> str:
 
 
 @play
+async def answers_when_told(run: Run, place: Path) -> str:
+    """Return as soon as somebody says so; at once, without another step of the loop."""
+    beat(place, b"!")
+    while not (place / "go").exists():
+        await asyncio.sleep(BEAT_SECONDS)
+    return "done"
+
+
+@play
+async def talks_when_told(run: Run, place: Path) -> str:
+    """Say a good deal as soon as somebody says so, and return."""
+    beat(place, b"!")
+    while not (place / "go").exists():
+        await asyncio.sleep(BEAT_SECONDS)
+    for _ in range(40):
+        await run.say("x" * 100)
+    return "done"
+
+
+@play
+async def raises_when_told(run: Run, place: Path) -> str:
+    """Raise as soon as somebody says so."""
+    beat(place, b"!")
+    while not (place / "go").exists():
+        await asyncio.sleep(BEAT_SECONDS)
+    raise ValueError("done")
+
+
+@play
 async def waits(run: Run, place: Path) -> None:
     """Wait, and end when told."""
     await idle(place)

@@ -183,7 +183,7 @@ class Serving:
 
     async def _turn(self, begin: link.Begin, port: HostPort) -> None:
         """Run the agent on a leash, from its first step to its last."""
-        turn = port.turn
+        turn, loop = port.turn, asyncio.get_running_loop()
         word: link.Returned | link.Raised
         turn.before = self._before
         try:
@@ -200,9 +200,9 @@ class Serving:
             if text is not None and not isinstance(text, str):
                 raise BadInput(f"the agent returned {type(text).__name__}; return the reply as text, or None")
             port.measure(text or "")
-            word = link.Returned(turn.number, None if text is None else _utf8(text), turn.quiet)
+            word = link.Returned(turn.number, None if text is None else _utf8(text), turn.quiet, loop.time())
         except BaseException as error:
-            word = link.Raised(turn.number, describe_error(error), port.phase_of(error), turn.quiet)
+            word = link.Raised(turn.number, describe_error(error), port.phase_of(error), turn.quiet, loop.time())
         if port.current:
             returned = isinstance(word, link.Returned)
             port.fall(Cause(ending=Ending.COMPLETED if returned else Ending.FAILED))

@@ -27,6 +27,7 @@ from interlock.runtime.tool import ERROR_CHARACTERS
 log = logging.getLogger("interlock")
 
 BURST_BYTES = 1024  # read in one go, some twenty small messages: a stop waits for no more than that of each host
+HEARD_BURSTS = 32  # read in one step before a limit ends a run
 LONG_BYTES = 256 * 1024  # of a message that is that long
 UNREAD_BYTES = 64 * 1024 * 1024  # said to a host that does not read
 NAMED = 16  # processes kept with a host that a receipt names
@@ -43,6 +44,7 @@ class HostProcess:
         self.renewed = 0  # when its session was last reset, as it was when it took its first turn
         self.hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.turn: HostTurn | None = None
+        self.heard = 0.0  # when all that it had said was read: what is read later was said later
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._frames = link.Frames(link.Said, link.FRAME_BYTES)
@@ -83,6 +85,7 @@ class HostProcess:
         if self._before is None or self._before:
             self.rest()
         self.turns += 1
+        self.heard = self._loop.time()  # nothing of the turn is said before it begins
 
     def rest(self) -> None:
         """See what is here between turns: the next one did not begin it."""
@@ -138,20 +141,30 @@ class HostProcess:
 
     # Hearing
 
+    def hear_out(self) -> None:
+        """Take what it has said and nobody has read yet, in this step: until its agent has returned, and bounded."""
+        for _ in range(HEARD_BURSTS):
+            if not self._burst() or self.turn is None or self.turn.run.returned is not None:
+                return
+
     def _readable(self) -> None:
-        """Take a burst of what it says."""
+        self._burst()
+
+    def _burst(self) -> bool:
+        """Take a burst of what it says; True if there may be more."""
         if self._sock.fileno() < 0:
-            return
+            return False
+        began = self._loop.time()
         wanted = min(max(self._frames.missing, BURST_BYTES), LONG_BYTES)
         try:
             data = self._sock.recv(wanted)
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError:
             data = b""
         if not data:
             self._ended()
-            return
+            return False
         if self._left is not None:
             self._left -= len(data)
         self._frames.feed(data)
@@ -159,16 +172,20 @@ class HostProcess:
             for word in self._frames:
                 self._hear(word)
                 if self._sock.fileno() < 0:
-                    return
+                    return False
         except (link.Garbage, Violation) as error:
             self.fail(f"it broke the protocol: {error}")
-            return
+            return False
         except Exception:
             log.exception("a message of a host could not be taken")
             self.fail("it said something that could not be taken")
-            return
+            return False
         if self._left is not None and self._left <= 0:
             self._ended()
+        more = len(data) == wanted
+        if not more and self._frames.empty:
+            self.heard = began  # not sooner: what came in one burst was all said before it was read
+        return more
 
     def _hear(self, word: link.Said) -> None:
         match word:

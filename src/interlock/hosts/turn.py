@@ -19,6 +19,7 @@ import msgspec
 from interlock.core.errors import BadInput, InterlockError, Stale
 from interlock.core.events import Entry
 from interlock.core.names import BodyState, CallId, Effect, ErrorKind, RunId, ToolState
+from interlock.core.outcome import returned_at
 from interlock.hosts import link
 from interlock.hosts.finding import SERVED
 from interlock.processes.base import Containment, SpawnFailed, SpawnOrder
@@ -46,6 +47,11 @@ class Host(Protocol):
     turn: HostTurn | None
 
     @property
+    def heard(self) -> float:
+        """When all that it had said was read: what is read later was said later."""
+        ...
+
+    @property
     def containment(self) -> Containment:
         """What holds it, and whatever its libraries start."""
         ...
@@ -69,6 +75,10 @@ class Host(Protocol):
 
     def send(self, word: link.Word) -> None:
         """Say something to it."""
+        ...
+
+    def hear_out(self) -> None:
+        """Take what it has said and nobody has read yet, in this step and bounded."""
         ...
 
     def kill(self) -> None:
@@ -261,14 +271,14 @@ class HostTurn:
                 verbs.take_in(self._offered.pop(number, ()))
             case link.Cancel(_, number):
                 self._cancel(number)
-            case link.Returned(_, text, settled):
-                self._ended(settled)
+            case link.Returned(_, text, settled, at):
+                self._ended(settled, at)
                 if self.run.fallen:
                     self.run.fence.refuse(Effect.FINAL)
                 elif not self.result.done():
                     self.result.set_result(text)
-            case link.Raised(_, error, phase, settled):
-                self._ended(settled)
+            case link.Raised(_, error, phase, settled, at):
+                self._ended(settled, at)
                 if not self.result.done():
                     self.result.set_exception(AgentFailed(error[:ERROR_CHARACTERS], kind_of(phase)))
                     self.result.exception()
@@ -279,10 +289,12 @@ class HostTurn:
             case _:
                 raise Violation(f"it said {type(word).__name__} in a turn")
 
-    def _ended(self, settled: bool) -> None:
+    def _ended(self, settled: bool, at: float) -> None:
         if self._returned:
             raise Violation("it returned twice")
         self._returned = True
+        if not self.run.fallen:
+            self.run.returned = returned_at(at, heard=self.host.heard, now=self._loop.time())
         if self.state is BodyState.RUNNING:
             self.state = BodyState.RETURNED
         self._quiet = settled  # what that means is for the fall to say: a stop may still come first

@@ -94,7 +94,7 @@ class Fall:
             return
         was_started = run.state is State.STARTED
         limits = [run.standing(limit) for limit in run.limits]
-        settled = settle(cause, now=self._clock.now(), limits=limits, phase=run.doing)
+        settled = settle(cause, now=self._clock.now(), limits=limits, phase=run.doing, returned=run.returned)
         run.fence.fall(settled)  # the mark: from here on no effect of this run is admitted
         self.cause = self.cause or settled
         if run.state is not State.ARRIVING:
