@@ -1134,6 +1134,8 @@ class Chaos:
                 return False
             case "done" | "total" | "seconds" | "deadline":
                 return random.choice((None, 0.0, 1.0, 0.001, -1.0, math.inf, math.nan, 1e308))
+            case "at":
+                return self._instant()
             case "calls":
                 return tuple(self._wanted() for _ in range(random.choice((0, 1, 1, 2, 5))))
             case "call":
