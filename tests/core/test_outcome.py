@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from interlock.core.fence import Fence
 from interlock.core.names import EARLY, ENDINGS, Ending, ErrorKind, Principal, RunId
-from interlock.core.outcome import Cause, Limit, Outcome, cause_of, prefer, settle
+from interlock.core.outcome import Cause, Limit, Outcome, cause_of, prefer, returned_at, settle
 
 RUN = RunId("r-7")
 COMPLETED = Cause(ending=Ending.COMPLETED)
@@ -190,3 +190,27 @@ def test_facts_are_frozen() -> None:
     for fact in (STOPPED, Outcome(run_id=RUN, ending=Ending.LOST), Limit(1.0, 1.0)):
         with pytest.raises(AttributeError):
             setattr(fact, fact.__struct_fields__[0], None)
+
+
+@given(returned=instants, now=instants, limits=limit_lists, cause=st.sampled_from(CAUSES))
+def test_limits_are_judged_at_the_return(returned: float, now: float, limits: list[Limit], cause: Cause) -> None:
+    """What an agent finished in time is no timeout, however late the decision, and whoever made it first stands."""
+    settled = settle(cause, now=max(now, returned), limits=limits, phase=PHASE, returned=returned)
+    assert settled == expected([(returned, cause)], limits)
+
+
+def test_a_stop_behind_a_return_in_time_stands_although_the_limit_has_passed() -> None:
+    """The agent had returned in time, and a stop was decided before its completion was: stopped, not timed out."""
+    limits = [Limit(5.0, 5.0)]
+    assert settle(STOPPED, now=6.0, limits=limits, returned=4.0) is STOPPED
+    assert settle(STOPPED, now=6.0, limits=limits).ending is Ending.TIMED_OUT
+    assert settle(COMPLETED, now=6.0, limits=limits, returned=5.0).ending is Ending.TIMED_OUT
+
+
+@given(told=st.floats(), heard=instants, late=instants)
+def test_an_instant_is_believed_between_the_last_word_and_now(told: float, heard: float, late: float) -> None:
+    """Whatever a host tells, what is believed lies between what was read before and now."""
+    now = heard + late
+    believed = returned_at(told, heard=heard, now=now)
+    assert heard <= believed <= now
+    assert believed == (told if heard <= told <= now else now)

@@ -39,7 +39,7 @@ plays: dict[str, Play] = {}
 turns = 0  # of this process: its memory
 kept: list[Any] = []  # what nobody else holds
 pool: ThreadPoolExecutor | None = None  # a library's own, kept between turns
-helper: subprocess.Popen[str] | None = None  # and a process of one
+helper: subprocess.Popen[bytes] | None = None  # and a process of one
 work: queue.SimpleQueue[Callable[[], Any] | None] | None = None  # and a thread's
 
 
@@ -395,19 +395,25 @@ async def keeps_process(run: Run, place: Path) -> str:
 
 
 HELPER = """
-printf r >> "$1/ready"
-while read line; do
-    case "$line" in
-        act) i=0; while [ $i -lt 12000 ]; do printf . >> "$1/beats"; sleep 0.01; i=$((i+1)); done;;
-        later) sleep 0.4; printf . >> "$1/beats"; sleep 120;;
-    esac
-done
+import os, sys, time
+def beat():
+    fd = os.open(sys.argv[1] + "/beats", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(fd, b".")
+    os.close(fd)
+os.write(1, b"ready\\n")
+while line := os.read(0, 100):
+    os.write(1, b"taken\\n")
+    if line == b"later\\n":
+        time.sleep(0.4)
+    for _ in range(12000):
+        beat()
+        time.sleep(0.01)
 """
 
 
-async def asleep(pid: int, name: str) -> None:
-    """Wait until a process is the program of that name, and sleeps."""
-    while (status := kernel.stat(pid)) is None or status[0] != "S" or status[3] != name:
+async def asleep(pid: int, name: str = "") -> None:
+    """Wait until a process sleeps, as the program of that name."""
+    while (status := kernel.stat(pid)) is None or status[0] != "S" or name not in status[3]:
         await asyncio.sleep(BEAT_SECONDS)
 
 
@@ -425,19 +431,26 @@ async def still(threads: int) -> None:
 async def keeps_helper(run: Run, place: Path) -> str:
     """Start a helper that waits for work, as a tool server does, and return when it waits."""
     global helper
-    helper = subprocess.Popen(["sh", "-c", HELPER, "sh", str(place)], stdin=subprocess.PIPE, text=True, bufsize=1)
+    program = [sys.executable, "-I", "-S", "-c", HELPER, str(place)]
+    helper = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     note(place, helper.pid)
-    while not (place / "ready").exists():
-        await asyncio.sleep(BEAT_SECONDS)
-    await asleep(helper.pid, "sh")
+    heard_from(helper)
+    await asleep(helper.pid)
     return f"{helper.pid}"
+
+
+def heard_from(child: subprocess.Popen[bytes]) -> None:
+    """Wait for a line of a helper."""
+    assert child.stdout is not None
+    assert child.stdout.readline()
 
 
 @play
 async def gives_helper_work(run: Run, place: Path) -> None:
     """Give the helper of an earlier turn work, and wait politely while it is done."""
     assert helper is not None and helper.stdin is not None
-    helper.stdin.write("act\n")
+    helper.stdin.write(b"now\n")
+    heard_from(helper)
     await idle(place)
 
 
@@ -445,9 +458,8 @@ async def gives_helper_work(run: Run, place: Path) -> None:
 async def gives_helper_work_for_later(run: Run, place: Path) -> None:
     """Give the helper of an earlier turn work that it sleeps over."""
     assert helper is not None and helper.stdin is not None
-    helper.stdin.write("later\n")
-    while not kernel.children_of(helper.pid):
-        await asyncio.sleep(BEAT_SECONDS)
+    helper.stdin.write(b"later\n")
+    heard_from(helper)
     await idle(place)
 
 

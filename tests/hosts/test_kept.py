@@ -72,10 +72,11 @@ def test_what_did_not_run_is_kept_and_named(theatre: Theatre) -> None:
         await before(stage, "keeps_thread", "idle")
         kept = await before(stage, "keeps_helper", "idle")
         helper, host = int((await kept.outcome()).text), None
+        name = f"{kernel.stat(helper)[3]} ({helper})"  # type: ignore[index]
         for _ in range(3):
             act = await (await stage.play("waits", "idle")).reached()
             receipt = await act.stop()
-            assert (receipt.cause, receipt.host, receipt.kept) == (Ending.STOPPED, "reused", (f"sh ({helper})",))
+            assert (receipt.cause, receipt.host, receipt.kept) == (Ending.STOPPED, "reused", (name,))
             assert receipt.processes.ended == 0
             assert living([helper]) == [helper]
             host = host or act.pids[0]

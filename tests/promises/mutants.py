@@ -21,12 +21,19 @@ import races  # noqa: E402
 SECONDS = 30  # a test that hangs has failed
 JOBS = 2
 TRANSPORT, OUTBOX = "surfaces/test_transport.py", "surfaces/test_outbox.py"
+KEPT, LATE = "hosts/test_kept.py", "hosts/test_late.py"
 BESIDE = (  # bugs of rules that are no row of the table
     ("unit/stalled-reader-hoards", (TRANSPORT, "test_a_stalled_reader_holds_little_that_cannot_be_taken_back")),
     ("unit/joined-without-bound", (OUTBOX, "test_a_joined_frame_is_short")),
     ("unit/outbox-not-dropped", (TRANSPORT, "test_a_fall_drops_from_every_outbox")),
     ("unit/urgent-not-dropped", (OUTBOX, "test_a_hastened_delta_is_dropped_too")),
     ("unit/stops-share-the-budget", (TRANSPORT, "test_a_stop_has_a_budget_of_its_own")),
+    ("unit/kept-though-it-ran", (KEPT, "test_a_helper_that_was_given_work_goes_with_its_turn")),
+    ("unit/host-believed-of-its-threads", (KEPT, "test_a_host_that_lies_about_its_threads_is_not_believed")),
+    ("unit/unseen-is-nothing", (KEPT, "test_more_than_control_looks_at_is_not_kept")),
+    ("unit/return-judged-when-read", (LATE, "test_an_answer_that_was_finished_in_time_is_no_timeout")),
+    ("unit/return-not-heard-out", (LATE, "test_an_answer_that_was_finished_in_time_is_no_timeout")),
+    ("unit/lying-host-believed", (LATE, "test_a_host_that_lies_about_the_time_is_not_believed")),
 )
 
 
