@@ -192,21 +192,6 @@ def test_facts_are_frozen() -> None:
             setattr(fact, fact.__struct_fields__[0], None)
 
 
-@given(returned=instants, now=instants, limits=limit_lists, cause=st.sampled_from(CAUSES))
-def test_limits_are_judged_at_the_return(returned: float, now: float, limits: list[Limit], cause: Cause) -> None:
-    """What an agent finished in time is no timeout, however late the decision, and whoever made it first stands."""
-    settled = settle(cause, now=max(now, returned), limits=limits, phase=PHASE, returned=returned)
-    assert settled == expected([(returned, cause)], limits)
-
-
-def test_a_stop_behind_a_return_in_time_stands_although_the_limit_has_passed() -> None:
-    """The agent had returned in time, and a stop was decided before its completion was: stopped, not timed out."""
-    limits = [Limit(5.0, 5.0)]
-    assert settle(STOPPED, now=6.0, limits=limits, returned=4.0) is STOPPED
-    assert settle(STOPPED, now=6.0, limits=limits).ending is Ending.TIMED_OUT
-    assert settle(COMPLETED, now=6.0, limits=limits, returned=5.0).ending is Ending.TIMED_OUT
-
-
 @given(told=st.floats(), heard=instants, late=instants)
 def test_an_instant_is_believed_between_the_last_word_and_now(told: float, heard: float, late: float) -> None:
     """Whatever a host tells, what is believed lies between what was read before and now."""

@@ -88,17 +88,9 @@ def returned_at(told: float, *, heard: float, now: float) -> float:
     return told if heard <= told <= now else now
 
 
-def settle(
-    cause: Cause,
-    *,
-    now: float,
-    limits: Iterable[Limit] = (),
-    phase: str | None = None,
-    returned: float | None = None,
-) -> Cause:
-    """Return the cause that stands if the run ends at `now`, its agent having `returned`: a passed limit beats it."""
-    at = now if returned is None else returned
-    passed = min((limit for limit in limits if at >= limit.at), key=lambda limit: limit.at, default=None)
+def settle(cause: Cause, *, now: float, limits: Iterable[Limit] = (), phase: str | None = None) -> Cause:
+    """Return the cause that stands if the run ends at `now`, or its agent returned then: a passed limit beats it."""
+    passed = min((limit for limit in limits if now >= limit.at), key=lambda limit: limit.at, default=None)
     if passed is None:
         return cause
     limit_ms = round(passed.seconds * 1000)

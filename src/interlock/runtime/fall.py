@@ -94,7 +94,8 @@ class Fall:
             return
         was_started = run.state is State.STARTED
         limits = [run.standing(limit) for limit in run.limits]
-        settled = settle(cause, now=self._clock.now(), limits=limits, phase=run.doing, returned=run.returned)
+        now = self._clock.now() if run.returned is None else run.returned
+        settled = settle(cause, now=now, limits=limits, phase=run.doing)
         run.fence.fall(settled)  # the mark: from here on no effect of this run is admitted
         self.cause = self.cause or settled
         if run.state is not State.ARRIVING:
