@@ -1,6 +1,7 @@
 """Limits of a run, on the monotonic clock: its deadline from dispatch, a limit on silence, a limit on waiting.
 
-A timer only asks; `settle` decides by the clock, so a timer that comes late or early changes no ending.
+A timer only asks; `settle` decides by the clock, so a timer that comes late or early changes no ending. An agent in a
+host is heard out first: its return may have come in time and lie unread, because this loop was late.
 """
 
 import asyncio
@@ -55,7 +56,11 @@ class Deadlines:
     def _fire(self, run: LiveRun, limit: Limit) -> None:
         if run.fallen or limit not in run.limits:
             return
+        if run.hear_out is not None and self._clock.now() >= run.standing(limit).at:
+            run.hear_out()
         at = run.standing(limit).at
+        if run.fallen or (run.returned is not None and run.returned < at):
+            return  # it was in time, and its end is on its way
         if self._clock.now() < at:  # the run was heard from since, or the timer came early: ask again
             self._set_timer(run, limit, min(at, self._clock.now() + limit.seconds))
         else:

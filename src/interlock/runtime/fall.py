@@ -94,7 +94,8 @@ class Fall:
             return
         was_started = run.state is State.STARTED
         limits = [run.standing(limit) for limit in run.limits]
-        settled = settle(cause, now=self._clock.now(), limits=limits, phase=run.doing)
+        now = self._clock.now() if run.returned is None else run.returned
+        settled = settle(cause, now=now, limits=limits, phase=run.doing)
         run.fence.fall(settled)  # the mark: from here on no effect of this run is admitted
         self.cause = self.cause or settled
         if run.state is not State.ARRIVING:
@@ -345,6 +346,7 @@ class Fall:
             refused=refused,
             tools=tuple(tool for run in shown for tool in _listed(run))[:TOOLS_LISTED],
             host=max((run.host for run in shown), key=FATES, default="none"),
+            kept=tuple(name for run in shown for name in run.kept_with_host),
             questions=sum(len(self.void[run.id]) for run in shown),
             queued=self.queued if whole else 0,
             holds=self.held if whole else 0,

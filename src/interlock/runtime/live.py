@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -260,10 +260,11 @@ class LiveRun:
         "absorbed", "acked", "admission", "admitted_at", "agent", "alias", "alias_ticket", "announced", "asking",
         "begun", "blamed", "bodies", "called", "calls", "calls_made", "child_falls", "children", "collection",
         "deadline", "descendants", "detached", "digest", "ended", "fall", "fence", "finished", "founds", "generation",
-        "heard", "holds", "home", "id", "instructions", "joining", "kept", "key", "kind", "limits", "method", "order",
-        "outcome", "parent", "passed", "phase", "principal", "problem", "provider_started", "questions",
-        "refusal_budget", "reply", "resting", "said", "sealed", "sent", "session", "started_at", "state", "steers",
-        "strategy", "superseded", "text", "timers", "touched", "turn", "withheld", "within",
+        "hear_out", "heard", "holds", "home", "id", "instructions", "joining", "kept", "key", "kind", "limits",
+        "method", "order", "outcome", "parent", "passed", "phase", "principal", "problem", "provider_started",
+        "questions", "refusal_budget", "reply", "resting", "returned", "said", "sealed", "sent", "session",
+        "started_at", "state", "steers", "strategy", "superseded", "text", "timers", "touched", "turn", "withheld",
+        "within",
     )  # fmt: skip
 
     def __init__(
@@ -344,6 +345,8 @@ class LiveRun:
         self.calls_made = 0
         self.begun: dict[str, None] | None = None  # names of tools whose bodies began, those of ended children too
         self.bodies: list[Body] | None = None
+        self.hear_out: Callable[[], None] | None = None  # takes what an agent elsewhere has said and nobody has read
+        self.returned: float | None = None  # when an agent elsewhere returned; None: it has not, or it is here
         self.kept: Kept | None = None
         self.refusal_budget = 0
         self.outcome: Outcome | None = None  # decided at t0, told at t1
@@ -402,6 +405,11 @@ class LiveRun:
     def host(self) -> str:
         """What becomes of the host that the agent's code runs in, if it has one: settling, reused or killed."""
         return getattr(self.bodies[0], "fate", "none") if self.bodies else "none"
+
+    @property
+    def kept_with_host(self) -> tuple[str, ...]:
+        """Processes of earlier turns that stay with that host."""
+        return getattr(self.bodies[0], "kept", ()) if self.bodies else ()
 
     def move(self, move: Move) -> None:
         """Move in the lifecycle table, or raise."""
