@@ -408,6 +408,10 @@ def serve_command(
         str | None, typer.Option(metavar="host|inline", help="Where the agent's code runs. [host]")
     ] = None,
     agent_user: Annotated[str | None, typer.Option(metavar="NAME", help="Run agent and tools as this user.")] = None,
+    environment: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="NAME", help="A variable of ours that the agent sees too; may be repeated."),
+    ] = None,
     approval: Annotated[
         str | None, typer.Option(metavar="TOOLS", help="ask, never, or the tools that need no asking.")
     ] = None,
