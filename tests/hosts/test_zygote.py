@@ -186,7 +186,7 @@ def test_a_host_has_no_descriptor_but_its_own(module: Callable[[str], str], grad
         opened = open(__file__)
         async def agent(run, message):
             kinds = []
-            for name in os.listdir("/proc/self/fd"):
+            for name in sorted(set(os.listdir("/proc/self/fd")) - {"1", "2"}):
                 try:
                     kinds.append(os.readlink(f"/proc/self/fd/{name}").split("[")[0])
                 except OSError:

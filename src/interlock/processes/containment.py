@@ -31,6 +31,7 @@ from interlock.processes.output import Input, Output
 if TYPE_CHECKING:
     from interlock.processes.local import Helper, LocalProcesses
 
+ERRORS = -1  # among descriptors that are given: a pipe whose lines are told on our error output
 INSIST_SECONDS = 1.0  # a keeper that has not answered a cut for so long is replaced by the helper
 
 
@@ -235,7 +236,7 @@ class LocalContainment:
 
     # Asking
 
-    def spawn(self, order: SpawnOrder, stdio: tuple[int, int, int] | None = None) -> LocalProcess:
+    def spawn(self, order: SpawnOrder, stdio: tuple[int, ...] | None = None) -> LocalProcess:
         """Ask for a process, with pipes of ours or with descriptors that are given. Nothing is waited for."""
         if self._hung_up or self.done.is_set():
             why = "it was ended before it began" if self.state is BodyState.CUT else "its keeper was killed; try again"
@@ -248,6 +249,9 @@ class LocalContainment:
         theirs: list[int] = []
         path = None
         try:
+            if stdio is not None and ERRORS in stdio:
+                theirs = [self._processes.error_pipe(lambda: self.name)]
+                stdio = tuple(theirs[0] if fd == ERRORS else fd for fd in stdio)
             if order.pty:
                 ours, path = _terminal(order, confinement.agent_user)
             elif stdio is None:
