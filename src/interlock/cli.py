@@ -167,7 +167,8 @@ def run_command(
         env: dict[str, str | None] = dict(os.environ)
         for name in USER_NAMES if user is not None else ():
             env.pop(name, None)
-        confinement = Confinement(grade=grade, pids=pids or None, memory=_bytes(memory), agent_user=user)
+        most = _bytes(memory)
+        confinement = Confinement(grade=grade, pids=pids or None, memory=most, agent_user=user, apart=False)
         processes = LocalProcesses(confinement, subreaper=True)
         order = SpawnOrder(
             argv=tuple(command), cwd=None if cwd is None else str(cwd), env=env, grace=seconds(grace), inherit=True

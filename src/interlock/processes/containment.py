@@ -222,6 +222,7 @@ class LocalContainment:
         self.number = number
         self.helper = helper  # who made its keeper, and stands in for it
         self.keeper: int | None = None  # its pid, once it has spoken
+        self.init: int | None = None  # of its PID namespace, if it has one
         self.leaf: str | None = None
         self._processes = processes
         self._sock = sock
@@ -289,7 +290,7 @@ class LocalContainment:
         with contextlib.suppress(OSError):
             if self.leaf is not None:
                 found.update(int(pid) for pid in kernel.read(self.leaf + "/cgroup.procs").split())
-        return frozenset(found)
+        return frozenset(found - {self.keeper, self.init})  # the keeper itself is in the leaf while it spawns
 
     def end_one(self, number: int) -> None:
         """End one process and its group."""
@@ -359,6 +360,8 @@ class LocalContainment:
                 self.stuck = tuple(str(name) for name in names)
             case "here", (int(pid),):
                 self.keeper = pid
+            case "inside", (int(pid),):
+                self.init = pid
             case "drained", (int(ended),):
                 self.empty(ended)
 

@@ -148,7 +148,8 @@ class LocalProcesses:
         answer: asyncio.Future[tuple[dict[str, object], int]] = loop.create_future()
         loop.add_reader(helper.sock.fileno(), self._readable, helper, answer)
         try:
-            helper.send(("open", self.confinement.grade and str(self.confinement.grade)))
+            apart = self._user is not None and self.confinement.apart
+            helper.send(("open", self.confinement.grade and str(self.confinement.grade), apart))
             async with asyncio.timeout(READY_SECONDS):
                 facts, swept = await answer
         except (OSError, TimeoutError) as error:
@@ -161,7 +162,15 @@ class LocalProcesses:
             memory=str(facts["memory"]),
             home=None if facts["home"] is None else str(facts["home"]),
             swept=swept,
+            apart=bool(facts["apart"]),
+            together=str(facts.get("together", "")),
         )
+        if self.machine.together:
+            log.warning(
+                "agents of user %s can reach each other's processes: %s; interlock doctor says what to change",
+                self.confinement.agent_user,
+                self.machine.together,
+            )
         self._facts = facts
         self._homes |= {str(facts[name]) for name in ("home", "pids_home", "memory_home") if facts[name] is not None}
         self._helper = helper
