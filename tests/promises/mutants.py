@@ -27,6 +27,14 @@ BESIDE = (  # bugs of rules that are no row of the table
     ("unit/outbox-not-dropped", (TRANSPORT, "test_a_fall_drops_from_every_outbox")),
     ("unit/urgent-not-dropped", (OUTBOX, "test_a_hastened_delta_is_dropped_too")),
     ("unit/stops-share-the-budget", (TRANSPORT, "test_a_stop_has_a_budget_of_its_own")),
+    ("unit/log-handed-over", ("hosts/test_error_output.py", "test_nothing_can_truncate_the_log")),
+    ("unit/flood-told-whole", ("hosts/test_error_output.py", "test_a_flood_is_bounded_and_counted")),
+    ("unit/agents-not-apart", ("hosts/test_apart.py", "test_one_session_s_agent_reaches_nothing_of_another_s")),
+    ("unit/outer-proc-left", ("processes/test_apart.py", "test_processes_of_one_user_do_not_reach_each_other")),
+    (
+        "unit/environment-handed-over",
+        ("surfaces/test_agent_user.py", "test_an_agent_of_another_user_has_what_was_named_and_no_more"),
+    ),
 )
 
 

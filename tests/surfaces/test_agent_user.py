@@ -28,11 +28,12 @@ async def agent(run, message):
 
 
 def test_an_agent_of_another_user_has_what_was_named_and_no_more(tmp_path: Path) -> None:
-    """It sees the variable that --env names, none that is not, cannot truncate the log, and sees no process but its own."""
+    """It sees the variable that --env names and no other, no process but its own, and cannot truncate the log."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to give rights away")
     (tmp_path / "written.py").write_text(textwrap.dedent(AGENT))
-    env = {"PYTHONPATH": str(tmp_path), "MODEL_KEY": "k-1", "OTHER_KEY": "k-2"}
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {"PYTHONPATH": path, "MODEL_KEY": "k-1", "OTHER_KEY": "k-2"}
     options = ("--agent-user", "nobody", "--env", "MODEL_KEY")
     with served("written:agent", tmp_path / "data", *options, env=env) as server:
         shell = str(Path(sys.executable).with_name("interlock"))
