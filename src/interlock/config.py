@@ -24,7 +24,13 @@ from interlock.core.names import Strategy
 DEFAULT_PORT: Final = 8719
 OTHERS: Final = re.compile(r"INTERLOCK_(URL|TOKEN|WORKER|OWNER|ALL_SUITES|STOPS_WITNESS|(TEST|CRASH)(_\w+)?)")
 UNITS_OF_TIME: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-FLAGS: Final = {"agent": "AGENT", "agents": "--agent", "allow_hosts": "--allow-host", "allow_origins": "--allow-origin"}
+FLAGS: Final = {
+    "agent": "AGENT",
+    "agents": "--agent",
+    "allow_hosts": "--allow-host",
+    "allow_origins": "--allow-origin",
+    "stop_words": "--stop-word",
+}
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +38,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     agent: str = "interlock.demo:agent"
     agents: dict[str, str] = {}
+    name: str | None = None  # what people call the agent; None: as its callable is called
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     data: Path
@@ -46,6 +53,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     allow_origins: tuple[str, ...] = ()
     public: bool = False
     approval: str | tuple[str, ...] | None = None  # as open_control takes it
+    stop_words: tuple[str, ...] = ()  # besides those that are known
     log_level: str = "info"
     json: bool = False
 
@@ -164,6 +172,7 @@ Time = Annotated[float, Meta(ge=0, le=1e9)]
 KINDS: Final[dict[str, tuple[object, str]]] = {
     "agent": (Agent, "module:callable, as in myagents.chat:assistant"),
     "agents": (Agents, "names, each with its module:callable"),
+    "name": (Text, "what people call the agent"),
     "host": (Text, "an address or a name"),
     "port": (Annotated[int, Meta(ge=0, le=65_535)], "a number from 0 to 65535"),
     "data": (Text, "a directory"),
@@ -173,6 +182,7 @@ KINDS: Final[dict[str, tuple[object, str]]] = {
     "agent_user": (Text, "a user's name"),
     **dict.fromkeys(("allow_hosts", "allow_origins"), (Names, "names, and a comma before the next")),
     **dict.fromkeys(("public", "json"), (bool, "true or false")),
+    "stop_words": (Names, "words that stop, and a comma before the next"),
     "approval": (Approval, "never, ask, or the tools that need none"),
     "log_level": (Literal["debug", "info", "warning", "error"], "debug, info, warning or error"),
 }

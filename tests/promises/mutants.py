@@ -28,6 +28,8 @@ ENTER = 'test -z "$1" || echo 0 > "$1/cgroup.procs"; shift; exec "$@"'
 JOBS = 2
 TRANSPORT, OUTBOX = "surfaces/test_transport.py", "surfaces/test_outbox.py"
 AUTHORITY = "runtime/test_authority.py"
+FRAMES, BROUGHT = "surfaces/test_frames.py", "runtime/test_instructions.py"
+KEPT, LATE = "hosts/test_kept.py", "hosts/test_late.py"
 BESIDE = (  # bugs of rules that are no row of the table
     ("unit/refusal-takes-the-session", (AUTHORITY, "test_a_refused_message_does_not_take_a_session_from_its_founder")),
     ("unit/stalled-reader-hoards", (TRANSPORT, "test_a_stalled_reader_holds_little_that_cannot_be_taken_back")),
@@ -35,6 +37,16 @@ BESIDE = (  # bugs of rules that are no row of the table
     ("unit/outbox-not-dropped", (TRANSPORT, "test_a_fall_drops_from_every_outbox")),
     ("unit/urgent-not-dropped", (OUTBOX, "test_a_hastened_delta_is_dropped_too")),
     ("unit/stops-share-the-budget", (TRANSPORT, "test_a_stop_has_a_budget_of_its_own")),
+    ("unit/rest-of-a-block-untold", (FRAMES, "test_what_a_block_adds_to_its_deltas_is_told_before_the_end")),
+    ("unit/unused-fields-passed-over", (FRAMES, "test_a_field_that_is_not_used_is_named_if_it_means_something")),
+    ("unit/instructions-not-kept", (BROUGHT, "test_a_message_that_waits_over_a_crash_keeps_agent_and_instructions")),
+    ("unit/anothers-agent-steered", (BROUGHT, "test_a_run_takes_in_what_is_for_its_own_agent")),
+    ("unit/kept-though-it-ran", (KEPT, "test_a_helper_that_was_given_work_goes_with_its_turn")),
+    ("unit/host-believed-of-its-threads", (KEPT, "test_a_host_that_lies_about_its_threads_is_not_believed")),
+    ("unit/unseen-is-nothing", (KEPT, "test_more_than_control_looks_at_is_not_kept")),
+    ("unit/return-judged-when-read", (LATE, "test_an_answer_that_was_finished_in_time_is_no_timeout")),
+    ("unit/return-not-heard-out", (LATE, "test_an_answer_that_was_finished_in_time_is_no_timeout")),
+    ("unit/lying-host-believed", (LATE, "test_a_host_that_lies_about_the_time_is_not_believed")),
 )
 
 

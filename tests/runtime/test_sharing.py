@@ -314,3 +314,34 @@ def test_the_ack_says_whose_session_it_is() -> None:
             assert (await control.send(None, "three", by="bob")).owner == "bob"
 
     seeded(main, range(3))
+
+
+@pytest.mark.parametrize("last", [1, 2])
+def test_a_right_that_goes_while_it_is_read_is_not_used(last: int) -> None:
+    """A watch that asked the store whose the session is, before the right was taken, is not begun by the old answer."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(echoes, store=store) as control:
+            await control.wait((await control.send("s", "hello", by="alice")).run_id, drained=True)
+            await control.share("s", with_="bob", by="alice")
+            await asyncio.sleep(5)
+            assert not control._registry.sessions
+            real, reads, slow = store.session, [], asyncio.Event()
+
+            async def session(name: Any) -> Any:
+                reads.append(row := await real(name))
+                if len(reads) == last:
+                    await slow.wait()
+                return row
+
+            store.session = session  # type: ignore[method-assign]
+            watching = asyncio.create_task(first_of(control.watch("s", by="bob")))
+            while len(reads) < last:
+                await asyncio.sleep(0.001)
+            await control.unshare("s", with_="bob", by="alice")
+            slow.set()
+            with pytest.raises(Unknown):
+                await watching
+
+    seeded(main)

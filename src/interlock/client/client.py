@@ -129,12 +129,15 @@ class Client:
         deadline: float | None = None,
         order: tuple[str, float] | None = None,
         kind: str = "chat",
+        agent: str | None = None,
+        instructions: str | None = None,
     ) -> Sent:
         """Send a message; returns once it is safely taken. Without a key it gets one, so that it cannot run twice."""
         for stop in self._stops:
             stop.overtaken = stop.overtaken or stop.session == session
         asked: dict[str, Any] = {"session": session, "text": text, "key": secrets.token_hex(16) if key is None else key}
         asked |= {"strategy": strategy, "deadline": deadline, "order": order, "kind": kind}
+        asked |= {"agent": agent, "instructions": instructions}
         return await self._call("interlock.send", asked)
 
     async def stop(

@@ -459,6 +459,7 @@ def _proof(receipt: Receipt) -> str:
     said += [f"{ended} process{'' if ended == 1 else 'es'} ended, grade {receipt.grade}"] if ended else []
     said += [f"refused {', '.join(f'{n} {kind}' for kind, n in receipt.refused.items())}"] if receipt.refused else []
     said += ["its host killed"] if receipt.host == "killed" else []
+    said += [f"kept with its host: {', '.join(receipt.kept)}"] if receipt.kept else []
     said += ["not drained yet" if took is None else f"drained after {took / 1000:.3f} s"]
     said += [f"not seen gone: {', '.join(receipt.unconfirmed)}"] if receipt.unconfirmed else []
     return _line("; ".join(said))

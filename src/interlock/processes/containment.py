@@ -31,6 +31,7 @@ from interlock.processes.output import Input, Output
 if TYPE_CHECKING:
     from interlock.processes.local import Helper, LocalProcesses
 
+TASKS = 64  # threads of a host, and of what it started, that are looked at in one step; one with more is not judged
 INSIST_SECONDS = 1.0  # a keeper that has not answered a cut for so long is replaced by the helper
 
 
@@ -272,20 +273,24 @@ class LocalContainment:
         process.attach(output, given, terminal, limit=confinement.output_bytes)
         return process
 
-    def members(self) -> frozenset[int]:
-        """Return the processes it holds, as far as they can be seen at this instant."""
-        found: set[int] = set()  # those below its keeper: one may have left the leaf
-        known = -1
-        while self.keeper is not None and len(found) > known:  # again: one may have come up to the keeper meanwhile
-            known, rest = len(found), [self.keeper]
-            while rest:
-                below = set(kernel.children_of(rest.pop()))
-                rest += below - found
-                found |= below
-        with contextlib.suppress(OSError):
-            if self.leaf is not None:
-                found.update(int(pid) for pid in kernel.read(self.leaf + "/cgroup.procs").split())
-        return frozenset(found)
+    def company(self, host: int) -> dict[tuple[int, int], tuple[int, int, bool]]:
+        """Return what is here besides the main thread of a host: the traces of every other thread and process.
+
+        The kernel is asked, and nobody else. Raise OSError if it does not show all of it.
+        """
+        if self.keeper is None:
+            raise OSError(errno.ESRCH, "its keeper is not known")
+        held = kernel.below(self.keeper, TASKS)  # also one that has left the leaf
+        if self.leaf is not None:
+            held |= {int(pid) for pid in kernel.read(self.leaf + "/cgroup.procs").split()}
+        if host not in held:
+            raise OSError(errno.ESRCH, "the host is not below its keeper")
+        found: dict[tuple[int, int], tuple[int, int, bool]] = {}
+        for pid in held:
+            found.update(kernel.traces(pid, but=host))
+            if len(found) > TASKS:
+                raise OSError(errno.E2BIG, "there is more than is looked at")
+        return found
 
     def end_one(self, number: int) -> None:
         """End one process and its group."""

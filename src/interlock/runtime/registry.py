@@ -244,6 +244,15 @@ class Registry:
         whose, home = self._left.get(session_id, (NOBODYS, None))
         return whose if home is None else Whose(whose.owner, self.whose(home).shares)
 
+    def fresher(self, session_id: SessionId, read: Whose) -> Whose:
+        """Return whose a session is where the store was asked: memory's word goes before what was read meanwhile.
+
+        A right may be taken away while a read is on its way. Every change passes through memory, so what is
+        remembered here is never older than what a read that began before it has found.
+        """
+        known = self.whose(session_id)
+        return read if known.owner is None else known
+
     # Tombstones
 
     def bury(self, tombstone: Tombstone) -> None:
