@@ -19,7 +19,7 @@ from interlock.core.names import Strategy
 from interlock.hosts.driver import HostDriver
 from interlock.hosts.finding import find_agent
 from interlock.hosts.forked import ForkedHosts
-from interlock.processes.base import Confinement, Processes
+from interlock.processes.base import ENVIRONMENT, Confinement, Processes
 from interlock.processes.local import LocalProcesses
 from interlock.runtime.approvals import Policy
 from interlock.runtime.control import Control
@@ -196,7 +196,8 @@ async def serve(config: Config, ready: Callable[[Ready], None]) -> None:
         signal.signal(number, lambda number, _: os._exit(128 + number))
     listener = server.listen(config.host, config.port)
     settings = Settings(drain_seconds=config.drain_seconds, grace_seconds=min(2.0, config.drain_seconds))
-    processes = LocalProcesses(Confinement(agent_user=config.agent_user), subreaper=True)
+    confinement = Confinement(agent_user=config.agent_user, environment=(*ENVIRONMENT, *config.environment))
+    processes = LocalProcesses(confinement, subreaper=True)
     opened = open_control(
         config.agent,
         agents={config.agent.rpartition(":")[2]: config.agent, **config.agents},

@@ -167,7 +167,8 @@ def run_command(
         env: dict[str, str | None] = dict(os.environ)
         for name in USER_NAMES if user is not None else ():
             env.pop(name, None)
-        confinement = Confinement(grade=grade, pids=pids or None, memory=_bytes(memory), agent_user=user)
+        most = _bytes(memory)
+        confinement = Confinement(grade=grade, pids=pids or None, memory=most, agent_user=user, apart=False)
         processes = LocalProcesses(confinement, subreaper=True)
         order = SpawnOrder(
             argv=tuple(command), cwd=None if cwd is None else str(cwd), env=env, grace=seconds(grace), inherit=True
@@ -411,6 +412,10 @@ def serve_command(
         str | None, typer.Option(metavar="host|inline", help="Where the agent's code runs. [host]")
     ] = None,
     agent_user: Annotated[str | None, typer.Option(metavar="NAME", help="Run agent and tools as this user.")] = None,
+    environment: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="NAME", help="A variable of ours that the agent sees too; may be repeated."),
+    ] = None,
     approval: Annotated[
         str | None, typer.Option(metavar="TOOLS", help="ask, never, or the tools that need no asking.")
     ] = None,

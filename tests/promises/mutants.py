@@ -47,6 +47,14 @@ BESIDE = (  # bugs of rules that are no row of the table
     ("unit/return-judged-when-read", (LATE, "test_an_answer_that_was_finished_in_time_is_no_timeout")),
     ("unit/return-not-heard-out", (LATE, "test_an_answer_that_was_finished_in_time_is_no_timeout")),
     ("unit/lying-host-believed", (LATE, "test_a_host_that_lies_about_the_time_is_not_believed")),
+    ("unit/log-handed-over", ("hosts/test_error_output.py", "test_nothing_can_truncate_the_log")),
+    ("unit/flood-told-whole", ("hosts/test_error_output.py", "test_a_flood_is_bounded_and_counted")),
+    ("unit/agents-not-apart", ("hosts/test_apart.py", "test_one_session_s_agent_reaches_nothing_of_another_s")),
+    ("unit/outer-proc-left", ("processes/test_apart.py", "test_processes_of_one_user_do_not_reach_each_other")),
+    (
+        "unit/environment-handed-over",
+        ("surfaces/test_agent_user.py", "test_an_agent_of_another_user_has_what_was_named_and_no_more"),
+    ),
 )
 
 

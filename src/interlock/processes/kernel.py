@@ -11,7 +11,10 @@ import os
 import time
 
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_SET_NAME, PR_CAP_AMBIENT = 36, 38, 15, 47
+PR_SET_PDEATHSIG = 1
 AMBIENT_CLEAR_ALL = 4
+CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SLAVE = 2, 4, 8, 0x4000, 0x80000
 MARK = "interlock-"  # every directory we make in a cgroup tree begins so
 OWNER = "INTERLOCK_OWNER"  # in the environment of whatever is kept: a hint for the next start, no proof
 READ_BYTES = 8192
@@ -25,6 +28,27 @@ def prctl(option: int, value: int | bytes) -> bool:
         return bool(_libc.prctl(option, value, 0, 0, 0) == 0)
     except AttributeError:
         return False
+
+
+def unshare(what: int) -> None:
+    """Leave a namespace for a new one; for PIDs it is the children who are born there."""
+    _called(_libc.unshare(what))
+
+
+def setns(fd: int, kind: int) -> None:
+    """Enter a namespace that is open."""
+    _called(_libc.setns(fd, kind))
+
+
+def mount(what: str, where: str, kind: str | None, flags: int) -> None:
+    """Mount a file system, or change how a mount is shared."""
+    _called(_libc.mount(what.encode(), where.encode(), kind and kind.encode(), ctypes.c_ulong(flags), None))
+
+
+def _called(result: int) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def read(path: str) -> str:
