@@ -115,14 +115,18 @@ class ErrorOutput:
             self._epoll.register(self._wake, select.EPOLLIN)
         return self._epoll
 
-    def close(self) -> None:
-        """Tell what is left, and let go; bounded. It blocks: called in a thread."""
+    def close(self) -> bool:
+        """Take no more sources, and tell what is left soon; return whether there is somebody to wait for (`join`)."""
         with self._lock:
             self._close_at = time.monotonic() + CLOSE_SECONDS
-            if self._thread is None:
-                return
-            os.eventfd_write(self._wake, 1)
-        self._thread.join(2 * CLOSE_SECONDS)
+            if self._thread is not None:
+                os.eventfd_write(self._wake, 1)
+            return self._thread is not None
+
+    def join(self) -> None:
+        """Wait until everything is told; bounded. It blocks: called in a thread."""
+        if self._thread is not None:
+            self._thread.join(2 * CLOSE_SECONDS)
 
     def _run(self) -> None:
         epoll = self._open()

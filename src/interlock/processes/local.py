@@ -428,7 +428,8 @@ class LocalProcesses:
         if helper is not None and helper.alive:
             helper.hang_up()
             await _in_thread(_wait, helper.process)
-        await _in_thread(self._error_output.close)
+        if self._error_output.close():
+            await _in_thread(self._error_output.join)
         if self._homes:  # one that was killed, as a second one always is, has left its directories
             await _in_thread(self._remove_directories)
 
