@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from interlock.core.decision import RunRow, SessionRow
-from interlock.core.errors import Unknown
+from interlock.core.errors import BadInput, Unknown
 from interlock.core.events import Event, Spawned
 from interlock.core.names import ProcessState, RunId, SessionId
 from interlock.core.timeline import timeline
 from interlock.look.documents import ProcessLine, RunLine, Runs, SessionLine, Sessions, Shown
 from interlock.runtime.listing import RunInfo, as_tree, info_of_row
+from interlock.runtime.live import RUN_SESSION
 from interlock.runtime.recovery import Story
 from interlock.runtime.settings import CRASHES
 from interlock.runtime.watch import whole_log
@@ -104,6 +105,7 @@ def _session_line(info: SessionInfo) -> SessionLine:
     return SessionLine(
         id=row.id,
         owner=row.owner,
+        shares=row.shares,
         generation=row.generation,
         strategy=row.strategy,
         runs=info.runs,
@@ -118,12 +120,32 @@ def _parked(row: SessionRow | None) -> bool:
     return row is not None and row.crashes >= CRASHES
 
 
-async def runs(store: Look, session: SessionId | None, *, tree: bool, every: bool) -> Runs:
+async def found(store: Look, name: str) -> SessionId:
+    """Return the session that is meant: by its id, by a bare name that only one has, or by its owner and its name."""
+    if name.startswith(RUN_SESSION):
+        return SessionId(name)
+    names = {info.session.id: _names(info.session) for info in await store.sessions(limit=EVERY)}
+    meant = [session for session, (whole, _) in names.items() if whole == name]
+    meant = meant or [session for session, known in names.items() if name in (session, *known)]
+    if len(meant) == 1:
+        return meant[0]
+    if not meant:
+        raise Unknown(f"no session {name!r} in {store.directory}; `interlock sessions` lists them")
+    which = ", ".join(sorted(names[session][0] for session in meant))
+    raise BadInput(f"{name!r} is the name of {len(meant)} sessions: {which}; write one of these")
+
+
+def _names(row: SessionRow) -> tuple[str, str]:
+    """Return a session's name with its owner, whom most ids begin with, and without."""
+    bare = row.id.removeprefix(f"{row.owner}/")
+    return f"{row.owner}/{bare}", bare
+
+
+async def runs(store: Look, name: str | None, *, tree: bool, every: bool) -> Runs:
     """Find runs of a session or of all, in the order they were admitted."""
     used, limit = in_use(store.directory), EVERY if every else READ_FOR_LATEST
+    session = None if name is None else await found(store, name)
     rows = await store.runs(session, tree=tree, limit=limit)
-    if session is not None and not rows and await store.session(session) is None:
-        raise Unknown(f"no session {session!r} in {store.directory}; `interlock sessions` lists them")
     more = session is None and len(rows) == limit
     if session is None and not tree:
         rows = tuple(row for row in rows if row.parent is None)
