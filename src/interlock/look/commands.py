@@ -44,7 +44,9 @@ def sessions_command(data: Data, as_json: AsJson = False) -> None:
 @commands.command("runs", short_help="List the runs of a store.")
 def runs_command(
     data: Data,
-    session: Annotated[str | None, typer.Option(metavar="NAME", help="Only this session's: OWNER/NAME, or NAME.")] = None,
+    session: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this session's: OWNER/NAME, or NAME.")
+    ] = None,
     tree: Annotated[bool, typer.Option("--tree", help="With child runs, each below its parent.")] = False,
     every: Annotated[
         bool, typer.Option("--all", help=f"Every run that is kept, not only the latest {reading.LATEST}.")
