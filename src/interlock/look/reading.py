@@ -14,11 +14,12 @@ import msgspec
 from interlock.core.decision import RunRow, SessionRow
 from interlock.core.errors import BadInput, Unknown
 from interlock.core.events import Event, Spawned
-from interlock.core.names import ProcessState, RunId, SessionId
+from interlock.core.names import Principal, ProcessState, RunId, SessionId
 from interlock.core.timeline import timeline
 from interlock.look.documents import ProcessLine, RunLine, Runs, SessionLine, Sessions, Shown
 from interlock.runtime.listing import RunInfo, as_tree, info_of_row
 from interlock.runtime.live import RUN_SESSION
+from interlock.runtime.naming import Naming
 from interlock.runtime.recovery import Story
 from interlock.runtime.settings import CRASHES
 from interlock.runtime.watch import whole_log
@@ -33,6 +34,7 @@ READ_FOR_LATEST = 500  # children may be among them
 LOOKS = 5  # at a run that goes on while it is looked at
 BUSY_MS = 5_000  # a server that starts may have the database locked for a moment
 EVERY = -1  # as a limit
+NOBODY = Principal("")  # to whom every session is another's, and named with its owner
 
 
 def look(directory: Path, ask: Callable[[Look], Awaitable[T]]) -> T:
@@ -121,24 +123,21 @@ def _parked(row: SessionRow | None) -> bool:
 
 
 async def found(store: Look, name: str) -> SessionId:
-    """Return the session that is meant: by its id, by a bare name that only one has, or by its owner and its name."""
+    """Return the session that is meant: by its id, by its name with the owner, or by a bare name that only one has."""
     if name.startswith(RUN_SESSION):
         return SessionId(name)
-    names = {info.session.id: _names(info.session) for info in await store.sessions(limit=EVERY)}
-    meant = [session for session, (whole, _) in names.items() if whole == name]
-    meant = meant or [session for session, known in names.items() if name in (session, *known)]
+    naming = Naming()
+    naming.keep(await store.plain_sessions())
+    ids = [info.session.id for info in await store.sessions(limit=EVERY)]
+    written = {session: naming.name_of(session, NOBODY) for session in ids}
+    meant = [session for session, whole in written.items() if whole == name]
+    meant = meant or [session for session, whole in written.items() if name in (session, whole.partition("/")[2])]
     if len(meant) == 1:
         return meant[0]
     if not meant:
         raise Unknown(f"no session {name!r} in {store.directory}; `interlock sessions` lists them")
-    which = ", ".join(sorted(names[session][0] for session in meant))
+    which = ", ".join(sorted(written[session] for session in meant))
     raise BadInput(f"{name!r} is the name of {len(meant)} sessions: {which}; write one of these")
-
-
-def _names(row: SessionRow) -> tuple[str, str]:
-    """Return a session's name with its owner, whom most ids begin with, and without."""
-    bare = row.id.removeprefix(f"{row.owner}/")
-    return f"{row.owner}/{bare}", bare
 
 
 async def runs(store: Look, name: str | None, *, tree: bool, every: bool) -> Runs:
