@@ -95,12 +95,14 @@ PARAMS: dict[str, Frame] = {
     "interlock.processes": {},
     "interlock.history": {"session": "s"},
     "interlock.strategy": {"session": "s", "strategy": "collect"},
+    "interlock.share": {"session": "s", "with": "ann", "may": "read"},
+    "interlock.unshare": {"session": "s", "with": "ann"},
     "interlock.wake": {"session": "s", "text": "hi", "at": 4102444800.0},
     "interlock.unwake": {"wake": "w-1-1"},
     "interlock.wakes": {"session": "s"},
     "interlock.pair": {"name": "ann"},
     "interlock.overview": {},
-    "interlock.stopall": {},
+    "interlock.stopall": {"of": "ann"},
 }
 STRANGE: tuple[Json, ...] = (
     *(None, True, False, 0, -1, 1.5, -0.0, 1e308, 2**31, 2**53, 2**53 + 1, 2**63, -(2**63), 2**64, 10**40, 10**400),

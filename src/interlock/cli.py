@@ -23,7 +23,7 @@ import msgspec
 from interlock.app import Ready, open_control, serve
 from interlock.config import DEFAULT_PORT, Config, data_directory, seconds
 from interlock.config import read as read_config
-from interlock.core.errors import BadInput, InterlockError
+from interlock.core.errors import BadInput, InterlockError, Unknown
 from interlock.core.names import Drain, Ending
 from interlock.core.outcome import Outcome
 from interlock.core.projection import TABLE, client_words, row
@@ -536,9 +536,27 @@ def token_add_command(
 
 
 @tokens.command("remove", short_help="Take a principal's token away.")
-def token_remove_command(name: Annotated[str, typer.Argument(help="Its name.")], data: Data) -> None:
-    """Take a principal's token away; a gateway that is up closes its sockets, what it started goes on."""
-    Access(data).remove(name)
+def token_remove_command(
+    name: Annotated[str, typer.Argument(help="Its name.")],
+    data: Data,
+    url: shell.Url = shell.HERE,
+    stop: Annotated[bool, typer.Option("--stop", help="And stop what it runs, through the gateway at --url.")] = False,
+) -> int:
+    """Take a principal's token away; a gateway that is up closes its sockets. What it started goes on unless --stop.
+
+    With --stop everything in its sessions is stopped as well, whoever sent it, and a receipt printed for each ending.
+    """
+    access = Access(data)
+    try:
+        access.remove(name)
+    except Unknown as error:
+        if not stop:
+            raise
+        _say(str(error))  # it was taken away before, and what it runs may still go on
+    if stop:
+        return shell.stop_all_of(name, url, access.directory, served=look.in_use(access.directory))
+    _say(f"{name} has no token any more; what {name} runs goes on: `interlock token remove {name} --stop` ends it")
+    return 0
 
 
 @tokens.command("list", short_help="List who has a token.")

@@ -232,7 +232,7 @@ class Told:
         for data in several:
             self._position += 1
             event = Event(position=self._position, at=10.0, session=SESSION, run_id=run, generation=1, data=data)
-            for item in self.teller.tell(event):
+            for item in self.teller.tell(event, (SESSION,))[SESSION]:
                 raw = item.bytes() + b',"seq":%d}' % (len(self.frames) + 1)
                 self.frames.append(self._talk.server(raw))
         return self.frames[before:]
@@ -318,7 +318,7 @@ def test_texts_of_a_stream_can_be_joined() -> None:
 
     def items(position: int, run: str) -> list[telling.Item]:
         event = Event(position=position, session=SESSION, run_id=RunId(run), generation=1, data=Delta(text="x"))
-        return teller.tell(event)
+        return teller.tell(event, (SESSION,))[SESSION]
 
     first, second, other = items(1, "r-1"), items(2, "r-1"), items(3, "r-2")
     assert [item.head for item in first] == [item.head for item in second]

@@ -324,7 +324,7 @@ class Gateway:
                 "capabilities": [frames.QUIET, frames.OUTLINE],
             },
             "snapshot": {
-                "presence": [],
+                "presence": [{"ts": int(time.time() * 1000), "user": {"id": connection.by}}],  # itself, nobody else
                 "health": {"ok": True, "ts": int(time.time() * 1000)},
                 "stateVersion": {"presence": 0, "health": 0},
                 "uptimeMs": int((time.monotonic() - self._began) * 1000),
@@ -407,6 +407,7 @@ class Connection:
         self._watches: dict[int, anyio.CancelScope] = {}
         self._tasks: TaskGroup | None = None
         self._closing: tuple[int, str] | None = None
+        self._revoked = False  # its token is not what it came in with: what it asked and was not begun is not done
 
     # Being let in
 
@@ -550,9 +551,11 @@ class Connection:
         caller = self.gateway.access.callers.get(self.by)
         if caller is None or not self.gateway.access.valid(self._digest):
             self.gateway.audit.note("closed", by=self.by, address=self.address, why="its token is no longer one")
+            self._revoked = True
             self.outbox.keep(lambda item: False)
             self.leave(frames.NO_TOKEN, "this token is no longer one")
         elif _granted(caller, self._asked_scopes) != self.scopes:
+            self._revoked = True
             self.leave(frames.RESTART, "what this token may has changed; connect again")
 
     # Requests
@@ -595,6 +598,8 @@ class Connection:
     async def _answer(self, request: Request, params: Any, stops: bool, ignored: tuple[str, ...]) -> None:
         arrived = time.time()
         session: SessionId | None = None
+        if self._revoked:  # it was read before the right went, and its task begins after
+            return
         try:
             asking = Asking(self, request, ignored)
             payload = asking.told(await HANDLERS[request.method](asking, params))

@@ -457,7 +457,7 @@ def session_of(info: SessionInfo, runs: list[RunInfo], name: Name) -> dict[str, 
         status = row(last.outcome).session
     key = name(info.session.id)
     told: dict[str, Any] = {
-        "key": key, "sessionId": key, "kind": "direct", "agentId": AGENT, "status": status,
+        "key": key, "sessionId": key, "id": info.session.id, "kind": "direct", "agentId": AGENT, "status": status,
         "updatedAt": None if info.latest_at is None else _ms(info.latest_at), "owner": info.session.owner,
         "shares": info.session.shares, "generation": info.session.generation, "runs": info.runs, "open": info.open,
     }  # fmt: skip
