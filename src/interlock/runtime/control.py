@@ -208,7 +208,8 @@ class Control:
     ) -> Sent:
         """Send a message; returns once it is safely taken. By default it takes over what runs in the session.
 
-        Without a session (None) its run has one of its own. `kind` is chat, or agent where a program calls.
+        Without a session (None) its run has one of its own. `kind` is chat, or agent where a program calls: that
+        queues, unless the message itself names a strategy.
         `order` is (channel, the channel's own number or time): one that was written before a stop of the same channel
         and comes after it is stopped too.
         """

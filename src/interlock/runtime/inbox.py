@@ -21,7 +21,7 @@ from interlock.core.errors import InterlockError, KeyConflict, QueueFull, Refuse
 from interlock.core.lifecycle import Move, State
 from interlock.core.names import Effect, Ending, Principal, RunKind, Strategy
 from interlock.core.outcome import Cause
-from interlock.core.takeover import Admission, Scene, decide
+from interlock.core.takeover import Admission, Scene, decide, strategy_of
 from interlock.runtime.clock import Clock
 from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.ending import Endings, earlier
@@ -200,8 +200,7 @@ class Inbox:
             self._registry.retire(run)
 
     def _strategy(self, run: LiveRun) -> Strategy:
-        """The message's own, else its session's, else the server's."""
-        return run.strategy or run.session.strategy or self._settings.strategy
+        return strategy_of(run.kind, run.strategy, session=run.session.strategy, server=self._settings.strategy)
 
     def _admit(self, run: LiveRun) -> Ticket:
         session, seated, strategy = run.session, run.session.seat, self._strategy(run)
