@@ -306,7 +306,7 @@ def test_a_place_belongs_to_the_stop_of_a_session() -> None:
 
     async def main() -> None:
         async with open_control(Began()) as control:
-            for what in ({"run": "r-1-1"}, {"key": "k"}):
+            for what in ({"run": "r-1-1"}, {"message": "k"}):
                 with pytest.raises(BadInput, match="belongs to the stop of a session"):
                     await control.stop(order=("chat", 1), **what)
 

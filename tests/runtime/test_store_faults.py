@@ -396,7 +396,7 @@ def test_a_tombstone_survives_a_store_that_is_down() -> None:
         async with open_control(echoes, store=store) as control:
             store.faults.stall = True
             before = now()
-            await control.stop(key="k", by="alice")
+            await control.stop(message="k", by="alice")
             assert now() - before <= 2 * COMMIT_SECONDS + SLACK
             store.resume()
             sent = await control.send("s", "hello", by="alice", key="k")

@@ -24,7 +24,7 @@ FOREVER_DAYS = 1e6  # the corpus grows old
 SESSIONS = ("talk", "stopped", "tool", "question", "busy")
 TABLES = (
     "facts", "sessions", "runs", "keys", "tombstones", "tools", "questions", "wakes", "marks", "receipts", "events",
-    "passing",
+    "passing", "stops",
 )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ async def live(directory: Path, left: Path) -> None:
             await control.wait(sent.run_id, drained=True)
         await control.send("stopped", "wait", by="bob")
         await control.stop(session="stopped", by="bob", order=("chat", 12345678901234567890))
-        await control.stop(key="never came", by="bob")
+        await control.stop(message="never came", key="a stop", by="bob")
         await control.wake("talk", "look", every=86_400, by="alice")
         for session, text in (("tool", "stuck"), ("question", "ask"), ("busy", "wait")):
             await control.send(session, text, by="alice")
@@ -163,6 +163,9 @@ def test_an_old_database_is_read_by_today_s_store(name: str, tmp_path: Path) -> 
         (asked,) = await store.questions(asking.id)
         assert (asked.text, asked.choices, asked.state) == ("Deploy?", ("staging", "the moon"), QuestionState.OPEN)
         assert [each.text for each in await store.wakes()] == ["look"]
+        kept = [(each.principal, each.key, each.receipt) for each in await store.stops()]
+        assert kept == ([] if name == "0001.sql" else [("bob", "a stop", None)])
+        assert all(each.stands(time.time()) for each in bobs.marks) or name != "0001.sql"
         assert [each.started for each in await store.runs(SessionId("busy"))] == [True, False, False]
         assert set(await store.unsettled()) == {"tool", "question", "busy"}
         for session in SESSIONS:

@@ -1,9 +1,10 @@
 """Control's verbs, asked of a gateway.
 
 1. A verb whose answer was not seen is asked again on the next connection where that changes nothing: looking always;
-   sending, because every message has a key; stopping by run or key; answering. A schedule is not made twice.
+   sending, because every message has a key; stopping; answering. A schedule is not made twice.
 2. A session's stop or reset means what runs now. It is asked within STOP_SECONDS or not at all, and not again once
-   this client has sent the session something newer.
+   this client has sent the session something newer. A stop has a key too: if the first asking arrived, the second is
+   told what came of it.
 3. A watch goes on behind the last event it passed on: no event twice, one end per run, none of an older run's deltas
    behind a newer run's beginning. A watcher that is slow reads again what it had no room for.
 4. A waiter that leaves changes nothing for the run, and holds no place at the gateway for longer than WAIT_SECONDS.
@@ -142,12 +143,18 @@ class Client:
         *,
         session: str | None = None,
         run: str | None = None,
+        message: str | None = None,
         key: str | None = None,
         order: tuple[str, float] | None = None,
         typed: bool = False,
     ) -> Receipt:
-        """Stop a session's runs, one run, or the message with a key (also before it was seen)."""
-        asked = {"session": session, "run": run, "key": key, "order": order, "typed": typed}
+        """Stop a session's runs, one run, or the message sent under a key (also before it was seen).
+
+        `key` is the stop's own; a session's stop without one gets one, so that asking again ends nothing newer.
+        """
+        if session is not None and key is None:
+            key = secrets.token_hex(16)
+        asked = {"session": session, "run": run, "message": message, "key": key, "order": order, "typed": typed}
         if session is not None:
             return await self._now(session, "interlock.stop", asked)
         return await self._call("interlock.stop", asked)

@@ -25,6 +25,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     error_kind: ErrorKind | None = None
     hidden: bool = False  # rolled back: the turn is no part of the model's context any more
     typed: bool = False  # a person stopped it by a message, not by a call
+    born_stopped: bool = False  # the stop was there before the message, which never ran
 
     @property
     def early(self) -> bool:
@@ -54,6 +55,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error_kind: ErrorKind | None = None
     hidden: bool = False
     typed: bool = False
+    born_stopped: bool = False
     tools: tuple[str, ...] = ()  # of a hidden turn: the tools that were started, since their effects remain
     started_at: float | None = None
     ended_at: float | None = None

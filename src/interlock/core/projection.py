@@ -96,7 +96,7 @@ TABLE: Final[dict[Ending, Row]] = {
         lifecycle=Lifecycle("end", "cancelled"), completions=Completions(error_code="stopped"), acp="cancelled",
         responses=Responses("cancelled", "response.incomplete", 200),
         task="cancelled", session="stopped", parent="cancelled", exit_code=130,
-        client="stopped{by}", channel="Stopped.{receipt}",
+        client="stopped{by}{unseen}", channel="Stopped{unseen}.{receipt}",
     ),
     Ending.SUPERSEDED: Row(
         wait=AgentWait("error", "superseded"), chat=ChatEvent("aborted", "superseded"),
@@ -152,6 +152,7 @@ class Native(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_def
     limit_ms: int | None = None
     error: str | None = None
     typed: bool = False  # a person typed the stop
+    born_stopped: bool = False  # it was stopped before it came
     started_at: float | None  # no default: these four are always sent; null where the run never started
     ended_at: float | None
     drained: bool
@@ -226,6 +227,7 @@ def _fill(words: str | None, outcome: Outcome, *, receipt: str = "") -> str | No
     return words.format(
         text=outcome.text,
         by=f" by {outcome.by}" if outcome.by else "",
+        unseen=" before it came" if outcome.born_stopped else "",
         successor=f" by {outcome.superseded_by}" if outcome.superseded_by else "",
         after=f" after {_duration(outcome.limit_ms)}" if outcome.limit_ms is not None else "",
         phase=f" in phase {outcome.phase}" if outcome.phase else "",

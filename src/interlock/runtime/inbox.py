@@ -145,18 +145,21 @@ class Inbox:
             raise Unknown(f"no session {run.session.id} that {run.principal} may send to")
         if self._registry.closing:
             raise Unavailable("this control is closing; send it to the next one")
-        if known.buried or self._registry.buried(run.principal, run.key):
-            self._endings.end(run, Cause(ending=Ending.STOPPED, by=run.principal))
-            self._tell_sender(run)
-            return None
-        if (stopper := self._stopped_after(run)) is not None:  # written before a stop that has come already
-            self._endings.end(run, Cause(ending=Ending.STOPPED, by=stopper))
+        if self._registry.stop_of(run.principal, run.key) is not None:
+            raise KeyConflict(f"key {run.key!r} was used for a stop; use a new key for this message")
+        if (stopper := self._stopped_before(run, known)) is not None:
+            self._endings.end(run, Cause(ending=Ending.STOPPED, by=stopper, born_stopped=True))
             self._tell_sender(run)
             return None
         return self._admit(run)
 
+    def _stopped_before(self, run: LiveRun, known: Loaded) -> Principal | None:
+        """Return who stopped a message before it came: by its key, or by a stop behind it in its channel."""
+        buried = known.buried or self._registry.buried(run.principal, run.key)
+        return run.principal if buried else self._stopped_after(run)
+
     def _stopped_after(self, run: LiveRun) -> Principal | None:
-        for by in self._registry.stopped_after(run.session.id, run.order):
+        for by in self._registry.stopped_after(run.session.id, run.order, self._clock.wall()):
             if self._authority.may(Action.STOP, by, owner=run.session.owner, principal=run.principal):
                 return by
         return None
@@ -422,7 +425,10 @@ class Inbox:
 
     def _tell_sender(self, run: LiveRun) -> None:
         if run.fallen:
-            run.sent = msgspec.structs.replace(run.sent or self._sent(run), state=State.ENDED)
+            assert run.outcome is not None
+            by = run.outcome.by if run.outcome.ending is Ending.STOPPED else None
+            told = {"state": State.ENDED, "stopped_by": by, "born_stopped": run.outcome.born_stopped}
+            run.sent = msgspec.structs.replace(run.sent or self._sent(run), **told)
         run.acked.set()
 
     def _withdraw(self, run: LiveRun, ticket: Ticket) -> None:

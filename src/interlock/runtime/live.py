@@ -25,6 +25,7 @@ from interlock.core.names import (
     Principal,
     QuestionId,
     QuestionState,
+    ReceiptId,
     RunId,
     RunKind,
     SessionId,
@@ -74,6 +75,7 @@ class Body(Protocol):
 class Falling(Protocol):
     """What a run knows of the fall that took it."""
 
+    id: ReceiptId
     by: Principal | None
     runs: list[LiveRun]
     resets: list[Session]
@@ -110,6 +112,8 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     generation: int | None = None
     superseded: RunId | None = None
     state: State = State.SEATED
+    stopped_by: Principal | None = None  # who stopped it before it was taken
+    born_stopped: bool = False  # and that before it came: its key was stopped, or a stop stood behind it in its channel
 
 
 class ToolCall:

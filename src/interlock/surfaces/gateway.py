@@ -46,7 +46,7 @@ from interlock.surfaces.access import (
     fold,
 )
 from interlock.surfaces.frames import BadFrame, Request
-from interlock.surfaces.methods import HANDLERS, Typed, is_typed
+from interlock.surfaces.methods import HANDLERS, is_typed
 from interlock.surfaces.metrics import Meters
 from interlock.surfaces.outbox import Outbox
 from interlock.surfaces.page import Page, address_of, refuse
@@ -93,7 +93,6 @@ class Gateway:
         self.access = access
         self.audit = audit
         self.meters = Meters(control)
-        self.typed = Typed()
         self.closing = False
         self.connections: dict[Principal, set[Connection]] = {}
         self.failures = AuthFailures()
@@ -360,7 +359,6 @@ class Connection:
     ) -> None:
         self.gateway = gateway
         self.control = gateway.control
-        self.typed = gateway.typed
         self.address = address
         self.id = secrets.token_hex(8)
         self.by = Principal("")
@@ -561,7 +559,7 @@ class Connection:
             receipts = _receipts_in(payload)
             for receipt in receipts:
                 session = receipt.session
-                if not asking.again:
+                if not receipt.again:
                     self._note_stop(request, receipt, arrived)
             if not receipts and request.method in ("exec.approval.resolve", "interlock.answer"):
                 self._note("answer", request, params)
@@ -638,11 +636,11 @@ class Connection:
 class Asking:
     """A request's own view of its connection."""
 
-    __slots__ = ("_connection", "_request", "again", "by", "control", "overview", "typed", "unwatch", "watch")
+    __slots__ = ("_connection", "_request", "by", "control", "overview", "unwatch", "watch")
 
     def __init__(self, connection: Connection, request: Request) -> None:
-        self._connection, self._request, self.again = connection, request, False
-        self.control, self.by, self.typed = connection.control, connection.by, connection.typed
+        self._connection, self._request = connection, request
+        self.control, self.by = connection.control, connection.by
         self.watch, self.unwatch, self.overview = connection.watch, connection.unwatch, connection.gateway.overview
 
     def first(self, payload: dict[str, Any]) -> None:

@@ -179,7 +179,7 @@ class Scene:
     async def _overtake(self, name: str) -> None:
         """Stop a message before it is sent."""
         key = f"early {self._said}"
-        await self._oracle.stop(key=key, by=name)
+        await self._oracle.stop(message=key, by=name)
         await self._send(name, key=key)
 
     async def _late(self, name: str) -> None:
@@ -203,7 +203,7 @@ class Scene:
         if self._known and random.random() < 0.4:
             return {"run": random.choice(self._known)}
         if random.random() < 0.3:
-            return {"key": random.choice(("k1", "k2"))}
+            return {"message": random.choice(("k1", "k2"))}
         return {"session": random.choice(("s", "s", "s", "t"))}
 
     async def _stop(self, name: str) -> None:

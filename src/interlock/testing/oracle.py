@@ -435,7 +435,7 @@ class Oracle:
     async def stop(self, **what: Any) -> Receipt:
         """Stop, and hold the receipt against everything that arrives from now on."""
         asked, by = self._loop.time(), what.get("by", "local")
-        unseen = "key" in what and self._healthy() and (by, what["key"]) not in self._keys
+        unseen = "message" in what and self._healthy() and (by, what["message"]) not in self._keys
         before = self._living(what["session"]) if "session" in what and by in ("local", "admin") else []
         receipt = await self.control.stop(**what)
         if receipt.aborted:
@@ -444,7 +444,7 @@ class Oracle:
         if "order" in what and by in ("local", "admin", self._owners.get(session)):
             self._marked[session] = max(self._marked.get(session, 0), what["order"][1])
         if unseen and not receipt.runs and receipt.already is None and self._healthy():
-            self._buried.add((by, what["key"]))
+            self._buried.add((by, what["message"]))
         took = self._loop.time() - asked
         bound = 2 * self.control.settings.commit_seconds + STOP_SLACK_SECONDS
         if took > bound:

@@ -410,6 +410,9 @@ class Writer:
             execute(SQL["remove_wake"], (wake_id,))
         for mark in decision.marks:
             execute(SQL["keep_mark"], rows.of_mark(mark))
+            execute(SQL["cover_marks"], rows.covering(mark))
+        for stop in decision.stops:
+            execute(SQL["keep_stop"], rows.of_stop(stop))
         for receipt in decision.receipts:
             self._keep_receipt(receipt)
         for session_id in decision.rises:

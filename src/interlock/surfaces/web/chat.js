@@ -222,7 +222,7 @@ export class Chat {
       // There was no connection, or the answer was lost with it. What ran then, and what was on its way, is stopped by
       // name: never what came after it.
       // What waits goes first: it must not begin when what ran before it has ended.
-      const named = [...keys.map((key) => ({ key })), ...runs.map((run) => ({ run })).reverse()];
+      const named = [...keys.map((key) => ({ message: key })), ...runs.map((run) => ({ run })).reverse()];
       if (!named.length) throw error;
       const receipts = await Promise.all(named.map((name) => link.request("interlock.stop", name, { again: true })));
       return receipts.find((receipt) => receipt.aborted) ?? receipts[0] ?? { aborted: false };

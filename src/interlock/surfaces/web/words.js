@@ -46,6 +46,7 @@ export function ending(outcome) {
   const why = firstLine(outcome.error ?? "");
   const fill = {
     by: outcome.by ? ` by ${outcome.by}` : "",
+    unseen: outcome.born_stopped ? " before it came" : "",
     successor: outcome.superseded_by ? ` by ${outcome.superseded_by}` : "",
     after: outcome.limit_ms != null ? ` after ${limit(outcome.limit_ms)}` : "",
     phase: outcome.phase ? ` in phase ${outcome.phase}` : "",
