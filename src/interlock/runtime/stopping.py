@@ -200,23 +200,23 @@ class Stopping:
         return await self._own(call, self._reset(session_id, call))
 
     async def _reset(self, session_id: SessionId, call: StopCall) -> Receipt:
-        by = call.by
+        by, now = call.by, self._clock.wall()
         with self._registry.pinned(session_id) as session:  # a message right behind it must find it so
             if not session.loaded:
                 known = await read(self._store.load(session_id, principal=by, key=None))
                 self._inbox.take_up(session, known)
             owner = session.confirmed_owner
             if owner is None or not self._authority.may(Action.RESET, by, owner=owner):
-                self._note(call, already=Ending.UNKNOWN)
+                self._note(call, now, already=Ending.UNKNOWN)
                 raise _no_such(session_id, by)
             processes = list(session.kept.running) if session.kept is not None else []
             fall = self._end_all(session, _everyone(session), call, processes=processes, resets=True)
             if fall is None:
-                self._note(call)
+                self._note(call, now)
                 if session.seat is None:
                     self._registry.generations.rise(session_id)
                 await self._begin_anew(session)
-                receipt = nothing(session=session_id, by=by, now=self._clock.wall())
+                receipt = nothing(session=session_id, by=by, now=now)
             else:
                 receipt = await self._receipt_of(fall, by)
             decision = Decision(sessions=(self._registry.session_row(session),))
@@ -244,7 +244,7 @@ class Stopping:
         ended = self._just_ended(session, by)
         last = session.previous if self._may_stop_session(by, session) else None
         already = last.ending if last is not None else None
-        kept = self._note(call, ended=ended, already=already)
+        kept = self._note(call, now, ended=ended, already=already)
         durable = True
         if session.seat is None and session.stored and self._may_stop_session(by, session):
             self._registry.generations.rise(session.id)
@@ -262,21 +262,23 @@ class Stopping:
                 return mine[0]
         return None
 
-    def _note(self, call: StopCall, *, ended: LiveRun | None = None, already: Ending | None = None) -> Ticket | None:
+    def _note(
+        self, call: StopCall, now: float, *, ended: LiveRun | None = None, already: Ending | None = None
+    ) -> Ticket | None:
         """Keep what came of a stop by its key that ended nothing itself."""
         receipt = None if ended is None or ended.fall is None else ended.fall.id
-        rows = call.decide(at=self._clock.wall(), receipt=receipt, already=already if ended is None else _ending(ended))
+        rows = call.decide(at=now, receipt=receipt, already=already if ended is None else _ending(ended))
         return self._endings.insist(Decision(stops=rows)) if rows and not self._registry.closed else None
 
     async def _noted(self, call: StopCall, receipt: Receipt) -> Receipt:
         """Return a receipt of something that had ended before, once its key is kept too."""
-        rows = call.decide(at=self._clock.wall(), receipt=receipt.id, already=receipt.already)
+        rows = call.decide(at=receipt.fenced_at, receipt=receipt.id, already=receipt.already)
         durable = not rows or await self._keep(Decision(stops=rows), self._until())
         return msgspec.structs.replace(receipt, durable=receipt.durable and durable)
 
     async def _absent(self, session_id: SessionId, call: StopCall) -> Receipt:
         """Nobody has the session in memory: raise its generation where it is kept, if the caller may."""
-        until, by = self._until(), call.by
+        until, by, now = self._until(), call.by, self._clock.wall()
         known = await self._soon(self._store.load(session_id, principal=by, key=None), until)
         already, durable = None, known is not None
         row = None if known is None else known.session
@@ -285,9 +287,9 @@ class Stopping:
         if known is not None and row is not None and self._authority.may(Action.STOP, by, owner=row.owner):
             already = None if known.previous is None else known.previous.ending
             durable = await self._keep(Decision(rises=(session_id,)), until)
-        kept = self._note(call, already=already)
+        kept = self._note(call, now, already=already)
         durable = durable and (kept is None or await self._soon(kept, until) is not None)
-        return nothing(session=session_id, by=by, now=self._clock.wall(), already=already, durable=durable)
+        return nothing(session=session_id, by=by, now=now, already=already, durable=durable)
 
     # A run
 
