@@ -58,9 +58,15 @@ HOSTS = Theme(
     "s",
     (0.0, 0.0, 0.001),
 )
+DELIVERIES = Theme(
+    ("reply", "polite", "never", "tools", "parent"),
+    ("redeliver", "redeliver", "redeliver", "program", "program", "send", "late", "stop"),
+    (None, None, "queue", "steer"),
+)
 OTHERS = tuple(name for name in BEHAVIOURS if name not in PROCESSES.behaviours)
 PROCESS_SEEDS = 8  # every so many seeds play with processes
 HOST_SEEDS = 8  # every so many seeds the agents run in hosts
+DELIVERY_SEEDS = 8  # every so many seeds stops are delivered twice, and programs start something
 DEATH_SEEDS = 8  # every so many seeds the server dies on the way, and is started again
 DEATHS = 3  # in a row, at most
 
@@ -98,6 +104,8 @@ def _theme(seed: int, random: Random) -> Theme:
         theme = random.choice(THEMES)
     if seed % PROCESS_SEEDS == 6:
         theme = PROCESSES
+    if seed % DELIVERY_SEEDS == 5:
+        theme = DELIVERIES
     if seed % HOST_SEEDS == 4 and random.random() < 0.7:
         theme = HOSTS
     return theme

@@ -116,6 +116,8 @@ class Oracle:
         self._gone: set[RunId] = set()  # drained, or given up
         self._marked: dict[str, float] = {}  # a session's last acknowledged stop, by its place in the channel
         self._late: set[RunId] = set()
+        self._places: dict[RunId, float | None] = {}  # of messages in their channel
+        self._stops: dict[tuple[str, str], tuple[object, ...]] = {}  # what the key of a stop was answered first
         self.questions: dict[QuestionId, RunId] = {}  # open ones, as far as anyone was told
 
     @property
@@ -382,9 +384,17 @@ class Oracle:
         if text not in texts:
             texts.append(text)
         self._deadlines.setdefault(sent.run_id, options.get("deadline"))
+        self._places.setdefault(sent.run_id, options["order"][1] if "order" in options else None)
         if sent.superseded is not None:
             self._mark_over(sent.superseded)
+            self._dominant(sent, options)
         return sent
+
+    def _dominant(self, sent: Sent, options: dict[str, Any]) -> None:
+        """A program ends nobody's turn, unless it said so; a wake yields to everyone."""
+        said = options.get("kind", "chat") != "agent" or options.get("strategy") is not None
+        if not said and self._said.get(sent.superseded or RunId(""), ("", ""))[1] not in self._wakes:
+            self._fail(f"P7: a program that named no strategy took over {sent.superseded}")
 
     async def answer(self, question: QuestionId, answer: bool, *, by: str) -> None:
         """Answer a question; an answer that is taken must not come after the end of its run."""
@@ -437,9 +447,15 @@ class Oracle:
         asked, by = self._loop.time(), what.get("by", "local")
         unseen = "message" in what and self._healthy() and (by, what["message"]) not in self._keys
         before = self._living(what["session"]) if "session" in what and by in ("local", "admin") else []
+        if "order" in what:  # (it spares what was written after it)
+            before = [run for run in before if run in self._places and (self._places[run] or 0) <= what["order"][1]]
         receipt = await self.control.stop(**what)
-        if receipt.aborted:
+        if receipt.aborted and not receipt.again:
             self._ended_with(what.get("session", ""), before)
+        if "key" in what:
+            came_to = (receipt.id, receipt.aborted, receipt.already)
+            if self._stops.setdefault((by, what["key"]), came_to) != came_to:
+                self._fail(f"P1: a stop delivered again came to something else: {came_to}")
         session = what.get("session", "")
         if "order" in what and by in ("local", "admin", self._owners.get(session)):
             self._marked[session] = max(self._marked.get(session, 0), what["order"][1])
@@ -451,7 +467,7 @@ class Oracle:
             self._fail(f"P6: stop took {took:.3f} s, more than {bound} s")
         self._note("stopped", None, receipt.aborted, len(receipt.runs))
         stopped = any(run.outcome.ending is Ending.STOPPED for run in receipt.runs)
-        if receipt.aborted and not stopped and receipt.grade == "inline":  # (or it ended detached processes)
+        if receipt.aborted and not (stopped or receipt.again) and receipt.grade == "inline":  # (or detached processes)
             self._fail("P1: the receipt says aborted, and nothing was stopped")
         for run in receipt.runs:
             self._mark_over(run.id)
