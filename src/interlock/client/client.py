@@ -5,9 +5,11 @@
 2. A session's stop or reset means what runs now. It is asked within STOP_SECONDS or not at all, and not again once
    this client has sent the session something newer. A stop has a key too: if the first asking arrived, the second is
    told what came of it.
-3. A watch goes on behind the last event it passed on: no event twice, one end per run, none of an older run's deltas
+3. A message that the gateway could not keep now is sent again under its key, until this client's patience is over or
+   it has stopped the session: that stop meant the message too.
+4. A watch goes on behind the last event it passed on: no event twice, one end per run, none of an older run's deltas
    behind a newer run's beginning. A watcher that is slow reads again what it had no room for.
-4. A waiter that leaves changes nothing for the run, and holds no place at the gateway for longer than WAIT_SECONDS.
+5. A waiter that leaves changes nothing for the run, and holds no place at the gateway for longer than WAIT_SECONDS.
 """
 
 import asyncio
@@ -97,6 +99,14 @@ class _Stop:
         self.overtaken = False
 
 
+class _Sending:
+    """A message on its way, and whether this client has stopped its session since."""
+
+    def __init__(self, session: str | None) -> None:
+        self.session = session
+        self.stopped = False
+
+
 class Client:
     """Control's verbs, without `by`: the gateway knows who asks by the token."""
 
@@ -105,6 +115,7 @@ class Client:
         self._connection = connection
         self._call = connection.call
         self._stops: set[_Stop] = set()
+        self._sends: set[_Sending] = set()
         self._waits = asyncio.Semaphore(WAITS)
 
     async def close(self) -> None:
@@ -113,6 +124,8 @@ class Client:
 
     async def _now(self, session: str, method: str, params: dict[str, Any]) -> T:
         """Ask for what means a session as it is now."""
+        for sending in self._sends:
+            sending.stopped = sending.stopped or sending.session == session
         stop = _Stop(session)
         self._stops.add(stop)
         try:
@@ -136,7 +149,12 @@ class Client:
             stop.overtaken = stop.overtaken or stop.session == session
         asked: dict[str, Any] = {"session": session, "text": text, "key": secrets.token_hex(16) if key is None else key}
         asked |= {"strategy": strategy, "deadline": deadline, "order": order, "kind": kind}
-        return await self._call("interlock.send", asked)
+        sending = _Sending(session)
+        self._sends.add(sending)
+        try:
+            return await self._call("interlock.send", asked, insist=lambda: not sending.stopped)
+        finally:
+            self._sends.remove(sending)
 
     async def stop(
         self,

@@ -56,6 +56,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hidden: bool = False
     typed: bool = False
     born_stopped: bool = False
+    unkept: bool = False  # superseded by a message that could not be kept, so there is no run to name
     tools: tuple[str, ...] = ()  # of a hidden turn: the tools that were started, since their effects remain
     started_at: float | None = None
     ended_at: float | None = None

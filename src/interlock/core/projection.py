@@ -139,6 +139,8 @@ TABLE: Final[dict[Ending, Row]] = {
 # The gateway's schema closes both sets. A phase it has no word for is left out and travels in `native`; whose failure
 # it was has no word there at all, so every failure is told as unknown rather than as a kind it is not.
 TIMEOUT_PHASES: Final = {"queue": False, "preflight": False, "provider": True, "post_turn": True}  # provider started?
+NOT_KEPT: Final = " by a message that was not kept"
+UNKEPT: Final = "Ended by a message that was not kept; send it again."  # where else the new reply would speak
 TYPED: Final = "stop"  # the stop reason where a person typed it; `rpc`: a call stopped the run
 
 
@@ -153,6 +155,7 @@ class Native(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_def
     error: str | None = None
     typed: bool = False  # a person typed the stop
     born_stopped: bool = False  # it was stopped before it came
+    unkept: bool = False  # superseded by a message that was not kept
     started_at: float | None  # no default: these four are always sent; null where the run never started
     ended_at: float | None
     drained: bool
@@ -218,6 +221,8 @@ def client_words(outcome: Outcome) -> str:
 
 def channel_words(outcome: Outcome, receipt_line: str | None = None) -> str | None:
     """Return what a chat channel says, or None where it says nothing."""
+    if outcome.unkept:
+        return UNKEPT
     return _fill(row(outcome).channel, outcome, receipt=f" {receipt_line}" if receipt_line else "") or None
 
 
@@ -228,7 +233,7 @@ def _fill(words: str | None, outcome: Outcome, *, receipt: str = "") -> str | No
         text=outcome.text,
         by=f" by {outcome.by}" if outcome.by else "",
         unseen=" before it came" if outcome.born_stopped else "",
-        successor=f" by {outcome.superseded_by}" if outcome.superseded_by else "",
+        successor=f" by {outcome.superseded_by}" if outcome.superseded_by else NOT_KEPT if outcome.unkept else "",
         after=f" after {_duration(outcome.limit_ms)}" if outcome.limit_ms is not None else "",
         phase=f" in phase {outcome.phase}" if outcome.phase else "",
         why=f": {why}" if (why := _first_line(outcome.error or "")) else "",

@@ -68,6 +68,7 @@ class Fall:
         self.swept: list[Running] = []  # detached processes that a stop of their session took along
         self.resets: list[Session] = []  # whose transcripts begin anew behind it
         self.keys: list[KeyRow] = []  # of runs that end before their ack: a retry is told how it ended
+        self.successor: LiveRun | None = None  # the message that takes over, in the same Decision
         self.stops: tuple[StopKey, ...] = ()  # the key of the stop that this is, kept with what it ended
         self.queued = 0
         self.durable = True
@@ -245,8 +246,8 @@ class Fall:
             seat_next(self._registry, session)
 
     def adopt(self, run: LiveRun, found: Outcome) -> None:
-        """Another ending of this run stood in the store already: it is the true one."""
-        if run.session.previous is run.outcome:
+        """This is the true ending: the store held another one, or the message that took over was not kept."""
+        if run.session.previous is not None and run.session.previous.run_id == run.id:
             run.session.previous = found
         if run is self.runs[0]:
             self.cause = cause_of(found)

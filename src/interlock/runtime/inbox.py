@@ -269,6 +269,7 @@ class Inbox:
 
     def _settle_takeover(self, fall: Fall, run: LiveRun) -> Ticket:
         if fall.runs:
+            fall.successor, run.took = run, fall
             return self._endings.close(fall, admission=self._admission(run))
         return self._store.decide(self._admission(run))  # nobody had the seat, and those who wait stay
 
@@ -432,7 +433,9 @@ class Inbox:
         run.acked.set()
 
     def _withdraw(self, run: LiveRun, ticket: Ticket) -> None:
-        """The message never was: its place, its key and its id are free of it."""
+        """The message never was: its place, its key and its id are free of it, and whoever it took over is told so."""
+        if isinstance(run.took, Fall):
+            self._endings.forsake(run.took)
         run.move(Move.WITHDRAW)
         self._registry.unseat(run)
         self._registry.dequeue(run)

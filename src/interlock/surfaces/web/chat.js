@@ -25,6 +25,7 @@ export class Chat {
   #first = 0; // the position that what is shown begins behind
   #children = []; // views
   #unanswered = new Set(); // keys of messages on their way
+  #stopped = new Set(); // those of them that a stop meant: they are not sent again
   #mine = []; // runs we began in a session that did not exist, or is somebody else's
   #closed = false;
   #opening = true;
@@ -193,11 +194,12 @@ export class Chat {
     }, SLOW_MS);
     this.view.toEnd();
     this.#unanswered.add(key);
+    const still = () => !this.#stopped.has(key);
     this.page.refresh();
     try {
       const params = { sessionKey: this.session, message, idempotencyKey: key, queueMode: way };
       const method = way === "rollback" ? "interlock.chat" : "chat.send"; // the published protocol has no word for it
-      const told = await this.page.link.request(method, params, { again: true });
+      const told = await this.page.link.request(method, params, { again: true, still });
       if (told.runId) this.#mine.push(told.runId); // until the session's own watch has told something
       if (told.runId && !this.#opening) this.#follow();
       if ("aborted" in told) text($("spoken"), told.aborted ? "Stopped" : "There was nothing to stop");
@@ -206,6 +208,7 @@ export class Chat {
       this.page.giveBack(message, this.session);
     } finally {
       this.#unanswered.delete(key);
+      this.#stopped.delete(key);
       clearTimeout(slow);
       note.remove();
       this.page.refresh();
@@ -215,6 +218,7 @@ export class Chat {
   async stop(runs) {
     const { link } = this.page;
     const keys = [...this.#unanswered]; // what is sent after this moment is not meant
+    for (const key of keys) this.#stopped.add(key);
     try {
       return await link.request("interlock.stop", { session: this.session });
     } catch (error) {
