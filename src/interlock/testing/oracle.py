@@ -142,6 +142,9 @@ class Oracle:
         self._positions[event.session] = event.position
         if isinstance(data, Proof):
             self._receipt(data.receipt)
+        if isinstance(data, Correction) and data.outcome.unkept:  # it had to be told before the store could say
+            self._told[data.outcome.run_id] = data.outcome
+            self._superseded.pop(data.outcome.run_id, None)
         if run_id is None or isinstance(data, Correction):
             return
         if run_id in self._terminal:
@@ -575,6 +578,8 @@ class Oracle:
         for old, new in self._superseded.items():
             if self._said.get(new, ("", ""))[1] in self._wakes:
                 self._fail(f"P1: a wake took over {old}")
+            if not (await self.control.wait(new, timeout=0)).ended:
+                self._fail(f"P4: {old} was told as superseded by {new}, which nobody can find")
         self._look_at_holds()
         self.finished = True
 
