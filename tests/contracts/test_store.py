@@ -17,6 +17,7 @@ from interlock.core.decision import (
     QuestionRow,
     RunRow,
     SessionRow,
+    ShareRow,
     StopKey,
     StopMark,
     Tombstone,
@@ -54,6 +55,7 @@ from interlock.core.names import (
     Effect,
     Ending,
     ErrorKind,
+    May,
     Principal,
     ProcessState,
     QuestionId,
@@ -1441,8 +1443,17 @@ def test_the_latest_runs_of_all_sessions(kit: Any) -> None:
             store = await kit.reopened(store) if later else store
             assert await store.runs(None) == rows
             assert await store.runs(None, limit=2) == rows[2:]
-            assert [each.id for each in await store.runs(None, of=BOB)] == ["b", "c"]  # started, owned
-            assert [each.id for each in await store.runs(None, limit=3, of=ALICE)] == ["b", "c", "d"]
+            assert [each.id for each in await store.runs(None, of=BOB)] == ["c"]  # owned
+            assert [each.id for each in await store.runs(None, limit=3, of=ALICE)] == ["a", "b"]
+            shared = [
+                ShareRow(session=talk, principal=ALICE, may=may, at=at)
+                for may, at in ((None, 1 + 9 * later), (May.READ, 2 + 9 * later))
+            ]
+            await store.decide(Decision(shares=tuple(shared)))
+            assert [each.id for each in await store.runs(None, limit=2, of=ALICE)] == ["b", "c"]
+            assert [each.session.id for each in await store.sessions(limit=9, of=ALICE)] == [talk, S]
+            await store.decide(Decision(shares=(msgspec.structs.replace(shared[0], at=3 + 9 * later), shared[1])))
+            assert [each.id for each in await store.runs(None, of=ALICE)] == ["a", "b"], "the later word stands"
 
     play(kit, main)
 

@@ -21,7 +21,9 @@ import races  # noqa: E402
 SECONDS = 30  # a test that hangs has failed
 JOBS = 2
 TRANSPORT, OUTBOX = "surfaces/test_transport.py", "surfaces/test_outbox.py"
+AUTHORITY = "runtime/test_authority.py"
 BESIDE = (  # bugs of rules that are no row of the table
+    ("unit/refusal-takes-the-session", (AUTHORITY, "test_a_refused_message_does_not_take_a_session_from_its_founder")),
     ("unit/stalled-reader-hoards", (TRANSPORT, "test_a_stalled_reader_holds_little_that_cannot_be_taken_back")),
     ("unit/joined-without-bound", (OUTBOX, "test_a_joined_frame_is_short")),
     ("unit/outbox-not-dropped", (TRANSPORT, "test_a_fall_drops_from_every_outbox")),

@@ -544,6 +544,7 @@ def test_collected_messages_pass_no_other_of_their_author() -> None:
 
         async with open_control(agent, admins=["root"]) as control:
             await control.send("s", "wait", by="root")
+            await control.share("s", with_="alice")
             for text, by, strategy in (
                 ("a1", "alice", "collect"),
                 ("a2", "alice", "queue"),

@@ -112,6 +112,8 @@ def test_strangers_mark_only_what_they_may_stop() -> None:
         agent = Began()
         async with open_control(agent, admins=["root"], readers=["rita"]) as control:
             assert await ending(control, "first", None, by="alice") is Ending.COMPLETED
+            await control.share("s", with_="bob")
+            await control.share("s", with_="carol")
             for by in ("bob", "rita"):
                 await control.stop(session="s", by=by, order=("chat", 5))
             assert await ending(control, "alice's", ("chat", 1), by="alice") is Ending.COMPLETED
@@ -222,6 +224,7 @@ def test_only_ever_later_in_memory() -> None:
         async with open_control(Began()) as control:
             long = await control.send("s", "long", by="alice")
             await started(control, long.run_id)
+            await control.share("s", with_="bob")
             for number in (5, 3, 4):
                 await control.stop(session="s", by="bob", order=("chat", number))
             late = await control.send("s", "late", by="bob", order=("chat", 4))
@@ -403,6 +406,7 @@ def test_a_message_that_was_born_stopped_says_so() -> None:
     async def main() -> None:
         async with open_control(Began()) as control:
             await control.send("s", "hello", by="alice")
+            await control.share("s", with_="bob", may="write", by="alice")
             await control.stop(session="s", by="alice", order=("chat", 5))
             await control.stop(message="k", by="bob")
             for sent, by in (

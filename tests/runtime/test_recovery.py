@@ -33,6 +33,7 @@ from interlock import (
 from interlock.core.events import LOST_RESULT, NO_RESULT, Ended
 from interlock.core.lifecycle import State
 from interlock.core.projection import agent_wait
+from interlock.processes.base import Grade, Machine
 from interlock.processes.local import LocalProcesses
 from interlock.runtime.settings import CRASHES
 from interlock.stores.base import StoreFailed, Ticket
@@ -904,8 +905,16 @@ class Helpless(VirtualProcesses):
         raise SpawnFailed(11, "no helper today")
 
 
-def test_processes_that_nobody_could_look_for_are_not_called_gone(place: Place) -> None:
-    """Where what an earlier start left could not be looked for, its receipts say unconfirmed, and name it."""
+class Haunted(VirtualProcesses):
+    """Processes whose helper found one of an earlier start that no KILL ends."""
+
+    async def ready(self) -> Machine:
+        return Machine(grade=Grade.KEEPER, left=("process 77 (sleep, state D)",))
+
+
+@pytest.mark.parametrize("processes", [Helpless, Haunted])
+def test_processes_that_are_not_seen_gone_are_not_called_gone(place: Place, processes: type[VirtualProcesses]) -> None:
+    """What an earlier start left could not be looked for, or not ended: its receipts say unconfirmed, and name it."""
 
     async def scene(control: Control) -> None:
         sent = await control.send("s", "go")
@@ -918,7 +927,7 @@ def test_processes_that_nobody_could_look_for_are_not_called_gone(place: Place) 
         assert receipt.drain is Drain.UNCONFIRMED and receipt.unconfirmed
 
     lost = place.killed(scene, idles)
-    place.life(after, echoes, processes=Helpless(Random(0)))
+    place.life(after, echoes, processes=processes(Random(0)))
 
 
 def test_a_process_that_was_left_is_gone_before_anything_is_taken(tmp_path: Path) -> None:
@@ -1360,6 +1369,8 @@ def test_who_had_the_seat_goes_before_who_waited_longer(place: Place) -> None:
 
     async def owned(control: Control) -> None:
         await control.wait((await control.send("s", "alice's", by="alice")).run_id, by="alice")
+        for guest in ("bob", "carol"):
+            await control.share("s", with_=guest, by="alice")
 
     place.life(owned, echoes)
     place.killed(scene, idles, before=dies_before_the_second_mark)

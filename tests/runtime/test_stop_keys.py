@@ -169,7 +169,9 @@ def test_a_key_is_for_one_stop() -> None:
                 with pytest.raises(KeyConflict, match="key 'x' was used for"):
                     await other
             assert not (await control.stop(session="s", by="bob", key="x")).again
-            assert (await control.send("s", "hello", by="bob", key="y")).state is not State.ENDED
+            with pytest.raises(KeyConflict):
+                await control.send("t", "hello", by="bob", key="x")
+            assert (await control.send("t", "hello", by="carol", key="x")).state is not State.ENDED
 
     seeded(main)
 

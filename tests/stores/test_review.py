@@ -208,7 +208,7 @@ def test_what_ended_before_its_session_was_anybody_s_leaves_no_text_after_a_cras
             if when == "while it came":
                 await control.stop(message="k", by="alice")
             second = await control.send("s", "hello", by="bob")
-            ended = await control.wait((await first).run_id, by="alice")
+            ended = await control.wait((await first).run_id)
             await control.wait(second.run_id, by="bob", drained=True)
             assert ended.ending is Ending.STOPPED
         with database(tmp_path) as other:  # as if it had been killed before these were written

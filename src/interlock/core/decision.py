@@ -10,6 +10,7 @@ from interlock.core.events import Json
 from interlock.core.names import (
     CallId,
     Ending,
+    May,
     Principal,
     QuestionId,
     QuestionState,
@@ -26,7 +27,7 @@ from interlock.core.receipt import Receipt
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered of a session."""
+    """What is remembered of a session. Its `shares` are read here and written as rows of their own."""
 
     id: SessionId
     owner: Principal
@@ -35,6 +36,16 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     since: int = 0  # the transcript begins behind this position; only rises
     renewed: int = 0  # the generation at its last reset: a turn up to there is no previous one
     crashes: int = 0  # times in a row that the server died while a run of it was going
+    shares: dict[Principal, May] = {}
+
+
+class ShareRow(msgspec.Struct, frozen=True, kw_only=True):
+    """With whom a session is shared from position `at` on; `may` None: no longer. The latest stands."""
+
+    session: SessionId
+    principal: Principal
+    may: May | None
+    at: int
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,6 +199,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     unwakes: tuple[WakeId, ...] = ()
     marks: tuple[StopMark, ...] = ()
     stops: tuple[StopKey, ...] = ()  # insert if absent
+    shares: tuple[ShareRow, ...] = ()  # where no later one stands
     rises: tuple[SessionId, ...] = ()  # raise a session that nobody has in memory
 
 

@@ -97,6 +97,13 @@ class Strategy(StrEnum):
     ROLLBACK = "rollback"
 
 
+class May(StrEnum):
+    """What somebody a session is shared with may do in it."""
+
+    WRITE = "write"  # send, and end what they sent themselves
+    READ = "read"  # see it, and change nothing
+
+
 class RunKind(StrEnum):
     """How a run came to be; a wait never answers with another kind's run."""
 

@@ -93,6 +93,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     memory: str = "none"
     home: str | None = None  # the cgroup that ours are made in
     swept: int = 0  # processes of a dead control that were ended at the start
+    left: tuple[str, ...] = ()  # those that no KILL ended, named; every start tries again, and takes longer for it
 
 
 class Process(Protocol):

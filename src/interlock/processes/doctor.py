@@ -135,6 +135,10 @@ def _facts(machine: Machine | None, works: dict[Grade, bool]) -> list[Fact]:
     facts += _users()
     if machine is not None and machine.swept:
         facts.append(Fact(name="left behind", found=f"{machine.swept} processes of a dead control, ended just now"))
+    if machine is not None and machine.left:
+        found = f"{', '.join(machine.left)}: of a dead control, and no KILL ends it; every start tries, for seconds"
+        change = "thaw it if it is frozen (freezer.state, cgroup.freeze), or free what it waits for in the kernel"
+        facts.append(Fact(name="left behind", found=found, good=False, change=change))
     return facts
 
 

@@ -159,7 +159,14 @@ class LocalProcesses:
             memory=str(facts["memory"]),
             home=None if facts["home"] is None else str(facts["home"]),
             swept=swept,
+            left=tuple(map(str, facts["left"])) if isinstance(facts["left"], list) else (),
         )
+        if self.machine.left:
+            log.warning(
+                "what a dead control left cannot be ended, and every start takes seconds longer for trying: %s; "
+                "thaw it if it is frozen, or free what it waits for",
+                ", ".join(self.machine.left),
+            )
         self._facts = facts
         self._homes |= {str(facts[name]) for name in ("home", "pids_home", "memory_home") if facts[name] is not None}
         self._helper = helper

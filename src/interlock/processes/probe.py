@@ -14,6 +14,7 @@ from interlock.processes import kernel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 TRIAL_SECONDS = 5.0  # a loaded machine is not to be taken for one without cgroups
@@ -141,37 +142,50 @@ def _limit_by(what: str, home: str | None) -> tuple[str, str | None]:
 
 
 def sweep(facts: dict[str, Any]) -> int:
-    """End what a control that is dead left behind: its leaves, and what carries its mark. Return how many processes."""
+    """End what a control that is dead left behind: its leaves, and what carries its mark. Return how many processes.
+
+    Whoever a KILL does not end (frozen by somebody, or waiting in the kernel) is named in `facts["left"]`.
+    """
     ended = _sweep_home(facts["home"])
+    marked: set[int] = set()
     until = time.monotonic() + SWEEP_SECONDS
     while (found := _sweep_marked()) and time.monotonic() < until:
-        ended += found
+        marked |= found
     for home in {facts["pids_home"], facts["memory_home"]} - {facts["home"]}:
         ended += _sweep_home(home)  # version 1, which has no KILL of its own: so after the others
-    return ended
+    leaves = [leaf for home in {facts[name] for name in ("home", "pids_home", "memory_home")} for leaf in _dead(home)]
+    left = {pid for leaf in leaves for pid in _inside(leaf)}.union(pid for pid, _ in _marked())
+    facts["left"] = [kernel.describe(pid) for pid in sorted(left)]
+    return ended + len(marked - left)
 
 
 def _sweep_home(home: str | None) -> int:
+    return sum(_sweep_tree(leaf) for leaf in _dead(home))
+
+
+def _dead(home: str | None) -> list[str]:
+    """Return the leaves whose owner is dead."""
     try:
         names = [name for name in os.listdir(home) if name.startswith(kernel.MARK)] if home is not None else []
     except OSError:
-        return 0
-    dead = [name for name in names if kernel.owner_lives(name.removeprefix(kernel.MARK)) is False]
-    return sum(_sweep_tree(f"{home}/{name}") for name in dead)
+        return []
+    return [f"{home}/{name}" for name in names if kernel.owner_lives(name.removeprefix(kernel.MARK)) is False]
 
 
 def _sweep_tree(path: str) -> int:
     """KILL by the leaf itself and wait until it is empty: pids are not asked."""
-    inside = _count(path)
+    inside = len(_inside(path))
     until = time.monotonic() + SWEEP_SECONDS
     if os.path.exists(path + "/cgroup.kill"):
         while kernel.populated(path) and time.monotonic() < until:
             kernel.kill_cgroup(path)
             time.sleep(0.001)
         kernel.remove_tree(path)
-        return inside
+        return inside - len(_inside(path))
     ended = 0
-    while _count(path) and time.monotonic() < until:  # version 1: there because of its limits, but it knows who is left
+    while (
+        _inside(path) and time.monotonic() < until
+    ):  # version 1: there because of its limits, but it knows who is left
         ended += _sweep_listed(path)
         time.sleep(0.001)
     kernel.remove_tree(path)
@@ -205,21 +219,22 @@ def _listed(path: str) -> list[int]:
         return []
 
 
-def _count(path: str) -> int:
+def _inside(path: str) -> list[int]:
+    """Return who is in a cgroup or below it."""
+    found = _listed(path)
     try:
-        here = len(kernel.read(path + "/cgroup.procs").split())
-        return here + sum(_count(entry.path) for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False))
+        below = [entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
     except OSError:
-        return 0
+        below = []
+    for inner in below:
+        found += _inside(inner)
+    return found
 
 
-def _sweep_marked() -> int:
+def _sweep_marked() -> set[int]:
     """KILL what carries the mark of a dead owner: seen again through a pidfd, so that no other process is hit."""
-    ended = 0
-    for pid in kernel.pids():
-        owner = _mark_of(pid)
-        if owner is None or kernel.owner_lives(owner) is not False or not _orphaned(pid, owner):
-            continue
+    killed = set()
+    for pid, owner in _marked():
         try:
             pidfd = os.pidfd_open(pid)
         except OSError:
@@ -227,13 +242,21 @@ def _sweep_marked() -> int:
         try:
             if _mark_of(pid) == owner:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                ended += 1
+                killed.add(pid)
                 select.select([pidfd], [], [], 0.1)
         except OSError:
             continue
         finally:
             os.close(pidfd)
-    return ended
+    return killed
+
+
+def _marked() -> Iterator[tuple[int, str]]:
+    """Every process that a dead owner left, by the mark it carries."""
+    for pid in kernel.pids():
+        owner = _mark_of(pid)
+        if owner is not None and kernel.owner_lives(owner) is False and _orphaned(pid, owner):
+            yield pid, owner
 
 
 def _orphaned(pid: int, owner: str) -> bool:

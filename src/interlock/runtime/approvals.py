@@ -21,6 +21,7 @@ from interlock.runtime.live import LiveRun, Question
 from interlock.runtime.outlet import Feed, Outlet
 from interlock.runtime.registry import Registry
 from interlock.runtime.settings import QUESTIONS, Settings
+from interlock.runtime.sight import Sight
 from interlock.stores.base import Store, Ticket, committed, read
 
 NEVER, ASK = "never", "ask"
@@ -73,6 +74,7 @@ class Approvals:
         store: Store,
         feed: Feed,
         authority: Authority,
+        sight: Sight,
         crew: Crew,
         clock: Clock,
         settings: Settings,
@@ -81,6 +83,7 @@ class Approvals:
         self._store = store
         self._feed = feed
         self._authority = authority
+        self._sight = sight
         self._crew = crew
         self._clock = clock
         self._settings = settings
@@ -170,7 +173,7 @@ class Approvals:
 
     def _may_answer(self, by: Principal, question: Question) -> bool:
         run = question.run
-        return self._authority.may(Action.ANSWER, by, owner=run.session.confirmed_owner, principal=run.principal)
+        return self._authority.may(Action.ANSWER, by, whose=run.session.whose, principal=run.principal)
 
     # Answering
 
@@ -186,6 +189,8 @@ class Approvals:
         value = _value(answer, question.choices)
         while (answering := question.answering) is not None:
             await answering.wait()
+        if not self._may_answer(by, question):  # the right may have gone meanwhile
+            raise _unknown(question_id, by)
         if question.state is not QuestionState.OPEN:
             return self._closed(question, value, by)
         answering = question.answering = asyncio.Event()
@@ -218,9 +223,7 @@ class Approvals:
     async def _answer_again(self, question_id: QuestionId, answer: object, by: Principal) -> QuestionInfo:
         """Say what became of a question whose run is gone."""
         row = await read(self._store.question(question_id))
-        session = None if row is None else await read(self._store.session(row.session))
-        owner = None if session is None else session.owner
-        if row is None or not self._authority.may(Action.ANSWER, by, owner=owner, principal=row.principal):
+        if row is None or not await read(self._sight.may_answer_row(by, row)):
             raise _unknown(question_id, by)
         if row.state is QuestionState.OPEN:  # its run is not here, so nobody waits for it
             row = msgspec.structs.replace(row, state=QuestionState.VOID)

@@ -7,14 +7,14 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
 
 import anyio
 import msgspec
 
-from interlock.core.authority import Action, Authority
+from interlock.core.authority import Action, Authority, Whose
 from interlock.core.decision import Decision, RunRow, WakeRow
 from interlock.core.errors import BadInput, Unavailable, Unknown
 from interlock.core.events import Entry, Event, transcript
@@ -22,7 +22,6 @@ from interlock.core.lifecycle import State
 from interlock.core.names import (
     LOCAL,
     Ending,
-    EventKind,
     Principal,
     QuestionId,
     ReceiptId,
@@ -42,20 +41,23 @@ from interlock.runtime.crew import Crew
 from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.driver import Driver, HostsInfo
 from interlock.runtime.ending import Endings
-from interlock.runtime.inbox import Inbox
+from interlock.runtime.guards import Guard, Guards, cut_short
+from interlock.runtime.inbox import Inbox, unknown_session
 from interlock.runtime.listing import RunInfo, as_tree, info_of, info_of_row
 from interlock.runtime.live import RUN_SESSION, LiveRun, Order, Sent, own_session
+from interlock.runtime.naming import Naming
 from interlock.runtime.outlet import Feed
 from interlock.runtime.recovery import Recovery
 from interlock.runtime.registry import Registry, StopCall
 from interlock.runtime.settings import FALLS, Settings
+from interlock.runtime.sharing import Shared, Sharing
 from interlock.runtime.sight import Sight
 from interlock.runtime.spawning import ProcessInfo, Running, Spawning
 from interlock.runtime.stage import Stage
 from interlock.runtime.stopping import Stopping
-from interlock.runtime.values import count_of, kind_of, name_of, order_of, seconds_of, strategy_of, text_of
+from interlock.runtime.values import count_of, kind_of, may_of, name_of, order_of, seconds_of, strategy_of, text_of
 from interlock.runtime.wakes import Wake, Wakes, schedule
-from interlock.runtime.watch import Watch, whole_log
+from interlock.runtime.watch import Buffer, Watch, whole_log
 from interlock.stores.base import READ_SECONDS, SessionInfo, Store, StoreFailed, committed, read
 
 SLACK_SECONDS = 1.0  # beyond the sum of the bounds, for the loop to come round
@@ -84,6 +86,8 @@ class Control:
         self._driver = driver
         self._processes = processes
         self._authority = Authority(admins, readers)
+        self.guards = Guards(self._authority)
+        self.naming = Naming()
         self._registry = Registry(boot)
         self._crew = Crew()
         self._clock = Clock(loop)
@@ -102,16 +106,26 @@ class Control:
             clock=self._clock,
             settings=settings,
         )
+        self._sight = Sight(self._authority, self._registry, store)
         self._approvals = Approvals(
             self._registry,
             store=store,
             feed=self.feed,
             authority=self._authority,
+            sight=self._sight,
             crew=self._crew,
             clock=self._clock,
             settings=settings,
         )
-        self._sight = Sight(self._authority, store)
+        self._sharing = Sharing(
+            self._registry,
+            store=store,
+            authority=self._authority,
+            guards=self.guards,
+            inbox=self._inbox,
+            endings=self._endings,
+            settings=settings,
+        )
         self._stopping = Stopping(
             self._registry,
             endings=self._endings,
@@ -181,13 +195,18 @@ class Control:
         writers: Collection[str] = (),
         approvers: Collection[str] = (),
     ) -> None:
-        """Say anew who else may do all, see all (and, as a writer, act too), or answer every question."""
+        """Say anew who else may do all, see all (and, as a writer, act too), or answer every question.
+
+        It counts at once: a watch or a wait whose caller may not see it any more ends in this step.
+        """
         if any(isinstance(names, str) for names in (admins, readers, writers, approvers)):
             raise BadInput("admins=, readers=, writers= and approvers= take a list of names, not one text")
         self._authority.appoint(admins=admins, readers=readers, writers=writers, approvers=approvers)
+        self.guards.reconsider()
 
     async def recover(self) -> None:
         """Take up what an earlier start left in the store; before anyone else may use this control."""
+        self.naming.keep(await read(self._store.plain_sessions()))
         await self._recovery.settle()
         for row in await read(self._store.wakes()):
             self._wakes.add(row)
@@ -258,8 +277,8 @@ class Control:
         """Register a message and start the task that carries it; one synchronous step."""
         if self._registry.closing:
             raise Unavailable("this control is closing; send it to the next one")
-        if not self._authority.may(Action.SEND, Principal(by)):
-            raise Unknown(f"no session {session_id or 'of its own'} that {by} may send to")
+        if not self._authority.may(Action.FOUND, Principal(by)):
+            raise unknown_session(SessionId(session_id or "of its own"), Principal(by))
         if len(self._registry.falls) >= FALLS:
             raise Unavailable("too many endings wait for the store; nothing was taken, send it again later")
         run_id = RunId(self._registry.new_id("r"))
@@ -353,7 +372,7 @@ class Control:
         await self._owned(session_id, Principal(name_of(by, "by")))
         row, runs = await read(self._store.session(session_id)), await read(self._store.runs(session_id))
         if row is None:
-            raise Unknown(f"no session {session_id!r} that {by} may see; a session begins with its first message")
+            raise unknown_session(session_id, Principal(by))
         open_ones = sum(run.outcome is None and run.alias is None for run in runs)
         latest = max((run.admitted_at for run in runs), default=None)
         return self._as_it_is(SessionInfo(session=row, runs=len(runs), open=open_ones, latest_at=latest))
@@ -364,6 +383,18 @@ class Control:
             return info
         return msgspec.structs.replace(info, session=self._registry.session_row(live))
 
+    async def share(self, session: str, *, with_: str, may: str = "write", by: str = LOCAL) -> Shared:
+        """Let somebody else see a session and write in it, or (may="read") only see it. Its owner's to do."""
+        self._here()
+        session_id, principal = SessionId(name_of(session, "session")), Principal(name_of(by, "by"))
+        return await self._sharing.change(session_id, Principal(name_of(with_, "with_")), may_of(may), principal)
+
+    async def unshare(self, session: str, *, with_: str, by: str = LOCAL) -> Shared:
+        """Take that right away again; whoever watches by it, or waits, is shown nothing more from this step on."""
+        self._here()
+        session_id, principal = SessionId(name_of(session, "session")), Principal(name_of(by, "by"))
+        return await self._sharing.change(session_id, Principal(name_of(with_, "with_")), None, principal)
+
     async def set_strategy(self, session: str, strategy: str | None, *, by: str = LOCAL) -> None:
         """Say what messages to a session do while it is busy; None: what the server does. A message may differ."""
         self._here()
@@ -372,7 +403,7 @@ class Control:
             if not live.loaded:
                 self._inbox.take_up(live, await read(self._store.load(session_id, principal=LOCAL, key=None)))
             if not live.stored:
-                raise Unknown(f"no session {session!r} that {principal} may change")
+                raise unknown_session(session_id, Principal(principal))
             before, live.strategy = live.strategy, chosen
             try:
                 await self._keep(Decision(sessions=(self._registry.session_row(live),)))
@@ -455,14 +486,21 @@ class Control:
             with anyio.move_on_after(patience):
                 return await self._sight.outcome(run_id, principal) or _not_ended(run_id, Ending.UNKNOWN)
             return _not_ended(run_id, Ending.PENDING)
-        if not self._sight.may_see(principal, live.itself):
+        if not live.itself.ended.is_set() or drained:
+            with cut_short(self.guards, lambda gone: self._guard(live, principal, gone)):
+                if timeout is None:
+                    await _over(live, drained)
+                else:
+                    with anyio.move_on_after(timeout):
+                        await _over(live, drained)
+        if not self._sight.may_see(principal, live.itself):  # asked here: the right may have gone meanwhile
             return _not_ended(run_id, Ending.UNKNOWN)
-        if timeout is None:
-            await _over(live, drained)
-        elif not live.itself.ended.is_set() or drained:
-            with anyio.move_on_after(timeout):
-                await _over(live, drained)
         return _told(live.itself)
+
+    def _guard(self, live: LiveRun, by: Principal, gone: Callable[[], object]) -> Guard:
+        run = live.itself
+        home, whose = run.home.id, run.session.whose
+        return Guard(Action.SEE_RUN, by, session=home, whose=whose, principal=run.principal, gone=gone)
 
     async def receipt(self, wanted: str | None, *, by: str = LOCAL) -> Receipt:
         """Return a receipt by its own id or a run's, as it stands now, of the runs the caller may see."""
@@ -569,26 +607,45 @@ class Control:
         only = None if run is None else RunId(name_of(run, "run"))
         if only is not None and (live := self._registry.runs.get(only)) is not None:
             only = live.itself.id  # one that was taken in is told as part of the run that took it
+        buffer = Buffer()
         if only is None:
             session_id = SessionId(name_of(session, "session"))
             await self._owned(session_id, principal)
+            whose = await read(self._sight.whose(session_id))
+            guard = Guard(Action.SEE_SESSION, principal, session=session_id, whose=whose, gone=buffer.forbid)
         elif (found := await self._seen(only, principal)) is None:
             return
         else:
             session_id, only = found
+            guard = await self._guard_of(only, principal, buffer)
         view = Watch(session_id, registry=self._registry, store=self._store, feed=self.feed, clock=self._clock)
-        async with aclosing(view.events(after, only)) as events:
-            async for event in events:
-                yield event
+        with self.guards.held(guard):
+            async with aclosing(view.events(after, only, buffer=buffer)) as events:
+                async for event in events:
+                    yield event
+        if guard.void:
+            raise Unknown(f"{by} may not see this any more; the watch is over")
 
-    def sees(self, by: str, event: Event) -> bool:
-        """Return whether an event is the caller's to see now; asked for every event of a feed, so it never waits."""
-        run = None if event.run_id is None else self._registry.runs.get(event.run_id)
-        owner = self._registry.owner_of(event.session)
-        if self._authority.may(Action.SEE_SESSION, Principal(by), owner=owner):
-            return True
-        action = Action.ANSWER if event.kind is EventKind.QUESTION else Action.SEE_RUN
-        return self._authority.may(action, Principal(by), principal=None if run is None else run.principal)
+    async def _guard_of(self, run_id: RunId, by: Principal, buffer: Buffer) -> Guard:
+        if (live := self._registry.runs.get(run_id)) is not None:
+            return self._guard(live, by, buffer.forbid)
+        row = await read(self._store.run(run_id))
+        home = SessionId("") if row is None else row.home or row.session
+        whose, principal = await read(self._sight.whose(home)), None if row is None else row.principal
+        return Guard(Action.SEE_RUN, by, session=home, whose=whose, principal=principal, gone=buffer.forbid)
+
+    def sees(self, by: str, session: SessionId, run: RunId | None, *, question: bool = False) -> bool:
+        """Return whether something of a session or a run is the caller's to see now; asked often, so it never waits."""
+        live = None if run is None else self._registry.runs.get(run)
+        whose, principal = self._registry.whose(session), None if live is None else live.principal
+        action = Action.ANSWER if question else Action.SEE_RUN
+        return self._authority.may(Action.SEE_SESSION, Principal(by), whose=whose) or self._authority.may(
+            action, Principal(by), whose=whose, principal=principal
+        )
+
+    def whose(self, session: SessionId) -> Whose:
+        """Return whose a session is, as far as that is known without asking the store."""
+        return self._registry.whose(session)
 
     async def _seen(self, run_id: RunId, by: Principal) -> tuple[SessionId, RunId] | None:
         """Return the session of a run the caller may see, and the run itself; None if it never was."""
@@ -603,12 +660,9 @@ class Control:
 
     async def _owned(self, session_id: SessionId, by: Principal, action: Action = Action.SEE_SESSION) -> int:
         """Raise unless there is such a session and the caller may act on it; return where its transcript begins."""
-        session = self._registry.sessions.get(session_id)
-        owner, since = (None, 0) if session is None else (session.confirmed_owner, session.since)
-        if owner is None and (row := await read(self._store.session(session_id))) is not None:
-            owner, since = row.owner, row.since
-        if owner is None or not self._authority.may(action, by, owner=owner):
-            raise Unknown(f"no session {session_id!r} that {by} may see; a session begins with its first message")
+        whose, since = await read(self._sight.session(session_id))
+        if whose.owner is None or not self._authority.may(action, by, whose=whose):
+            raise unknown_session(session_id, by)
         return since
 
     # Closing

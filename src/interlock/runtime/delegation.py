@@ -87,6 +87,7 @@ class Delegation:
         session = self._registry.session(own_session(run_id))
         session.loaded = True  # nobody else can have made it
         session.owner, session.stored = parent.session.owner, parent.session.stored  # theirs, whatever the store says
+        session.home = parent.home
         child = LiveRun(
             run_id,
             session,

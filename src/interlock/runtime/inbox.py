@@ -15,11 +15,11 @@ from collections.abc import Sequence
 import anyio
 import msgspec
 
-from interlock.core.authority import Action, Authority
+from interlock.core.authority import Action, Authority, Whose, may_found
 from interlock.core.decision import Decision, KeyRow
 from interlock.core.errors import InterlockError, KeyConflict, QueueFull, Refused, Rejected, Unavailable, Unknown
 from interlock.core.lifecycle import Move, State
-from interlock.core.names import Effect, Ending, Principal, RunKind, Strategy
+from interlock.core.names import Effect, Ending, Principal, RunKind, SessionId, Strategy
 from interlock.core.outcome import Cause
 from interlock.core.takeover import Admission, Scene, decide, strategy_of
 from interlock.runtime.clock import Clock
@@ -141,8 +141,8 @@ class Inbox:
         if run.fallen:  # stopped while it arrived: told so, never dispatched
             self._tell_sender(run)
             return None
-        if not self._authority.may(Action.SEND, run.principal, owner=run.session.owner):
-            raise Unknown(f"no session {run.session.id} that {run.principal} may send to")
+        if not self._may_send(run):
+            raise unknown_session(run.session.id, run.principal)
         if self._registry.closing:
             raise Unavailable("this control is closing; send it to the next one")
         if self._registry.stop_of(run.principal, run.key) is not None:
@@ -158,9 +158,20 @@ class Inbox:
         buried = known.buried or self._registry.buried(run.principal, run.key)
         return run.principal if buried else self._stopped_after(run)
 
+    def _may_send(self, run: LiveRun) -> bool:
+        """Whose session it is decides. A session that nobody has founded is founded only under one's own name."""
+        session = run.session
+        if session.owner is None:
+            found = self._authority.may(Action.FOUND, run.principal)
+            return found and may_found(run.principal, session.id)
+        if run.parent is not None:  # a child comes by its parent's right, and nobody else can name its session
+            return True
+        return self._authority.may(Action.SEND, run.principal, whose=Whose(session.owner, session.shares))
+
     def _stopped_after(self, run: LiveRun) -> Principal | None:
+        whose = Whose(run.session.owner, run.session.shares)
         for by in self._registry.stopped_after(run.session.id, run.order, self._clock.wall()):
-            if self._authority.may(Action.STOP, by, owner=run.session.owner, principal=run.principal):
+            if self._authority.may(Action.STOP, by, whose=whose, principal=run.principal):
                 return by
         return None
 
@@ -172,6 +183,7 @@ class Inbox:
         if known.session is not None:
             session.stored = True
             session.owner = known.session.owner
+            session.shares = dict(known.session.shares)
             session.strategy = known.session.strategy
             session.since = known.session.since
             session.renewed = known.session.renewed
@@ -191,6 +203,7 @@ class Inbox:
         run.sent = Sent(
             run_id=key.run_id,
             session=own_session(key.run_id) if alone else run.session.id,
+            owner=run.principal if alone else run.session.owner,
             generation=key.generation,
             superseded=key.superseded,
             state=State.ENDED,
@@ -212,7 +225,8 @@ class Inbox:
                 f"session {session.id} is parked: the server went down {session.crashes} times in a row while a run "
                 "of it was going; reset it to go on, or use another session"
             )
-        session.owner = session.owner or run.principal  # whoever is first admitted created it
+        if session.owner is None:  # whoever is first admitted created it
+            session.owner, run.founds = run.principal, True
         waiting = session.waiting or []
         staying = [other for other in waiting if not self._may_stop(run, other)]
         collector = self._collector(run, waiting)
@@ -277,11 +291,12 @@ class Inbox:
         """Return whether a message may end another's run; a wake yields to everyone."""
         if other.kind is RunKind.WAKE:
             return True
-        return self._authority.may(Action.TAKE_OVER, run.principal, owner=run.session.owner, principal=other.principal)
+        whose = Whose(run.session.owner, run.session.shares)
+        return self._authority.may(Action.TAKE_OVER, run.principal, whose=whose, principal=other.principal)
 
     def take_back(self, run: LiveRun) -> None:
         """Let a message wait for the seat again that an earlier start had admitted and not begun."""
-        run.sent = Sent(run_id=run.id, session=run.session.id, state=State.QUEUED)
+        run.sent = Sent(run_id=run.id, session=run.session.id, owner=run.session.owner, state=State.QUEUED)
         run.acked.set()
         self._wait_for_seat(run)
 
@@ -343,7 +358,7 @@ class Inbox:
             self._registry.absorb(run, into)
             collection.parts.append(run)
             into.deadline = min((each for each in (into.deadline, run.deadline) if each), default=None)
-            run.sent = Sent(run_id=into.id, session=into.session.id, state=State.QUEUED)
+            run.sent = Sent(run_id=into.id, session=into.session.id, owner=into.session.owner, state=State.QUEUED)
             run.acked.set()
             if into.said:
                 Outlet(into, self._feed).introduce_part(run)
@@ -419,6 +434,7 @@ class Inbox:
         return Sent(
             run_id=run.id,
             session=run.session.id,
+            owner=run.session.owner,
             generation=run.generation,
             superseded=run.superseded,
             state=run.state,
@@ -439,7 +455,7 @@ class Inbox:
         run.move(Move.WITHDRAW)
         self._registry.unseat(run)
         self._registry.dequeue(run)
-        if not run.session.stored:
+        if run.founds:
             run.session.owner = None  # it was not its session after all
         for timer in run.timers or ():
             timer.cancel()
@@ -466,6 +482,14 @@ async def endings_told(session: Session) -> None:
     """Wait until earlier endings of a session are public; each is at most COMMIT_SECONDS away."""
     for fall in tuple(session.falls or ()):
         await fall.ended.wait()
+
+
+def unknown_session(session: SessionId, by: Principal) -> Unknown:
+    """The refusal of a session that is not there, or not the caller's: the two look the same."""
+    return Unknown(
+        f"no session {session!r} for {by}; a session begins with its first message, "
+        "and another's (owner/name) is there only for those it is shared with"
+    )
 
 
 def _same_body(run: LiveRun, method: str, digest: str) -> None:

@@ -109,6 +109,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: RunId
     session: SessionId
+    owner: Principal | None = None  # whose session it is; None where a used key is answered from the store alone
     generation: int | None = None
     superseded: RunId | None = None
     state: State = State.SEATED
@@ -265,69 +266,13 @@ class LiveRun:
     """A run that is not yet both durable and drained."""
 
     __slots__ = (
-        "absorbed",
-        "acked",
-        "admission",
-        "admitted_at",
-        "agent",
-        "alias",
-        "alias_ticket",
-        "announced",
-        "asking",
-        "begun",
-        "blamed",
-        "bodies",
-        "called",
-        "calls",
-        "calls_made",
-        "child_falls",
-        "children",
-        "collection",
-        "deadline",
-        "descendants",
-        "detached",
-        "digest",
-        "ended",
-        "fall",
-        "fence",
-        "finished",
-        "generation",
-        "holds",
-        "home",
-        "id",
-        "joining",
-        "kept",
-        "key",
-        "kind",
-        "limits",
-        "method",
-        "order",
-        "outcome",
-        "parent",
-        "passed",
-        "phase",
-        "principal",
-        "problem",
-        "provider_started",
-        "questions",
-        "refusal_budget",
-        "reply",
-        "resting",
-        "said",
-        "sealed",
-        "sent",
-        "session",
-        "started_at",
-        "state",
-        "steers",
-        "strategy",
-        "superseded",
-        "text",
-        "timers",
-        "took",
-        "touched",
-        "turn",
-        "withheld",
+        "absorbed", "acked", "admission", "admitted_at", "agent", "alias", "alias_ticket", "announced", "asking",
+        "begun", "blamed", "bodies", "called", "calls", "calls_made", "child_falls", "children", "collection",
+        "deadline", "descendants", "detached", "digest", "ended", "fall", "fence", "finished", "founds", "generation",
+        "holds", "home", "id", "joining", "kept", "key", "kind", "limits", "method", "order", "outcome", "parent",
+        "passed", "phase", "principal", "problem", "provider_started", "questions", "refusal_budget", "reply",
+        "resting", "said", "sealed", "sent", "session", "started_at", "state", "steers", "strategy", "superseded",
+        "text", "timers", "took", "touched", "turn", "withheld",
     )  # fmt: skip
 
     def __init__(
@@ -382,6 +327,7 @@ class LiveRun:
         self.fence = Fence(run_id)
         self.state = State.ARRIVING
         self.generation: int | None = None
+        self.founds = False  # its session is its sender's by this message, and nobody's if it is withdrawn
         self.superseded: RunId | None = None
         self.took: Falling | None = None  # what it took over, in the Decision that admits it
         self.sent: Sent | None = None

@@ -184,13 +184,13 @@ class Recovery:
             seat_next(self._registry, session)
 
     async def _end_leftovers(self) -> bool:
-        """End processes that the last start left; True if there was somebody to see to that."""
+        """End processes that the last start left; True if there was somebody to see to that, and nothing is left."""
         try:
-            await self._processes.ready()  # its helper ends them before it is ready
+            machine = await self._processes.ready()  # its helper ends them before it is ready
         except Exception as error:
             log.warning("processes that an earlier start left could not be looked for: %s", error)
             return False
-        return True
+        return not machine.left
 
     # One session
 

@@ -13,10 +13,11 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from interlock.core.authority import NOBODYS, Whose
 from interlock.core.decision import SessionRow, StopKey, StopMark, Tombstone, with_mark
 from interlock.core.fence import Generations
 from interlock.core.lifecycle import Move
-from interlock.core.names import Ending, Principal, QuestionId, ReceiptId, RunId, SessionId, Strategy
+from interlock.core.names import Ending, May, Principal, QuestionId, ReceiptId, RunId, SessionId, Strategy
 from interlock.core.outcome import Outcome
 from interlock.runtime.holds import Holds
 from interlock.runtime.live import Falling, Kept, LiveRun, Order, Question
@@ -24,8 +25,8 @@ from interlock.runtime.numbers import Numbers
 from interlock.runtime.settings import CRASHES
 
 TOMBSTONES = 1_000  # per principal; the store keeps as many
-OWNERS = 10_000  # of sessions that have left: whoever is told late of what happened there may have to be asked about
 STOPS = 10_000  # keys of stops, per principal; the store keeps as many
+LEFT = 10_000  # sessions no longer in memory whose rights are remembered: late events of theirs still need them
 MARKS = 1_000  # stops by their place in a channel, per principal, so that nobody can push out another's
 
 
@@ -33,13 +34,15 @@ class Session:
     """A conversation: one seat, a line of arrivals, a queue. Its lists are made when first needed."""
 
     __slots__ = (
-        "crashes", "detached", "falls", "id", "kept", "line", "live", "loaded", "owner", "previous", "renewed", "seat",
-        "since", "stored", "strategy", "waiting",
+        "crashes", "detached", "falls", "home", "id", "kept", "line", "live", "loaded", "owner", "previous", "renewed",
+        "seat", "shares", "since", "stored", "strategy", "waiting",
     )  # fmt: skip
 
     def __init__(self, session_id: SessionId) -> None:
         self.id = session_id
         self.owner: Principal | None = None
+        self.shares: dict[Principal, May] = {}
+        self.home: Session | None = None  # of a child's session: the one at the top of its tree, whose rights it has
         self.loaded = False
         self.stored = False  # the store has it
         self.seat: LiveRun | None = None
@@ -64,6 +67,12 @@ class Session:
     def confirmed_owner(self) -> Principal | None:
         """The owner, once the store knows it; whoever is only about to own a session has no right to it yet."""
         return self.owner if self.stored else None
+
+    @property
+    def whose(self) -> Whose:
+        """Whose it is, once the store knows it; a child's session is shared as its home is."""
+        shares = self.shares if self.home is None else self.home.shares
+        return Whose(self.owner, shares) if self.stored else NOBODYS
 
 
 class StopCall:
@@ -127,7 +136,7 @@ class Registry:
         self.position, self.new_id = self.numbers.position, self.numbers.new_id
         self.questions: dict[QuestionId, Question] = {}
         self.holds = Holds(self.numbers)
-        self._owners: OrderedDict[SessionId, Principal] = OrderedDict()
+        self._left: OrderedDict[SessionId, tuple[Whose, SessionId | None]] = OrderedDict()
         self._tombstones: dict[Principal, OrderedDict[str, None]] = {}
         self._stops: dict[Principal, OrderedDict[str, StopCall]] = {}
         self._marks: dict[SessionId, dict[tuple[str, Principal], tuple[StopMark, ...]]] = {}
@@ -164,6 +173,7 @@ class Registry:
             since=session.since,
             renewed=session.renewed,
             crashes=session.crashes,
+            shares=session.shares,
         )
 
     def seat(self, run: LiveRun) -> None:
@@ -191,6 +201,8 @@ class Registry:
     def register(self, run: LiveRun) -> None:
         """Make a run findable: from here on it can be stopped."""
         self.runs[run.id] = run
+        if run.home is not run.session:
+            run.session.home = run.home
         run.session.live += 1
         self._link(run)
         if run.key is not None:
@@ -266,16 +278,28 @@ class Registry:
         if session.live == 0 and self.sessions.get(session.id) is session:
             del self.sessions[session.id]
             self.generations.forget(session.id)
-            if (owner := session.confirmed_owner) is not None:
-                self._owners[session.id] = owner
-                self._owners.move_to_end(session.id)
-                if len(self._owners) > OWNERS:
-                    self._owners.popitem(last=False)
+            if session.stored:
+                self._left[session.id] = session.whose, None if session.home is None else session.home.id
+                self._left.move_to_end(session.id)
+                if len(self._left) > LEFT:
+                    self._left.popitem(last=False)
 
-    def owner_of(self, session_id: SessionId) -> Principal | None:
-        """Return a session's owner, as far as that is known here: it is alive, or was a while ago."""
+    def whose(self, session_id: SessionId) -> Whose:
+        """Return whose a session is, as far as that is known here: it is alive, or was a while ago."""
         session = self.sessions.get(session_id)
-        return session.confirmed_owner if session is not None and session.loaded else self._owners.get(session_id)
+        if session is not None and session.loaded:
+            return session.whose
+        whose, home = self._left.get(session_id, (NOBODYS, None))
+        return whose if home is None else Whose(whose.owner, self.whose(home).shares)
+
+    def fresher(self, session_id: SessionId, read: Whose) -> Whose:
+        """Return whose a session is where the store was asked: memory's word goes before what was read meanwhile.
+
+        A right may be taken away while a read is on its way. Every change passes through memory, so what is
+        remembered here is never older than what a read that began before it has found.
+        """
+        known = self.whose(session_id)
+        return read if known.owner is None else known
 
     # Tombstones
 

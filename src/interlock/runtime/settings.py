@@ -26,6 +26,7 @@ PROCESSES = 1_000  # one run may have at once
 COMMAND_CHARACTERS = 200  # of a command that watchers are shown
 CRASHES = 3  # in a row, with a run of one session going, and the session is parked
 RECOVERED = 256  # sessions that recovery settles at a time
+SHARES = 100  # people one session may be shared with
 WAKES = 100  # schedules of one session
 WAKE_SECONDS = 1.0  # the shortest interval
 WATCH_EVENTS = 1_024  # events held for one watcher before it reads from the store instead

@@ -5,33 +5,57 @@ Nothing here bounds how long the store may take; the verbs that ask do.
 
 import msgspec
 
-from interlock.core.authority import Action, Authority
-from interlock.core.decision import RunRow
+from interlock.core.authority import NOBODYS, Action, Authority, Whose
+from interlock.core.decision import QuestionRow, RunRow
 from interlock.core.names import Drain, Ending, Principal, ReceiptId, RunId, SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Processes, Receipt
 from interlock.runtime.live import Falling, LiveRun
+from interlock.runtime.registry import Registry
 from interlock.stores.base import SessionInfo, Store
 
 
 class Sight:
     """Shows runs and receipts to those who may see them."""
 
-    def __init__(self, authority: Authority, store: Store) -> None:
+    def __init__(self, authority: Authority, registry: Registry, store: Store) -> None:
         self._authority = authority
+        self._registry = registry
         self._store = store
 
     def may_see(self, by: Principal, run: LiveRun) -> bool:
         """Return whether a live run is the caller's to see."""
-        return self._authority.may(Action.SEE_RUN, by, owner=run.session.confirmed_owner, principal=run.principal)
+        return self._authority.may(Action.SEE_RUN, by, whose=run.session.whose, principal=run.principal)
+
+    async def session(self, session_id: SessionId) -> tuple[Whose, int]:
+        """Return whose a session is and where its transcript begins: as memory has it, else as the store does."""
+        live = self._registry.sessions.get(session_id)
+        row = None
+        if live is None or not live.stored:
+            row = await self._store.session(session_id)
+            live = self._registry.sessions.get(session_id)
+        if live is not None and live.stored:  # also where it came to life while we asked: it knows better
+            return live.whose, live.since
+        return (
+            (NOBODYS, 0) if row is None else (self._registry.fresher(row.id, Whose(row.owner, row.shares)), row.since)
+        )
+
+    async def whose(self, session_id: SessionId) -> Whose:
+        """Return whose a session is."""
+        return (await self.session(session_id))[0]
 
     async def may_see_row(self, by: Principal, row: RunRow) -> bool:
-        """Return whether a stored run is the caller's to see."""
-        if self._authority.may(Action.SEE_RUN, by, principal=row.principal):
+        """Return whether a stored run is the caller's to see: a child's where its home is."""
+        if self._authority.may(Action.SEE_RUN, by):
             return True
-        session = await self._store.session(row.session)
-        owner = None if session is None else session.owner
-        return self._authority.may(Action.SEE_RUN, by, owner=owner, principal=row.principal)
+        whose = await self.whose(row.home or row.session)
+        return self._authority.may(Action.SEE_RUN, by, whose=whose, principal=row.principal)
+
+    async def may_answer_row(self, by: Principal, row: QuestionRow) -> bool:
+        """Return whether a question whose run is gone was the caller's to answer."""
+        run = await self._store.run(row.run_id)
+        whose = await self.whose(row.session if run is None else run.home or run.session)
+        return self._authority.may(Action.ANSWER, by, whose=whose, principal=row.principal)
 
     async def row(self, run_id: RunId, by: Principal) -> RunRow | None:
         """Return a stored run, or the one that took it in."""
@@ -56,7 +80,7 @@ class Sight:
     ) -> Receipt | None:
         """Return a live receipt with the runs the caller may see: one fall may take runs of several people."""
         if not fall.runs:  # it took nothing but detached processes, and is its caller's to see
-            seen = self._authority.may(Action.SEE_RUN, by, owner=None, principal=fall.by)
+            seen = self._authority.may(Action.SEE_RUN, by, principal=fall.by)
             return fall.receipt(aborted=aborted, already=already) if seen else None
         shown = [run for run in fall.runs if self.may_see(by, run)]
         return fall.receipt(aborted=aborted, already=already, runs=shown) if shown else None
@@ -74,7 +98,11 @@ class Sight:
         """Return stored sessions, the latest first."""
         of = None if self._authority.may(Action.SEE_SESSION, by) else by
         infos = await self._store.sessions(limit=limit, of=of)
-        return [info for info in infos if self._authority.may(Action.SEE_SESSION, by, owner=info.session.owner)]
+        return [
+            info
+            for info in infos
+            if self._authority.may(Action.SEE_SESSION, by, whose=Whose(info.session.owner, info.session.shares))
+        ]
 
     async def kept_receipt(self, wanted: ReceiptId, by: Principal) -> Receipt | None:
         """Return a stored receipt by its id or a run's."""
@@ -85,7 +113,7 @@ class Sight:
 
     async def stored_receipt(self, receipt: Receipt, by: Principal) -> Receipt | None:
         """Return a stored receipt with the runs the caller may see."""
-        if not receipt.runs and not self._authority.may(Action.SEE_RUN, by, owner=None, principal=receipt.by):
+        if not receipt.runs and not self._authority.may(Action.SEE_RUN, by, principal=receipt.by):
             return None
         shown = {run.id for run in receipt.runs if await self.row(run.id, by) is not None}
         if len(shown) == len(receipt.runs):

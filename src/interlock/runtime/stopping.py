@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import anyio
 import msgspec
 
-from interlock.core.authority import Action, Authority
+from interlock.core.authority import Action, Authority, Whose
 from interlock.core.decision import Decision, StopKey, StopMark, Tombstone
-from interlock.core.errors import KeyConflict, Unavailable, Unknown
+from interlock.core.errors import KeyConflict, Unavailable
 from interlock.core.lifecycle import Move, State, may
 from interlock.core.names import Ending, Principal, ReceiptId, RunId, SessionId
 from interlock.core.outcome import Cause
@@ -26,7 +26,7 @@ from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
 from interlock.runtime.ending import Endings
 from interlock.runtime.fall import Fall
-from interlock.runtime.inbox import Inbox
+from interlock.runtime.inbox import Inbox, unknown_session
 from interlock.runtime.live import Falling, LiveRun, Order
 from interlock.runtime.registry import Registry, Session, StopCall
 from interlock.runtime.settings import Settings
@@ -86,9 +86,7 @@ class Stopping:
     async def _told_again(self, row: StopKey, session: SessionId | None) -> Receipt:
         """Return what a stop's key was answered first, as it stands now."""
         if row.already is Ending.UNKNOWN:
-            raise Unknown(
-                f"no session {session!r} that {row.principal} may reset; a session begins with its first message"
-            )
+            raise unknown_session(SessionId(session or ""), row.principal)
         told = nothing(session=session, by=row.principal, now=row.at)
         if row.receipt is None:
             told = msgspec.structs.replace(told, durable=await self._keep(Decision(stops=(row,)), self._until()))
@@ -133,7 +131,7 @@ class Stopping:
         With an order, what was written after it in the same channel is spared.
         """
         until, marked, now = self._until(), None, self._clock.wall()
-        if order is not None and self._authority.may(Action.SEND, call.by):  # (a reader changes nothing)
+        if order is not None and self._authority.may(Action.FOUND, call.by):  # (a reader changes nothing)
             mark = StopMark(session=session_id, channel=order.channel, by=call.by, at=order.at, stopped_at=now)
             marked = self._mark(mark)
         receipt = await self._stop_session(session_id, call, order)
@@ -205,10 +203,9 @@ class Stopping:
             if not session.loaded:
                 known = await read(self._store.load(session_id, principal=by, key=None))
                 self._inbox.take_up(session, known)
-            owner = session.confirmed_owner
-            if owner is None or not self._authority.may(Action.RESET, by, owner=owner):
+            if session.confirmed_owner is None or not self._authority.may(Action.RESET, by, whose=session.whose):
                 self._note(call, now, already=Ending.UNKNOWN)
-                raise _no_such(session_id, by)
+                raise unknown_session(session_id, by)
             processes = list(session.kept.running) if session.kept is not None else []
             fall = self._end_all(session, _everyone(session), call, processes=processes, resets=True)
             if fall is None:
@@ -284,7 +281,8 @@ class Stopping:
         row = None if known is None else known.session
         if session_id in self._registry.sessions:  # it came to life while we asked, and counts for itself
             row = None
-        if known is not None and row is not None and self._authority.may(Action.STOP, by, owner=row.owner):
+        whose = None if row is None else Whose(row.owner, row.shares)
+        if known is not None and whose is not None and self._authority.may(Action.STOP, by, whose=whose):
             already = None if known.previous is None else known.previous.ending
             durable = await self._keep(Decision(rises=(session_id,)), until)
         kept = self._note(call, now, already=already)
@@ -348,11 +346,10 @@ class Stopping:
 
     async def _receipt_of(self, fall: Fall, by: Principal) -> Receipt:
         """Return the receipt of what this call ended; `aborted` follows from what was decided, not what was asked."""
+        seen = [run for run in fall.runs if self._sight.may_see(by, run)]  # asked now: the right may go before the end
         await fall.ended.wait()
         aborted, already = _came_to(fall)
-        shown = self._sight.receipt(fall, by, aborted=aborted, already=already)
-        assert shown is not None, "whoever may stop a run may see it"
-        return shown
+        return fall.receipt(aborted=aborted, already=already, runs=seen if fall.runs else None)
 
     async def _same_again(self, fall: Falling, run: LiveRun, by: Principal) -> Receipt:
         """A second stop gets the same receipt, with `aborted: false` and the ending it found."""
@@ -362,15 +359,15 @@ class Stopping:
         return shown or nothing(session=run.session.id, by=by, now=self._clock.wall(), already=already)
 
     def _may(self, by: Principal, run: LiveRun) -> bool:
-        return self._authority.may(Action.STOP, by, owner=run.session.confirmed_owner, principal=run.principal)
+        return self._authority.may(Action.STOP, by, whose=run.session.whose, principal=run.principal)
 
     def detached(self, session: Session, by: Principal) -> list[Running]:
         """The detached processes of a session that the caller may end."""
-        owner, running = session.confirmed_owner, session.kept.running if session.kept is not None else ()
-        return [each for each in running if self._authority.may(Action.STOP, by, owner=owner, principal=each.principal)]
+        whose, running = session.whose, session.kept.running if session.kept is not None else ()
+        return [each for each in running if self._authority.may(Action.STOP, by, whose=whose, principal=each.principal)]
 
     def _may_stop_session(self, by: Principal, session: Session) -> bool:
-        return self._authority.may(Action.STOP, by, owner=session.confirmed_owner)
+        return self._authority.may(Action.STOP, by, whose=session.whose)
 
     def _until(self) -> float:
         return self._clock.now() + self._settings.commit_seconds
@@ -389,10 +386,6 @@ class Stopping:
         with anyio.CancelScope(deadline=until), contextlib.suppress(Unavailable):
             return await asked
         return None
-
-
-def _no_such(session: SessionId | None, by: Principal) -> Unknown:
-    return Unknown(f"no session {session!r} that {by} may reset; a session begins with its first message")
 
 
 def _came_to(fall: Fall) -> tuple[bool, Ending | None]:

@@ -3,7 +3,7 @@
 import math
 
 from interlock.core.errors import BadInput
-from interlock.core.names import RunKind, Strategy
+from interlock.core.names import May, RunKind, Strategy
 from interlock.runtime.live import Order
 from interlock.runtime.settings import MESSAGE_BYTES
 
@@ -52,6 +52,14 @@ def kind_of(value: object) -> RunKind:
         if kind == value:
             return kind
     raise BadInput(f"kind= is chat or agent, not {value!r:.40}")
+
+
+def may_of(value: object) -> May:
+    """Return what somebody is to be allowed in a session."""
+    for each in May:
+        if each == value:
+            return each
+    raise BadInput(f"may= is write or read, not {value!r:.40}")
 
 
 def count_of(value: object, what: str) -> int:

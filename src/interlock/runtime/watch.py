@@ -26,6 +26,7 @@ class Buffer:
 
     def __init__(self) -> None:
         self.events: deque[Event] = deque()
+        self.forbidden = False  # the watcher may not see it any more
         self.behind = True  # must read the log before the buffer
         self.closed = False
         self._waiting: asyncio.Future[None] | None = None  # a bare one: an Event costs every watcher more a delta
@@ -45,6 +46,12 @@ class Buffer:
     def close(self) -> None:
         """Nothing more will come."""
         self.closed = True
+        self._wake()
+
+    def forbid(self) -> None:
+        """The watcher's right is gone: what it has not been told it is not told."""
+        self.forbidden = True
+        self.events.clear()
         self._wake()
 
     def _wake(self) -> None:
@@ -67,9 +74,14 @@ class Watch:
         self._feed = feed
         self._clock = clock
 
-    async def events(self, after: int, only: RunId | None = None) -> AsyncGenerator[Event, None]:
-        """Yield events behind a position; with `only`, those of one run, up to its terminal event."""
-        buffer = Buffer()
+    async def events(
+        self, after: int, only: RunId | None = None, *, buffer: Buffer | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """Yield events behind a position; with `only`, those of one run, up to its terminal event.
+
+        Whoever gives the buffer may forbid it; the watch then ends without another event.
+        """
+        buffer = buffer or Buffer()
         self._feed.subscribe(self._session, buffer)
         try:
             async with aclosing(self._follow(buffer, after, only)) as events:
@@ -88,17 +100,19 @@ class Watch:
             self._feed.unsubscribe(self._session, buffer)
 
     async def _follow(self, buffer: Buffer, seen: int, only: RunId | None) -> AsyncGenerator[Event, None]:
-        while True:
+        while not buffer.forbidden:
             if buffer.behind:
                 buffer.behind = False  # before the read: what overflows meanwhile is read again
                 page = await read(self._store.events(self._session, after=seen, limit=PAGE_EVENTS))
-                if page.lost_to > seen:
+                if page.lost_to > seen and not buffer.forbidden:
                     yield self._gap(seen, page.lost_to)
                     seen = page.lost_to
                 if len(page.events) == PAGE_EVENTS:
                     buffer.behind = True
                 for event in page.events:
                     seen = event.position
+                    if buffer.forbidden:
+                        return
                     if self._tellable(event):
                         yield event
             elif buffer.events:

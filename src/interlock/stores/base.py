@@ -201,7 +201,11 @@ class Store(Log, Protocol):
         ...
 
     async def sessions(self, *, limit: int, of: Principal | None = None) -> tuple[SessionInfo, ...]:
-        """Return sessions that people send to (not runs' own), the latest first; `of`: those it owns."""
+        """Return sessions that people send to (not runs' own), the latest first; `of`: its own, or shared with it."""
+        ...
+
+    async def plain_sessions(self) -> tuple[tuple[Principal, SessionId], ...]:
+        """Return the owners and ids of sessions kept by a version whose ids did not say whose they are."""
         ...
 
     async def run(self, run_id: RunId) -> RunRow | None:
@@ -213,7 +217,7 @@ class Store(Log, Protocol):
     ) -> tuple[RunRow, ...]:
         """Return a session's runs in the order they were admitted; with `tree` the children below them too.
 
-        Without a session: the latest of all, up to a limit; `of`: those it started, or in sessions it owns.
+        Without a session: the latest of all, up to a limit; `of`: those in sessions it owns or that are shared with it.
         """
         ...
 

@@ -18,6 +18,7 @@ from interlock.core.decision import (
     QuestionRow,
     RunRow,
     SessionRow,
+    ShareRow,
     StopKey,
     StopMark,
     Tombstone,
@@ -99,6 +100,7 @@ class MemoryStore:
         self._flushing = False
         self._resumed = asyncio.Event()
         self._sessions: dict[SessionId, SessionRow] = {}
+        self._shares: dict[SessionId, dict[Principal, ShareRow]] = {}
         self._runs: dict[RunId, RunRow] = {}
         self._runs_of: dict[SessionId, dict[RunId, None]] = {}
         self._children_of: dict[SessionId, dict[RunId, None]] = {}
@@ -223,6 +225,10 @@ class MemoryStore:
             self._mark(mark)
         for stop in decision.stops:
             self._keep_stop(stop)
+        for share in decision.shares:
+            kept = self._shares.setdefault(share.session, {})
+            if share.principal not in kept or share.at >= kept[share.principal].at:
+                kept[share.principal] = share
         for receipt in decision.receipts:
             self._keep_receipt(receipt)
         for session_id in decision.rises:
@@ -405,7 +411,7 @@ class MemoryStore:
     async def load(self, session: SessionId, *, principal: Principal, key: str | None) -> Loaded:
         await self._readable()
         return Loaded(
-            session=self._sessions.get(session),
+            session=self._session(session),
             key=None if key is None else self._keys.get(principal, OrderedDict()).get(key),
             buried=key is not None and key in self._tombstones.get(principal, ()),
             previous=self._previous(session),
@@ -414,7 +420,16 @@ class MemoryStore:
 
     async def session(self, session: SessionId) -> SessionRow | None:
         await self._readable()
-        return self._sessions.get(session)
+        return self._session(session)
+
+    def _session(self, session: SessionId) -> SessionRow | None:
+        row, shares = self._sessions.get(session), self._shares.get(session, {})
+        shared = {each.principal: each.may for each in shares.values() if each.may is not None}
+        return row if row is None else msgspec.structs.replace(row, shares=shared)
+
+    async def plain_sessions(self) -> tuple[tuple[Principal, SessionId], ...]:
+        await self._readable()
+        return ()  # no earlier version has kept anything here
 
     async def sessions(self, *, limit: int, of: Principal | None = None) -> tuple[SessionInfo, ...]:
         await self._readable()
@@ -422,8 +437,8 @@ class MemoryStore:
         for row in reversed(self._runs.values()):
             runs.setdefault(row.session, []).append(row)
         names = dict.fromkeys([*runs, *sorted(self._sessions)])
-        found = [self._sessions[name] for name in names if name in self._sessions]
-        mine = [row for row in found if not row.id.startswith("run:") and of in (None, row.owner)]
+        known = [found for name in names if (found := self._session(name)) is not None]
+        mine = [row for row in known if not row.id.startswith("run:") and (of in (None, row.owner) or of in row.shares)]
         return tuple(_info(row, runs.get(row.id, [])) for row in mine[: None if limit < 0 else limit])
 
     async def run(self, run_id: RunId) -> RunRow | None:
@@ -441,8 +456,9 @@ class MemoryStore:
         return tuple(self._runs[run_id] for run_id in ids if run_id in self._runs)
 
     def _is_of(self, row: RunRow, principal: Principal) -> bool:
-        session = self._sessions.get(row.session)
-        return principal in (row.principal, None if session is None else session.owner)
+        session, home = self._sessions.get(row.session), self._session(row.home or row.session)
+        owns = session is not None and session.owner == principal
+        return owns or (home is not None and principal in home.shares)
 
     async def unsettled(self) -> tuple[SessionId, ...]:
         await self._readable()

@@ -6,21 +6,23 @@
 4. Foreign words (abort, cancel, approval) are the published protocol's; our own methods say what control says.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import Annotated, Any, Final, Literal, NamedTuple, NewType, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
 from interlock.core import errors
 from interlock.core.events import Entry, Event
-from interlock.core.names import Strategy
+from interlock.core.names import May, SessionId, Strategy
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.core.timeline import Moment
 from interlock.runtime.approvals import QuestionInfo
 from interlock.runtime.listing import RunInfo, SessionInfo
 from interlock.runtime.live import Sent
+from interlock.runtime.sharing import Shared
 from interlock.runtime.spawning import ProcessInfo
 from interlock.runtime.wakes import Wake
 from interlock.surfaces.access import Scope
@@ -38,6 +40,10 @@ OUTLINE: Final = "interlock.outline"  # and besides, of everything it may see, w
 NOT_JSON, NOT_TEXT, BROKEN_RULE, TOO_BIG, RESTART, NO_TOKEN = 1007, 1003, 1008, 1009, 1012, 4001
 
 
+SessionName = NewType("SessionName", str)
+"""A session as its caller writes it; `resolve` makes it the id that control knows."""
+
+P = TypeVar("P", bound=Struct)
 Whole = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # what every JSON reader can hold
 
 
@@ -114,7 +120,7 @@ class Nothing(Params, frozen=True, kw_only=True):
 class OwnChat(Params, frozen=True, kw_only=True):
     """A message of a person, who may type a stop whatever way of sending was chosen."""
 
-    session_key: str
+    session_key: SessionName
     message: str
     idempotency_key: str
     queue_mode: Literal["steer", "followup", "collect", "interrupt", "reject", "rollback"] | None = None
@@ -132,14 +138,14 @@ class ChatSend(OwnChat, frozen=True, kw_only=True):
 class ChatAbort(Params, frozen=True, kw_only=True):
     """Stop a session's runs, or one run."""
 
-    session_key: str
+    session_key: SessionName
     run_id: str | None = None
 
 
 class ChatHistory(Params, frozen=True, kw_only=True):
     """The conversation, or its latest part."""
 
-    session_key: str
+    session_key: SessionName
     limit: Whole = 200
     offset: Whole = 0
     max_chars: Whole = 500_000
@@ -150,7 +156,7 @@ class Agent(Params, frozen=True, kw_only=True):
 
     message: str
     idempotency_key: str
-    session_key: str | None = None
+    session_key: SessionName | None = None
     timeout: Whole | None = None
     attachments: tuple[Any, ...] = ()
 
@@ -165,7 +171,7 @@ class AgentWait(Params, frozen=True, kw_only=True):
 class SessionsAbort(Params, frozen=True, kw_only=True):
     """Stop what has a session's seat, or one run; with clearQueued what waits as well."""
 
-    key: str | None = None
+    key: SessionName | None = None
     run_id: str | None = None
     clear_queued: bool = False
 
@@ -181,14 +187,14 @@ class SessionsList(Params, frozen=True, kw_only=True):
 class SessionKey(Params, frozen=True, kw_only=True):
     """One session."""
 
-    key: str
+    key: SessionName
 
 
 class TasksList(Params, frozen=True, kw_only=True):
     """Runs as tasks."""
 
     status: str | tuple[str, ...] | None = None
-    session_key: str | None = None
+    session_key: SessionName | None = None
     limit: Whole = 100
     cursor: str | None = None
 
@@ -235,7 +241,7 @@ class Own(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class OwnSend(Own, frozen=True, kw_only=True):
     """`Control.send`."""
 
-    session: str | None
+    session: SessionName | None
     text: str
     key: str | None = None
     strategy: Strategy | None = None
@@ -247,7 +253,7 @@ class OwnSend(Own, frozen=True, kw_only=True):
 class OwnStop(Own, frozen=True, kw_only=True):
     """`Control.stop`."""
 
-    session: str | None = None
+    session: SessionName | None = None
     run: str | None = None
     message: str | None = None  # the key that a message was sent under
     key: str | None = None  # the stop's own
@@ -267,7 +273,7 @@ class OwnWatch(Own, frozen=True, kw_only=True):
     """`Control.watch`; its events carry `watch`, the number given here."""
 
     watch: Whole
-    session: str | None = None
+    session: SessionName | None = None
     run: str | None = None
     after: Whole = 0
 
@@ -288,7 +294,7 @@ class OwnAnswer(Own, frozen=True, kw_only=True):
 class OwnList(Own, frozen=True, kw_only=True):
     """`Control.runs`, `.questions`, `.processes`, `.sessions`: of a session, or of all."""
 
-    session: str | None = None
+    session: SessionName | None = None
     tree: bool = False
     latest: Whole = 0
     limit: Whole = 100
@@ -297,20 +303,35 @@ class OwnList(Own, frozen=True, kw_only=True):
 class OwnSession(Own, frozen=True, kw_only=True):
     """One session."""
 
-    session: str
+    session: SessionName
 
 
 class OwnStrategy(Own, frozen=True, kw_only=True):
     """`Control.set_strategy`."""
 
-    session: str
+    session: SessionName
     strategy: Strategy | None
+
+
+class OwnShare(Own, frozen=True, kw_only=True):
+    """`Control.share`."""
+
+    session: SessionName
+    with_: str = field(name="with")
+    may: May = May.WRITE
+
+
+class OwnUnshare(Own, frozen=True, kw_only=True):
+    """`Control.unshare`."""
+
+    session: SessionName
+    with_: str = field(name="with")
 
 
 class OwnWake(Own, frozen=True, kw_only=True):
     """`Control.wake`; times are seconds."""
 
-    session: str
+    session: SessionName
     text: str
     at: float | None = None
     every: float | None = None
@@ -333,6 +354,12 @@ class OwnPair(Own, frozen=True, kw_only=True):
     """A code for a page of the caller's; an admin may name somebody else."""
 
     name: str | None = None
+
+
+class OwnStopAll(Own, frozen=True, kw_only=True):
+    """Everything that runs; or only what one principal started, whoever's session it is in."""
+
+    of: str | None = None
 
 
 class OwnNothing(Own, frozen=True, kw_only=True):
@@ -489,12 +516,14 @@ METHODS: Final[Mapping[str, Method]] = {
     "interlock.processes": Method(OwnList, _LOOK, result=list[ProcessInfo]),
     "interlock.history": Method(OwnSession, _LOOK, result=list[Entry]),
     "interlock.strategy": Method(OwnStrategy, _CHANGE, result=None),
+    "interlock.share": Method(OwnShare, _CHANGE, result=Shared),
+    "interlock.unshare": Method(OwnUnshare, _CHANGE, result=Shared),
     "interlock.wake": Method(OwnWake, _CHANGE, result=Wake),
     "interlock.unwake": Method(OwnUnwake, _CHANGE, result=None),
     "interlock.wakes": Method(OwnSession, _LOOK, result=list[Wake]),
     "interlock.pair": Method(OwnPair, _ANYONE, result=PairCode),
     "interlock.overview": Method(OwnNothing, _ADMIN, result=Overview),
-    "interlock.stopall": Method(OwnNothing, _ADMIN, stops=True, result=list[Receipt]),
+    "interlock.stopall": Method(OwnStopAll, _ADMIN, stops=True, result=list[Receipt]),
 }
 EVENTS: Final = (
     "connect.challenge", "tick", "shutdown", "chat", "agent", "session.typing",
@@ -532,6 +561,19 @@ def read_params(request: Request, method: Method) -> Any:
         raise errors.BadInput(f"{request.method}: {wrong}"[:300]) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         raise errors.BadInput(f"{request.method}: params are not JSON of a reasonable depth") from None
+
+
+def resolve(params: P, id_of: Callable[[str], SessionId]) -> P:
+    """Return params whose sessions are named by their ids: from here on nobody has to know how people write them."""
+    named = {name: getattr(params, name) for name in _sessions_in(type(params))}
+    ids = {name: id_of(value) for name, value in named.items() if value is not None}
+    return msgspec.structs.replace(params, **ids) if ids else params
+
+
+@cache
+def _sessions_in(kind: type[Struct]) -> tuple[str, ...]:
+    hints = get_type_hints(kind)
+    return tuple(name for name in kind.__struct_fields__ if hints[name] in (SessionName, SessionName | None))
 
 
 def _depth(value: Any) -> int:

@@ -16,6 +16,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, MutableMapping
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final, Protocol
 
@@ -28,7 +29,7 @@ from starlette.routing import Route, WebSocketRoute
 
 from interlock.core.errors import BadInput, InterlockError, Refused, Unknown
 from interlock.core.events import Ended, Event
-from interlock.core.names import Principal, RunId, SessionId
+from interlock.core.names import EventKind, Principal, RunId, SessionId
 from interlock.core.receipt import Receipt
 from interlock.runtime.control import Control
 from interlock.surfaces import frames
@@ -65,8 +66,14 @@ WATCHES: Final = 64  # of one connection
 WRITE_BYTES: Final = 2048  # handed to the kernel in one call, unless one frame is larger
 FLUSH_SECONDS: Final = 1.0  # for what is held when a connection or the gateway closes
 ACCESS_SECONDS: Final = 0.5  # how often the token files are looked at
+AUDITED: Final = {  # besides stops
+    "exec.approval.resolve": "answer",
+    "interlock.answer": "answer",
+    "interlock.share": "share",
+    "interlock.unshare": "unshare",
+}
 NOTED: Final = (  # what an audit's line tells of a request
-    "id", "question", "decision", "answer", "session_key", "session", "key", "run_id", "run", "task_id",
+    "with_", "may", "id", "question", "decision", "answer", "session_key", "session", "key", "run_id", "run", "task_id",
 )  # fmt: skip
 REASON_BYTES: Final = 120  # of a close frame
 SCOPES: Final = {scope: f"operator.{'approvals' if scope is Scope.APPROVE else scope}" for scope in Scope}
@@ -116,6 +123,7 @@ class Gateway:
         self._routes.router.redirect_slashes = False
         self._appoint()
         control.feed.subscribe(None, self)
+        control.guards.listen(self._take_back)
 
     # The door
 
@@ -165,21 +173,39 @@ class Gateway:
             if isinstance(event.data, Ended):
                 known = {"run": event.run_id, "generation": event.generation, "session": event.session}
                 log.info("ended", extra={"ending": event.data.outcome.ending.value, **known})
-            items = self._teller.tell(event)
-            questions = [item for item in items if item.question]
-            outlined = event.kind in OUTLINE
-            for principal, connections in self.connections.items() if items or outlined else ():
-                if all(connection.quiet and not (outlined and connection.outline) for connection in connections):
-                    continue
-                sees = self.control.sees(principal, event)
-                approves = questions and (sees or Scope.APPROVE in self._scopes_of(principal))
-                for connection in connections:
-                    if sees and connection.scopes & SEEING:
-                        connection.tell(items, self.watcher.outline(event) if connection.outline else ())
-                    elif approves and connection.scopes & ANSWERING:
-                        connection.tell(questions, self.watcher.questions(event) if connection.outline else ())
+            listening = [principal for principal in self.connections if self._listens(principal, event)]
+            names = {principal: self.control.naming.name_of(event.session, principal) for principal in listening}
+            told = self._teller.tell(event, dict.fromkeys(names.values()) or (event.session,))
+            for principal in listening:
+                self._tell(principal, event, told[names[principal]])
         except Exception:
             log.exception("an event could not be told", extra={"session": event.session, "run": event.run_id})
+
+    def _listens(self, principal: Principal, event: Event) -> bool:
+        """Return whether somebody is told of more than what they watch."""
+        outlined = event.kind in OUTLINE
+        return any(not each.quiet or (outlined and each.outline) for each in self.connections[principal])
+
+    def _tell(self, principal: Principal, event: Event, items: list[Item]) -> None:
+        asked = event.kind is EventKind.QUESTION
+        sees = self.control.sees(principal, event.session, event.run_id, question=asked)
+        questions = [item for item in items if item.question]
+        approves = questions and (sees or Scope.APPROVE in self._scopes_of(principal))
+        for connection in self.connections[principal]:
+            if sees and connection.scopes & SEEING:
+                connection.tell(items, self.watcher.outline(event) if connection.outline else ())
+            elif approves and connection.scopes & ANSWERING:
+                connection.tell(questions, self.watcher.questions(event) if connection.outline else ())
+
+    def _take_back(self) -> None:
+        """Rights have changed: what a connection has not been sent yet, and may not see any more, it is not sent."""
+        for connection in self._everyone():
+            connection.outbox.keep(partial(self._sees, connection.by))
+
+    def _sees(self, by: Principal, item: Item) -> bool:
+        if item.session is None or (item.question and Scope.APPROVE in self._scopes_of(by)):
+            return True
+        return self.control.sees(by, item.session, item.run_id, question=item.question)
 
     def drop(self, run_id: RunId) -> None:
         """Take a cut run's unwritten deltas out of every outbox."""
@@ -323,6 +349,7 @@ class Gateway:
             while self._everyone():
                 await anyio.sleep(0.01)
         self.control.feed.unsubscribe(None, self)
+        self.control.guards.unlisten(self._take_back)
         self.audit.close()
 
 
@@ -516,6 +543,7 @@ class Connection:
         caller = self.gateway.access.callers.get(self.by)
         if caller is None or not self.gateway.access.valid(self._digest):
             self.gateway.audit.note("closed", by=self.by, address=self.address, why="its token is no longer one")
+            self.outbox.keep(lambda item: False)
             self.leave(frames.NO_TOKEN, "this token is no longer one")
         elif _granted(caller, self._asked_scopes) != self.scopes:
             self.leave(frames.RESTART, "what this token may has changed; connect again")
@@ -523,6 +551,8 @@ class Connection:
     # Requests
 
     def _take(self, request: Request) -> None:
+        if self._closing is not None:  # it is on its way out, and its right may be gone: nothing more is accepted
+            return
         method = frames.METHODS.get(request.method)
         if method is None or request.method == "connect":
             words = f"no method {request.method[:80]!r} here; hello-ok lists them"
@@ -536,7 +566,7 @@ class Connection:
             self.gateway.audit.note("refused", by=self.by, address=self.address, why=words)
             return
         try:
-            params = frames.read_params(request, method)
+            params = frames.resolve(frames.read_params(request, method), self._session_id)
         except InterlockError as error:
             self.outbox.answer(frames.refusal(request.id, frames.error_of(error)), urgent=method.stops)
             return
@@ -548,6 +578,9 @@ class Connection:
         assert self._tasks is not None
         self._busy[stops] += 1
         self._tasks.start_soon(self._answer, request, params, stops)
+
+    def _session_id(self, name: str) -> SessionId:
+        return self.control.naming.id_of(name, self.by)
 
     async def _answer(self, request: Request, params: Any, stops: bool) -> None:
         arrived = time.time()
@@ -561,11 +594,11 @@ class Connection:
                 session = receipt.session
                 if not receipt.again:
                     self._note_stop(request, receipt, arrived)
-            if not receipts and request.method in ("exec.approval.resolve", "interlock.answer"):
-                self._note("answer", request, params)
+            if not receipts and request.method in AUDITED:
+                self._note(AUDITED[request.method], request, params)
         except InterlockError as error:
             frame = frames.refusal(request.id, frames.error_of(error))
-            if stops or request.method in ("exec.approval.resolve", "interlock.answer"):
+            if stops or request.method in AUDITED:
                 self._note("refused", request, params, why=str(error))
         except asyncio.CancelledError:
             if stops:  # it was stopped all the same, and whoever did it left before the answer
@@ -643,9 +676,13 @@ class Asking:
         self.control, self.by = connection.control, connection.by
         self.watch, self.unwatch, self.overview = connection.watch, connection.unwatch, connection.gateway.overview
 
-    def first(self, payload: dict[str, Any]) -> None:
+    def first(self, payload: dict[str, Any], about: SessionId) -> None:
         """Send the first of two answers."""
-        self._connection.outbox.answer(frames.response(self._request.id, payload), about=payload["sessionKey"])
+        self._connection.outbox.answer(frames.response(self._request.id, payload), about=about)
+
+    def name(self, session: SessionId) -> str:
+        """Return what the caller calls a session."""
+        return self.control.naming.name_of(session, self.by)
 
     def pair(self, name: str | None) -> str:
         """Return a code for a page."""

@@ -38,8 +38,12 @@ class Asker(Protocol):
     control: Control
     by: Principal
 
-    def first(self, payload: dict[str, Any]) -> None:
+    def first(self, payload: dict[str, Any], about: SessionId) -> None:
         """Send the first of two answers."""
+        ...
+
+    def name(self, session: SessionId) -> str:
+        """Return what the caller calls a session."""
         ...
 
     def watch(self, wanted: frames.OwnWatch) -> None:
@@ -90,6 +94,7 @@ async def chat_send(on: Asker, asked: frames.OwnChat) -> Any:
         if outcome.ended:
             return telling.wait_payload(outcome)
     told: dict[str, Any] = {"runId": sent.run_id, "status": "started", "generation": sent.generation}
+    told |= {"sessionKey": on.name(sent.session), "owner": sent.owner}
     if sent.superseded is not None:
         told |= {"interruptedActiveRun": True, "superseded": sent.superseded}
     return told | ({"queued": True} if sent.state is State.QUEUED else {})
@@ -114,7 +119,8 @@ async def agent(on: Asker, asked: frames.Agent) -> Any:
         by=on.by,
     )
     accepted = {"runId": sent.run_id, "status": "accepted", "acceptedAt": int(time.time() * 1000)}
-    on.first(accepted | {"sessionKey": sent.session, "generation": sent.generation})
+    accepted |= {"sessionKey": on.name(sent.session), "owner": sent.owner, "generation": sent.generation}
+    on.first(accepted, sent.session)
     return telling.wait_payload(await on.control.wait(sent.run_id, by=on.by))
 
 
@@ -136,7 +142,8 @@ async def chat_history(on: Asker, asked: frames.ChatHistory) -> Any:
         if room < 0 and chosen:
             break
         chosen.append(telling.message_of(entry))
-    told = {"sessionKey": asked.session_key, "sessionId": asked.session_key, "messages": chosen[::-1]}
+    named = on.name(SessionId(asked.session_key))
+    told = {"sessionKey": named, "sessionId": named, "messages": chosen[::-1]}
     return told | {"hasMore": len(chosen) < end}
 
 
@@ -179,7 +186,9 @@ async def sessions_abort(on: Asker, asked: frames.SessionsAbort) -> Any:
     elif asked.clear_queued:
         receipts = [await on.control.stop(session=asked.key, by=on.by)]
     else:
-        seated = [run for run in await on.control.runs(by=on.by) if run.session == asked.key and _at_work(run)]
+        seated = [
+            run for run in await on.control.runs(by=on.by) if run.session == SessionId(asked.key) and _at_work(run)
+        ]
         receipts = [await on.control.stop(run=run.id, by=on.by) for run in seated]
     stopped = [run.id for receipt in receipts if receipt.aborted for run in receipt.runs]
     told: dict[str, Any] = {"ok": True, "abortedRunId": stopped[0] if stopped else None}
@@ -195,13 +204,13 @@ async def _reset(on: Asker, session: str, key: str) -> dict[str, Any]:
     try:
         receipt = await on.control.reset(session, key=key, by=on.by)
     except Unknown:  # nothing was ever said in it, or it is not yours: nothing is begun anew
-        return {"ok": True, "key": session, "reset": False, "aborted": False, "runIds": []}
-    return telling.stop_payload(receipt) | {"key": session, "reset": True}
+        return {"ok": True, "key": on.name(SessionId(session)), "reset": False, "aborted": False, "runIds": []}
+    return telling.stop_payload(receipt) | {"key": on.name(SessionId(session)), "reset": True}
 
 
 async def sessions_reset(on: Asker, asked: frames.SessionKey) -> Any:
     receipt = await on.control.reset(asked.key, by=on.by)
-    return telling.stop_payload(receipt) | {"key": asked.key, "reset": True}
+    return telling.stop_payload(receipt) | {"key": on.name(SessionId(asked.key)), "reset": True}
 
 
 async def tasks_cancel(on: Asker, asked: frames.TasksCancel) -> Any:
@@ -212,7 +221,7 @@ async def tasks_cancel(on: Asker, asked: frames.TasksCancel) -> Any:
         return told | {"reason": "no such task of yours"}
     if receipt.already is not None:
         told["reason"] = f"it had ended already: {receipt.already}"
-    return told | {"task": telling.task_of(info)}
+    return told | {"task": telling.task_of(info, on.name)}
 
 
 # Looking
@@ -228,7 +237,7 @@ async def tasks_list(on: Asker, asked: frames.TasksList) -> Any:
     found = [run for run in found if wanted is None or telling.status_of(run) in wanted]
     begin = _cursor(asked.cursor)
     end = begin + min(PAGE, max(1, asked.limit))
-    tasks = [telling.task_of(run, whole=False) for run in found[begin:end]]
+    tasks = [telling.task_of(run, on.name, whole=False) for run in found[begin:end]]
     return {"tasks": tasks} | ({"nextCursor": str(end)} if end < len(found) else {})
 
 
@@ -242,7 +251,7 @@ async def tasks_get(on: Asker, asked: frames.TaskId) -> Any:
     info = await on.control.find(asked.task_id, by=on.by)
     if info is None:
         raise Unknown(f"no task {asked.task_id!r:.80} that {on.by} may see; tasks.list lists them")
-    return {"task": telling.task_of(info)}
+    return {"task": telling.task_of(info, on.name)}
 
 
 async def sessions_list(on: Asker, asked: frames.SessionsList) -> Any:
@@ -252,13 +261,13 @@ async def sessions_list(on: Asker, asked: frames.SessionsList) -> Any:
     for run in await on.control.runs(latest=LATEST, by=on.by):
         runs.setdefault(run.session, []).append(run)
     found = [info for info in infos if sought in info.session.id.lower()][begin : begin + limit]
-    rows = [telling.session_of(info, runs.get(info.session.id, [])) for info in found]
+    rows = [telling.session_of(info, runs.get(info.session.id, []), on.name) for info in found]
     return {"ts": int(time.time() * 1000), "count": len(rows), "sessions": rows}
 
 
 async def sessions_describe(on: Asker, asked: frames.SessionKey) -> Any:
     info = await on.control.session(asked.key, by=on.by)
-    return {"session": telling.session_of(info, await on.control.runs(asked.key, by=on.by))}
+    return {"session": telling.session_of(info, await on.control.runs(asked.key, by=on.by), on.name)}
 
 
 async def receipts_get(on: Asker, asked: frames.ReceiptsGet) -> Any:
@@ -281,7 +290,7 @@ async def health(on: Asker, asked: frames.Nothing) -> Any:
 
 
 async def approval_list(on: Asker, asked: frames.Nothing) -> Any:
-    return {"approvals": [telling.approval_of(question) for question in await on.control.questions(by=on.by)]}
+    return {"approvals": [telling.approval_of(question, on.name) for question in await on.control.questions(by=on.by)]}
 
 
 async def approval_resolve(on: Asker, asked: frames.ApprovalResolve) -> Any:
@@ -345,12 +354,20 @@ async def own_overview(on: Asker, asked: frames.OwnNothing) -> frames.Overview:
     return await on.overview()
 
 
-async def own_stopall(on: Asker, asked: frames.OwnNothing) -> list[Receipt]:
-    """Stop every session that has a run or a detached process, all at once; a child falls with its parent's."""
+async def own_stopall(on: Asker, asked: frames.OwnStopAll) -> list[Receipt]:
+    """Stop every session that has a run or a detached process, all at once; a child falls with its parent's.
+
+    Of one principal: every session of theirs, and what they started in others'.
+    """
     runs = [run for run in await on.control.runs(by=on.by) if run.outcome is None]
     held = [each.session for each in await on.control.processes(by=on.by)]
     sessions = dict.fromkeys([run.session for run in sorted(runs, key=lambda run: run.parent is not None)] + held)
-    stops = (on.control.stop(session=session, by=on.by) for session in sessions)
+    alone: list[RunInfo] = []
+    if asked.of is not None:
+        sessions = {each: None for each in sessions if on.control.whose(each).owner == asked.of}
+        alone = [run for run in runs if run.principal == asked.of and run.session not in sessions]
+    stops = [on.control.stop(session=session, by=on.by) for session in sessions]
+    stops += [on.control.stop(run=run.id, by=on.by) for run in alone]
     # Trouble with one keeps nobody from the others' receipts.
     told = await asyncio.gather(*stops, return_exceptions=True)
     receipts = [each for each in told if isinstance(each, Receipt)]
@@ -391,6 +408,8 @@ HANDLERS: dict[str, Handler] = {
     "interlock.processes": _verb("processes", "session"),
     "interlock.history": own_history,
     "interlock.strategy": _verb("set_strategy", "session", "strategy"),
+    "interlock.share": _verb("share", "session", "with_", "may"),
+    "interlock.unshare": _verb("unshare", "session", "with_"),
     "interlock.wake": _verb("wake", "session", "text", "at", "every", "cron"),
     "interlock.unwake": _verb("unwake", "wake"),
     "interlock.wakes": _verb("wakes", "session"),

@@ -127,6 +127,16 @@ class Outbox:
                 queue.extend(kept)
                 self._growing.clear()
 
+    def keep(self, wanted: Callable[[Item], bool]) -> None:
+        """Forget the events that are not wanted any more; answers stay."""
+        for queue in (self._items, self._urgent):
+            for held in list(queue):
+                item = held.items[0] if isinstance(held, Texts) else held
+                if isinstance(item, Item) and not wanted(item):
+                    queue.remove(held)
+                    self._bytes -= _size(held)
+        self._growing.clear()
+
     async def room(self) -> None:
         """Wait until half of the bound is free: for those who can read again what they do not put in now."""
         while self._bytes > BUFFER_BYTES // 2 and not self.closed and not self.overflowed:

@@ -7,6 +7,8 @@
 4. Endings are told in the words of core/projection, with the native outcome and the generation beside them.
 """
 
+from collections.abc import Callable, Collection
+from copy import copy
 from typing import Any, Final
 
 import msgspec
@@ -169,21 +171,34 @@ def _delta_item(watch: int, event: Event, delta: Delta) -> Item:
 class _Telling:
     """What must be remembered of a run to tell its next event."""
 
-    __slots__ = ("assistant", "chat", "open", "said", "typing", "voidable")
+    __slots__ = ("_chat", "assistant", "open", "said", "typing", "voidable")
 
     def __init__(self, event: Event) -> None:
-        run, session = encode(event.run_id), encode(event.session)
-        self.chat = (
-            b'{"type":"event","event":"chat","payload":{"runId":%b,"sessionKey":%b,"state":"delta","deltaText":'
-            % (run, session)
-        )
+        self._chat: dict[str, bytes] = {}
         self.assistant = (
-            b'{"type":"event","event":"agent","payload":{"runId":%b,"stream":"assistant","data":{"delta":' % run
+            b'{"type":"event","event":"agent","payload":{"runId":%b,"stream":"assistant","data":{"delta":'
+            % encode(event.run_id)
         )
         self.open = False  # deltas were told that no block has closed
         self.said = False  # something was told
         self.typing = False
         self.voidable: set[QuestionId] = set()
+
+    def chat(self, event: Event) -> bytes:
+        """Return what a piece of the reply begins with, for those who call its session so."""
+        head = self._chat.get(event.session)
+        if head is None:
+            head = self._chat[event.session] = (
+                b'{"type":"event","event":"chat","payload":{"runId":%b,"sessionKey":%b,"state":"delta","deltaText":'
+                % (encode(event.run_id), encode(event.session))
+            )
+        return head
+
+    def copy(self) -> "_Telling":
+        """Return the same, to be told from again."""
+        other = copy(self)
+        other.voidable = set(self.voidable)
+        return other
 
 
 class Teller:
@@ -192,8 +207,25 @@ class Teller:
     def __init__(self) -> None:
         self._runs: dict[RunId, _Telling] = {}
 
-    def tell(self, event: Event) -> list[Item]:
-        """Return the frames of an event; none where the published protocol has no word."""
+    def tell(self, event: Event, names: Collection[str]) -> dict[str, list[Item]]:
+        """Return the frames of an event for each name its session is called by; none where there is no word for it.
+
+        Its owner calls a session otherwise than everybody else. What a run has said so far is the same for all.
+        """
+        before = self._runs.get(event.run_id) if event.run_id is not None and len(names) > 1 else None
+        kept = None if before is None else before.copy()
+        told: dict[str, list[Item]] = {}
+        for name in names:
+            if told and event.run_id is not None:  # tell it again from where it was told before
+                self._runs.pop(event.run_id, None)
+                if kept is not None:
+                    self._runs[event.run_id] = kept.copy()
+            told[name] = self._tell(replace(event, session=SessionId(name)))
+            for item in told[name]:
+                item.session = event.session
+        return told
+
+    def _tell(self, event: Event) -> list[Item]:
         if event.run_id is None:
             return []
         if isinstance(event.data, Said):  # a message is told by its answer; that it was taken in, by whoever took it
@@ -226,7 +258,7 @@ class Teller:
         told.said = True
         tail = b',"generation":%b},"ts":%d,"seq":%b}' % (encode(event.generation), event.at * 1000, seq)
         return [
-            Item(event.session, event.run_id, told.chat, text=text, tail=b',"seq":%b}' % seq, passing=True),
+            Item(event.session, event.run_id, told.chat(event), text=text, tail=b',"seq":%b}' % seq, passing=True),
             Item(event.session, event.run_id, told.assistant, text=text, tail=tail, passing=True),
         ]
 
@@ -336,7 +368,7 @@ def _resolved(event: Event, question: QuestionId, state: QuestionState, answer: 
     return event_item("exec.approval.resolved", payload, session=event.session, run_id=event.run_id)
 
 
-def _request(text: str, tool: str | None, arguments: Any, choices: Any, session: SessionId) -> dict[str, Any]:
+def _request(text: str, tool: str | None, arguments: Any, choices: Any, session: str) -> dict[str, Any]:
     command = f"{tool} {arguments or ''}".strip() if tool is not None else text
     asked = {"command": command, "text": text, "sessionKey": session, "tool": tool, "arguments": arguments}
     return {name: value for name, value in asked.items() if value is not None} | (
@@ -386,12 +418,16 @@ def short(info: RunInfo) -> RunInfo:
     return replace(info, outcome=outcome, text=text)
 
 
-def task_of(info: RunInfo, *, whole: bool = True) -> dict[str, Any]:
+Name = Callable[[SessionId], str]
+"""What whoever is answered calls a session."""
+
+
+def task_of(info: RunInfo, name: Name, *, whole: bool = True) -> dict[str, Any]:
     """Return a run as a task; in a list only with the beginning of its reply."""
     outcome = info.outcome
     told: dict[str, Any] = {
         "id": info.id, "taskId": info.id, "runId": info.id, "kind": info.kind, "runtime": AGENT,
-        "status": status_of(info), "sessionKey": info.session, "ownerKey": info.principal,
+        "status": status_of(info), "sessionKey": name(info.session), "ownerKey": info.principal,
         "createdAt": _ms(info.admitted_at),
     }  # fmt: skip
     if info.text:
@@ -409,7 +445,7 @@ def task_of(info: RunInfo, *, whole: bool = True) -> dict[str, Any]:
     return told
 
 
-def session_of(info: SessionInfo, runs: list[RunInfo]) -> dict[str, Any]:
+def session_of(info: SessionInfo, runs: list[RunInfo], name: Name) -> dict[str, Any]:
     """Return a session's row; `runs` are its runs in order, so far as they are known."""
     runs = [run for run in runs if run.state is not State.ALIASED]  # what was taken in ends as its taker does
     last = runs[-1] if runs else None
@@ -417,10 +453,11 @@ def session_of(info: SessionInfo, runs: list[RunInfo]) -> dict[str, Any]:
     status = "running" if active is not None else "queued" if info.open else "done"
     if active is None and not info.open and last is not None and last.outcome is not None:
         status = row(last.outcome).session
+    key = name(info.session.id)
     told: dict[str, Any] = {
-        "key": info.session.id, "sessionId": info.session.id, "kind": "direct", "agentId": AGENT, "status": status,
+        "key": key, "sessionId": key, "kind": "direct", "agentId": AGENT, "status": status,
         "updatedAt": None if info.latest_at is None else _ms(info.latest_at), "owner": info.session.owner,
-        "generation": info.session.generation, "runs": info.runs, "open": info.open,
+        "shares": info.session.shares, "generation": info.session.generation, "runs": info.runs, "open": info.open,
     }  # fmt: skip
     if last is not None:
         told["lastRunId"] = last.id
@@ -446,13 +483,13 @@ def message_of(entry: Entry) -> dict[str, Any]:
     return told
 
 
-def approval_of(question: QuestionInfo) -> dict[str, Any]:
+def approval_of(question: QuestionInfo, name: Name) -> dict[str, Any]:
     """Return an open question as an approval."""
-    request = _request(question.text, question.tool, question.arguments, question.choices, question.session)
+    request = _request(question.text, question.tool, question.arguments, question.choices, name(question.session))
     told: dict[str, Any] = {"id": question.id, "runId": question.run_id, "request": request}
-    for name, at in (("createdAtMs", question.asked_at), ("expiresAtMs", question.expires_at)):
+    for word, at in (("createdAtMs", question.asked_at), ("expiresAtMs", question.expires_at)):
         if at is not None:
-            told[name] = _ms(at)
+            told[word] = _ms(at)
     return told
 
 

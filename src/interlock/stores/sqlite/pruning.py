@@ -70,7 +70,7 @@ def _forget_session(db: sqlite3.Connection, session: str, since: float) -> int:
     if db.execute(SQL["is_old"], (session, since)).fetchone() is None:
         return 0  # somebody came back
     runs = _forget_runs(db, _column(db, SQL["runs_of_sessions"], session))
-    for what in ("session", "events", "passing", "dropped", "marks"):
+    for what in ("session", "events", "passing", "dropped", "marks", "shares"):
         db.execute(SQL[f"forget_{what}"], (session,))
     return runs
 
@@ -92,3 +92,4 @@ def _bound(db: sqlite3.Connection) -> None:
     db.execute(SQL["bound_stops"], (bounds.STOPS_KEPT,))
     db.execute(SQL["bound_marks"], (bounds.MARKS_KEPT,))
     db.execute(SQL["bound_runless"], (bounds.RUNLESS_KEPT,))
+    db.execute(SQL["bound_shares"])

@@ -12,6 +12,7 @@ from interlock.core.decision import (
     QuestionRow,
     RunRow,
     SessionRow,
+    ShareRow,
     StopKey,
     StopMark,
     ToolRow,
@@ -50,7 +51,13 @@ def of_session(row: SessionRow) -> Row:
 
 def session_of(row: Row) -> SessionRow:
     """As `session` gives it."""
-    return _record(SessionRow, row)
+    *kept, shares = row
+    return _record(SessionRow, (*kept, msgspec.json.decode(shares)))
+
+
+def of_share(row: ShareRow) -> Row:
+    """As `keep_share` takes it."""
+    return (row.session, row.principal, row.may, row.at)
 
 
 def of_run(row: RunRow) -> Row:
@@ -120,8 +127,8 @@ def of_mark(row: StopMark) -> Row:
     return (row.session, row.channel, row.by, _place(row.at), repr(row.at), row.stopped_at)
 
 
-def covering(row: StopMark) -> Row:
-    """As `cover_marks` takes it."""
+def expiring(row: StopMark) -> Row:
+    """As `expire_marks` takes it."""
     return (row.session, row.channel, row.by, row.stopped_at, MARK_SECONDS)
 
 

@@ -189,9 +189,13 @@ class Reads:
 
     async def sessions(self, *, limit: int, of: Principal | None = None) -> tuple[SessionInfo, ...]:
         return tuple(
-            SessionInfo(session=rows.session_of(row[:7]), runs=row[7], open=row[8] or 0, latest_at=row[9])
+            SessionInfo(session=rows.session_of(row[:8]), runs=row[8], open=row[9] or 0, latest_at=row[10])
             for row in await self._all("sessions", limit, of)
         )
+
+    async def plain_sessions(self) -> tuple[tuple[Principal, SessionId], ...]:
+        found = await self._all("plain_sessions")
+        return tuple((Principal(owner), SessionId(session)) for owner, session in found)
 
     async def run(self, run_id: RunId) -> RunRow | None:
         found = await self._one("run", run_id)

@@ -24,6 +24,11 @@ ON CONFLICT (id) DO UPDATE SET
     since = max(since, excluded.since),
     renewed = max(renewed, excluded.renewed);
 
+-- name: keep_share
+-- The latest word on who may do what in a session stands, whatever order the words come in.
+INSERT INTO shares (session, principal, may, at) VALUES (?, ?, ?, ?)
+ON CONFLICT (session, principal) DO UPDATE SET may = excluded.may, at = excluded.at WHERE excluded.at >= at;
+
 -- name: raise_session
 -- Raise a session that nobody has in memory.
 UPDATE sessions SET generation = generation + 1 WHERE id = ?;
@@ -97,6 +102,10 @@ INSERT INTO wakes (id, body) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET body =
 -- A schedule is gone.
 DELETE FROM wakes WHERE id = ?;
 
+-- name: expire_marks
+-- What has stood for too long, or was made by a clock that has been set back since, counts no more beside a new mark.
+DELETE FROM marks WHERE session = ?1 AND channel = ?2 AND "by" = ?3 AND abs(?4 - stopped_at) >= ?5;
+
 -- name: keep_mark
 -- `place` is the number written so that texts compare as their numbers do.
 INSERT INTO marks (session, channel, "by", place, at, stopped_at) VALUES (?, ?, ?, ?, ?, ?)
@@ -106,10 +115,10 @@ ON CONFLICT (session, channel, "by", place) DO UPDATE SET
     stopped_at = max(stopped_at, excluded.stopped_at);
 
 -- name: cover_marks
--- An earlier stop at an earlier place adds nothing to a mark, and one that stood too long counts no more.
-DELETE FROM marks WHERE session = ?1 AND channel = ?2 AND "by" = ?3 AND (abs(?4 - stopped_at) >= ?5 OR EXISTS (
+-- An earlier stop at an earlier place adds nothing to a mark.
+DELETE FROM marks WHERE session = ?1 AND channel = ?2 AND "by" = ?3 AND EXISTS (
     SELECT 1 FROM marks other WHERE other.session = ?1 AND other.channel = ?2 AND other."by" = ?3
-        AND other.place > marks.place AND other.stopped_at >= marks.stopped_at));
+        AND other.place > marks.place AND other.stopped_at >= marks.stopped_at);
 
 -- name: keep_stop
 -- The first use of a stop's key stands.

@@ -90,6 +90,14 @@ DELETE FROM dropped WHERE session = ?;
 -- And where its stops stood.
 DELETE FROM marks WHERE session = ?;
 
+-- name: forget_shares
+-- And with whom it was shared: whoever founds it anew shares it anew.
+DELETE FROM shares WHERE session = ?;
+
+-- name: bound_shares
+-- What is no longer shared need not be remembered once nothing is on its way that could contradict it.
+DELETE FROM shares WHERE may IS NULL;
+
 -- name: bound_keys
 -- The newest of each principal are kept, and those of messages that have not ended.
 DELETE FROM keys WHERE serial IN (SELECT serial FROM (

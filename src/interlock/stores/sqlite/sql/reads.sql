@@ -1,13 +1,21 @@
 -- name: session
 -- One session.
-SELECT id, owner, generation, strategy, since, renewed, crashes FROM sessions WHERE id = ?;
+SELECT id, owner, generation, strategy, since, renewed, crashes,
+    (SELECT json_group_object(principal, may) FROM shares WHERE session = sessions.id AND may IS NOT NULL)
+FROM sessions WHERE id = ?;
+
+-- name: plain_sessions
+-- Sessions whose id does not say whose they are, though their owner writes the bare name.
+SELECT owner, id FROM sessions WHERE plain = 1;
 
 -- name: sessions
--- Sessions that people send to (not runs' own), of all or of one owner, the latest first, with how many runs they have and when one last came.
+-- Sessions that people send to (not runs' own), of all or those that are somebody's own or shared with them, the latest first, with how many runs they have and when one last came.
 SELECT s.id, s.owner, s.generation, s.strategy, s.since, s.renewed, s.crashes,
+    (SELECT json_group_object(principal, may) FROM shares WHERE session = s.id AND may IS NOT NULL),
     count(r.serial), sum(r.serial IS NOT NULL AND r.ending IS NULL AND r.alias IS NULL), max(r.admitted_at)
 FROM sessions s LEFT JOIN runs r ON r.session = s.id
-WHERE s.id NOT GLOB 'run:*' AND (?2 IS NULL OR s.owner = ?2)
+WHERE s.id NOT GLOB 'run:*' AND (?2 IS NULL OR s.owner = ?2
+    OR s.id IN (SELECT session FROM shares WHERE principal = ?2 AND may IS NOT NULL))
 GROUP BY s.id ORDER BY max(r.serial) DESC, s.id LIMIT ?1;
 
 -- name: key
@@ -45,10 +53,12 @@ SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, h
     generation, started, outcome, cut, told, drained FROM runs WHERE home = ? ORDER BY serial;
 
 -- name: latest_runs
--- The latest runs of all sessions, or those that a principal started or that are in sessions of its own.
+-- The latest runs of all sessions, or those in sessions (or below them) that are somebody's own or shared with them.
 SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
     generation, started, outcome, cut, told, drained FROM runs
-WHERE ?2 IS NULL OR principal = ?2 OR session IN (SELECT id FROM sessions WHERE owner = ?2) ORDER BY serial DESC LIMIT ?1;
+WHERE ?2 IS NULL OR session IN (SELECT id FROM sessions WHERE owner = ?2)
+    OR coalesce(home, session) IN (SELECT session FROM shares WHERE principal = ?2 AND may IS NOT NULL)
+ORDER BY serial DESC LIMIT ?1;
 
 -- name: unsettled
 -- Sessions with runs that have no ending, or whose ending the log does not tell.

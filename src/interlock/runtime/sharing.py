@@ -1,0 +1,98 @@
+"""Sharing a session: who else may see it, or write in it.
+
+1. Only its owner, or an admin, shares a session; to anybody else it is not there.
+2. A right that is taken away is gone in the step that takes it, whatever the store does; every open use of it ends.
+3. A right that is given counts once it is kept. Of two words about the same person the later one stands.
+"""
+
+import msgspec
+
+from interlock.core.authority import Action, Authority
+from interlock.core.decision import Decision, ShareRow
+from interlock.core.errors import BadInput, Refused
+from interlock.core.names import LOCAL, May, Principal, SessionId
+from interlock.runtime.ending import Endings
+from interlock.runtime.guards import Guards
+from interlock.runtime.inbox import Inbox, unknown_session
+from interlock.runtime.registry import Registry, Session
+from interlock.runtime.settings import SHARES, Settings
+from interlock.stores.base import Store, StoreFailed, committed, read
+
+
+class Shared(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose a session is now. `durable` False: it counts, and the store has yet to take it."""
+
+    session: SessionId
+    owner: Principal
+    shares: dict[Principal, May]
+    durable: bool = True
+
+
+class Sharing:
+    """Gives and takes rights to sessions."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        store: Store,
+        authority: Authority,
+        guards: Guards,
+        inbox: Inbox,
+        endings: Endings,
+        settings: Settings,
+    ) -> None:
+        self._registry = registry
+        self._store = store
+        self._authority = authority
+        self._guards = guards
+        self._inbox = inbox
+        self._endings = endings
+        self._settings = settings
+        self._latest: dict[tuple[SessionId, Principal], int] = {}  # words about somebody that are on their way
+
+    async def change(self, session_id: SessionId, who: Principal, may: May | None, by: Principal) -> Shared:
+        """Say what somebody may do in a session from now on; None: nothing any more."""
+        with self._registry.pinned(session_id) as session:
+            if not session.loaded:
+                self._inbox.take_up(session, await read(self._store.load(session_id, principal=by, key=None)))
+            if session.confirmed_owner is None or not self._authority.may(Action.SHARE, by, whose=session.whose):
+                raise unknown_session(session_id, by)
+            if who in (session.owner, LOCAL):
+                raise BadInput(f"{who} may do everything in session {session_id} as it is; name somebody else")
+            if may is not None and who not in session.shares and len(session.shares) >= SHARES:
+                raise Refused(f"session {session_id} is shared with {SHARES} others, the most it may be; unshare one")
+            row = ShareRow(session=session_id, principal=who, may=may, at=self._registry.position())
+            place = session_id, who
+            self._latest[place] = row.at
+            try:
+                return await self._keep(session, row)
+            finally:
+                if self._latest.get(place) == row.at:
+                    del self._latest[place]
+
+    async def _keep(self, session: Session, row: ShareRow) -> Shared:
+        if row.may is not May.WRITE:  # something may be taken away: that counts now
+            before = session.shares.get(row.principal)
+            if before is not None:
+                self._set(session, row.principal, row.may)
+        if row.may is None:
+            ticket = self._endings.insist(Decision(shares=(row,)))
+            await ticket.within(self._settings.commit_seconds)
+            return _shared(session, durable=ticket.inside)
+        ticket = self._store.decide(Decision(shares=(row,)))
+        if not await committed(self._store, ticket, self._settings.commit_seconds):
+            raise StoreFailed("the store did not take it in time; nothing more was shared, try again")
+        if self._latest.get((row.session, row.principal)) == row.at:  # else somebody has said otherwise meanwhile
+            self._set(session, row.principal, row.may)
+        return _shared(session)
+
+    def _set(self, session: Session, who: Principal, may: May | None) -> None:
+        shares = {name: each for name, each in session.shares.items() if name != who}
+        session.shares = shares if may is None else {**shares, who: may}
+        self._guards.reconsider(session.id, session.whose)
+
+
+def _shared(session: Session, *, durable: bool = True) -> Shared:
+    assert session.owner is not None
+    return Shared(session=session.id, owner=session.owner, shares=dict(session.shares), durable=durable)
