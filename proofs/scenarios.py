@@ -63,6 +63,11 @@ HOSTS = Theme(
     "s",
     (0.0, 0.0, 0.001),
 )
+DELIVERIES = Theme(
+    ("reply", "polite", "never", "tools", "parent"),
+    ("redeliver", "redeliver", "redeliver", "program", "program", "send", "late", "stop"),
+    (None, None, "queue", "steer"),
+)
 FOUNDING = Theme(
     ("polite", "never", "reply", "tools"),
     ("send", "send", "stop", "stop", "stop", "overtake", "late", "vanish"),
@@ -87,6 +92,7 @@ PROCESS_SEEDS = 8  # every so many seeds play with processes
 SHARED_SEEDS = 16  # every so many seeds a session is shared, and not any more
 FOUNDING_SEEDS = 16  # every so many seeds begin with a store in trouble
 HOST_SEEDS = 8  # every so many seeds the agents run in hosts
+DELIVERY_SEEDS = 8  # every so many seeds stops are delivered twice, and programs start something
 DEATH_SEEDS = 8  # every so many seeds the server dies on the way, and is started again
 DEATHS = 3  # in a row, at most
 
@@ -124,6 +130,8 @@ def _theme(seed: int, random: Random) -> Theme:
         theme = random.choice(THEMES)
     if seed % PROCESS_SEEDS == 6:
         theme = PROCESSES
+    if seed % DELIVERY_SEEDS == 5:
+        theme = DELIVERIES
     if seed % FOUNDING_SEEDS == 9:
         theme = FOUNDING
     if seed % SHARED_SEEDS == 1:

@@ -176,6 +176,8 @@ def test_same_story() -> None:
         "error_kind": ErrorKind.STORE,
         "hidden": True,
         "typed": True,
+        "born_stopped": True,
+        "unkept": True,
         "tools": ("search",),
         "started_at": 1.0,
         "ended_at": 2.0,

@@ -177,10 +177,10 @@ def test_a_key_belongs_to_its_principal() -> None:
     async def main() -> None:
         async with open_control(idles, settings=BRIEF) as control:
             sent = await control.send("s", "hello", by="alice", key="k")
-            assert not (await control.stop(key="k", by="mallory")).aborted
+            assert not (await control.stop(message="k", by="mallory")).aborted
             assert (await control.wait(sent.run_id, timeout=1)).ending is Ending.PENDING
-            assert (await control.stop(key="k", by="alice")).aborted
-            assert not (await control.stop(key="next", by="mallory")).aborted
+            assert (await control.stop(message="k", by="alice")).aborted
+            assert not (await control.stop(message="next", by="mallory")).aborted
             unharmed = await control.send("s", "hello", by="alice", key="next")
             assert (await control.wait(unharmed.run_id, timeout=1)).ending is Ending.PENDING
 
@@ -215,9 +215,9 @@ def test_nobody_can_push_out_another_s_stop() -> None:
 
     async def main() -> None:
         async with open_control(idles, settings=BRIEF) as control:
-            await control.stop(key="mine", by="alice")
+            await control.stop(message="mine", by="alice")
             for n in range(TOMBSTONES + 10):
-                await control.stop(key=f"k{n}", by="mallory")
+                await control.stop(message=f"k{n}", by="mallory")
             sent = await control.send("s", "hello", by="alice", key="mine")
             assert (await control.wait(sent.run_id)).ending is Ending.STOPPED
 

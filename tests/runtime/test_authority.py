@@ -329,7 +329,7 @@ def test_keys_are_the_principal_s() -> None:
             alices = await control.send("a", "hello", by="alice", key="k")
             bobs = await control.send("b", "hello", by="bob", key="k")
             assert alices.run_id != bobs.run_id
-            await control.stop(key="k", by="bob")
+            await control.stop(message="k", by="bob")
             assert (await control.wait(bobs.run_id)).ending is Ending.STOPPED
             assert (await control.wait(alices.run_id, timeout=1)).ending is Ending.PENDING
 

@@ -549,7 +549,7 @@ def test_what_was_said_of_a_session_is_still_so(place: Place) -> None:
         await control.wait(over.run_id, by=by)
         await control.wait((await control.send("strict", "x", by=by)).run_id, by=by)
         await control.set_strategy("strict", "reject", by=by)
-        await control.stop(key="never", by=by)
+        await control.stop(message="never", by=by)
         marked = await control.stop(session="marked", by=by, order=("channel", 7))
         assert marked.durable
         place.die((idle.run_id, first.generation))
@@ -956,7 +956,7 @@ def test_a_message_that_ended_before_its_session_was_anybody_s_leaves_no_text(pl
         behind(store, "decide", place.die, when=lambda decision: decision.endings)
 
     async def scene(control: Control) -> None:
-        await at_once(control.send("s", "a secret", by="alice", key="k"), control.stop(key="k", by="alice"))
+        await at_once(control.send("s", "a secret", by="alice", key="k"), control.stop(message="k", by="alice"))
         await for_ever()
 
     async def after(control: Control) -> None:
@@ -1173,7 +1173,7 @@ def test_what_was_acknowledged_as_durable_is_there(place: Place, verb: str) -> N
         elif verb == "absent order":
             told_so = (await control.stop(session="new", order=("channel", 7))).durable
         elif verb == "key":
-            told_so = (await control.stop(key="k")).durable
+            told_so = (await control.stop(message="k")).durable
         elif verb == "reset":
             told_so = (await control.reset("s")).durable
         elif verb == "strategy":
@@ -1479,7 +1479,7 @@ def test_a_run_without_a_session_that_is_admitted_again_can_be_stopped(place: Pl
         await for_ever()
 
     async def after(control: Control) -> None:
-        assert (await control.stop(key="k2", by="alice")).aborted
+        assert (await control.stop(message="k2", by="alice")).aborted
         third = await control.find("k2", by="alice")
         assert third is not None and (await control.wait(third.id)).ending is Ending.STOPPED
 

@@ -577,7 +577,7 @@ def test_a_stop_by_key_ends_the_run_that_took_it() -> None:
             await told(control, sent.run_id, EventKind.DELTA)
             await control.send("s", "more", strategy="steer", key="k")
             await agent.checks()
-            receipt = await control.stop(key="k")
+            receipt = await control.stop(message="k")
             assert receipt.aborted and [run.id for run in receipt.runs] == [sent.run_id]
 
     seeded(main)
@@ -800,7 +800,7 @@ def test_a_stop_ends_what_is_collected_whole(how: str) -> None:
                 case "run":
                     receipt = await control.stop(run=sent[2].run_id)
                 case "key":
-                    receipt = await control.stop(key="b")
+                    receipt = await control.stop(message="b")
                 case _:
                     receipt = await control.reset("s")
             assert [run.id for run in receipt.runs] == [sent[0].run_id]

@@ -26,6 +26,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     error_kind: ErrorKind | None = None
     hidden: bool = False  # rolled back: the turn is no part of the model's context any more
     typed: bool = False  # a person stopped it by a message, not by a call
+    born_stopped: bool = False  # the stop was there before the message, which never ran
 
     @property
     def early(self) -> bool:
@@ -55,6 +56,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error_kind: ErrorKind | None = None
     hidden: bool = False
     typed: bool = False
+    born_stopped: bool = False
+    unkept: bool = False  # superseded by a message that could not be kept, so there is no run to name
     tools: tuple[str, ...] = ()  # of a hidden turn: the tools that were started, since their effects remain
     started_at: float | None = None
     ended_at: float | None = None

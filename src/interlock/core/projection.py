@@ -97,7 +97,7 @@ TABLE: Final[dict[Ending, Row]] = {
         lifecycle=Lifecycle("end", "cancelled"), completions=Completions(error_code="stopped"), acp="cancelled",
         responses=Responses("cancelled", "response.incomplete", 200),
         task="cancelled", session="stopped", parent="cancelled", exit_code=130,
-        client="stopped{by}", tool="stopped{by}", channel="Stopped.{receipt}",
+        client="stopped{by}{unseen}", tool="stopped{by}", channel="Stopped{unseen}.{receipt}",
     ),
     Ending.SUPERSEDED: Row(
         wait=AgentWait("error", "superseded"), chat=ChatEvent("aborted", "superseded"),
@@ -145,6 +145,8 @@ UNDER_WAY: Final = (
     "provider"  # a turn that began, wherever it was; clients take a timeout without a phase for a soft one
 )
 LOST_RESULT: Final = "started, outcome unknown: the server went down while it ran; it was not run again"
+NOT_KEPT: Final = " by a message that was not kept"
+UNKEPT: Final = "Ended by a message that was not kept; send it again."  # where else the new reply would speak
 TYPED: Final = "stop"  # the stop reason where a person typed it; `rpc`: a call stopped the run
 
 
@@ -158,6 +160,8 @@ class Native(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_def
     limit_ms: int | None = None
     error: str | None = None
     typed: bool = False  # a person typed the stop
+    born_stopped: bool = False  # it was stopped before it came
+    unkept: bool = False  # superseded by a message that was not kept
     started_at: float | None  # no default: these four are always sent; null where the run never started
     ended_at: float | None
     drained: bool
@@ -237,6 +241,8 @@ def client_words(outcome: Outcome) -> str:
 
 def channel_words(outcome: Outcome, receipt_line: str | None = None) -> str | None:
     """Return what a chat channel says, or None where it says nothing."""
+    if outcome.unkept:
+        return UNKEPT
     return _fill(row(outcome).channel, outcome, receipt=f" {receipt_line}" if receipt_line else "") or None
 
 
@@ -257,7 +263,8 @@ def _fill(words: str | None, outcome: Outcome, *, receipt: str = "") -> str | No
         text=outcome.text,
         by=f" by {outcome.by}" if outcome.by else "",
         of=f" of {outcome.by}" if outcome.by else "",
-        successor=f" by {outcome.superseded_by}" if outcome.superseded_by else "",
+        unseen=" before it came" if outcome.born_stopped else "",
+        successor=f" by {outcome.superseded_by}" if outcome.superseded_by else NOT_KEPT if outcome.unkept else "",
         after=f" after {_duration(outcome.limit_ms)}" if outcome.limit_ms is not None else "",
         phase=f" in phase {outcome.phase}" if outcome.phase else "",
         why=f": {why}" if (why := _first_line(outcome.error or "")) else "",

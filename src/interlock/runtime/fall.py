@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from interlock.core.decision import Decision, KeyRow, QuestionRow, RunRow, SessionRow, ToolRow
+from interlock.core.decision import Decision, KeyRow, QuestionRow, RunRow, SessionRow, StopKey, ToolRow
 from interlock.core.events import ChildEnd, Ended, Tool
 from interlock.core.lifecycle import Move, State, may
 from interlock.core.names import (
@@ -68,6 +68,8 @@ class Fall:
         self.swept: list[Running] = []  # detached processes that a stop of their session took along
         self.resets: list[Session] = []  # whose transcripts begin anew behind it
         self.keys: list[KeyRow] = []  # of runs that end before their ack: a retry is told how it ended
+        self.successor: LiveRun | None = None  # the message that takes over, in the same Decision
+        self.stops: tuple[StopKey, ...] = ()  # the key of the stop that this is, kept with what it ended
         self.queued = 0
         self.durable = True
         self.drain = Drain.PENDING
@@ -197,6 +199,7 @@ class Fall:
             error_kind=cause.error_kind,
             hidden=cause.hidden,
             typed=cause.typed,
+            born_stopped=cause.born_stopped,
             tools=_names(undone, _begun(run)) if cause.hidden else undone if run.started_at is None else (),
             started_at=run.started_at,
             ended_at=self.fenced_at,
@@ -245,8 +248,8 @@ class Fall:
             seat_next(self._registry, session)
 
     def adopt(self, run: LiveRun, found: Outcome) -> None:
-        """Another ending of this run stood in the store already: it is the true one."""
-        if run.session.previous is run.outcome:
+        """This is the true ending: the store held another one, or the message that took over was not kept."""
+        if run.session.previous is not None and run.session.previous.run_id == run.id:
             run.session.previous = found
         if run is self.runs[0]:
             self.cause = cause_of(found)
@@ -266,6 +269,7 @@ class Fall:
             sessions=tuple(sessions.values()),
             endings=tuple(self._row(run) for run in self.runs),
             keys=tuple(self.keys),
+            stops=self.stops,
             tools=tuple(row for run in self.runs for row in _tool_rows(run)),
             questions=tuple(row for run in self.runs for row in _closed_rows(run)),
             receipts=(self.receipt(),),

@@ -26,6 +26,7 @@ from interlock.core.names import (
     Principal,
     QuestionId,
     QuestionState,
+    ReceiptId,
     RunId,
     RunKind,
     SessionId,
@@ -69,6 +70,7 @@ class Body(Protocol):
 class Falling(Protocol):
     """What a run knows of the fall that took it."""
 
+    id: ReceiptId
     by: Principal | None
     runs: list[LiveRun]
     resets: list[Session]
@@ -106,6 +108,8 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     generation: int | None = None
     superseded: RunId | None = None
     state: State = State.SEATED
+    stopped_by: Principal | None = None  # who stopped it before it was taken
+    born_stopped: bool = False  # and that before it came: its key was stopped, or a stop stood behind it in its channel
 
 
 class ToolCall:
@@ -263,8 +267,8 @@ class LiveRun:
         "hear_out", "heard", "holds", "home", "id", "instructions", "joining", "kept", "key", "kind", "limits",
         "method", "order", "outcome", "parent", "passed", "phase", "principal", "problem", "provider_started",
         "questions", "refusal_budget", "reply", "resting", "returned", "said", "sealed", "sent", "session",
-        "started_at", "state", "steers", "strategy", "superseded", "text", "timers", "touched", "turn", "withheld",
-        "within",
+        "started_at", "state", "steers", "strategy", "superseded", "text", "timers", "took", "touched", "turn",
+        "withheld", "within",
     )  # fmt: skip
 
     def __init__(
@@ -323,6 +327,7 @@ class LiveRun:
         self.generation: int | None = None
         self.founds = False  # its session is its sender's by this message, and nobody's if it is withdrawn
         self.superseded: RunId | None = None
+        self.took: Falling | None = None  # what it took over, in the Decision that admits it
         self.sent: Sent | None = None
         self.admission: Ticket | None = None  # whether the store has it
         self.withheld = False  # it ended before its session was anybody's: whoever founds that must not read it

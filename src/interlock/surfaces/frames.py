@@ -262,7 +262,8 @@ class OwnStop(Own, frozen=True, kw_only=True):
 
     session: SessionName | None = None
     run: str | None = None
-    key: str | None = None
+    message: str | None = None  # the key that a message was sent under
+    key: str | None = None  # the stop's own
     order: tuple[str, float] | None = None
     typed: bool = False
 

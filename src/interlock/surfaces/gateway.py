@@ -48,7 +48,7 @@ from interlock.surfaces.access import (
     fold,
 )
 from interlock.surfaces.frames import BadFrame, Request
-from interlock.surfaces.methods import HANDLERS, Typed, is_typed
+from interlock.surfaces.methods import HANDLERS, is_typed
 from interlock.surfaces.metrics import Meters
 from interlock.surfaces.outbox import Outbox
 from interlock.surfaces.page import Page, address_of, refuse
@@ -103,7 +103,6 @@ class Gateway:
         self.access = access
         self.audit = audit
         self.meters = Meters(control)
-        self.typed = Typed()
         self.is_stop: Callable[[str], bool] = partial(is_stop, name=(AGENT, name or AGENT), also=tuple(stop_words))
         self.is_stop("stop")  # the first reading makes the tables, and the first person to stop must not wait for that
         self.closing = False
@@ -392,7 +391,6 @@ class Connection:
     ) -> None:
         self.gateway = gateway
         self.control = gateway.control
-        self.typed = gateway.typed
         self.address = address
         self.id = secrets.token_hex(8)
         self.by = Principal("")
@@ -607,7 +605,7 @@ class Connection:
             receipts = _receipts_in(payload)
             for receipt in receipts:
                 session = receipt.session
-                if not asking.again:
+                if not receipt.again:
                     self._note_stop(request, receipt, arrived)
             if not receipts and request.method in AUDITED:
                 self._note(AUDITED[request.method], request, params)
@@ -684,15 +682,11 @@ class Connection:
 class Asking:
     """A request's own view of its connection."""
 
-    __slots__ = (
-        "_connection", "_ignored", "_request", "again", "by", "control", "is_stop", "overview", "typed", "unwatch",
-        "watch",
-    )  # fmt: skip
+    __slots__ = ("_connection", "_ignored", "_request", "by", "control", "is_stop", "overview", "unwatch", "watch")
 
     def __init__(self, connection: Connection, request: Request, ignored: tuple[str, ...]) -> None:
-        self._connection, self._request, self._ignored, self.again = connection, request, ignored, False
-        self.control, self.by, self.typed = connection.control, connection.by, connection.typed
-        self.is_stop = connection.gateway.is_stop
+        self._connection, self._request, self._ignored = connection, request, ignored
+        self.control, self.by, self.is_stop = connection.control, connection.by, connection.gateway.is_stop
         self.watch, self.unwatch, self.overview = connection.watch, connection.unwatch, connection.gateway.overview
 
     def first(self, payload: dict[str, Any], about: SessionId) -> None:

@@ -8,11 +8,10 @@
 import asyncio
 import re
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from interlock.core.errors import BadInput, KeyConflict, Unknown
+from interlock.core.errors import BadInput, Unknown
 from interlock.core.events import Entry
 from interlock.core.lifecycle import State
 from interlock.core.names import Principal, RunId, SessionId
@@ -28,7 +27,6 @@ OURS = re.compile(r"r-[0-9a-f]+-[0-9a-f]+")
 ANEW = frozenset({"/new", "/reset"})
 STRATEGIES = {"followup": "queue"}  # the wire's word; the others are ours as well
 COMMAND_CHARACTERS = 64
-TYPED = 1_000  # stops and resets that were typed with a key, remembered so that a retry is no second stop
 SERVED = frozenset({telling.AGENT, "main"})  # what clients call the agent that is served
 LATEST = 1_000  # runs looked through for a list of sessions or tasks
 HISTORY_CHARACTERS = 4 * 1024 * 1024  # of a conversation in one answer, from its end
@@ -40,9 +38,7 @@ class Asker(Protocol):
 
     control: Control
     by: Principal
-    typed: "Typed"
     is_stop: Callable[[str], bool]
-    again: bool  # it asks for what was done before
 
     def first(self, payload: dict[str, Any], about: SessionId) -> None:
         """Send the first of two answers."""
@@ -72,35 +68,6 @@ class Asker(Protocol):
 Handler = Callable[[Asker, Any], Awaitable[Any]]
 
 
-class Typed:
-    """What was typed as a command, by who typed it and its key: a retry gets the same answer and does nothing.
-
-    It goes on though its caller leaves, or the caller's retry would be a second stop, of whatever runs by then.
-    """
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[tuple[Principal, str], tuple[tuple[str, str], asyncio.Task[Any]]] = OrderedDict()
-
-    def found(self, on: "Asker", asked: frames.OwnChat) -> "asyncio.Task[Any] | None":
-        """Return what this key began; raise if it was used for something else."""
-        said, doing = self._known.get((on.by, asked.idempotency_key), (None, None))
-        if said is not None and said != (asked.session_key, asked.message):
-            if not is_typed(asked, on.is_stop):
-                return None  # a message, whose key control knows
-            raise KeyConflict(f"key {asked.idempotency_key!r:.80} was used for another message; use a new key")
-        return doing
-
-    def begin(self, by: Principal, asked: frames.OwnChat, command: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-        """Do it, and remember that; one that failed may be tried again."""
-        place = (by, asked.idempotency_key)
-        doing = asyncio.get_running_loop().create_task(command, name="a typed command")
-        self._known[place] = (asked.session_key, asked.message), doing
-        doing.add_done_callback(lambda done: self._known.pop(place) if done.cancelled() or done.exception() else None)
-        if len(self._known) > TYPED:
-            self._known.popitem(last=False)
-        return doing
-
-
 def is_typed(asked: frames.OwnChat, is_stop: Callable[[str], bool]) -> bool:
     """Return whether a message is no message but says stop, or to begin anew."""
     text, plain = asked.message, asked.suppress_command_interpretation
@@ -113,12 +80,8 @@ def is_typed(asked: frames.OwnChat, is_stop: Callable[[str], bool]) -> bool:
 
 async def chat_send(on: Asker, asked: frames.OwnChat) -> Any:
     name_of(asked.idempotency_key, "idempotencyKey")
-    doing = on.typed.found(on, asked)
-    on.again = doing is not None
-    if doing is None and is_typed(asked, on.is_stop):
-        doing = on.typed.begin(on.by, asked, _command(on, asked))
-    if doing is not None:
-        return await asyncio.shield(doing)
+    if is_typed(asked, on.is_stop):
+        return await _command(on, asked)
     _no_attachments(asked.attachments)
     sent = await on.control.send(
         asked.session_key,
@@ -141,9 +104,11 @@ async def chat_send(on: Asker, asked: frames.OwnChat) -> Any:
 
 
 async def _command(on: Asker, asked: frames.OwnChat) -> Any:
+    """Do what was typed; its idempotency key is the stop's own, so a message delivered twice ends nothing newer."""
+    key = asked.idempotency_key
     if normalise(asked.message) in ANEW:
-        return await _reset(on, asked.session_key)
-    return telling.stop_payload(await on.control.stop(session=asked.session_key, typed=True, by=on.by))
+        return await _reset(on, asked.session_key, key)
+    return telling.stop_payload(await on.control.stop(session=asked.session_key, key=key, typed=True, by=on.by))
 
 
 async def agent(on: Asker, asked: frames.Agent) -> Any:
@@ -211,7 +176,7 @@ async def _stop(on: Asker, name: str) -> Receipt:
     """Stop a run by its id or its key; a key that was not seen yet is remembered."""
     if OURS.fullmatch(name):
         return await on.control.stop(run=name, by=on.by)
-    return await on.control.stop(key=name, by=on.by)
+    return await on.control.stop(message=name, by=on.by)
 
 
 async def chat_abort(on: Asker, asked: frames.ChatAbort) -> Any:
@@ -264,9 +229,9 @@ def _at_work(run: RunInfo) -> bool:
     return run.state in (State.ARRIVING, State.SEATED, State.STARTED)
 
 
-async def _reset(on: Asker, session: str) -> dict[str, Any]:
+async def _reset(on: Asker, session: str, key: str) -> dict[str, Any]:
     try:
-        receipt = await on.control.reset(session, by=on.by)
+        receipt = await on.control.reset(session, key=key, by=on.by)
     except Unknown:  # nothing was ever said in it, or it is not yours: nothing is begun anew
         return {"ok": True, "key": on.name(SessionId(session)), "reset": False, "aborted": False, "runIds": []}
     return telling.stop_payload(receipt) | {"key": on.name(SessionId(session)), "reset": True}
@@ -463,7 +428,7 @@ HANDLERS: dict[str, Handler] = {
     "runs.timeline": runs_timeline,
     "interlock.send": _verb("send", *frames.OwnSend.__struct_fields__),
     "interlock.chat": chat_send,
-    "interlock.stop": _verb("stop", "session", "run", "key", "order", "typed"),
+    "interlock.stop": _verb("stop", "session", "run", "message", "key", "order", "typed"),
     "interlock.wait": own_wait,
     "interlock.watch": own_watch,
     "interlock.unwatch": own_unwatch,

@@ -91,6 +91,7 @@ class Scene:
         self._acts = (*theme.acts, *SHARING_ACTS)
         self._vanishing: list[asyncio.Task[Any]] = []
         self._orders = 10
+        self._stops = 0
         self.keyed: dict[tuple[str, str], tuple[str, str, RunId]] = {}
 
     async def play(self) -> None:
@@ -228,7 +229,7 @@ class Scene:
     async def _overtake(self, name: str) -> None:
         """Stop a message before it is sent."""
         key = f"early {self._said}"
-        await self._oracle.stop(key=key, by=name)
+        await self._oracle.stop(message=key, by=name)
         await self._send(name, key=key)
 
     async def _late(self, name: str) -> None:
@@ -236,6 +237,31 @@ class Scene:
         self._orders += 2
         await self._oracle.stop(session="s", by=name, order=("channel", self._orders))
         await self._send(name, order=self._orders - 1)
+
+    async def _redeliver(self, name: str) -> None:
+        """Stop under a key, go on, and have the network deliver that stop again: at once, or behind newer messages."""
+        random, self._stops = self._random, self._stops + 1
+        what: dict[str, Any] = {"session": random.choice(("s", "s", "t")), "key": f"stop {self._stops}"}
+        if random.random() < 0.3:
+            self._orders += 1
+            what["order"] = ("channel", self._orders)
+        stopping = [asyncio.ensure_future(self._oracle.stop(by=name, **what))]
+        for _ in range(random.choice((1, 1, 2))):
+            await asyncio.sleep(random.choice(self._pauses))
+            if random.random() < 0.6:
+                await self._send(name)
+            stopping.append(asyncio.ensure_future(self._oracle.stop(by=name, **what)))
+        if random.random() < 0.3:
+            stopping.pop(0).cancel()
+        await asyncio.gather(*stopping)
+
+    async def _program(self, name: str) -> None:
+        """Have a program start something beside what people do."""
+        sent = await self._oracle.send(
+            self._random.choice(self._theme.places), self._text(), by=name, key=None, strategy=None, kind="agent"
+        )
+        if sent is not None:
+            self._known.append(sent.run_id)
 
     async def _reset(self, name: str) -> None:
         await self._oracle.reset(self._random.choice(("s", "s", "t")), by=name)
@@ -278,7 +304,7 @@ class Scene:
         if self._known and random.random() < 0.4:
             return {"run": random.choice(self._known)}
         if random.random() < 0.3:
-            return {"key": random.choice(("k1", "k2"))}
+            return {"message": random.choice(("k1", "k2"))}
         return {"session": random.choice(("s", "s", "s", "t"))}
 
     async def _stop(self, name: str) -> None:

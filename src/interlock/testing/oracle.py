@@ -118,6 +118,8 @@ class Oracle:
         self._readers: set[str] = set()  # who may see everything, as it was last said
         self._marked: dict[str, float] = {}  # a session's last acknowledged stop, by its place in the channel
         self._late: set[RunId] = set()
+        self._places: dict[RunId, float | None] = {}  # of messages in their channel
+        self._stops: dict[tuple[str, str], tuple[object, ...]] = {}  # what the key of a stop was answered first
         self.questions: dict[QuestionId, RunId] = {}  # open ones, as far as anyone was told
 
     @property
@@ -146,6 +148,9 @@ class Oracle:
         self._positions[event.session] = event.position
         if isinstance(data, Proof):
             self._receipt(data.receipt)
+        if isinstance(data, Correction) and data.outcome.unkept:  # it had to be told before the store could say
+            self._told[data.outcome.run_id] = data.outcome
+            self._superseded.pop(data.outcome.run_id, None)
         if run_id is None or isinstance(data, Correction):
             return
         if run_id in self._terminal:
@@ -394,9 +399,17 @@ class Oracle:
         if text not in texts:
             texts.append(text)
         self._deadlines.setdefault(sent.run_id, options.get("deadline"))
+        self._places.setdefault(sent.run_id, options["order"][1] if "order" in options else None)
         if sent.superseded is not None:
             self._mark_over(sent.superseded)
+            self._dominant(sent, options)
         return sent
+
+    def _dominant(self, sent: Sent, options: dict[str, Any]) -> None:
+        """A program ends nobody's turn, unless it said so; a wake yields to everyone."""
+        said = options.get("kind", "chat") != "agent" or options.get("strategy") is not None
+        if not said and self._said.get(sent.superseded or RunId(""), ("", ""))[1] not in self._wakes:
+            self._fail(f"P7: a program that named no strategy took over {sent.superseded}")
 
     async def answer(self, question: QuestionId, answer: bool, *, by: str) -> None:
         """Answer a question; an answer that is taken must not come after the end of its run."""
@@ -474,23 +487,29 @@ class Oracle:
     async def stop(self, **what: Any) -> Receipt:
         """Stop, and hold the receipt against everything that arrives from now on."""
         asked, by = self._loop.time(), what.get("by", "local")
-        unseen = "key" in what and self._healthy() and (by, what["key"]) not in self._keys
+        unseen = "message" in what and self._healthy() and (by, what["message"]) not in self._keys
         ended_before = set(self._terminal)
         before = self._living(what["session"]) if "session" in what and self.rights.is_admin(by) else []
+        if "order" in what:  # (it spares what was written after it)
+            before = [run for run in before if run in self._places and (self._places[run] or 0) <= what["order"][1]]
         receipt = await self.control.stop(**what)
-        if receipt.aborted:
+        if receipt.aborted and not receipt.again:
             self._ended_with(what.get("session", ""), before)
+        if "key" in what:
+            came_to = (receipt.id, receipt.aborted, receipt.already)
+            if self._stops.setdefault((by, what["key"]), came_to) != came_to:
+                self._fail(f"P1: a stop delivered again came to something else: {came_to}")
         session = what.get("session", "")
         if "order" in what and (self.rights.is_admin(by) or by == self.rights.owner(session)):
             self._marked[session] = max(self._marked.get(session, 0), what["order"][1])
         if unseen and not receipt.runs and receipt.already is None and self._healthy():
-            self._buried.add((by, what["key"]))
+            self._buried.add((by, what["message"]))
         took = self._loop.time() - asked
         if took > self._patience:
             self._fail(f"P6: stop took {took:.3f} s, more than {self._patience} s")
         self._note("stopped", None, receipt.aborted, len(receipt.runs))
         stopped = any(run.outcome.ending is Ending.STOPPED for run in receipt.runs)
-        if receipt.aborted and not stopped and receipt.grade == "inline":  # (or it ended detached processes)
+        if receipt.aborted and not (stopped or receipt.again) and receipt.grade == "inline":  # (or detached processes)
             self._fail("P1: the receipt says aborted, and nothing was stopped")
         for run in receipt.runs:
             self._mark_over(run.id)
@@ -626,6 +645,8 @@ class Oracle:
         for old, new in self._superseded.items():
             if self._said.get(new, ("", ""))[1] in self._wakes:
                 self._fail(f"P1: a wake took over {old}")
+            if not (await self.control.wait(new, timeout=0)).ended:
+                self._fail(f"P4: {old} was told as superseded by {new}, which nobody can find")
         self._look_at_holds()
         await asyncio.sleep(self._patience)  # whatever founded a session is told by then, or never stood
         if (wrong := self.rights.wrong_in_the_end()) is not None:

@@ -46,7 +46,12 @@ export function ending(outcome) {
   const why = firstLine(outcome.error ?? "");
   const fill = {
     by: outcome.by ? ` by ${outcome.by}` : "",
-    successor: outcome.superseded_by ? ` by ${outcome.superseded_by}` : "",
+    unseen: outcome.born_stopped ? " before it came" : "",
+    successor: outcome.superseded_by
+      ? ` by ${outcome.superseded_by}`
+      : outcome.unkept
+        ? " by a message that was not kept"
+        : "",
     after: outcome.limit_ms != null ? ` after ${limit(outcome.limit_ms)}` : "",
     phase: outcome.phase ? ` in phase ${outcome.phase}` : "",
     why: why ? `: ${why}` : "",

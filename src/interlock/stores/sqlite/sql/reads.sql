@@ -35,7 +35,7 @@ ORDER BY generation DESC LIMIT 1;
 
 -- name: marks
 -- Where a session's stops stood.
-SELECT session, channel, "by", at FROM marks WHERE session = ? ORDER BY serial;
+SELECT session, channel, "by", at, stopped_at FROM marks WHERE session = ? ORDER BY serial;
 
 -- name: run
 -- One run.
@@ -88,6 +88,10 @@ ORDER BY serial;
 -- name: wakes
 -- Every schedule.
 SELECT body FROM wakes ORDER BY id;
+
+-- name: stops
+-- Every stop's key.
+SELECT principal, key, method, digest, at, receipt, aborted, already FROM stops ORDER BY serial;
 
 -- name: tools
 -- A run's tool calls.
