@@ -114,13 +114,13 @@ def test_a_thread_that_sleeps_has_the_same_trace_until_it_runs(tmp_path: Path) -
         assert child.stdin is not None
         try:
             seen = kernel.traces(child.pid)
-            while (again := kernel.traces(child.pid)) != seen or again[child.pid, child.pid][2]:
+            while (again := kernel.traces(child.pid)) != seen or again[child.pid, child.pid][2] == "R":
                 seen = again
                 await asyncio.sleep(0.05)
             for _ in range(20):
                 assert kernel.traces(child.pid) == seen
                 child.stdin.write(b"\n")
-                while (again := kernel.traces(child.pid))[child.pid, child.pid][2] or again == seen:
+                while (again := kernel.traces(child.pid))[child.pid, child.pid][2] == "R" or again == seen:
                     await asyncio.sleep(0.001)
                 assert again[child.pid, child.pid][1] > seen[child.pid, child.pid][1]
                 seen = again
