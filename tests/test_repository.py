@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "interlock"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 CORE_LINES = 1_000  # of code, as cloc counts: neither blank nor comment nor docstring
-SOURCE_LINES = 20_000
+SOURCE_LINES = 21_000
 CONTRIBUTING_LINES = 80
 
 

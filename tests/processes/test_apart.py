@@ -220,3 +220,15 @@ def test_a_namespace_that_cannot_be_made_fails_one_spawn() -> None:
             assert await ended(processes.contain("run r-2.g1").spawn(order("echo", "up", cwd="/"))) == "up\n"
 
     play(main())
+
+
+def test_a_process_is_not_taken_for_the_worker_that_asked_for_it() -> None:
+    """The mark of a worker or host is its pid, which in another PID namespace is another's: it is not handed on."""
+
+    async def main() -> None:
+        async with room() as processes:
+            env = {"INTERLOCK_WORKER": "2", "OTHER": "kept"}
+            process = processes.contain("run r-1.g1").spawn(order("sh", "-c", "echo $INTERLOCK_WORKER$OTHER", env=env))
+            assert await ended(process) == "kept\n"
+
+    play(main())
