@@ -423,7 +423,8 @@ class LocalProcesses:
         if helper is not None and helper.alive:
             helper.hang_up()
             await _in_thread(_wait, helper.process)
-        await _in_thread(self._error_output.close)
+        if self._error_output.used:  # (threads are no part of a virtual clock, where nothing was started)
+            await _in_thread(self._error_output.close)
         if self._homes:  # one that was killed, as a second one always is, has left its directories
             await _in_thread(self._remove_directories)
 
