@@ -1,5 +1,6 @@
 """Sessions of one agent_user: an agent reaches neither another session's host nor what that started, nor its warden."""
 
+import asyncio
 import json
 import os
 import pwd
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from interlock import Confinement, Control
+from interlock import Confinement, Control, Message, Run, open_control
 from interlock.processes.base import ENVIRONMENT, Grade
 from interlock.processes.containment import LocalContainment
 from interlock.processes.local import LocalProcesses
@@ -155,3 +156,45 @@ def test_files_are_the_agent_user_s_whichever_host_wrote_them(module: Callable[[
         os.chown(scratch, pwd.getpwnam("nobody").pw_uid, -1)
         patch.setenv("SCRATCH", scratch)
         hosting(agent, use, Confinement(agent_user="nobody", environment=(*ENVIRONMENT, "SCRATCH")))
+
+
+def test_a_host_that_imports_for_itself_is_apart(module: Callable[[str], str]) -> None:
+    """Where the module cannot be forked warm, hosts are executed: in a PID namespace each, all the same."""
+    need_root()
+    threads = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    agent = module(
+        f"{threads}import json, os\nasync def agent(run, message):\n"
+        "    return json.dumps(sorted(int(name) for name in os.listdir('/proc') if name.isdigit()))"
+    )
+
+    async def use(control: Control) -> None:
+        assert control.hosts is not None and not control.hosts.warm
+        for session in "ab":
+            pids = json.loads(await reply(control, session=session))
+            assert len(pids) == 2 and pids[0] == 1, pids
+
+    hosting(agent, use, Confinement(agent_user=pwd.getpwuid(0).pw_name))  # who can find this Python, wherever it is
+
+
+def processes_seen() -> list[int]:
+    """A tool that says which processes it sees."""
+    return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+async def counting(run: Run, message: Message) -> str:
+    """An agent that calls it."""
+    return json.dumps(await run.call(processes_seen))
+
+
+def test_a_worker_is_apart() -> None:
+    """A synchronous tool of an inline agent sees its worker and nobody else."""
+    need_root()
+
+    async def main() -> None:
+        rights = Confinement(agent_user=pwd.getpwuid(0).pw_name)
+        async with open_control(counting, confinement=rights) as control:
+            for _ in range(3):
+                pids = json.loads(await reply(control))
+                assert len(pids) == 2 and pids[0] == 1, pids
+
+    asyncio.run(main())
