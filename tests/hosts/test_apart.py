@@ -14,6 +14,7 @@ from interlock import Confinement, Control, Message, Run, open_control
 from interlock.processes.base import ENVIRONMENT, Grade
 from interlock.processes.containment import LocalContainment
 from interlock.processes.local import LocalProcesses
+from processes.test_spawn import members
 
 from .test_zygote import hosting, module, reply
 
@@ -85,10 +86,10 @@ def test_one_session_s_agent_reaches_nothing_of_another_s(grade: Grade | None, m
         keepers = [each.keeper for each in containments(control) if each.keeper is not None]
         inits = [each.init for each in containments(control) if each.init is not None]
         victims = [each for each in containments(control) if "victim" in each.name]
-        members = [pid for each in victims for pid in each.members()]
-        assert len(victims) == 2 and len(members) == 3  # a host with a child, and a process
+        held = [pid for each in victims for pid in members(each)]
+        assert len(victims) == 2 and len(held) == 3  # a host with a child, and a process
         assert isinstance(control._processes, LocalProcesses) and control._processes._helper is not None
-        others = [*members, *keepers, *inits, control._processes._helper.process.pid, os.getpid()]
+        others = [*held, *keepers, *inits, control._processes._helper.process.pid, os.getpid()]
         assert json.loads(await reply(control, json.dumps(others), session="hostile")) == []
         turns, children, uids = json.loads(await reply(control, "count", session="victim"))
         assert (turns, children, set(uids)) == (2, [None], {pwd.getpwnam("nobody").pw_uid})
@@ -120,11 +121,11 @@ def test_a_host_in_a_namespace_is_stopped_kept_and_replaced(grade: Grade | None,
         async for event in control.watch("s"):
             if "begun" in str(event):
                 break
-        members = {pid for each in containments(control) if each.name == "the host of s" for pid in each.members()}
-        assert len(members) >= 2
+        held = {pid for each in containments(control) if each.name == "the host of s" for pid in members(each)}
+        assert len(held) >= 2
         await control.stop(run=sent.run_id)
         await control.wait(sent.run_id, timeout=30, drained=True)
-        assert not [pid for pid in members if Path(f"/proc/{pid}").exists()]
+        assert not [pid for pid in held if Path(f"/proc/{pid}").exists()]
         assert await reply(control)
 
     hosting(agent, use, Confinement(agent_user="nobody", grade=grade))
