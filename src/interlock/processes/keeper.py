@@ -1,7 +1,8 @@
 """The keeper: parent of every process of one containment, and the one who ends them.
 
 1. A subreaper. Whatever a kept process starts stays below it, however often it forks or changes its session.
-2. Contained before exec: it steps into the leaf, spawns, and steps out again. It never forks Python.
+2. Contained before exec: it steps into the leaf, spawns, and steps out again. It forks no Python but the init of a PID
+   namespace, where what it keeps is to be apart from other containments.
 3. Sealed before it kills: once the other side has hung up no request is served, not even one that was sent before.
 4. Gone means ECHILD, and an empty leaf. It signals its own children only, which no other process can have the pid of.
 5. It ends everything when control hangs up, when control dies (a pidfd, since a fork of control may hold the socket),

@@ -396,6 +396,8 @@ class LocalProcesses:
             else:
                 env[name] = value
         env[kernel.OWNER] = self._owner
+        # Handed on by an agent it would name the wrong process: in two PID namespaces there are equal pids.
+        env.pop("INTERLOCK_WORKER", None)
         return env
 
     def error_pipe(self, name: Callable[[], str]) -> int:
