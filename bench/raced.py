@@ -117,7 +117,7 @@ async def _stop(world: World, control: Control, session: str, *, run: str | None
     elif run is not None:
         receipt = await control.stop(run=run)
     else:
-        receipt = await control.stop(key=key)
+        receipt = await control.stop(message=key)
     _returned(world, session, receipt, run)
 
 

@@ -251,7 +251,7 @@ class Server:
     async def _bury(self, control: Control) -> None:
         self._sent += 1
         key = f"b{self._book.start}.{self._sent}"
-        if (await control.stop(key=key)).durable:
+        if (await control.stop(message=key)).durable:
             self.tell("buried", key)
             self._book.buried.add(key)
 

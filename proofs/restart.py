@@ -18,11 +18,11 @@ import msgspec
 from interlock.app import open_control
 from interlock.core.decision import RunRow
 from interlock.core.events import Block, Ended, Event, transcript
-from interlock.core.names import Ending, RunId
+from interlock.core.names import Ending, RunId, SessionId
 from interlock.core.outcome import Outcome
 from interlock.runtime.control import Control
 from interlock.runtime.run import Message, Run
-from interlock.runtime.settings import Settings
+from interlock.runtime.settings import CRASHES, Settings
 from interlock.stores.memory import MemoryStore
 from interlock.testing.hostile import HELPER
 from interlock.testing.oracle import Oracle, Violation
@@ -217,13 +217,19 @@ class Life:
         """Take over what goes on again, stop it, or let it be."""
         for what in self._random.sample(("send", "stop", "nothing", "nothing"), 2):
             if what == "send":
-                session = control._registry.sessions.get("s")  # type: ignore[call-overload]
-                if session is None or not session.parked:
+                if not self._parked(control, SessionId("s")):
                     text = f"later {self._random.random()}"
                     self._sent.add((await control.send("s", text)).run_id)
             elif what == "stop":
                 await control.stop(session="s")
             await asyncio.sleep(self._random.choice(PAUSES_SECONDS))
+
+    def _parked(self, control: Control, session_id: SessionId) -> bool:
+        """Whether a session takes nothing until it is reset; one that is not in memory says so in the store."""
+        session, row = control._registry.sessions.get(session_id), self._death.store._sessions.get(session_id)
+        if session is not None and session.loaded:
+            return session.parked
+        return row is not None and row.crashes >= CRASHES
 
     async def _until_quiet(self, control: Control) -> None:
         async with asyncio.timeout(QUIET_SECONDS):

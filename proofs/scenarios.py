@@ -40,7 +40,12 @@ THEMES = (
     ),
     Theme(("asker", "guarded", "gambler"), ("send", "stop", "wait", "reset")),
     Theme(("parent", "litter", "cuckoo", "orphan", "absentee")),
-    Theme(("dawdle", "sleeper"), ("send", "wait", "wait", "stop")),
+    Theme(
+        ("dawdle", "dawdle", "sleeper"),
+        ("send", "wait", "wait", "stop"),
+        ("queue", "queue", None),
+        deadlines=(None, 0.002, 0.002, 0.05),
+    ),
     Theme(("never", "polite", "swallow_all"), ("vanish", "vanish", "stop", "twice", "overtake", "late")),
 )
 
@@ -58,9 +63,36 @@ HOSTS = Theme(
     "s",
     (0.0, 0.0, 0.001),
 )
+DELIVERIES = Theme(
+    ("reply", "polite", "never", "tools", "parent"),
+    ("redeliver", "redeliver", "redeliver", "program", "program", "send", "late", "stop"),
+    (None, None, "queue", "steer"),
+)
+FOUNDING = Theme(
+    ("polite", "never", "reply", "tools"),
+    ("send", "send", "stop", "stop", "stop", "overtake", "late", "vanish"),
+    (None, None, "queue", "collect"),
+    "s",
+    (0.0, 0.05, 0.05),
+    crowd=("alice", "bob"),
+    strained=True,
+)  # whose the session is hangs on messages that the store refuses
+SHARED = Theme(
+    ("polite", "never", "never", "chatter"),
+    ("visit", "visit", "visit", "send", "stop"),
+    (None, "queue", "queue"),
+    "s",
+    (0.0, 0.0, 0.001),
+    deadlines=(None,),
+    crowd=("alice", "alice"),
+    readers=1.0,
+)  # one's session, and somebody else in it who may be there, and then may not
 OTHERS = tuple(name for name in BEHAVIOURS if name not in PROCESSES.behaviours)
 PROCESS_SEEDS = 8  # every so many seeds play with processes
+SHARED_SEEDS = 16  # every so many seeds a session is shared, and not any more
+FOUNDING_SEEDS = 16  # every so many seeds begin with a store in trouble
 HOST_SEEDS = 8  # every so many seeds the agents run in hosts
+DELIVERY_SEEDS = 8  # every so many seeds stops are delivered twice, and programs start something
 DEATH_SEEDS = 8  # every so many seeds the server dies on the way, and is started again
 DEATHS = 3  # in a row, at most
 
@@ -98,6 +130,12 @@ def _theme(seed: int, random: Random) -> Theme:
         theme = random.choice(THEMES)
     if seed % PROCESS_SEEDS == 6:
         theme = PROCESSES
+    if seed % DELIVERY_SEEDS == 5:
+        theme = DELIVERIES
+    if seed % FOUNDING_SEEDS == 9:
+        theme = FOUNDING
+    if seed % SHARED_SEEDS == 1:
+        theme = SHARED
     if seed % HOST_SEEDS == 4 and random.random() < 0.7:
         theme = HOSTS
     return theme

@@ -167,7 +167,8 @@ def run_command(
         env: dict[str, str | None] = dict(os.environ)
         for name in USER_NAMES if user is not None else ():
             env.pop(name, None)
-        confinement = Confinement(grade=grade, pids=pids or None, memory=_bytes(memory), agent_user=user)
+        most = _bytes(memory)
+        confinement = Confinement(grade=grade, pids=pids or None, memory=most, agent_user=user, apart=False)
         processes = LocalProcesses(confinement, subreaper=True)
         order = SpawnOrder(
             argv=tuple(command), cwd=None if cwd is None else str(cwd), env=env, grace=seconds(grace), inherit=True
@@ -253,7 +254,7 @@ def _conclude(
         _say(_reason(outcome.error or "it failed") + (f": {_proof(receipt)}" if receipt.processes.ended else ""))
         return command.status or TROUBLE
     if not quiet:
-        words = client_words(msgspec.structs.replace(outcome, by=None))
+        words = client_words(msgspec.structs.replace(outcome, by=None, phase=None))  # a command has one phase only
         if outcome.ending is Ending.SHUTDOWN and signalled is not None:
             words = f"interrupted by {signalled.name}"
         _say(f"{words}: {_proof(receipt)}")
@@ -392,6 +393,9 @@ def serve_command(
             "--agent", metavar="NAME=MODULE:CALLABLE", help="An agent that runs may delegate to; may be repeated."
         ),
     ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What people call the agent, as in STOP NAME. [its callable]")
+    ] = None,
     host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Where to listen. [127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(metavar="N", help="Which port; 0 takes a free one. [8719]")] = None,
     public: Annotated[
@@ -408,8 +412,16 @@ def serve_command(
         str | None, typer.Option(metavar="host|inline", help="Where the agent's code runs. [host]")
     ] = None,
     agent_user: Annotated[str | None, typer.Option(metavar="NAME", help="Run agent and tools as this user.")] = None,
+    environment: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="NAME", help="A variable of ours that the agent sees too; may be repeated."),
+    ] = None,
     approval: Annotated[
         str | None, typer.Option(metavar="TOOLS", help="ask, never, or the tools that need no asking.")
+    ] = None,
+    stop_words: Annotated[
+        list[str] | None,
+        typer.Option("--stop-word", metavar="WORD", help="A message that stops, too. Repeatable."),
     ] = None,
     drain_seconds: Annotated[str | None, typer.Option(metavar="TIME", help="For an orderly end. [5]")] = None,
     allow_hosts: Annotated[

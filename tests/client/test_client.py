@@ -100,8 +100,8 @@ def test_stopping_by_session_run_and_key(served: Served) -> None:
             await until(lambda: _some(client.processes("stops")))
             assert (await client.stop(run=second.run_id)).aborted
             third = await client.send("stops", "hang", key="stops-3")
-            assert (await client.stop(key="stops-3")).runs[0].id == third.run_id
-            assert not (await client.stop(key="stops-4")).aborted
+            assert (await client.stop(message="stops-3")).runs[0].id == third.run_id
+            assert not (await client.stop(message="stops-4")).aborted
             fourth = await client.send("stops", "hang", key="stops-4")
             assert (await client.wait(fourth.run_id)).ending is Ending.STOPPED
             reset = await client.reset("stops")

@@ -17,6 +17,8 @@ from interlock.core.decision import (
     QuestionRow,
     RunRow,
     SessionRow,
+    ShareRow,
+    StopKey,
     StopMark,
     Tombstone,
     ToolRow,
@@ -53,6 +55,7 @@ from interlock.core.names import (
     Effect,
     Ending,
     ErrorKind,
+    May,
     Principal,
     ProcessState,
     QuestionId,
@@ -145,8 +148,10 @@ def wake(name: str, *, every: float = 60.0) -> WakeRow:
     return WakeRow(id=WakeId(name), session=S, principal=ALICE, text="look", since=1.0, every=every)
 
 
-def mark(at: float, *, channel: str = "chat", by: Principal = ALICE, name: SessionId = S) -> StopMark:
-    return StopMark(session=name, channel=channel, by=by, at=at)
+def mark(
+    at: float, *, channel: str = "chat", by: Principal = ALICE, name: SessionId = S, since: float = 1.0
+) -> StopMark:
+    return StopMark(session=name, channel=channel, by=by, at=at, stopped_at=since)
 
 
 def child(run: str, *, ended: Outcome | None = None, home: SessionId = S) -> RunRow:
@@ -1194,6 +1199,59 @@ def test_a_mark_only_moves_on(kit: Any) -> None:
     play(kit, main)
 
 
+def test_a_later_stop_at_an_earlier_place_has_a_mark_beside(kit: Any) -> None:
+    """A mark far ahead goes when it has stood for an hour; those of stops that came meanwhile stand on."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        for at, since in ((1e18, 10.0), (5.0, 20.0), (4.0, 15.0), (7.0, 3_000.0)):
+            await store.decide(Decision(marks=(mark(at, since=since),)))
+        assert (await loaded(store)).marks == (mark(1e18, since=10.0), mark(7.0, since=3_000.0))
+        await store.decide(Decision(marks=(mark(6.0, since=3_611.0),)))
+        assert (await loaded(store)).marks == (mark(7.0, since=3_000.0), mark(6.0, since=3_611.0))
+
+    play(kit, main)
+
+
+def stop_key(name: str, *, by: Principal = ALICE, **more: Any) -> StopKey:
+    return StopKey(principal=by, key=name, method="stop", digest="d", at=1.5, **more)
+
+
+def test_the_first_use_of_a_stops_key_stands(kit: Any) -> None:
+    """Every field of it is kept, over a restart too, and a later use changes nothing."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        first = (
+            stop_key("k", receipt=ReceiptId("f"), aborted=True),
+            stop_key("k", by=BOB, already=Ending.COMPLETED),
+            stop_key("l"),
+        )
+        await store.decide(Decision(stops=first))
+        await store.decide(Decision(stops=(stop_key("k", receipt=ReceiptId("g")),)))
+        assert sorted(await store.stops(), key=repr) == sorted(first, key=repr)
+
+    play(kit, main)
+
+
+def test_keys_of_stops_are_bounded_per_principal(kit: Any) -> None:
+    """Who stops often pushes out only their own oldest."""
+
+    async def main() -> None:
+        store = kit.small(STOPS_KEPT=3)
+        await store.open()
+        await store.decide(Decision(stops=(stop_key("k", by=BOB),)))
+        for n in range(5):
+            await store.decide(Decision(stops=(stop_key(f"k{n}"),)))
+        await kit.tidy(store)
+        kept = [(each.principal, each.key) for each in await store.stops()]
+        assert sorted(kept) == [(ALICE, "k2"), (ALICE, "k3"), (ALICE, "k4"), (BOB, "k")]
+
+    play(kit, main)
+
+
 def test_marks_are_apart(kit: Any) -> None:
     """Another channel, another person and another session have marks of their own; whoever loads sees them all."""
 
@@ -1385,8 +1443,17 @@ def test_the_latest_runs_of_all_sessions(kit: Any) -> None:
             store = await kit.reopened(store) if later else store
             assert await store.runs(None) == rows
             assert await store.runs(None, limit=2) == rows[2:]
-            assert [each.id for each in await store.runs(None, of=BOB)] == ["b", "c"]  # started, owned
-            assert [each.id for each in await store.runs(None, limit=3, of=ALICE)] == ["b", "c", "d"]
+            assert [each.id for each in await store.runs(None, of=BOB)] == ["c"]  # owned
+            assert [each.id for each in await store.runs(None, limit=3, of=ALICE)] == ["a", "b"]
+            shared = [
+                ShareRow(session=talk, principal=ALICE, may=may, at=at)
+                for may, at in ((None, 1 + 9 * later), (May.READ, 2 + 9 * later))
+            ]
+            await store.decide(Decision(shares=tuple(shared)))
+            assert [each.id for each in await store.runs(None, limit=2, of=ALICE)] == ["b", "c"]
+            assert [each.session.id for each in await store.sessions(limit=9, of=ALICE)] == [talk, S]
+            await store.decide(Decision(shares=(msgspec.structs.replace(shared[0], at=3 + 9 * later), shared[1])))
+            assert [each.id for each in await store.runs(None, of=ALICE)] == ["a", "b"], "the later word stands"
 
     play(kit, main)
 
@@ -1729,6 +1796,7 @@ async def everything(store: Store, *, live: bool = False) -> dict[str, Any]:
     """All that the port tells of the names used here; `live`: without the told marks, which may come a little later."""
     asked: dict[Any, Awaitable[Any]] = {
         "wakes": store.wakes(),
+        "stops": store.stops(),
         "unsettled": store.unsettled(),
         "pending": store.pending_receipts(),
         "sessions": store.sessions(limit=9),
@@ -1760,6 +1828,7 @@ async def everything(store: Store, *, live: bool = False) -> dict[str, Any]:
     asked |= {("question", wanted): store.question(QuestionId(wanted)) for wanted in "qpo"}
     found = dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
     found["wakes"] = sorted(found["wakes"], key=lambda each: each.id)  # they are in no order
+    found["stops"] = sorted(found["stops"], key=repr)  # of several principals neither
     for what, value in found.items():
         if isinstance(value, Loaded):
             found[what] = msgspec.structs.replace(value, marks=tuple(sorted(value.marks, key=repr)))  # nor are these
@@ -1835,7 +1904,7 @@ def full(text: str) -> Decision:
                 id=WakeId("w"), session=S, principal=BOB, text=text, since=1.1, at=2.2, every=3.3, cron="* * * * *"
             ),
         ),
-        marks=(StopMark(session=S, channel=text, by=BOB, at=123_456_789_012_345_678_901_234_567_890),),
+        marks=(StopMark(session=S, channel=text, by=BOB, at=123_456_789_012_345_678_901_234_567_890, stopped_at=1.5),),
     )  # fmt: skip
 
 
@@ -1868,7 +1937,7 @@ def bare() -> Decision:
             ),
         ),
         wakes=(WakeRow(id=WakeId("v"), session=S, principal=ALICE, text="", since=0.0),),
-        marks=(StopMark(session=other, channel="c", by=ALICE, at=-0.5),),
+        marks=(StopMark(session=other, channel="c", by=ALICE, at=-0.5, stopped_at=0.0),),
     )  # fmt: skip
 
 
@@ -2031,6 +2100,7 @@ def run_rows(draw: Drawn, *, over: bool) -> RunRow:
         started=draw(st.booleans()),
         outcome=msgspec.structs.replace(told, run_id=RunId(name)) if over else None,
         cut=draw(whatever) if over else "",
+        instructions=draw(st.none() | whatever),
     )
 
 
@@ -2077,8 +2147,15 @@ def tools_(draw: Drawn) -> ToolRow:
 
 places = st.integers(-3, 3) | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 marks_ = st.builds(
-    StopMark, session=st.sampled_from(SESSIONS), channel=st.sampled_from(["chat", "mail"]), by=people, at=places
-)
+    StopMark, session=st.sampled_from(SESSIONS), channel=st.sampled_from(["chat", "mail"]), by=people, at=places,
+    stopped_at=st.sampled_from([0.0, 100.0, 3_600.0, 5_000.0]),
+)  # fmt: skip
+stops_ = st.builds(
+    StopKey, principal=people, key=keys_, method=st.sampled_from(["stop", "reset"]), digest=whatever,
+    at=st.floats(0, 9),
+    receipt=st.none() | st.sampled_from("fg").map(ReceiptId), aborted=st.booleans(),
+    already=st.none() | st.sampled_from(Ending),
+)  # fmt: skip
 decisions = st.builds(
     Decision,
     writer=st.none() | st.builds(Writer, st.sampled_from(SESSIONS), st.integers(0, 6)),
@@ -2106,6 +2183,7 @@ decisions = st.builds(
     wakes=some(st.builds(wake, st.sampled_from("vw"), every=st.floats(1, 9))),
     unwakes=some(st.sampled_from("vw").map(WakeId)),
     marks=some(marks_),
+    stops=some(stops_),
     rises=some(st.sampled_from(SESSIONS)),
     told=some(names.map(RunId), 1),
 )
@@ -2131,6 +2209,9 @@ class Twins:
         self.tickets: list[list[Ticket]] = []
         self.position = 0
         self.over: set[str] = set()
+        self.spoken: set[str] = (
+            set()
+        )  # since the last start: only recovery says that an end was told, of runs before it
 
     async def do(self, step: Any) -> None:
         """Do the same with both."""
@@ -2138,7 +2219,10 @@ class Twins:
             await self.compare(live=True)
             self.stores = [await kit.reopened(store) for kit, store in zip(self.kits, self.stores, strict=True)]
             await self.compare(live=False)
+            self.spoken.clear()
         elif isinstance(step, Decision):
+            told = tuple(run for run in step.told if run not in self.spoken)
+            step = msgspec.structs.replace(step, told=told)
             self.tickets.append([store.decide(step) for store in self.stores])
         else:
             await self.tell(*step)
@@ -2152,6 +2236,7 @@ class Twins:
         if isinstance(data, Ended):
             self.over.add(run)
         self.position += 1
+        self.spoken.add(run)
         for store in self.stores:
             store.append(event(self.position, data, run, HOMES[run]))
 

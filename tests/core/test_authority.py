@@ -5,25 +5,29 @@ import itertools
 import pytest
 
 from interlock.core import authority
-from interlock.core.authority import RIGHTS, Action, Authority, Relation, may
-from interlock.core.names import LOCAL, Principal
+from interlock.core.authority import RIGHTS, Action, Authority, Relation, Whose, may, may_found
+from interlock.core.names import LOCAL, May, Principal, SessionId
 
-ALICE, BOB, EVE, ROOT = (Principal(name) for name in ("alice", "bob", "eve", "root"))
+ALICE, BOB, CAROL, EVE, ROOT = (Principal(name) for name in ("alice", "bob", "carol", "eve", "root"))
 
 # Written down from docs/design.md, not derived from the code: an `x` is a right.
-#               system admin owner principal parent reader approver other
+#               system admin owner principal parent writer guest reader approver other
 EXPECTED = {
-    "send": "        x      x     x      x        x      .      .      x",
-    "take_over": "   x      x     x      x        x      .      .      .",
-    "stop": "        x      x     x      x        x      .      .      .",
-    "answer": "      .      x     x      x        .      .      x      .",
-    "see_run": "     x      x     x      x        x      x      .      .",
-    "see_session": " x      x     x      .        .      x      .      .",
-    "wake": "        x      x     x      .        .      .      .      .",
-    "reset": "       x      x     x      .        .      .      .      .",
+    "found": "       x      x     x      x        x      x     x      .      .      x",
+    "send": "        x      x     x      .        .      x     .      .      .      .",
+    "take_over": "   x      x     x      x        x      .     .      .      .      .",
+    "stop": "        x      x     x      x        x      .     .      .      .      .",
+    "answer": "      .      x     x      x        .      .     .      .      x      .",
+    "see_run": "     x      x     x      x        x      x     x      x      .      .",
+    "see_session": " x      x     x      .        .      x     x      x      .      .",
+    "wake": "        x      x     x      .        .      .     .      .      .      .",
+    "reset": "       x      x     x      .        .      .     .      .      .      .",
+    "share": "       x      x     x      .        .      .     .      .      .      .",
 }
-COLUMNS = ("system", "admin", "owner", "principal", "parent", "reader", "approver", "other")
-CHANGES = (Action.SEND, Action.TAKE_OVER, Action.STOP, Action.ANSWER, Action.WAKE, Action.RESET)
+COLUMNS = ("system", "admin", "owner", "principal", "parent", "writer", "guest", "reader", "approver", "other")
+SEES = (Action.SEE_RUN, Action.SEE_SESSION)
+CHANGES = tuple(action for action in Action if action not in SEES)
+SHARED = {BOB: May.WRITE, CAROL: May.READ}
 
 
 def test_the_expected_table_is_complete() -> None:
@@ -68,9 +72,9 @@ def test_a_reader_never_changes_anything(action: Action) -> None:
     """A reader has no right that changes something, even over what once was its own."""
     known = Authority(readers=[EVE])
     for owner, principal in itertools.product((None, EVE, ALICE), repeat=2):
-        assert not known.may(action, EVE, owner=owner, principal=principal)
-        assert known.may(Action.SEE_RUN, EVE, owner=owner, principal=principal)
-        assert known.may(Action.SEE_SESSION, EVE, owner=owner, principal=principal)
+        assert not known.may(action, EVE, whose=Whose(owner), principal=principal)
+        assert known.may(Action.SEE_RUN, EVE, whose=Whose(owner), principal=principal)
+        assert known.may(Action.SEE_SESSION, EVE, whose=Whose(owner), principal=principal)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +88,7 @@ def test_a_reader_never_changes_anything(action: Action) -> None:
         (EVE, EVE, EVE, {"reader"}),
         (ALICE, ALICE, BOB, {"owner"}),
         (ALICE, ALICE, ALICE, {"owner", "principal"}),
-        (ALICE, BOB, ALICE, {"principal"}),
+        (ALICE, BOB, ALICE, {"other"}),
         (ALICE, None, ALICE, {"principal"}),
         (ALICE, ALICE, None, {"owner"}),
         (ALICE, BOB, BOB, {"other"}),
@@ -94,7 +98,7 @@ def test_a_reader_never_changes_anything(action: Action) -> None:
 def test_relations(by: Principal, owner: Principal | None, principal: Principal | None, expected: set[str]) -> None:
     """What a caller is to a session and a run follows from names alone, never from a connection (race 101)."""
     known = Authority(admins=[ROOT], readers=[EVE])
-    assert {relation.value for relation in known.relations(by, owner=owner, principal=principal)} == expected
+    assert {relation.value for relation in known.relations(by, whose=Whose(owner), principal=principal)} == expected
 
 
 def test_an_admin_who_is_also_a_reader_is_an_admin() -> None:
@@ -109,7 +113,7 @@ def test_an_admin_who_is_also_a_reader_is_an_admin() -> None:
     [
         (BOB, ALICE, ALICE, {"approver", "other"}),
         (BOB, BOB, ALICE, {"approver", "owner"}),
-        (BOB, ALICE, BOB, {"approver", "principal"}),
+        (BOB, ALICE, BOB, {"approver", "other"}),
         (EVE, EVE, EVE, {"approver", "reader"}),
         (ROOT, ALICE, ALICE, {"admin"}),
         (ALICE, BOB, BOB, {"other"}),
@@ -119,8 +123,8 @@ def test_an_approver_is_one_besides(by: Principal, owner: Principal, principal: 
     """Whoever may answer every question is also what they were: a reader, an owner, or nobody in particular."""
     known = Authority()
     known.appoint(admins=[ROOT], readers=[EVE], approvers=[BOB, EVE, ROOT])
-    assert {relation.value for relation in known.relations(by, owner=owner, principal=principal)} == expected
-    assert known.may(Action.ANSWER, by, owner=owner, principal=principal) is (by != ALICE)
+    assert {relation.value for relation in known.relations(by, whose=Whose(owner), principal=principal)} == expected
+    assert known.may(Action.ANSWER, by, whose=Whose(owner), principal=principal) is (by != ALICE)
 
 
 def test_appointing_replaces_who_was_appointed() -> None:
@@ -139,22 +143,57 @@ def test_a_reader_who_may_write_is_somebody_too() -> None:
     """One who sees everything and is no mere reader owns what is theirs, and nothing of others."""
     known = Authority()
     known.appoint(readers=[EVE, BOB], writers=[EVE])
-    assert known.relations(EVE, owner=EVE, principal=EVE) == {Relation.READER, Relation.OWNER, Relation.PRINCIPAL}
-    assert known.relations(EVE, owner=ALICE, principal=ALICE) == {Relation.READER, Relation.OTHER}
-    assert known.relations(BOB, owner=BOB, principal=BOB) == {Relation.READER}
+    assert known.relations(EVE, whose=Whose(EVE), principal=EVE) == {
+        Relation.READER,
+        Relation.OWNER,
+        Relation.PRINCIPAL,
+    }
+    assert known.relations(EVE, whose=Whose(ALICE), principal=ALICE) == {Relation.READER, Relation.OTHER}
+    assert known.relations(BOB, whose=Whose(BOB), principal=BOB) == {Relation.READER}
     assert known.may(Action.STOP, EVE, principal=EVE) and not known.may(Action.STOP, EVE, principal=ALICE)
-    assert not known.may(Action.SEND, BOB) and known.may(Action.SEND, EVE)
+    assert not known.may(Action.FOUND, BOB) and known.may(Action.FOUND, EVE)
 
 
 def test_names_are_compared_whole() -> None:
     """A right belongs to exactly one name: neither a part of it nor another spelling has it."""
     known = Authority(admins=["root"])
     for name in ("Root", "roo", "root ", "", "rootroot"):
-        assert known.relations(Principal(name), owner=ALICE) == {Relation.OTHER}
+        assert known.relations(Principal(name), whose=Whose(ALICE)) == {Relation.OTHER}
 
 
 def test_nobody_owns_what_has_no_owner() -> None:
     """A session without a known owner, and a run without a principal, belong to no one by accident."""
     known = Authority()
     for action in (Action.STOP, Action.TAKE_OVER, Action.SEE_RUN, Action.SEE_SESSION):
-        assert not known.may(action, ALICE, owner=None, principal=None)
+        assert not known.may(action, ALICE, whose=Whose(None), principal=None)
+
+
+@pytest.mark.parametrize(
+    ("by", "principal", "expected"),
+    [
+        (BOB, None, {"writer"}),
+        (BOB, BOB, {"writer", "principal"}),
+        (BOB, ALICE, {"writer"}),
+        (CAROL, None, {"guest"}),
+        (CAROL, CAROL, {"guest"}),
+        (ALICE, BOB, {"owner"}),
+        (EVE, EVE, {"other"}),
+        (ROOT, None, {"admin"}),
+    ],
+)
+def test_what_a_session_was_shared_for(by: Principal, principal: Principal | None, expected: set[str]) -> None:
+    """Sharing makes a writer or a guest; a run's principal has a right to it only while they may write there."""
+    known, whose = Authority(admins=[ROOT]), Whose(ALICE, SHARED)
+    assert {relation.value for relation in known.relations(by, whose=whose, principal=principal)} == expected
+
+
+def test_nobody_founds_a_session_for_another() -> None:
+    """A name with a slash belongs to who stands before it; the embedder names its sessions as it likes."""
+    for name, founders in (
+        ("main", (ALICE, BOB, LOCAL)),
+        ("alice/main", (ALICE, LOCAL)),
+        ("alice/a/b", (ALICE, LOCAL)),
+        ("local/main", (LOCAL,)),
+        ("/main", (LOCAL,)),
+    ):
+        assert [by for by in (ALICE, BOB, LOCAL) if may_found(by, SessionId(name))] == list(founders)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from interlock.core.names import Strategy
-from interlock.core.takeover import Admission, Scene, decide
+from interlock.core.names import RunKind, Strategy
+from interlock.core.takeover import Admission, Scene, decide, strategy_of
 
 A = Admission
 FLAGS = ("seated", "wake_seated", "may_stop", "overdue", "collecting")
@@ -169,3 +169,15 @@ def test_every_admission_is_reached() -> None:
     messages = {decide(strategy, scene) for strategy, scene in itertools.product(Strategy, scenes())}
     wakes = {decide(strategy, scene, wake=True) for strategy, scene in itertools.product(Strategy, scenes())}
     assert messages | wakes == set(Admission)
+
+
+@pytest.mark.parametrize("kind", RunKind)
+def test_whose_strategy_counts(kind: RunKind) -> None:
+    """The message's own, else its session's, else the server's; a program without its own queues or is rejected."""
+    for own, session, server in itertools.product((None, *Strategy), (None, *Strategy), Strategy):
+        nearest = own or session or server
+        counts = strategy_of(kind, own, session=session, server=server)
+        if kind is RunKind.AGENT and own is None:
+            assert counts is (Strategy.REJECT if nearest is Strategy.REJECT else Strategy.QUEUE)
+        else:
+            assert counts is nearest

@@ -19,7 +19,7 @@ def share(page: Page, who: str, may: str) -> None:
 
 
 def test_two_people_have_a_main_of_their_own(visit: Visit) -> None:
-    """The page opens `main`, which is the person's own; one's own sessions are listed bare, others' with their owner."""
+    """The page opens `main`, the person's own; one's own sessions are listed bare, others' with their owner."""
     ann, bob = visit.tab(), visit.tab()
     for page, name in ((ann, "ann"), (bob, "bob")):
         page.goto(f"{visit.base}#pair={visit.operator.code(name)}")

@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 
-from interlock.processes import kernel, wire
-from interlock.processes.base import Confinement, Grade
+from interlock.processes import doctor, kernel, wire
+from interlock.processes.base import Confinement, Grade, Machine
 from interlock.processes.local import BARE, ROOT, LocalProcesses
 
+from .test_drain import frozen
 from .test_spawn import BOUND_SECONDS, TREE, Witness, both_grades, cgroups_of, listed, need, play, room, until
 
 PLAYED_AGAIN = 25  # times; far more than it takes beside one other half
@@ -88,7 +89,8 @@ async def main():
                         signal.pause()
                 say(child=child)
             case "thread":  # the one that started the helper ends
-                started = {thread for thread in threading.enumerate() if thread is not threading.main_thread()}
+                lasting = ("MainThread", "error output")
+                started = {thread for thread in threading.enumerate() if thread.name not in lasting}
                 await loop.shutdown_default_executor()
                 say(threads=len(started), left=sum(thread.is_alive() for thread in started))
             case "close" | "":
@@ -251,6 +253,36 @@ def test_all_die_and_the_next_start_ends_what_they_left(grade: Grade, tmp_path: 
     pytest.fail("what was left was never seen alive, or never ended by our own start")
 
 
+@both_grades
+def test_what_cannot_be_ended_is_named_at_every_start(
+    grade: Grade, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A leftover that no KILL ends is named in the log and by the doctor, until it is gone."""
+    machines: list[Machine] = []
+
+    async def main() -> None:
+        async with room(grade) as processes:
+            assert processes.machine is not None
+            machines.append(processes.machine)
+
+    with gateway(grade, tmp_path / "pids") as (control, witness):
+        stuck = control.tree[0]
+        with frozen(stuck):
+            control.kill("gateway", "helper", "keeper")
+            control.end()
+            play(main())
+            assert witness.alive(0.0) == [stuck]
+            (named,) = [name for name in machines[0].left if name.startswith(f"process {stuck} (")]
+            assert f"every start takes seconds longer for trying: {', '.join(machines[0].left)}; thaw it" in caplog.text
+            works = dict.fromkeys(Grade, True)
+            (fact,) = [fact for fact in doctor._facts(machines[0], works) if fact.name == "left behind" and fact.change]
+            assert named in fact.found and fact.good is False
+        assert witness.alive(GONE_SECONDS) == []
+    play(main())
+    assert not [name for name in machines[1].left if f"process {stuck} (" in name]
+    assert cgroups_of(control.owner) == []
+
+
 def test_a_helper_that_died_leaves_no_directory_behind(tmp_path: Path) -> None:
     """A control whose helper was killed and never needed again leaves no cgroup directory when it closes."""
     with gateway(Grade.CGROUP, tmp_path / "pids") as (control, witness):
@@ -310,7 +342,7 @@ def test_a_helper_whose_control_hung_up_while_it_looked_around() -> None:
         with mine, theirs:
             command = [sys.executable, "-I", "-S", "-c", BARE, ROOT, str(theirs.fileno()), str(os.getpid()), "1-2-3"]
             helper = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stderr=subprocess.PIPE, text=True)
-            wire.send(mine, ("open", "keeper"))
+            wire.send(mine, ("open", "keeper", False))
         _, said = helper.communicate(timeout=BOUND_SECONDS)
         assert (helper.returncode, said) == (0, "")
 

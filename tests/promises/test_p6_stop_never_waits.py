@@ -68,7 +68,7 @@ BUSY = (idles, deaf, in_a_tool, floods, holds_a_lock)
 TARGETS: dict[str, Callable[[Control, str], Awaitable[Receipt]]] = {
     "session": lambda control, run: control.stop(session="s"),
     "run": lambda control, run: control.stop(run=run),
-    "key": lambda control, run: control.stop(key="k"),
+    "key": lambda control, run: control.stop(message="k"),
 }
 
 
@@ -119,7 +119,7 @@ def test_a_stop_waits_for_no_store(agent: Any, fault: str, target: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ["fail", "stall", "lose"])
-@pytest.mark.parametrize("what", [{"session": "nowhere"}, {"run": "r-1-99"}, {"key": "unseen"}, {"session": "s"}])
+@pytest.mark.parametrize("what", [{"session": "nowhere"}, {"run": "r-1-99"}, {"message": "unseen"}, {"session": "s"}])
 def test_a_stop_that_finds_nothing_is_no_error(what: dict[str, str], fault: str) -> None:
     """Nothing to stop, and a store in trouble: the answer comes in time, raises nothing and claims nothing."""
 

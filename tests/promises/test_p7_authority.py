@@ -33,7 +33,7 @@ BRIEF = Settings(grace_seconds=0.2, drain_seconds=0.3, queue=3)
 
 MAY_STOP = {"owner": True, "principal": True, "admin": True, "local": True, "reader": False, "stranger": False}
 MAY_SEE_RUN = {**MAY_STOP, "reader": True}
-MAY_SEE_SESSION = {**MAY_SEE_RUN, "principal": False}
+MAY_SEE_SESSION = MAY_SEE_RUN
 
 
 async def idles(run: Run, message: Message) -> None:
@@ -50,6 +50,7 @@ def scene(act: Callable[[Control, str], Awaitable[Any]]) -> None:
         async with open_control(idles, store=kept, settings=BRIEF, admins=["admin"], readers=["reader"]) as control:
             first = await control.send("s", "mine", by="owner")
             await control.stop(run=first.run_id, by="owner")
+            await control.share("s", with_="principal")
             sent = await control.send("s", "hello", by="principal")
             sink = Sink(control)
             await sink.until(sent.run_id, EventKind.DELTA)
@@ -79,10 +80,10 @@ def test_who_may_stop(scope: str, by: str) -> None:
 
 @pytest.mark.parametrize("by", MAY_STOP)
 def test_who_may_take_over(by: str) -> None:
-    """A message takes over only what its sender may stop; a stranger's queues, a reader's finds no session."""
+    """A message takes over only what its sender may stop; a stranger's and a reader's find no session."""
 
     async def act(control: Control, run_id: str) -> None:
-        if by == "reader":
+        if by in ("reader", "stranger"):
             with pytest.raises(Unknown):
                 await control.send("s", "new", by=by)
             assert (await control.wait(run_id, timeout=1)).ending is Ending.PENDING
@@ -143,6 +144,9 @@ def test_the_right_is_the_principal_s() -> None:
         async with open_control(idles, store=store, settings=BRIEF) as control:
             assert (await control.wait(sent.run_id, by="alice")).ending is Ending.STOPPED
             assert (await control.wait(sent.run_id, by="mallory")).ending is Ending.UNKNOWN
+            with pytest.raises(Unknown):
+                await control.send("s", "again", by="mallory")
+            await control.share("s", with_="mallory", by="alice")
             new = await control.send("s", "again", by="mallory")
             assert (await control.stop(session="s", by="alice")).runs[0].id == new.run_id, "alice made the session"
 
@@ -154,7 +158,10 @@ def test_a_session_stop_ends_what_the_caller_may() -> None:
 
     async def main() -> None:
         async with open_control(idles, strategy="queue", settings=BRIEF) as control:
-            owner, bob, carol = [await control.send("s", f"of {by}", by=by) for by in ("owner", "bob", "carol")]
+            owner = await control.send("s", "of owner", by="owner")
+            for guest in ("bob", "carol"):
+                await control.share("s", with_=guest, by="owner")
+            bob, carol = [await control.send("s", f"of {by}", by=by) for by in ("bob", "carol")]
             receipt = await control.stop(session="s", by="bob")
             assert [run.id for run in receipt.runs] == [bob.run_id]
             assert (await control.wait(owner.run_id, timeout=1)).ending is Ending.PENDING
@@ -170,10 +177,10 @@ def test_a_key_belongs_to_its_principal() -> None:
     async def main() -> None:
         async with open_control(idles, settings=BRIEF) as control:
             sent = await control.send("s", "hello", by="alice", key="k")
-            assert not (await control.stop(key="k", by="mallory")).aborted
+            assert not (await control.stop(message="k", by="mallory")).aborted
             assert (await control.wait(sent.run_id, timeout=1)).ending is Ending.PENDING
-            assert (await control.stop(key="k", by="alice")).aborted
-            assert not (await control.stop(key="next", by="mallory")).aborted
+            assert (await control.stop(message="k", by="alice")).aborted
+            assert not (await control.stop(message="next", by="mallory")).aborted
             unharmed = await control.send("s", "hello", by="alice", key="next")
             assert (await control.wait(unharmed.run_id, timeout=1)).ending is Ending.PENDING
 
@@ -208,9 +215,9 @@ def test_nobody_can_push_out_another_s_stop() -> None:
 
     async def main() -> None:
         async with open_control(idles, settings=BRIEF) as control:
-            await control.stop(key="mine", by="alice")
+            await control.stop(message="mine", by="alice")
             for n in range(TOMBSTONES + 10):
-                await control.stop(key=f"k{n}", by="mallory")
+                await control.stop(message=f"k{n}", by="mallory")
             sent = await control.send("s", "hello", by="alice", key="mine")
             assert (await control.wait(sent.run_id)).ending is Ending.STOPPED
 
@@ -226,4 +233,4 @@ def test_what_is_not_in_the_table_is_denied() -> None:
         assert all(may(action, [relation]) is (relation in allowed) for relation in everyone)
         assert not may(action, [])
         assert Relation.READER not in allowed or action in (Action.SEE_RUN, Action.SEE_SESSION)
-    assert not Authority().may(Action.STOP, "mallory", owner=None, principal=None)  # type: ignore[arg-type]
+    assert not Authority().may(Action.STOP, "mallory", principal=None)  # type: ignore[arg-type]

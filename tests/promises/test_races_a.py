@@ -257,6 +257,8 @@ def test_only_an_empty_seat_takes_from_the_queue() -> None:
         async with open_control(agent, settings=BRIEF) as control:
             await control.stop(run=(await control.send("s", "hers", by="owner")).run_id)
             begun.clear()
+            for guest in ("alice", "bob"):
+                await control.share("s", with_=guest)
             await control.send("s", "first", by="alice")
             bob = await control.send("s", "bob's", by="bob")
             await asyncio.sleep(0.01)

@@ -170,6 +170,7 @@ def test_the_same_key_after_a_restart(place: Place, how: str) -> None:
             assert (await control.send(session, name, key=name, strategy=strategy)).run_id == sent[name]
             with pytest.raises(KeyConflict, match="use a new key"):
                 await control.send(session, "another body", key=name, strategy=strategy)
+            await control.share(session, with_="another")
             another = await control.send(session, name, key=name, by="another", strategy="queue")
             assert another.run_id != sent[name]  # keys are their principal's
             await control.stop(run=another.run_id, by="another")

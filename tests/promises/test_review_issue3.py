@@ -357,7 +357,7 @@ def test_a_refused_first_message_founds_nothing() -> None:
             await asyncio.sleep(0.02)
             stopped = asyncio.create_task(control.send("s", "two", by="bob", key="k"))
             await asyncio.sleep(0.05)
-            assert (await control.stop(key="k", by="bob")).aborted
+            assert (await control.stop(message="k", by="bob")).aborted
             with pytest.raises(Unavailable):
                 await refused
             await stopped
@@ -500,7 +500,7 @@ def test_the_key_of_a_message_stopped_while_it_joins() -> None:
             joining = asyncio.create_task(control.send("s", "two", by="alice", key="k2"))
             while not any(run.joining for run in control._registry.runs.values()):
                 await asyncio.sleep(0.001)
-            receipt = await control.stop(key="k2", by="alice")
+            receipt = await control.stop(message="k2", by="alice")
             assert receipt.aborted
             own = (await joining).run_id
             assert [run.id for run in receipt.runs] == [own] != [first.run_id]
@@ -510,7 +510,7 @@ def test_the_key_of_a_message_stopped_while_it_joins() -> None:
             again = await control.send("s", "two", by="alice", key="k2")
             assert again.run_id == own
             assert (await control.wait(own, by="alice")).ending is Ending.STOPPED
-            assert (await control.stop(key="k2", by="alice")).already is Ending.STOPPED
+            assert (await control.stop(message="k2", by="alice")).already is Ending.STOPPED
             assert turns == [["one"]]
 
     seeded(main, jump=0.0)
@@ -544,6 +544,7 @@ def test_collected_messages_pass_no_other_of_their_author() -> None:
 
         async with open_control(agent, admins=["root"]) as control:
             await control.send("s", "wait", by="root")
+            await control.share("s", with_="alice")
             for text, by, strategy in (
                 ("a1", "alice", "collect"),
                 ("a2", "alice", "queue"),
@@ -845,7 +846,7 @@ def test_a_message_that_founded_nothing_leaves_no_text() -> None:
 
     async def main() -> None:
         async with open_control(answers, store=MemoryStore()) as control:
-            await control.stop(key="k", by="bob")
+            await control.stop(message="k", by="bob")
             sent = await control.send("s", "bob's secret", by="bob", key="k")
             await control.wait(sent.run_id, by="bob", drained=True)
             await forgotten(control)

@@ -43,7 +43,7 @@ def test_runs_without_a_session_take_nobody_over() -> None:
                 await started(control, each.run_id)
             assert len({each.session for each in sent}) == 3
             await control.stop(run=sent[0].run_id, by="alice")
-            await control.stop(key="k1", by="alice")
+            await control.stop(message="k1", by="alice")
             assert [(await control.wait(each.run_id, timeout=0)).ending for each in sent] == [
                 Ending.STOPPED,
                 Ending.STOPPED,
@@ -65,10 +65,10 @@ def test_a_stop_in_the_same_instant_prevents_the_run() -> None:
     async def main() -> None:
         async with open_control(agent) as control:
             sent, _ = await at_once(
-                control.send(None, "one", key="k", by="alice", kind="agent"), control.stop(key="k", by="alice")
+                control.send(None, "one", key="k", by="alice", kind="agent"), control.stop(message="k", by="alice")
             )
             assert (await control.wait(sent.run_id)).ending is Ending.STOPPED
-            await control.stop(key="later", by="alice")
+            await control.stop(message="later", by="alice")
             late = await control.send(None, "two", key="later", by="alice", kind="agent")
             assert (await control.wait(late.run_id)).ending is Ending.STOPPED
         assert ran == []

@@ -7,7 +7,8 @@ from typing import Any
 import anyio
 import pytest
 
-from interlock import Control, Ending, MemoryStore, Message, Run, Unknown, open_control
+from interlock import Control, Ending, MemoryStore, Message, Run, Unavailable, Unknown, open_control
+from interlock.core.names import SessionId
 
 from .scene import at_once, echoes, idles, kinds, log_of, seeded, started
 
@@ -120,6 +121,7 @@ def test_others_queue() -> None:
         async with open_control(idles) as control:
             first = await control.send("s", "one", by="alice")
             await started(control, first.run_id)
+            await control.share("s", with_="bob")
             other = await control.send("s", "two", by="bob")
             assert (other.generation, other.superseded, other.state) == (None, None, "queued")
             assert (await control.wait(first.run_id, timeout=1)).ending is Ending.PENDING
@@ -139,6 +141,7 @@ def test_the_owner_may_stop_what_others_run() -> None:
         store = MemoryStore()
         async with open_control(idles, store=store) as control:
             await control.stop(run=(await control.send("s", "x", by="alice")).run_id)
+            await control.share("s", with_="bob")
             await anyio.sleep(5)
             guest = await control.send("s", "one", by="bob")
             await started(control, guest.run_id)
@@ -156,6 +159,29 @@ def test_the_owner_may_stop_what_others_run() -> None:
     seeded(main, range(4))
 
 
+def test_a_refused_message_does_not_take_a_session_from_its_founder() -> None:
+    """A first message that was stopped before the store had it founds its session; one refused later is nothing."""
+
+    async def main() -> None:
+        store = MemoryStore(latency_seconds=0.05)
+        async with open_control(idles, store=store, admins=["alice"]) as control:
+            first = asyncio.create_task(control.send("s", "a secret", by="bob"))
+            await anyio.sleep(0.02)
+            store.faults.fail = True
+            assert (await control.stop(session="s", by="bob")).aborted
+            assert (await first).state == "ended"
+            with pytest.raises(Unavailable):
+                await control.send("s", "mine?", by="alice")
+            store.resume()
+            await control.wait((await first).run_id, drained=True)
+            other = await control.send("s", "mine now?", by="alice")
+            assert (await control.stop(session="s", by="bob")).runs[0].id == other.run_id
+            row = await store.session(SessionId("s"))
+            assert row is not None and row.owner == "bob"
+
+    seeded(main, jump=0.0)
+
+
 def test_a_session_stop_ends_only_what_the_caller_may() -> None:
     """A guest's session-wide stop ends the guest's waiting messages and lists them; the rest goes on."""
 
@@ -163,6 +189,8 @@ def test_a_session_stop_ends_only_what_the_caller_may() -> None:
         async with open_control(idles) as control:
             running = await control.send("s", "one", by="alice")
             await started(control, running.run_id)
+            await control.share("s", with_="bob")
+            await control.share("s", with_="carol")
             bobs = [await control.send("s", text, by="bob") for text in "ab"]
             carols = await control.send("s", "c", by="carol")
             receipt = await control.stop(session="s", by="bob")
@@ -181,6 +209,8 @@ def test_a_takeover_leaves_the_messages_of_others() -> None:
     async def main() -> None:
         async with open_control(idles) as control:
             await control.stop(run=(await control.send("s", "x", by="alice")).run_id)
+            await control.share("s", with_="bob")
+            await control.share("s", with_="carol")
             running = await control.send("s", "one", by="bob")
             await started(control, running.run_id)
             mine = await control.send("s", "mine", by="bob", strategy="queue")
@@ -204,9 +234,9 @@ def test_a_reader_sees_and_changes_nothing() -> None:
             await started(control, sent.run_id)
             assert not (await control.stop(session="s", by="eve")).aborted
             assert not (await control.stop(run=sent.run_id, by="eve")).aborted
-            with pytest.raises(Unknown, match="no session s that eve may send to"):
+            with pytest.raises(Unknown, match="no session 's' for eve"):
                 await control.send("s", "me too", by="eve")
-            with pytest.raises(Unknown, match="that eve may send to"):
+            with pytest.raises(Unknown, match="no session 'new' for eve"):
                 await control.send("new", "me too", by="eve")
             assert [info.id for info in await control.runs("s", by="eve")] == [sent.run_id]
             assert (await control.wait(sent.run_id, by="eve", timeout=1)).ending is Ending.PENDING
@@ -252,6 +282,7 @@ def test_the_owner_s_stop_reaches_an_arrival_in_a_session_not_loaded() -> None:
         store = MemoryStore()
         async with open_control(agent, store=store) as control:
             await control.wait((await control.send("s", "first", by="alice")).run_id, drained=True)
+            await control.share("s", with_="bob")
             await anyio.sleep(5)
             assert control._registry.sessions == {}
             store.faults.stall = True
@@ -298,7 +329,7 @@ def test_keys_are_the_principal_s() -> None:
             alices = await control.send("a", "hello", by="alice", key="k")
             bobs = await control.send("b", "hello", by="bob", key="k")
             assert alices.run_id != bobs.run_id
-            await control.stop(key="k", by="bob")
+            await control.stop(message="k", by="bob")
             assert (await control.wait(bobs.run_id)).ending is Ending.STOPPED
             assert (await control.wait(alices.run_id, timeout=1)).ending is Ending.PENDING
 

@@ -1054,6 +1054,7 @@ def test_who_may_see_and_stop_a_child() -> None:
         async with open_control(to("idle"), agents=AGENTS, strategy="queue") as control:
             first = await control.send("s", "mine", by="alice")
             await control.stop(run=first.run_id, by="alice")
+            await control.share("s", with_="bob")
             for owner in ("alice", "bob"):
                 sent = await control.send("s", "hello", by="bob")
                 child = await begun_child(control, sent.run_id)
@@ -1095,6 +1096,7 @@ def test_the_owner_s_right_does_not_wait_for_the_store(detached: bool) -> None:
                 first = await control.send("s", "mine", by="alice")
                 await control.stop(session="s", by="alice")
                 await control.wait(first.run_id, drained=True)
+                await control.share("s", with_="bob")
                 sent = await control.send("s", "hello", by="bob")
                 await started(control, sent.run_id)
                 await ticks(number)
@@ -1118,6 +1120,7 @@ def test_a_child_s_question_is_answered_by_the_same_people() -> None:
         async with open_control(to("asks"), agents={"asks": asks}, strategy="queue") as control:
             first = await control.send("s", "mine", by="alice")
             await control.stop(run=first.run_id, by="alice")
+            await control.share("s", with_="bob")
             for who in ("alice", "bob"):
                 sent = await control.send("s", "hello", by="bob")
                 child = await begun_child(control, sent.run_id)

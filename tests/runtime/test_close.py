@@ -233,7 +233,7 @@ def test_a_stop_while_closing_is_answered() -> None:
             receipt = await control.stop(run=sent.run_id)
             assert (receipt.aborted, receipt.already) == (False, Ending.SHUTDOWN)
             assert not (await control.stop(session="s")).aborted
-            assert not (await control.stop(key="k")).aborted
+            assert not (await control.stop(message="k")).aborted
             await closing
 
     seeded(main)

@@ -230,6 +230,8 @@ def test_each_ends_what_is_theirs(tmp_path: Path) -> None:
             for who in ("ann", "ben"):
                 sent = await control.send("s", "go", by=who)
                 await control.wait(sent.run_id, by=who, drained=True)
+                if who == "ann":
+                    await control.share("s", with_="ben")
             assert [each.pid for each in await control.processes("s", by="ben")] == [made["ben"]]
             assert (await control.stop(session="s", by="ben")).aborted
             await until(lambda: not there(made["ben"]))

@@ -163,7 +163,7 @@ def test_a_tombstone_after_a_restart() -> None:
         store = MemoryStore()
         agent = Counting()
         async with open_control(agent, store=store) as control:
-            await control.stop(key="k", by="alice")
+            await control.stop(message="k", by="alice")
         async with open_control(agent, store=store) as control:
             sent = await control.send("s", "hello", by="alice", key="k")
             assert (await control.wait(sent.run_id)).ending is Ending.STOPPED
@@ -181,7 +181,7 @@ def test_a_duplicate_is_answered_before_a_tombstone_is_looked_for() -> None:
             first = await control.send("s", "hello", by="alice", key="k")
             await control.wait(first.run_id, drained=True)
             await anyio.sleep(5)
-            receipt = await control.stop(key="k", by="alice")
+            receipt = await control.stop(message="k", by="alice")
             assert (receipt.aborted, receipt.already) == (False, Ending.COMPLETED)
             again = await control.send("s", "hello", by="alice", key="k")
             assert again.run_id == first.run_id
@@ -195,7 +195,7 @@ def test_a_tombstone_belongs_to_its_principal() -> None:
 
     async def main() -> None:
         async with open_control(echoes) as control:
-            await control.stop(key="k", by="mallory")
+            await control.stop(message="k", by="mallory")
             sent = await control.send("s", "hello", by="alice", key="k")
             assert (await control.wait(sent.run_id)).ending is Ending.COMPLETED
 
@@ -208,9 +208,9 @@ def test_tombstones_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
     async def main() -> None:
         async with open_control(echoes) as control:
-            await control.stop(key="k", by="bob")
+            await control.stop(message="k", by="bob")
             for n in range(5):
-                await control.stop(key=f"k{n}", by="alice")
+                await control.stop(message=f"k{n}", by="alice")
             known = control._registry
             assert [known.buried("alice", f"k{n}") for n in range(5)] == [False, False, True, True, True]
             assert known.buried("bob", "k") and not known.buried("alice", None)
@@ -225,7 +225,7 @@ def test_a_stop_of_a_key_in_the_same_instant_as_its_message() -> None:
         async def main(order: int = order) -> None:
             agent = Counting()
             async with open_control(agent) as control:
-                calls = [control.send("s", "hello", by="alice", key="k"), control.stop(key="k", by="alice")]
+                calls = [control.send("s", "hello", by="alice", key="k"), control.stop(message="k", by="alice")]
                 answers = await at_once(*(reversed(calls) if order else calls))
                 sent = answers[order]
                 assert (await control.wait(sent.run_id)).ending is Ending.STOPPED
@@ -265,7 +265,7 @@ def test_a_key_of_a_stopped_run_stays_used() -> None:
     async def main() -> None:
         async with open_control(idles) as control:
             sent = await control.send("s", "hello", by="alice", key="k")
-            await control.stop(key="k", by="alice")
+            await control.stop(message="k", by="alice")
             for _ in range(2):
                 again = await control.send("s", "hello", by="alice", key="k")
                 assert again.run_id == sent.run_id
@@ -307,7 +307,7 @@ def test_a_stop_that_overtakes_its_message_answers_after_the_end_is_told() -> No
             control.feed.subscribe(SessionId("s"), Sink())
             for turn in range(6):
                 key = f"k{turn}"
-                stopping = asyncio.create_task(control.stop(key=key))
+                stopping = asyncio.create_task(control.stop(message=key))
                 for _ in range(turn):
                     await asyncio.sleep(0)
                 sending = asyncio.create_task(control.send("s", "hello", key=key))

@@ -17,11 +17,13 @@ PEOPLE = ("alice", "bob", "eve", "mallory")
 
 
 async def some(control: Control) -> dict[str, str]:
-    """Two sessions of Alice, one of Bob in which Alice has spoken last; each message's run, all over and forgotten."""
+    """Two sessions of Alice, one of Bob in which Alice has spoken last, and may no longer; all over and forgotten."""
     runs = {}
     for session, by in (("a", "alice"), ("b", "bob"), ("a2", "alice"), ("b", "alice")):
         runs[f"{session} {by}"] = (await control.send(session, f"{by} in {session}", by=by)).run_id
         await control.wait(runs[f"{session} {by}"], drained=True)
+        if session == "b":
+            await (control.share("b", with_="alice") if by == "bob" else control.unshare("b", with_="alice"))
     await anyio.sleep(5)
     assert control._registry.runs == {}
     return runs
@@ -74,7 +76,7 @@ def test_a_live_session_is_shown_as_it_is() -> None:
 
 
 def test_the_latest_runs_are_those_the_caller_may_see() -> None:
-    """Without a session, `latest` adds what the store knows: runs of one's own, and in one's own sessions."""
+    """Without a session, `latest` adds what the store knows of sessions that are one's own or shared with one."""
 
     async def main() -> None:
         async with open_control(echoes, readers=["eve"]) as control:
@@ -83,7 +85,7 @@ def test_the_latest_runs_are_those_the_caller_may_see() -> None:
             order = list(runs.values())
             seen = {by: [info.id for info in await control.runs(latest=9, by=by)] for by in PEOPLE}
             bobs = [runs["b bob"], runs["b alice"]]
-            alices = [runs["a alice"], runs["a2 alice"], runs["b alice"]]
+            alices = [runs["a alice"], runs["a2 alice"]]
             assert seen == {"alice": alices, "bob": bobs, "eve": order, "mallory": []}
             assert [info.id for info in await control.runs(latest=2)] == order[-2:]
             assert [info.id for info in await control.runs(latest=1, by="bob")] == bobs[-1:]

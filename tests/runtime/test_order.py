@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from interlock import BadInput, Control, Ending, MemoryStore, Message, Run, open_control
+from interlock.core.projection import client_words, native
 
 from .scene import at_once, kinds, log_of, seeded, started
 
@@ -111,6 +112,8 @@ def test_strangers_mark_only_what_they_may_stop() -> None:
         agent = Began()
         async with open_control(agent, admins=["root"], readers=["rita"]) as control:
             assert await ending(control, "first", None, by="alice") is Ending.COMPLETED
+            await control.share("s", with_="bob")
+            await control.share("s", with_="carol")
             for by in ("bob", "rita"):
                 await control.stop(session="s", by=by, order=("chat", 5))
             assert await ending(control, "alice's", ("chat", 1), by="alice") is Ending.COMPLETED
@@ -221,6 +224,7 @@ def test_only_ever_later_in_memory() -> None:
         async with open_control(Began()) as control:
             long = await control.send("s", "long", by="alice")
             await started(control, long.run_id)
+            await control.share("s", with_="bob")
             for number in (5, 3, 4):
                 await control.stop(session="s", by="bob", order=("chat", number))
             late = await control.send("s", "late", by="bob", order=("chat", 4))
@@ -306,8 +310,115 @@ def test_a_place_belongs_to_the_stop_of_a_session() -> None:
 
     async def main() -> None:
         async with open_control(Began()) as control:
-            for what in ({"run": "r-1-1"}, {"key": "k"}):
+            for what in ({"run": "r-1-1"}, {"message": "k"}):
                 with pytest.raises(BadInput, match="belongs to the stop of a session"):
                     await control.stop(order=("chat", 1), **what)
 
     seeded(main, range(1))
+
+
+def test_a_stop_spares_what_was_written_after_it() -> None:
+    """Delivered late, or twice, it ends what was written before it, and neither what runs nor what waits behind."""
+
+    async def main() -> None:
+        agent = Began()
+        async with open_control(agent) as control:
+            old = await control.send("s", "long", by="alice", order=("chat", 1))
+            await started(control, old.run_id)
+            new = await control.send("s", "long", by="alice", order=("chat", 4))
+            waiting = [
+                await control.send("s", text, by="alice", order=order, strategy="queue")
+                for text, order in (
+                    ("before", ("chat", 2)), ("after", ("chat", 5)), ("elsewhere", ("mail", 9)), ("unnumbered", None)
+                )
+            ]  # fmt: skip
+            await started(control, new.run_id)
+            for ended in ({waiting[0].run_id, waiting[2].run_id, waiting[3].run_id}, set()):
+                receipt = await control.stop(session="s", by="alice", order=("chat", 3))
+                assert ({run.id for run in receipt.runs} if receipt.aborted else set()) == ended
+            assert (await control.wait(new.run_id, timeout=0)).ending is Ending.PENDING
+            await control.stop(run=new.run_id)
+            assert (await control.wait(waiting[1].run_id)).ending is Ending.COMPLETED
+
+    seeded(main)
+
+
+def test_a_stop_spares_a_message_that_is_just_coming_in() -> None:
+    """One that stands in the line and was written after the stop is admitted; one from before it is not."""
+
+    async def main() -> None:
+        async with open_control(Began()) as control:
+            later, earlier, receipt = await at_once(
+                control.send("s", "later", by="alice", order=("chat", 7)),
+                control.send("s", "earlier", by="alice", order=("chat", 5)),
+                control.stop(session="s", by="alice", order=("chat", 6)),
+            )
+            assert [run.id for run in receipt.runs] == [earlier.run_id]
+            assert (earlier.stopped_by, earlier.born_stopped) == ("alice", False)
+            assert (await control.wait(later.run_id)).ending is Ending.COMPLETED
+
+    seeded(main)
+
+
+def pass_by(control: Control, seconds: float) -> None:
+    """Put the clock on the wall forward, or back."""
+    wall = control._clock.wall
+    control._clock.wall = lambda: wall() + seconds
+
+
+def test_a_mark_stands_for_an_hour() -> None:
+    """A stop far ahead in its channel stops what comes within the hour, and nothing for good."""
+
+    async def main() -> None:
+        async with open_control(Began()) as control:
+            await control.stop(session="s", by="alice", order=("chat", 1e18))
+            pass_by(control, 1_800)
+            assert await ending(control, "one", ("chat", 7), by="alice") is Ending.STOPPED
+            await control.stop(session="s", by="alice", order=("chat", 8))  # makes the first no younger
+            pass_by(control, 1_799)
+            assert await ending(control, "two", ("chat", 9), by="alice") is Ending.STOPPED
+            pass_by(control, 2)
+            assert await ending(control, "three", ("chat", 9), by="alice") is Ending.COMPLETED
+            assert await ending(control, "four", ("chat", 7), by="alice") is Ending.STOPPED, "the second stands"
+            pass_by(control, 1_800)
+            assert await ending(control, "five", ("chat", 7), by="alice") is Ending.COMPLETED
+
+    seeded(main, range(2))
+
+
+def test_a_mark_from_before_the_clock_was_set_back_does_not_stand_for_good() -> None:
+    """Less than an hour ahead of the clock it counts; further ahead its clock was wrong, and it does not."""
+
+    async def main() -> None:
+        async with open_control(Began()) as control:
+            await control.stop(session="s", by="alice", order=("chat", 5))
+            pass_by(control, -3_000)
+            assert await ending(control, "near", ("chat", 4), by="alice") is Ending.STOPPED
+            pass_by(control, -700)
+            assert await ending(control, "far", ("chat", 4), by="alice") is Ending.COMPLETED
+
+    seeded(main, range(2))
+
+
+def test_a_message_that_was_born_stopped_says_so() -> None:
+    """Its sender is told in the answer, and whoever waits in the same words: by whom, and that it never came to run."""
+
+    async def main() -> None:
+        async with open_control(Began()) as control:
+            await control.send("s", "hello", by="alice")
+            await control.share("s", with_="bob", may="write", by="alice")
+            await control.stop(session="s", by="alice", order=("chat", 5))
+            await control.stop(message="k", by="bob")
+            for sent, by in (
+                (await control.send("s", "late", by="bob", order=("chat", 4)), "alice"),
+                (await control.send("s", "early", by="bob", key="k"), "bob"),
+            ):
+                assert (sent.state, sent.stopped_by, sent.born_stopped) == ("ended", by, True)
+                outcome = await control.wait(sent.run_id)
+                assert (outcome.born_stopped, outcome.by) == (True, by)
+                assert client_words(outcome) == f"stopped by {by} before it came"
+                assert native(outcome).born_stopped
+            usual = await control.send("s", "hello", by="alice")
+            assert (usual.stopped_by, usual.born_stopped) == (None, False)
+
+    seeded(main)

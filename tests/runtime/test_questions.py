@@ -1104,6 +1104,8 @@ def test_who_may_answer(who: str, place: str) -> None:
             for other in ("alice", "carol"):
                 before = await control.send("s", "hello", by=other)
                 await control.wait(before.run_id, drained=True)
+                for guest in ("bob", "carol"):
+                    await control.share("s", with_=guest)
             sent = await control.send("s", "ask", by="bob")
             question = (await question_of(control, sent.run_id)).question_id
             if place != "memory":

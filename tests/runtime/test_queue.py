@@ -222,6 +222,8 @@ def test_repeated_takeovers_starve_nobody() -> None:
         async with open_control(agent) as control:
             first = await control.send("s", "the owner's", by="bob")  # so that neither of the two below is the owner
             await control.stop(run=first.run_id, by="bob")
+            await control.share("s", with_="alice")
+            await control.share("s", with_="carol")
             running = await control.send("s", "alice 0", by="alice")
             await started(control, running.run_id)
             waiting = await control.send("s", "carol", by="carol")
@@ -290,6 +292,7 @@ def test_a_queue_of_others_goes_on_at_once_after_a_stop() -> None:
         async with open_control(agent) as control:
             bobs = await control.send("s", "bob", by="bob")
             await started(control, bobs.run_id)
+            await control.share("s", with_="alice")
             alices = await control.send("s", "alice", by="alice")
             receipt = await control.stop(run=bobs.run_id, by="bob")
             assert [run.id for run in receipt.runs] == [bobs.run_id]

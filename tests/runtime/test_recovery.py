@@ -30,9 +30,10 @@ from interlock import (
     Unknown,
     tool,
 )
-from interlock.core.events import LOST_RESULT, NO_RESULT, Ended
+from interlock.core.events import Ended
 from interlock.core.lifecycle import State
-from interlock.core.projection import agent_wait
+from interlock.core.projection import LOST_RESULT, agent_wait
+from interlock.processes.base import Grade, Machine
 from interlock.processes.local import LocalProcesses
 from interlock.runtime.settings import CRASHES
 from interlock.stores.base import StoreFailed, Ticket
@@ -176,7 +177,7 @@ def test_a_tool_that_had_begun_is_told_and_never_run_again(place: Place) -> None
     expected = [
         ("pays", ToolState.FINISHED, '"paid nothing"'),
         ("pays", ToolState.INTERRUPTED, LOST_RESULT),
-        ("pays", ToolState.SKIPPED, NO_RESULT[ToolState.SKIPPED]),
+        ("pays", ToolState.SKIPPED, "not run: the server went down"),
     ]
 
     async def after(control: Control) -> None:
@@ -548,7 +549,7 @@ def test_what_was_said_of_a_session_is_still_so(place: Place) -> None:
         await control.wait(over.run_id, by=by)
         await control.wait((await control.send("strict", "x", by=by)).run_id, by=by)
         await control.set_strategy("strict", "reject", by=by)
-        await control.stop(key="never", by=by)
+        await control.stop(message="never", by=by)
         marked = await control.stop(session="marked", by=by, order=("channel", 7))
         assert marked.durable
         place.die((idle.run_id, first.generation))
@@ -904,8 +905,16 @@ class Helpless(VirtualProcesses):
         raise SpawnFailed(11, "no helper today")
 
 
-def test_processes_that_nobody_could_look_for_are_not_called_gone(place: Place) -> None:
-    """Where what an earlier start left could not be looked for, its receipts say unconfirmed, and name it."""
+class Haunted(VirtualProcesses):
+    """Processes whose helper found one of an earlier start that no KILL ends."""
+
+    async def ready(self) -> Machine:
+        return Machine(grade=Grade.KEEPER, left=("process 77 (sleep, state D)",))
+
+
+@pytest.mark.parametrize("processes", [Helpless, Haunted])
+def test_processes_that_are_not_seen_gone_are_not_called_gone(place: Place, processes: type[VirtualProcesses]) -> None:
+    """What an earlier start left could not be looked for, or not ended: its receipts say unconfirmed, and name it."""
 
     async def scene(control: Control) -> None:
         sent = await control.send("s", "go")
@@ -918,7 +927,7 @@ def test_processes_that_nobody_could_look_for_are_not_called_gone(place: Place) 
         assert receipt.drain is Drain.UNCONFIRMED and receipt.unconfirmed
 
     lost = place.killed(scene, idles)
-    place.life(after, echoes, processes=Helpless(Random(0)))
+    place.life(after, echoes, processes=processes(Random(0)))
 
 
 def test_a_process_that_was_left_is_gone_before_anything_is_taken(tmp_path: Path) -> None:
@@ -947,7 +956,7 @@ def test_a_message_that_ended_before_its_session_was_anybody_s_leaves_no_text(pl
         behind(store, "decide", place.die, when=lambda decision: decision.endings)
 
     async def scene(control: Control) -> None:
-        await at_once(control.send("s", "a secret", by="alice", key="k"), control.stop(key="k", by="alice"))
+        await at_once(control.send("s", "a secret", by="alice", key="k"), control.stop(message="k", by="alice"))
         await for_ever()
 
     async def after(control: Control) -> None:
@@ -1164,7 +1173,7 @@ def test_what_was_acknowledged_as_durable_is_there(place: Place, verb: str) -> N
         elif verb == "absent order":
             told_so = (await control.stop(session="new", order=("channel", 7))).durable
         elif verb == "key":
-            told_so = (await control.stop(key="k")).durable
+            told_so = (await control.stop(message="k")).durable
         elif verb == "reset":
             told_so = (await control.reset("s")).durable
         elif verb == "strategy":
@@ -1317,7 +1326,7 @@ def test_limits_count_anew(place: Place) -> None:
     async def after(control: Control) -> None:
         [_, first, _] = await control.runs("a")
         outcome = await control.wait(first.id)
-        assert (outcome.ending, outcome.limit_ms, outcome.phase) == (Ending.TIMED_OUT, 100, None)
+        assert (outcome.ending, outcome.limit_ms, outcome.phase) == (Ending.TIMED_OUT, 100, "start")
         [_, holder, waits] = await control.runs("b")
         outcome = await control.wait(waits.id)
         assert (outcome.ending, outcome.limit_ms, outcome.phase) == (Ending.TIMED_OUT, 1_000, "queue")
@@ -1360,6 +1369,8 @@ def test_who_had_the_seat_goes_before_who_waited_longer(place: Place) -> None:
 
     async def owned(control: Control) -> None:
         await control.wait((await control.send("s", "alice's", by="alice")).run_id, by="alice")
+        for guest in ("bob", "carol"):
+            await control.share("s", with_=guest, by="alice")
 
     place.life(owned, echoes)
     place.killed(scene, idles, before=dies_before_the_second_mark)
@@ -1468,7 +1479,7 @@ def test_a_run_without_a_session_that_is_admitted_again_can_be_stopped(place: Pl
         await for_ever()
 
     async def after(control: Control) -> None:
-        assert (await control.stop(key="k2", by="alice")).aborted
+        assert (await control.stop(message="k2", by="alice")).aborted
         third = await control.find("k2", by="alice")
         assert third is not None and (await control.wait(third.id)).ending is Ending.STOPPED
 

@@ -214,6 +214,7 @@ def test_nobody_resets_what_is_not_theirs() -> None:
                 await control.send("s", "mine", by="alice")
                 assert (await control.reset("s", by=by)).by == by
             sent = await control.send("s", "mine", by="alice")
+            await control.share("s", with_="bob")
             await control.send("s", "bob's", by="bob")
             await started(control, sent.run_id)
             for by in ("bob", "rita", "stranger"):
@@ -240,6 +241,7 @@ def test_the_owner_ends_what_others_sent() -> None:
     async def main() -> None:
         async with open_control(idles) as control:
             mine = await control.send("s", "mine", by="alice")
+            await control.share("s", with_="bob")
             bobs = await control.send("s", "bob's", by="bob")
             await control.reset("s", by="alice")
             for each in (mine, bobs):

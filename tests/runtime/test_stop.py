@@ -166,7 +166,7 @@ def test_a_stop_that_finds_nothing() -> None:
             for receipt in (
                 await control.stop(session="nowhere"),
                 await control.stop(run="r-9-9"),
-                await control.stop(key="never"),
+                await control.stop(message="never"),
             ):
                 assert (receipt.id, receipt.aborted, receipt.runs, receipt.already) == (None, False, (), None)
                 assert receipt.drain == "observed"
@@ -334,8 +334,8 @@ def test_a_stop_by_key_finds_the_run() -> None:
         async with open_control(idles) as control:
             sent = await control.send("s", "hello", by="alice", key="k")
             await started(control, sent.run_id)
-            assert not (await control.stop(key="k", by="bob")).aborted
-            receipt = await control.stop(key="k", by="alice")
+            assert not (await control.stop(message="k", by="bob")).aborted
+            receipt = await control.stop(message="k", by="alice")
             assert receipt.aborted and receipt.runs[0].id == sent.run_id
 
     seeded(main)
@@ -351,7 +351,7 @@ def test_a_key_can_be_stopped_before_it_is_seen() -> None:
     async def main() -> None:
         began.clear()
         async with open_control(agent) as control:
-            receipt = await control.stop(key="k", by="alice")
+            receipt = await control.stop(message="k", by="alice")
             assert not receipt.aborted
             sent = await control.send("s", "hello", by="alice", key="k")
             outcome = await control.wait(sent.run_id)
@@ -371,7 +371,7 @@ def test_a_born_stopped_message_takes_nobody_over() -> None:
         async with open_control(idles) as control:
             running = await control.send("s", "one", by="alice")
             await started(control, running.run_id)
-            await control.stop(key="k", by="alice")
+            await control.stop(message="k", by="alice")
             born = await control.send("s", "two", by="alice", key="k")
             assert born.superseded is None
             assert (await control.wait(born.run_id)).ending is Ending.STOPPED
@@ -481,9 +481,9 @@ def test_a_typed_stop_is_told_as_one() -> None:
             called = await control.send("s", "three")
             await control.stop(session="s")
             assert chat_event(await control.wait(called.run_id)).stop_reason == "rpc"
-            for what in ("run", "key"):  # there is no message to have typed it in
+            for what in ("run", "message"):  # there is no message to have typed it in
                 other = await control.send("s", "four", key=what)
-                await control.stop(**{what: other.run_id if what == "run" else "key"}, typed=True)
+                await control.stop(**{what: other.run_id if what == "run" else what}, typed=True)
                 assert not (await control.wait(other.run_id)).typed
 
     seeded(main)

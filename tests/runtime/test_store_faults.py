@@ -11,6 +11,7 @@ from interlock.core.decision import Decision, RunRow
 from interlock.core.lifecycle import State
 from interlock.core.names import EventKind
 from interlock.core.outcome import Outcome
+from interlock.core.projection import channel_words, client_words, native
 from interlock.stores.base import Ticket
 
 from .scene import echoes, idles, kinds, log_of, mumbles, seeded, started, story, told
@@ -194,37 +195,106 @@ def test_a_withdrawn_message_owns_nothing() -> None:
 
 @pytest.mark.parametrize("fault", ["fail", "stall"])
 def test_a_takeover_whose_commit_fails(fault: str) -> None:
-    """The old run stays superseded by the refused id, told as not durable, then made durable; the new one never was."""
+    """The old run is superseded by a message that was not kept, told so once and everywhere; the new one never was.
+
+    It is told as not durable, then made durable (race 134).
+    """
 
     async def main() -> None:
         store = Shaky()
         async with open_control(mumbles, store=store) as control:
             old = await control.send("s", "one", by="alice")
             await told(control, old.run_id, EventKind.DELTA)
+            waiting = await control.send("s", "wait", by="alice", strategy="queue")
             store.next_fault = fault
             with pytest.raises(Unavailable, match="send it again"):
                 await control.send("s", "two", by="alice", key="k")
-            outcome = await control.wait(old.run_id)
-            assert (outcome.ending, outcome.durable) == (Ending.SUPERSEDED, False)
-            refused = outcome.superseded_by
-            assert refused is not None and refused != old.run_id
+            for run in (old, waiting):
+                outcome = await control.wait(run.run_id)
+                assert (outcome.ending, outcome.durable) == (Ending.SUPERSEDED, False)
+                assert (outcome.superseded_by, outcome.unkept) == (None, True)
+                assert client_words(outcome) == "superseded by a message that was not kept"
+                assert channel_words(outcome) is not None and native(outcome).unkept
             assert (await control.receipt(old.run_id)).durable is False
             store.resume()
             await anyio.sleep(2)
-            after = await control.wait(old.run_id)
-            assert story(after) == story(outcome) and after.durable
-            assert (await control.receipt(old.run_id)).durable is True
+            outcome = await control.wait(old.run_id)
+            assert outcome.durable and outcome.unkept
+            receipt = await control.receipt(old.run_id)
+            assert receipt.durable and receipt.runs[0].outcome.unkept
             row = await store.run(old.run_id)
-            assert row is not None and row.outcome is not None and story(row.outcome) == story(outcome)
-            assert await store.run(refused) is None
-            proofs = [e.data.receipt.durable for e in await log_of(control, "s") if e.kind is EventKind.RECEIPT]
+            assert row is not None and row.outcome is not None and row.outcome.same_story(outcome)
+            events = await log_of(control, "s")
+            proofs = [event.data.receipt.durable for event in events if event.kind is EventKind.RECEIPT]
             assert proofs[0] is False and proofs[-1] is True
-            assert kinds(await log_of(control, "s")).count("ended") == 1
+            ended = [event.data.outcome for event in events if event.kind is EventKind.ENDED]
+            assert [(each.run_id, each.superseded_by, each.unkept) for each in ended] == [
+                (run.run_id, None, True) for run in (old, waiting)
+            ]
+            assert "correction" not in kinds(events)
             again = await control.send("s", "two", by="alice", key="k")
-            assert again.run_id != refused and again.superseded is None
+            assert again.superseded is None
             await started(control, again.run_id)
 
     seeded(main)
+
+
+def test_a_takeover_that_is_stopped_while_its_commit_fails() -> None:
+    """The message was stopped, so it has an ending that is kept: then it is the successor that can be found."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(mumbles, store=store) as control:
+            old = await control.send("s", "one", by="alice")
+            await told(control, old.run_id, EventKind.DELTA)
+            store.faults.stall = True
+            sending = asyncio.ensure_future(control.send("s", "two", by="alice"))
+            await asyncio.sleep(0.1)
+            await control.stop(session="s", by="alice")
+            sent = await sending
+            outcome = await control.wait(old.run_id)
+            assert (outcome.superseded_by, outcome.unkept) == (sent.run_id, False)
+            store.resume()
+            await asyncio.sleep(2)
+            assert (await control.wait(sent.run_id)).ending is Ending.STOPPED
+            assert (await store.run(sent.run_id)) is not None
+
+    seeded(main)
+
+
+def test_a_store_that_cannot_say_whether_a_takeover_is_in() -> None:
+    """The end is told all the same, a little after COMMIT_SECONDS; when the store says never, a correction tells."""
+
+    class Hanging(MemoryStore):
+        """Its withdrawal waits: a disk that is being written to."""
+
+        async def withdraw(self, ticket: Ticket) -> bool:
+            await asyncio.sleep(3)
+            return await super().withdraw(ticket)
+
+    async def main() -> None:
+        store = Hanging()
+        loop = asyncio.get_running_loop()
+        async with open_control(mumbles, store=store) as control:
+            old = await control.send("s", "one", by="alice")
+            await told(control, old.run_id, EventKind.DELTA)
+            store.faults.stall = True
+            began = loop.time()
+            sending = asyncio.ensure_future(control.send("s", "two", by="alice"))
+            first = await control.wait(old.run_id)
+            assert loop.time() - began < 0.7 and first.superseded_by is not None and not first.durable
+            with pytest.raises(Unavailable):
+                await sending
+            store.resume()
+            await asyncio.sleep(5)
+            after = await control.wait(old.run_id)
+            assert (after.superseded_by, after.unkept, after.durable) == (None, True, True)
+            corrected = [
+                event.data.outcome for event in await log_of(control, "s") if event.kind is EventKind.CORRECTION
+            ]
+            assert [(each.run_id, each.unkept) for each in corrected] == [(old.run_id, True)]
+
+    seeded(main, range(4))
 
 
 @pytest.mark.parametrize("fault", ["fail", "stall", "lose"])
@@ -239,7 +309,7 @@ def test_a_stop_never_waits_for_the_store(fault: str, scope: str) -> None:
             await told(control, sent.run_id, EventKind.DELTA)
             setattr(store.faults, fault, True)
             before = now()
-            wanted: dict[str, Any] = {"run": {"run": sent.run_id}, "session": {"session": "s"}, "key": {"key": "k"}}
+            wanted: dict[str, Any] = {"run": {"run": sent.run_id}, "session": {"session": "s"}, "key": {"message": "k"}}
             receipt = await control.stop(**wanted[scope], by="alice")
             assert now() - before <= COMMIT_SECONDS + SLACK
             assert (receipt.aborted, receipt.durable, receipt.cause) == (True, False, Ending.STOPPED)
@@ -273,7 +343,7 @@ def test_a_stop_of_what_has_left_memory_never_waits(fault: str, scope: str) -> N
             assert control._registry.runs == {}
             setattr(store.faults, fault, True)
             before = now()
-            wanted: dict[str, Any] = {"run": {"run": sent.run_id}, "session": {"session": "s"}, "key": {"key": "k"}}
+            wanted: dict[str, Any] = {"run": {"run": sent.run_id}, "session": {"session": "s"}, "key": {"message": "k"}}
             receipt = None
             with anyio.move_on_after(30):
                 receipt = await control.stop(**wanted[scope], by="alice")
@@ -396,7 +466,7 @@ def test_a_tombstone_survives_a_store_that_is_down() -> None:
         async with open_control(echoes, store=store) as control:
             store.faults.stall = True
             before = now()
-            await control.stop(key="k", by="alice")
+            await control.stop(message="k", by="alice")
             assert now() - before <= 2 * COMMIT_SECONDS + SLACK
             store.resume()
             sent = await control.send("s", "hello", by="alice", key="k")

@@ -358,6 +358,7 @@ def test_without_the_right_to_stop_a_steer_queues() -> None:
         async with open_control(agent) as control:
             sent = await control.send("s", "work", by="alice")
             await told(control, sent.run_id, EventKind.DELTA)
+            await control.share("s", with_="bob")
             steer = await control.send("s", "a stranger's", by="bob", strategy="steer")
             assert (steer.state, steer.superseded) == ("queued", None)
             await agent.checks()
@@ -376,6 +377,7 @@ def test_a_stop_of_the_run_leaves_a_strangers_message() -> None:
         async with open_control(agent) as control:
             first = await control.send("s", "hello", by="alice")
             await control.wait(first.run_id)
+            await control.share("s", with_="bob")
             sent = await control.send("s", "work", by="bob")
             await told(control, sent.run_id, EventKind.DELTA)
             steer = await control.send("s", "the owner's", by="alice", strategy="steer")
@@ -575,7 +577,7 @@ def test_a_stop_by_key_ends_the_run_that_took_it() -> None:
             await told(control, sent.run_id, EventKind.DELTA)
             await control.send("s", "more", strategy="steer", key="k")
             await agent.checks()
-            receipt = await control.stop(key="k")
+            receipt = await control.stop(message="k")
             assert receipt.aborted and [run.id for run in receipt.runs] == [sent.run_id]
 
     seeded(main)
@@ -798,7 +800,7 @@ def test_a_stop_ends_what_is_collected_whole(how: str) -> None:
                 case "run":
                     receipt = await control.stop(run=sent[2].run_id)
                 case "key":
-                    receipt = await control.stop(key="b")
+                    receipt = await control.stop(message="b")
                 case _:
                     receipt = await control.reset("s")
             assert [run.id for run in receipt.runs] == [sent[0].run_id]
@@ -834,6 +836,8 @@ def test_authors_without_mutual_rights_are_not_merged() -> None:
         agent = Notes()
         async with collecting(agent) as control:
             alice = [await control.send("s", "a", by="alice")]
+            await control.share("s", with_="bob")
+            await control.share("s", with_="carol")
             bob = [await control.send("s", text, by="bob") for text in "xy"]
             alice.append(await control.send("s", "b", by="alice"))
             carol = await control.send("s", "c", by="carol")
@@ -1051,6 +1055,7 @@ def test_a_full_queue_still_merges() -> None:
             await started(control, long.run_id)
             sent = [await control.send("s", text, by="alice") for text in "abc"]
             assert len({each.run_id for each in sent}) == 1
+            await control.share("s", with_="bob")
             with pytest.raises(QueueFull):
                 await control.send("s", "x", by="bob")
 
@@ -1289,6 +1294,7 @@ def test_without_the_right_to_stop_a_rollback_queues() -> None:
         async with open_control(mumbles) as control:
             first = await control.send("s", "one", by="alice")
             await started(control, first.run_id)
+            await control.share("s", with_="bob")
             second = await control.send("s", "two", by="bob", strategy="rollback")
             assert (second.state, second.superseded) == ("queued", None)
             await control.stop(run=first.run_id, by="alice")

@@ -206,6 +206,7 @@ def test_who_may_see_it() -> None:
     async def main() -> None:
         async with open_control(mumbles, admins=["root"], readers=["rita"]) as control:
             await control.send("s", "owner's", by="alice")
+            await control.share("s", with_="bob")
             sent = await control.send("s", "bob's", by="bob")
             await control.stop(session="s", by="alice")
             for again in (False, True):

@@ -188,6 +188,7 @@ def test_a_wake_is_skipped_while_the_session_is_busy(busy: str) -> None:
         agent = Sleeper("long")
         async with open_control(agent, settings=Settings(collect_seconds=4)) as control:
             await founded(control, "alice")
+            await control.share("s", with_="bob")
             await control.wake("s", "tick", every=10, by="alice")
             if busy == "collected":
                 await anyio.sleep(8)
@@ -219,6 +220,7 @@ def test_any_message_takes_a_wake_over(strategy: str, by: str) -> None:
         agent = Sleeper("tick")
         async with open_control(agent) as control:
             await founded(control, "alice")
+            await control.share("s", with_="bob")
             await control.wake("s", "tick", every=10, by="alice")
             woken = await began(agent, "tick")
             sent = await control.send("s", "now", by=by, strategy=strategy)

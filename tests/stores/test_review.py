@@ -202,13 +202,13 @@ def test_what_ended_before_its_session_was_anybody_s_leaves_no_text_after_a_cras
     async def main() -> None:
         async with open_control(echo, store=made(tmp_path)) as control:
             if when == "before it came":
-                await control.stop(key="k", by="alice")
+                await control.stop(message="k", by="alice")
             first = asyncio.create_task(control.send("s", "ALICE-SECRET", by="alice", key="k"))
             await asyncio.sleep(0)  # hers is the first in the session's line
             if when == "while it came":
-                await control.stop(key="k", by="alice")
+                await control.stop(message="k", by="alice")
             second = await control.send("s", "hello", by="bob")
-            ended = await control.wait((await first).run_id, by="alice")
+            ended = await control.wait((await first).run_id)
             await control.wait(second.run_id, by="bob", drained=True)
             assert ended.ending is Ending.STOPPED
         with database(tmp_path) as other:  # as if it had been killed before these were written

@@ -768,7 +768,7 @@ def test_a_read_sees_one_instant(tmp_path: Path, read: str) -> None:
         decision = Decision(
             sessions=(SessionRow(id=S, owner=ALICE, generation=1),),
             admissions=(run("r"), child),
-            marks=(StopMark(session=S, channel="c", by=ALICE, at=1),),
+            marks=(StopMark(session=S, channel="c", by=ALICE, at=1, stopped_at=1.0),),
         )
         begun, go_on = threading.Event(), threading.Event()
         last = "FROM marks" if read == "load" else "WHERE home ="

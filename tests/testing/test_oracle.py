@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from interlock import Ending, MemoryStore, Message, Outcome, Receipt, Run, Settings, ToolState, open_control
-from interlock.core.decision import RunRow, ToolRow
+from interlock import Control, Ending, MemoryStore, Message, Outcome, Receipt, Run, Settings, ToolState, open_control
+from interlock.core.decision import RunRow, SessionRow, ToolRow
 from interlock.core.events import Block, Data, Delta, Ended, Event, Proof, Said, Started, Tool
-from interlock.core.names import Drain, EventKind, RunKind
+from interlock.core.names import Drain, EventKind, Principal, RunId, RunKind, SessionId
 from interlock.core.receipt import FallenRun
 from interlock.testing import Oracle, Violation, run_seeded
+from interlock.testing.rights import EVERYWHERE, Act, Deed, Offer, Rights
 
 BRIEF = Settings(grace_seconds=0.2, drain_seconds=0.3)
 
@@ -294,8 +295,7 @@ def told(answer: Any, ask: Callable[[Oracle], Any], seconds: float = 0.0) -> Non
     async def main() -> None:
         oracle = Oracle(Stub(answer, seconds), MemoryStore())  # type: ignore[arg-type]
         oracle.judging = None
-        oracle._principals["r"], oracle._accepted["r"], oracle._owners["s"] = "alice", "s", "alice"
-        oracle._home["r"] = "s"
+        oracle._principals["r"], oracle._accepted["r"], oracle._home["r"] = "alice", "s", "s"
         await ask(oracle)
 
     run_seeded(main, 0)
@@ -373,6 +373,163 @@ def test_it_judges_the_end() -> None:
     ):
         with pytest.raises(Violation, match=words):
             run_seeded(lambda spoil=spoil: main(spoil), 0)  # type: ignore[misc]
+
+
+def judged(play: Callable[[Control, Oracle, MemoryStore], Any], *, latency: float = 0.0) -> Oracle:
+    """Let people act, then let the oracle judge what is left; everything of it is real but what a test makes up."""
+
+    async def agent(run: Run, message: Message) -> str:
+        oracle.begun(run.id, message.text)
+        if "stay" in message.text:
+            await asyncio.sleep(60)
+        return "reply"
+
+    async def main() -> None:
+        nonlocal oracle
+        store = MemoryStore(latency_seconds=latency)
+        async with open_control(agent, store=store, settings=BRIEF) as control:
+            oracle = Oracle(control, store)
+            oracle.judging = None
+            await play(control, oracle, store)
+            await oracle.stop(session="s")
+            await oracle.finish()
+
+    oracle: Oracle
+    run_seeded(main, 0, jump=0.0)
+    return oracle
+
+
+async def falls_first(oracle: Oracle) -> None:
+    """A message of bob's that is stopped before it founds anything, and one of alice's that does."""
+    await oracle.stop(key="k", by="bob")
+    sent = await oracle.send("s", "never", by="bob", key="k")
+    assert sent is not None and sent.state == "ended"
+    assert await oracle.send("s", "stay", by="alice") is not None
+
+
+def test_a_message_that_fell_before_it_founded_anything_makes_nobody_an_owner() -> None:
+    """It is shown first, and the owner is whoever's message was first taken: they may stop everybody, and do."""
+
+    async def play(control: Control, oracle: Oracle, store: MemoryStore) -> None:
+        await falls_first(oracle)
+        await oracle.share("s", "bob", "write", by="alice")
+        assert await oracle.send("s", "guest", by="bob", strategy="queue") is not None
+        receipt = await oracle.stop(session="s", by="alice")
+        assert len(receipt.runs) == 2
+
+    oracle = judged(play)
+    assert oracle.violation is None and oracle.rights.owner("s") == "alice"
+
+
+def test_who_only_seems_to_be_the_owner_may_not_stop() -> None:
+    """The author of a message that fell before it founded anything ends somebody else's run: that is found."""
+
+    async def play(control: Control, oracle: Oracle, store: MemoryStore) -> None:
+        await falls_first(oracle)
+        control._registry.sessions[SessionId("s")].owner = Principal("bob")
+        await oracle.stop(session="s", by="bob")
+
+    with pytest.raises(Violation, match=r"^P7: bob stopped .* of alice"):
+        judged(play)
+
+
+def test_a_withdrawn_message_makes_nobody_an_owner() -> None:
+    """A message that the store refused founds nothing; a store that keeps its author as the owner is found."""
+
+    async def play(control: Control, oracle: Oracle, store: MemoryStore) -> None:
+        store.faults.fail = True
+        assert await oracle.send("s", "refused", by="bob") is None
+        store.resume()
+        assert await oracle.send("s", "taken", by="alice") is not None
+        assert oracle.rights.owner("s") == "alice"
+
+    async def wrongly(control: Control, oracle: Oracle, store: MemoryStore) -> None:
+        await play(control, oracle, store)
+        store._sessions[SessionId("s")] = msgspec.structs.replace(store._sessions[SessionId("s")], owner="bob")
+
+    assert judged(play, latency=0.01).violation is None
+    with pytest.raises(Violation, match=r"^P7: session s is kept as bob's; it was founded by a message of alice"):
+        judged(wrongly, latency=0.01)
+
+
+def test_a_message_that_fell_while_the_store_refused_it_founds_its_session() -> None:
+    """Its sender was told that it was stopped, not that it was refused: the session is theirs, whoever comes next."""
+
+    async def play(control: Control, oracle: Oracle, store: MemoryStore) -> None:
+        first = asyncio.ensure_future(oracle.send("s", "one", by="bob"))
+        await asyncio.sleep(0.005)
+        store.faults.stall = True
+        await oracle.stop(session="s", by="bob")
+        assert await first is not None
+        store.resume()
+        assert await oracle.send("s", "two", by="alice") is None
+        assert await oracle.send("s", "three", by="bob") is not None
+
+    oracle = judged(play, latency=0.01)
+    assert oracle.violation is None and oracle.rights.owner("s") == "bob"
+
+
+def test_nobody_owns_what_the_store_does_not_have() -> None:
+    """Whoever is only about to own a session has no right to what others send there."""
+
+    async def play(control: Control, oracle: Oracle, store: MemoryStore) -> None:
+        first = asyncio.ensure_future(oracle.send("s", "one", by="alice"))
+        await asyncio.sleep(0.005)
+        store.faults.stall = True
+        second = asyncio.ensure_future(oracle.send("s", "two", by="bob"))
+        await asyncio.sleep(0.005)
+        control._registry.sessions[SessionId("s")].stored = True
+        await oracle.stop(session="s", by="alice")
+        store.resume()
+        await asyncio.gather(first, second)
+
+    with pytest.raises(Violation, match=r"^P7: alice stopped .* of bob"):
+        judged(play, latency=0.01)
+
+
+def rights() -> Rights:
+    """A book in which alice owns session s, and bob has a run there."""
+    store = MemoryStore()
+    book = Rights(store, admins=("admin",))
+    for run, by in (("r-1", "alice"), ("r-2", "bob")):
+        row = RunRow(id=run, session="s", principal=by, kind=RunKind.CHAT, text=run, admitted_at=0.0)
+        book._offers.setdefault("s", {})[RunId(run)] = Offer(RunId(run), by, run)
+        store._runs[RunId(run)] = row
+    store._sessions[SessionId("s")] = SessionRow(id="s", owner="alice", generation=1)
+    return book
+
+
+def wrongs(book: Rights, by: str, *, at: float = 5.0) -> set[Deed]:
+    """What somebody may not do in session s at an instant; a run that they would end is bob's."""
+    acts = [Act(deed, by, "s", at, at, "no", RunId("r-2"), "bob") for deed in Deed]
+    return {act.deed for act in acts if book.wrong(act) is not None}
+
+
+def test_the_book_of_rights() -> None:
+    """Owner and admins may all; others what was shared with them, while it is; a run's author ends it if they write."""
+    book = rights()
+    everything = set(Deed)
+    assert wrongs(book, "alice") == wrongs(book, "admin") == wrongs(book, "local") == set()
+    assert wrongs(book, "mallory") == wrongs(book, "bob") == everything
+    book.say("s", "bob", "write", 1.0).acknowledge(2.0)
+    assert wrongs(book, "bob") == {Deed.OWN}
+    book.say("s", "bob", "read", 6.0).acknowledge(7.0)
+    assert wrongs(book, "bob", at=6.5) == {Deed.OWN}
+    book.say(EVERYWHERE, "rita", "read", 1.0).acknowledge(1.0)
+    assert wrongs(book, "rita") == {Deed.SEND, Deed.END, Deed.OWN}
+    book.say(EVERYWHERE, "rita", None, 3.0).acknowledge(3.0)
+    assert wrongs(book, "rita") == everything
+    assert wrongs(book, "bob", at=8.0) == {Deed.SEND, Deed.END, Deed.OWN}
+    book.say("s", "bob", "write", 9.0).refuse()
+    assert wrongs(book, "bob", at=9.5) == {Deed.SEND, Deed.END, Deed.OWN}
+    gone = book.say("s", "bob", None, 10.0)
+    back = book.say("s", "bob", "write", 10.5)
+    gone.acknowledge(11.0)
+    back.acknowledge(12.0)
+    assert wrongs(book, "bob", at=13.0) == {Deed.OWN}
+    book.say("s", "bob", None, 14.0).acknowledge(15.0)
+    assert wrongs(book, "bob", at=14.5) == {Deed.OWN}
+    assert wrongs(book, "bob", at=15.5) == everything
 
 
 def test_it_looks_at_the_sinks_and_not_at_the_fence() -> None:

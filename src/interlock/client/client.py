@@ -1,12 +1,15 @@
 """Control's verbs, asked of a gateway.
 
 1. A verb whose answer was not seen is asked again on the next connection where that changes nothing: looking always;
-   sending, because every message has a key; stopping by run or key; answering; sharing. A schedule is not made twice.
+   sending, because every message has a key; stopping; answering; sharing. A schedule is not made twice.
 2. A session's stop or reset means what runs now. It is asked within STOP_SECONDS or not at all, and not again once
-   this client has sent the session something newer.
-3. A watch goes on behind the last event it passed on: no event twice, one end per run, none of an older run's deltas
+   this client has sent the session something newer. A stop has a key too: if the first asking arrived, the second is
+   told what came of it.
+3. A message that the gateway could not keep now is sent again under its key, until this client's patience is over or
+   it has stopped the session: that stop meant the message too.
+4. A watch goes on behind the last event it passed on: no event twice, one end per run, none of an older run's deltas
    behind a newer run's beginning. A watcher that is slow reads again what it had no room for.
-4. A waiter that leaves changes nothing for the run, and holds no place at the gateway for longer than WAIT_SECONDS.
+5. A waiter that leaves changes nothing for the run, and holds no place at the gateway for longer than WAIT_SECONDS.
 """
 
 import asyncio
@@ -108,6 +111,18 @@ def _bare(session: str) -> str:
     return session.rpartition("/")[2]
 
 
+class _Sending:
+    """A message on its way, and whether this client has stopped its session since."""
+
+    def __init__(self, session: str | None) -> None:
+        self._name = None if session is None else _bare(session)
+        self.stopped = False
+
+    def stop(self, session: str) -> None:
+        """Take down that a session is stopped, by a name that may be this one's."""
+        self.stopped = self.stopped or _bare(session) == self._name
+
+
 class Client:
     """Control's verbs, without `by`: the gateway knows who asks by the token."""
 
@@ -116,6 +131,7 @@ class Client:
         self._connection = connection
         self._call = connection.call
         self._stops: set[_Stop] = set()
+        self._sends: set[_Sending] = set()
         self._waits = asyncio.Semaphore(WAITS)
 
     async def close(self) -> None:
@@ -124,6 +140,8 @@ class Client:
 
     async def _now(self, session: str, method: str, params: dict[str, Any]) -> T:
         """Ask for what means a session as it is now."""
+        for sending in self._sends:
+            sending.stop(session)
         stop = _Stop(session)
         self._stops.add(stop)
         try:
@@ -141,25 +159,39 @@ class Client:
         deadline: float | None = None,
         order: tuple[str, float] | None = None,
         kind: str = "chat",
+        agent: str | None = None,
+        instructions: str | None = None,
     ) -> Sent:
         """Send a message; returns once it is safely taken. Without a key it gets one, so that it cannot run twice."""
         for stop in self._stops:
             stop.overtake(session)
         asked: dict[str, Any] = {"session": session, "text": text, "key": secrets.token_hex(16) if key is None else key}
         asked |= {"strategy": strategy, "deadline": deadline, "order": order, "kind": kind}
-        return await self._call("interlock.send", asked)
+        asked |= {"agent": agent, "instructions": instructions}
+        sending = _Sending(session)
+        self._sends.add(sending)
+        try:
+            return await self._call("interlock.send", asked, insist=lambda: not sending.stopped)
+        finally:
+            self._sends.remove(sending)
 
     async def stop(
         self,
         *,
         session: str | None = None,
         run: str | None = None,
+        message: str | None = None,
         key: str | None = None,
         order: tuple[str, float] | None = None,
         typed: bool = False,
     ) -> Receipt:
-        """Stop a session's runs, one run, or the message with a key (also before it was seen)."""
-        asked = {"session": session, "run": run, "key": key, "order": order, "typed": typed}
+        """Stop a session's runs, one run, or the message sent under a key (also before it was seen).
+
+        `key` is the stop's own; a session's stop without one gets one, so that asking again ends nothing newer.
+        """
+        if session is not None and key is None:
+            key = secrets.token_hex(16)
+        asked = {"session": session, "run": run, "message": message, "key": key, "order": order, "typed": typed}
         if session is not None:
             return await self._now(session, "interlock.stop", asked)
         return await self._call("interlock.stop", asked)

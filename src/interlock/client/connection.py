@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 OPEN_SECONDS: Final = 10.0  # from dialling to being let in
 CLOSE_SECONDS: Final = 1.0
 PING_SECONDS: Final = 10.0  # between pings, and for each answer
+INSIST_SECONDS: Final = 2.0  # the longest pause before what could not be done is asked again
 PAUSE_SECONDS: Final = (0.1, 5.0)  # between attempts: the first, the longest
 ANSWER_BYTES: Final = 32 * 1024 * 1024
 TRIES: Final = 8  # of one request: what kills every connection it is asked on is given up
@@ -301,16 +302,33 @@ class Connection:
             raise BadInput(f"no token in {path}: {why}; name the server's --data, or set INTERLOCK_TOKEN") from None
 
     async def call(  # METHODS says what each answers, and the verb says it again
-        self, method: str, params: dict[str, Any], *, again: Callable[[], bool] = lambda: True, until: float = math.inf
+        self,
+        method: str,
+        params: dict[str, Any],
+        *,
+        again: Callable[[], bool] = lambda: True,
+        until: float = math.inf,
+        insist: Callable[[], bool] = lambda: False,
     ) -> T:
-        """Ask, and ask again where the connection drops and `again` allows it."""
+        """Ask, and ask again where the connection drops and `again` allows it.
+
+        Where `insist` allows it, also what the gateway could not do now, for as long as this client has patience.
+        """
         asked = params_of(method, params)
-        tries = 0
+        tries, pause, patient = 0, PAUSE_SECONDS[0], min(until, monotonic() + self.patience)
         while True:
             tries += 1
             link = await self.linked(until)
             try:
                 return await link.ask(method, asked)  # type: ignore[no-any-return]
+            except Unavailable:  # nothing was kept
+                if not insist() or monotonic() + pause > patient:
+                    raise
+                tries = 0
+                await asyncio.sleep(random.uniform(0.5, 1.0) * pause)
+                pause = min(2 * pause, INSIST_SECONDS)
+                if not insist():
+                    raise
             except Dropped:
                 if not again() or monotonic() >= until or tries >= TRIES:
                     raise Unavailable(

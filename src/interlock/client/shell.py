@@ -133,7 +133,7 @@ class _Stopping:
 
     async def _stop(self) -> None:
         try:
-            _note(proof(await self._client.stop(key=self._key)))
+            _note(proof(await self._client.stop(message=self._key)))
         except InterlockError as error:
             _note(f"not stopped: {error}", "interlock: ")
 
@@ -158,7 +158,7 @@ def stop_command(
         _name_one(session, run)
         ours = OURS.fullmatch(run or "") is not None
         if run is not None:
-            receipt = await client.stop(run=run if ours else None, key=None if ours else run)
+            receipt = await client.stop(run=run if ours else None, message=None if ours else run)
         else:
             receipt = await client.stop(session=_named(session))
         if wait and receipt.id is not None:
@@ -534,6 +534,7 @@ def proof(receipt: Receipt) -> str:
     said += [f"{ended} process{'' if ended == 1 else 'es'} ended, grade {receipt.grade}"] if ended else []
     said += [f"refused {', '.join(f'{n} {kind}' for kind, n in receipt.refused.items())}"] if receipt.refused else []
     said += ["its host killed"] if receipt.host == "killed" else []
+    said += [f"kept with its host: {', '.join(receipt.kept)}"] if receipt.kept else []
     said += ["not drained yet" if took is None else f"drained after {took / 1000:.3f} s"]
     said += [f"not seen gone: {', '.join(receipt.unconfirmed)}"] if receipt.unconfirmed else []
     return _line("; ".join(said))

@@ -9,10 +9,12 @@ import msgspec
 from interlock.core.events import Json
 from interlock.core.names import (
     CallId,
+    Ending,
     May,
     Principal,
     QuestionId,
     QuestionState,
+    ReceiptId,
     RunId,
     RunKind,
     SessionId,
@@ -59,7 +61,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     parent: RunId | None = None
     home: SessionId | None = None  # of a child: the session at the top of its tree
-    agent: str | None = None  # of a child: who does the work
+    agent: str | None = None  # who does the work; None: the one that is served
     detached: bool = False
     alias: RunId | None = None
     generation: int | None = None  # None: it never had the seat
@@ -67,6 +69,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome | None = None
     cut: str = ""
     told: bool = False  # its terminal event is in the log
+    instructions: str | None = None  # of its sender to the agent, beside the message
 
 
 class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +82,19 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     run_id: RunId
     generation: int | None = None
     superseded: RunId | None = None
+
+
+class StopKey(msgspec.Struct, frozen=True, kw_only=True):
+    """The first use of a stop's key, and what came of it: it answers every later one, which ends nothing more."""
+
+    principal: Principal
+    key: str
+    method: str  # stop, or reset
+    digest: str
+    at: float
+    receipt: ReceiptId | None = None  # None: it found nothing to end
+    aborted: bool = False
+    already: Ending | None = None
 
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +148,30 @@ class StopMark(msgspec.Struct, frozen=True, kw_only=True):
     channel: str
     by: Principal
     at: int | float  # the channel's own number, which may be too long for a float
+    stopped_at: float  # by the clock on the wall: it stands for MARK_SECONDS
+
+    def stands(self, now: float) -> bool:
+        """Return whether it still counts; one from beyond the next hour is of a clock that was set back, and does not.
+
+        So a stop whose place lies far in the future does not stop every later message of its channel for good.
+        """
+        return abs(now - self.stopped_at) < MARK_SECONDS
+
+    def covers(self, other: "StopMark") -> bool:
+        """Return whether another mark of the same stopper in the same channel adds nothing to this one."""
+        return self.at >= other.at and self.stopped_at >= other.stopped_at
+
+
+MARK_SECONDS = 3_600.0
+MARKS_EACH = 16  # of one stopper in one channel: only a later stop at an earlier place adds one
+
+
+def with_mark(marks: tuple[StopMark, ...], new: StopMark) -> tuple[StopMark, ...]:
+    """Return the marks of one stopper in one channel with one more, without those that count no more beside it."""
+    standing = tuple(mark for mark in marks if mark.stands(new.stopped_at))
+    if any(mark.covers(new) for mark in standing):
+        return standing
+    return (*(mark for mark in standing if not new.covers(mark)), new)[-MARKS_EACH:]
 
 
 class Writer(msgspec.Struct, frozen=True):
@@ -158,7 +198,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     questions: tuple[QuestionRow, ...] = ()
     wakes: tuple[WakeRow, ...] = ()
     unwakes: tuple[WakeId, ...] = ()
-    marks: tuple[StopMark, ...] = ()  # only ever later
+    marks: tuple[StopMark, ...] = ()
+    stops: tuple[StopKey, ...] = ()  # insert if absent
     shares: tuple[ShareRow, ...] = ()  # where no later one stands
     rises: tuple[SessionId, ...] = ()  # raise a session that nobody has in memory
 

@@ -35,7 +35,7 @@ class Processes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """Proof of an ending. `aborted` and `already` speak of the one call that returned it."""
+    """Proof of an ending. `aborted`, `already` and `again` speak of the one call that returned it."""
 
     id: ReceiptId | None  # None: the stop found nothing, so there is nothing to look up later
     session: SessionId | None
@@ -53,6 +53,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[FallenTool, ...] = ()
     processes: Processes = Processes()
     host: str = "none"
+    kept: tuple[str, ...] = ()  # processes of earlier turns that stay with a host that is used again, by name and pid
     questions: int = 0
     queued: int = 0
     in_flight: int = 0
@@ -60,6 +61,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     unconfirmed: tuple[str, ...] = ()  # what a bound ran out on, by name
     aborted: bool = False
     already: Ending | None = None
+    again: bool = False  # the stop's key was used before: this is what came of it then, and nothing was ended now
 
     @property
     def fence_to_drained_ms(self) -> float | None:

@@ -1,6 +1,7 @@
 """What a new message does to a busy session, as one pure decision.
 
-1. The new message is dominant: by default it takes over the run in the seat.
+1. What a person writes is dominant: by default it takes over the run in the seat. What a program starts ends nobody's
+   turn unless it says so itself: by default it queues (`strategy_of`).
 2. Taking over needs the right to stop that run; without it the message queues.
 3. A waiting message of someone else is passed over by a takeover at most once (`overdue` then), so that repeated
    takeovers starve nobody: the old run still falls, but the overdue message gets the seat first.
@@ -11,7 +12,9 @@ from enum import StrEnum
 
 import msgspec
 
-from interlock.core.names import Strategy
+from interlock.core.names import RunKind, Strategy
+
+PROGRAMS = frozenset({RunKind.AGENT})  # kinds that programs start; a wake has a rule of its own
 
 
 class Admission(StrEnum):
@@ -39,6 +42,18 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int = 0
     overdue: bool = False
     collecting: bool = False  # one waits that this may be added to
+
+
+def strategy_of(kind: RunKind, own: Strategy | None, *, session: Strategy | None, server: Strategy) -> Strategy:
+    """Return the strategy that counts: the message's own, else its session's, else the server's.
+
+    A program that names none queues, or is turned away where its session rejects: what the owner chose for the session
+    was chosen for what people write, and nothing of it lets a program end, or get into, a person's turn.
+    """
+    chosen = own or session or server
+    if own is None and kind in PROGRAMS and chosen is not Strategy.REJECT:
+        return Strategy.QUEUE
+    return chosen
 
 
 def decide(strategy: Strategy, scene: Scene, *, wake: bool = False) -> Admission:

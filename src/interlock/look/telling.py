@@ -148,6 +148,7 @@ def _receipt_words(receipt: Receipt, in_use: bool) -> str:
         f"drain {receipt.drain}{after}",
         f"{_count(processes.ended, 'process')} ended, grade {receipt.grade}" if processes.ended else "",
         f"{processes.detached} detached" if processes.detached else "",
+        f"kept with its host: {', '.join(receipt.kept)}" if receipt.kept else "",
         f"refused {', '.join(f'{n} {kind}' for kind, n in receipt.refused.items())}" if receipt.refused else "",
         f"not seen gone: {', '.join(receipt.unconfirmed)}" if receipt.unconfirmed else "",
     ]

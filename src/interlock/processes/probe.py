@@ -11,17 +11,22 @@ import signal
 import time
 
 from interlock.processes import kernel
+from interlock.processes.namespace import Namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 TRIAL_SECONDS = 5.0  # a loaded machine is not to be taken for one without cgroups
 SWEEP_SECONDS = 2.0
 
 
-def probe(wanted: str | None = None) -> dict[str, Any]:
-    """Try the grades, best first, each by ending a real process; return what was found, and why not better."""
+def probe(wanted: str | None = None, apart: bool = False) -> dict[str, Any]:
+    """Try the grades, best first, each by ending a real process; return what was found, and why not better.
+
+    `apart`: also whether processes of one user can be kept apart.
+    """
     home = kernel.own_cgroup()
     why = ""
     grade = "group"
@@ -38,6 +43,9 @@ def probe(wanted: str | None = None) -> dict[str, Any]:
     facts: dict[str, Any] = {"grade": grade, "home": home if grade == "cgroup" else None, "why": why}
     for what in ("pids", "memory"):
         facts[what], facts[f"{what}_home"] = _limit_by(what, facts["home"])
+    if apart:
+        facts["together"] = "the grade is group" if grade == "group" else try_namespace()
+    facts["apart"] = facts.get("together") == ""
     return facts
 
 
@@ -106,6 +114,51 @@ def try_subreaper() -> str:
     return "" if found else "an orphan did not come to its subreaper"
 
 
+def try_namespace() -> str:
+    """Hold a process in a PID namespace and end it by that; return what was in the way, nothing if it worked."""
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()  # whoever makes a namespace has its children there for good
+    if child == 0:
+        try:
+            signal.alarm(LEFT_SECONDS)
+            os.write(writing, _try_namespace().encode())
+        except BaseException as error:
+            os.write(writing, f"a trial failed: {error}".encode()[:500])
+        finally:
+            os._exit(0)
+    os.close(writing)
+    said = b""
+    while piece := os.read(reading, 1000):
+        said += piece
+    os.close(reading)
+    os.waitpid(child, 0)
+    return "" if said == b"apart" else said.decode("utf-8", "replace") or "whoever tried it died"
+
+
+def _try_namespace() -> str:
+    try:
+        space = Namespace()
+    except OSError as error:
+        return f"no PID namespace can be made, with a /proc of its own ({error.strerror})"
+    space.enter()
+    inside = os.fork()
+    if inside == 0:
+        signal.alarm(LEFT_SECONDS)
+        os._exit(0 if sorted(kernel.pids()) == [1, os.getpid()] else 1)
+    space.leave()
+    if os.waitpid(inside, 0)[1] != 0:
+        return "in a PID namespace of its own a process saw others"
+    left = os.fork()
+    if left == 0:
+        while True:
+            signal.pause()
+    space.end()
+    ended = os.waitpid(left, 0)[1] == signal.SIGKILL
+    space.may_go()
+    ended = os.waitpid(space.init, 0)[1] == 0 and ended
+    return "apart" if ended else "the end of a PID namespace did not end what was in it"
+
+
 def _gone(pid: int, also: Any) -> bool:
     until = time.monotonic() + TRIAL_SECONDS
     while time.monotonic() < until:
@@ -141,37 +194,50 @@ def _limit_by(what: str, home: str | None) -> tuple[str, str | None]:
 
 
 def sweep(facts: dict[str, Any]) -> int:
-    """End what a control that is dead left behind: its leaves, and what carries its mark. Return how many processes."""
+    """End what a control that is dead left behind: its leaves, and what carries its mark. Return how many processes.
+
+    Whoever a KILL does not end (frozen by somebody, or waiting in the kernel) is named in `facts["left"]`.
+    """
     ended = _sweep_home(facts["home"])
+    marked: set[int] = set()
     until = time.monotonic() + SWEEP_SECONDS
     while (found := _sweep_marked()) and time.monotonic() < until:
-        ended += found
+        marked |= found
     for home in {facts["pids_home"], facts["memory_home"]} - {facts["home"]}:
         ended += _sweep_home(home)  # version 1, which has no KILL of its own: so after the others
-    return ended
+    leaves = [leaf for home in {facts[name] for name in ("home", "pids_home", "memory_home")} for leaf in _dead(home)]
+    left = {pid for leaf in leaves for pid in _inside(leaf)}.union(pid for pid, _ in _marked())
+    facts["left"] = [kernel.describe(pid) for pid in sorted(left)]
+    return ended + len(marked - left)
 
 
 def _sweep_home(home: str | None) -> int:
+    return sum(_sweep_tree(leaf) for leaf in _dead(home))
+
+
+def _dead(home: str | None) -> list[str]:
+    """Return the leaves whose owner is dead."""
     try:
         names = [name for name in os.listdir(home) if name.startswith(kernel.MARK)] if home is not None else []
     except OSError:
-        return 0
-    dead = [name for name in names if kernel.owner_lives(name.removeprefix(kernel.MARK)) is False]
-    return sum(_sweep_tree(f"{home}/{name}") for name in dead)
+        return []
+    return [f"{home}/{name}" for name in names if kernel.owner_lives(name.removeprefix(kernel.MARK)) is False]
 
 
 def _sweep_tree(path: str) -> int:
     """KILL by the leaf itself and wait until it is empty: pids are not asked."""
-    inside = _count(path)
+    inside = len(_inside(path))
     until = time.monotonic() + SWEEP_SECONDS
     if os.path.exists(path + "/cgroup.kill"):
         while kernel.populated(path) and time.monotonic() < until:
             kernel.kill_cgroup(path)
             time.sleep(0.001)
         kernel.remove_tree(path)
-        return inside
+        return inside - len(_inside(path))
     ended = 0
-    while _count(path) and time.monotonic() < until:  # version 1: there because of its limits, but it knows who is left
+    while (
+        _inside(path) and time.monotonic() < until
+    ):  # version 1: there because of its limits, but it knows who is left
         ended += _sweep_listed(path)
         time.sleep(0.001)
     kernel.remove_tree(path)
@@ -205,21 +271,22 @@ def _listed(path: str) -> list[int]:
         return []
 
 
-def _count(path: str) -> int:
+def _inside(path: str) -> list[int]:
+    """Return who is in a cgroup or below it."""
+    found = _listed(path)
     try:
-        here = len(kernel.read(path + "/cgroup.procs").split())
-        return here + sum(_count(entry.path) for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False))
+        below = [entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
     except OSError:
-        return 0
+        below = []
+    for inner in below:
+        found += _inside(inner)
+    return found
 
 
-def _sweep_marked() -> int:
+def _sweep_marked() -> set[int]:
     """KILL what carries the mark of a dead owner: seen again through a pidfd, so that no other process is hit."""
-    ended = 0
-    for pid in kernel.pids():
-        owner = _mark_of(pid)
-        if owner is None or kernel.owner_lives(owner) is not False or not _orphaned(pid, owner):
-            continue
+    killed = set()
+    for pid, owner in _marked():
         try:
             pidfd = os.pidfd_open(pid)
         except OSError:
@@ -227,13 +294,21 @@ def _sweep_marked() -> int:
         try:
             if _mark_of(pid) == owner:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                ended += 1
+                killed.add(pid)
                 select.select([pidfd], [], [], 0.1)
         except OSError:
             continue
         finally:
             os.close(pidfd)
-    return ended
+    return killed
+
+
+def _marked() -> Iterator[tuple[int, str]]:
+    """Every process that a dead owner left, by the mark it carries."""
+    for pid in kernel.pids():
+        owner = _mark_of(pid)
+        if owner is not None and kernel.owner_lives(owner) is False and _orphaned(pid, owner):
+            yield pid, owner
 
 
 def _orphaned(pid: int, owner: str) -> bool:

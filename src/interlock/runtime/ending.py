@@ -31,6 +31,7 @@ from interlock.stores.base import Store, StoreFailed, Ticket, committed
 
 log = logging.getLogger("interlock")
 
+UNKEPT_SECONDS = 0.1  # beyond COMMIT_SECONDS, for a takeover to be known as kept or not before its end is told
 LAST_SECONDS = 0.1  # for a body that has just been dropped to be seen gone
 
 
@@ -125,6 +126,8 @@ class Endings:
         if await ticket.within(self._settings.commit_seconds):
             with contextlib.suppress(StoreFailed):
                 verdict = await ticket
+        if verdict is None and fall.successor is not None:  # whether there is a successor to name will be known soon
+            await _all_set([fall.successor.acked], until + UNKEPT_SECONDS)
         ahead = [run.acked for run in fall.runs]
         ahead += [before.ended for before in earlier(fall)]  # else they are told with this one
         await _all_set(ahead, until)
@@ -137,6 +140,16 @@ class Endings:
             if run.id in found:
                 fall.adopt(run, found[run.id])
         return bool(found)
+
+    def forsake(self, fall: Fall) -> None:
+        """The message that took over was not kept: nobody is named who cannot be found. What was told is corrected."""
+        assert fall.successor is not None
+        for run in fall.runs:
+            if run.outcome is None or run.outcome.superseded_by != fall.successor.id:
+                continue
+            fall.adopt(run, msgspec.structs.replace(run.outcome, superseded_by=None, unkept=True))
+            if fall.ended.is_set():
+                self._feed.publish(run.session.id, None, Correction(outcome=run.outcome))
 
     def _tell(self, fall: Fall, *, durable: bool, drained: bool) -> None:
         """t1, one step: one terminal event per run, then the receipt. A session's earlier endings are told before."""
@@ -230,6 +243,8 @@ class Endings:
                     log.warning("an ending is not durable yet, and is tried again: %s", failure)
                 said = True
                 await anyio.sleep(self._settings.retry_seconds)
+            if fall.successor is not None:  # the first write is not in, so it is about to be withdrawn
+                await fall.successor.acked.wait()
             ticket = self._store.decide(fall.decision())
         fall.durable = True
         if self._adopt(fall, verdict):

@@ -21,7 +21,7 @@ from interlock.core.errors import InterlockError, KeyConflict, QueueFull, Refuse
 from interlock.core.lifecycle import Move, State
 from interlock.core.names import Effect, Ending, Principal, RunKind, SessionId, Strategy
 from interlock.core.outcome import Cause
-from interlock.core.takeover import Admission, Scene, decide
+from interlock.core.takeover import Admission, Scene, decide, strategy_of
 from interlock.runtime.clock import Clock
 from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.ending import Endings, earlier
@@ -145,15 +145,18 @@ class Inbox:
             raise unknown_session(run.session.id, run.principal)
         if self._registry.closing:
             raise Unavailable("this control is closing; send it to the next one")
-        if known.buried or self._registry.buried(run.principal, run.key):
-            self._endings.end(run, Cause(ending=Ending.STOPPED, by=run.principal))
-            self._tell_sender(run)
-            return None
-        if (stopper := self._stopped_after(run)) is not None:  # written before a stop that has come already
-            self._endings.end(run, Cause(ending=Ending.STOPPED, by=stopper))
+        if self._registry.stop_of(run.principal, run.key) is not None:
+            raise KeyConflict(f"key {run.key!r} was used for a stop; use a new key for this message")
+        if (stopper := self._stopped_before(run, known)) is not None:
+            self._endings.end(run, Cause(ending=Ending.STOPPED, by=stopper, born_stopped=True))
             self._tell_sender(run)
             return None
         return self._admit(run)
+
+    def _stopped_before(self, run: LiveRun, known: Loaded) -> Principal | None:
+        """Return who stopped a message before it came: by its key, or by a stop behind it in its channel."""
+        buried = known.buried or self._registry.buried(run.principal, run.key)
+        return run.principal if buried else self._stopped_after(run)
 
     def _may_send(self, run: LiveRun) -> bool:
         """Whose session it is decides. A session that nobody has founded is founded only under one's own name."""
@@ -167,7 +170,7 @@ class Inbox:
 
     def _stopped_after(self, run: LiveRun) -> Principal | None:
         whose = Whose(run.session.owner, run.session.shares)
-        for by in self._registry.stopped_after(run.session.id, run.order):
+        for by in self._registry.stopped_after(run.session.id, run.order, self._clock.wall()):
             if self._authority.may(Action.STOP, by, whose=whose, principal=run.principal):
                 return by
         return None
@@ -213,8 +216,7 @@ class Inbox:
             self._registry.retire(run)
 
     def _strategy(self, run: LiveRun) -> Strategy:
-        """The message's own, else its session's, else the server's."""
-        return run.strategy or run.session.strategy or self._settings.strategy
+        return strategy_of(run.kind, run.strategy, session=run.session.strategy, server=self._settings.strategy)
 
     def _admit(self, run: LiveRun) -> Ticket:
         session, seated, strategy = run.session, run.session.seat, self._strategy(run)
@@ -223,7 +225,8 @@ class Inbox:
                 f"session {session.id} is parked: the server went down {session.crashes} times in a row while a run "
                 "of it was going; reset it to go on, or use another session"
             )
-        session.owner = session.owner or run.principal  # whoever is first admitted created it
+        if session.owner is None:  # whoever is first admitted created it
+            session.owner, run.founds = run.principal, True
         waiting = session.waiting or []
         staying = [other for other in waiting if not self._may_stop(run, other)]
         collector = self._collector(run, waiting)
@@ -246,7 +249,7 @@ class Inbox:
             case Admission.QUEUE:
                 self._wait_for_seat(run)
             case Admission.STEER:
-                run.steers = seated
+                run.steers = seated if seated is not None and seated.agent == run.agent else None
                 self._wait_for_seat(run)
             case Admission.COLLECT:
                 run.collection = Collection(until=self._clock.now() + COLLECT_TIMES * self._settings.collect_seconds)
@@ -280,6 +283,7 @@ class Inbox:
 
     def _settle_takeover(self, fall: Fall, run: LiveRun) -> Ticket:
         if fall.runs:
+            fall.successor, run.took = run, fall
             return self._endings.close(fall, admission=self._admission(run))
         return self._store.decide(self._admission(run))  # nobody had the seat, and those who wait stay
 
@@ -333,6 +337,8 @@ class Inbox:
         collection = other.collection
         if collection is None or collection.merging is not None or 1 + len(collection.parts) >= COLLECTED:
             return False
+        if (run.agent, run.instructions) != (other.agent, other.instructions):
+            return False  # one turn has one agent, and is told one thing beside its messages
         return self._may_stop(run, other) and self._may_stop(other, run)
 
     def _merge(self, run: LiveRun, into: LiveRun) -> Ticket:
@@ -438,15 +444,20 @@ class Inbox:
 
     def _tell_sender(self, run: LiveRun) -> None:
         if run.fallen:
-            run.sent = msgspec.structs.replace(run.sent or self._sent(run), state=State.ENDED)
+            assert run.outcome is not None
+            by = run.outcome.by if run.outcome.ending is Ending.STOPPED else None
+            told = {"state": State.ENDED, "stopped_by": by, "born_stopped": run.outcome.born_stopped}
+            run.sent = msgspec.structs.replace(run.sent or self._sent(run), **told)
         run.acked.set()
 
     def _withdraw(self, run: LiveRun, ticket: Ticket) -> None:
-        """The message never was: its place, its key and its id are free of it."""
+        """The message never was: its place, its key and its id are free of it, and whoever it took over is told so."""
+        if isinstance(run.took, Fall):
+            self._endings.forsake(run.took)
         run.move(Move.WITHDRAW)
         self._registry.unseat(run)
         self._registry.dequeue(run)
-        if not run.session.stored:
+        if run.founds:
             run.session.owner = None  # it was not its session after all
         for timer in run.timers or ():
             timer.cancel()
@@ -478,8 +489,8 @@ async def endings_told(session: Session) -> None:
 def unknown_session(session: SessionId, by: Principal) -> Unknown:
     """The refusal of a session that is not there, or not the caller's: the two look the same."""
     return Unknown(
-        f"no session {session!r} for {by}; a session of your own begins with its first message, "
-        "another's is written owner/name and is there for those it was shared with"
+        f"no session {session!r} for {by}; a session begins with its first message, "
+        "and another's (owner/name) is there only for those it is shared with"
     )
 
 

@@ -8,15 +8,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from interlock.core.authority import NOBODYS, Whose
-from interlock.core.decision import SessionRow, StopMark, Tombstone
+from interlock.core.decision import SessionRow, StopKey, StopMark, Tombstone, with_mark
 from interlock.core.fence import Generations
 from interlock.core.lifecycle import Move
-from interlock.core.names import May, Principal, QuestionId, ReceiptId, RunId, SessionId, Strategy
+from interlock.core.names import Ending, May, Principal, QuestionId, ReceiptId, RunId, SessionId, Strategy
 from interlock.core.outcome import Outcome
 from interlock.runtime.holds import Holds
 from interlock.runtime.live import Falling, Kept, LiveRun, Order, Question
@@ -24,6 +25,7 @@ from interlock.runtime.numbers import Numbers
 from interlock.runtime.settings import CRASHES
 
 TOMBSTONES = 1_000  # per principal; the store keeps as many
+STOPS = 10_000  # keys of stops, per principal; the store keeps as many
 LEFT = 10_000  # sessions no longer in memory whose rights are remembered: late events of theirs still need them
 MARKS = 1_000  # stops by their place in a channel, per principal, so that nobody can push out another's
 
@@ -73,6 +75,51 @@ class Session:
         return Whose(self.owner, shares) if self.stored else NOBODYS
 
 
+class StopCall:
+    """One call of stop or reset. Under a key it is known from its first instant, and what came of it answers a retry.
+
+    Memory holds every key that the store keeps: a stop must not read before it decides, or it could end a message that
+    came while it read.
+    """
+
+    __slots__ = ("by", "decided", "digest", "key", "method", "row", "typed")
+
+    def __init__(
+        self, by: Principal, *, method: str = "stop", key: str | None = None, digest: str = "", typed: bool = False
+    ) -> None:
+        self.by = by
+        self.method = method
+        self.key = key
+        self.digest = digest
+        self.typed = typed
+        self.row: StopKey | None = None  # what came of it, once that is decided
+        self.decided = asyncio.Event()
+
+    def decide(
+        self,
+        *,
+        at: float,
+        receipt: ReceiptId | None = None,
+        aborted: bool = False,
+        already: Ending | None = None,
+    ) -> tuple[StopKey, ...]:
+        """Say what came of it, and return what is to be kept of that: nothing, without a key."""
+        if self.key is None:
+            return ()
+        self.row = StopKey(
+            principal=self.by,
+            key=self.key,
+            method=self.method,
+            digest=self.digest,
+            at=at,
+            receipt=receipt,
+            aborted=aborted,
+            already=already,
+        )
+        self.decided.set()
+        return (self.row,)
+
+
 class Registry:
     """Everything alive in this control."""
 
@@ -91,7 +138,8 @@ class Registry:
         self.holds = Holds(self.numbers)
         self._left: OrderedDict[SessionId, tuple[Whose, SessionId | None]] = OrderedDict()
         self._tombstones: dict[Principal, OrderedDict[str, None]] = {}
-        self._marks: dict[SessionId, dict[tuple[str, Principal], float]] = {}
+        self._stops: dict[Principal, OrderedDict[str, StopCall]] = {}
+        self._marks: dict[SessionId, dict[tuple[str, Principal], tuple[StopMark, ...]]] = {}
         self._marks_of: dict[Principal, OrderedDict[tuple[SessionId, str], None]] = {}
 
     # Sessions
@@ -244,6 +292,15 @@ class Registry:
         whose, home = self._left.get(session_id, (NOBODYS, None))
         return whose if home is None else Whose(whose.owner, self.whose(home).shares)
 
+    def fresher(self, session_id: SessionId, read: Whose) -> Whose:
+        """Return whose a session is where the store was asked: memory's word goes before what was read meanwhile.
+
+        A right may be taken away while a read is on its way. Every change passes through memory, so what is
+        remembered here is never older than what a read that began before it has found.
+        """
+        known = self.whose(session_id)
+        return read if known.owner is None else known
+
     # Tombstones
 
     def bury(self, tombstone: Tombstone) -> None:
@@ -257,13 +314,40 @@ class Registry:
         """Return whether a key has a tombstone here."""
         return key is not None and key in self._tombstones.get(principal, ())
 
+    # Stops by their keys
+
+    def stop_of(self, principal: Principal, key: str | None) -> StopCall | None:
+        """Return the stop that used a key first."""
+        kept = self._stops.get(principal)
+        return None if kept is None or key is None else kept.get(key)
+
+    def claim(self, call: StopCall) -> None:
+        """Make a stop known by its key."""
+        assert call.key is not None
+        kept = self._stops.setdefault(call.by, OrderedDict())
+        kept[call.key] = call
+        if len(kept) > STOPS:
+            kept.popitem(last=False)
+
+    def release(self, call: StopCall) -> None:
+        """Forget a stop that came to nothing, not even to a decision: it may be tried again."""
+        if call.key is not None and self.stop_of(call.by, call.key) is call:
+            del self._stops[call.by][call.key]
+
+    def recall(self, row: StopKey) -> None:
+        """Take up a stop's key that an earlier start kept."""
+        call = StopCall(row.principal, method=row.method, key=row.key, digest=row.digest)
+        call.row = row
+        call.decided.set()
+        self.claim(call)
+
     # Stops by their place in a channel
 
     def mark(self, marks: Iterable[StopMark]) -> None:
-        """Remember where in their own channels stops stood; only ever later, and so many for each principal."""
+        """Remember where in their own channels stops stood, so many for each principal."""
         for mark in marks:
             kept = self._marks.setdefault(mark.session, {})
-            kept[mark.channel, mark.by] = max(kept.get((mark.channel, mark.by), mark.at), mark.at)
+            kept[mark.channel, mark.by] = with_mark(kept.get((mark.channel, mark.by), ()), mark)
             made = self._marks_of.setdefault(mark.by, OrderedDict())
             made[mark.session, mark.channel] = None
             made.move_to_end((mark.session, mark.channel))
@@ -276,9 +360,13 @@ class Registry:
         if not kept:
             del self._marks[session]
 
-    def stopped_after(self, session: SessionId, order: Order | None) -> list[Principal]:
+    def stopped_after(self, session: SessionId, order: Order | None, now: float) -> list[Principal]:
         """Return who stopped a session after a message was written, by the message's own channel."""
         if order is None:
             return []
         kept = self._marks.get(session, {})
-        return [by for (channel, by), at in kept.items() if channel == order.channel and order.at < at]
+        return [
+            by
+            for (channel, by), marks in kept.items()
+            if channel == order.channel and any(order.at < mark.at and mark.stands(now) for mark in marks)
+        ]

@@ -36,7 +36,9 @@ class Sight:
             live = self._registry.sessions.get(session_id)
         if live is not None and live.stored:  # also where it came to life while we asked: it knows better
             return live.whose, live.since
-        return (NOBODYS, 0) if row is None else (Whose(row.owner, row.shares), row.since)
+        return (
+            (NOBODYS, 0) if row is None else (self._registry.fresher(row.id, Whose(row.owner, row.shares)), row.since)
+        )
 
     async def whose(self, session_id: SessionId) -> Whose:
         """Return whose a session is."""

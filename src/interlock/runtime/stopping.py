@@ -1,22 +1,25 @@
-"""Stopping: a session, a run, or a message by its key.
+"""Stopping: a session, a run, or a message by its key. A stop may have a key of its own.
 
 1. What is to fall is decided in one synchronous step and falls in it; then the caller waits for t1, no longer.
 2. It is never refused. The store is asked at most once COMMIT_SECONDS long, and its trouble is no reason to refuse.
 3. The answer says what was decided: `aborted` if this call ended something, else `already`, the ending it found.
+4. A stop's key is claimed in the step that decides, before anything is awaited, and kept with what it ended. Whoever
+   delivers that stop again is told what came of it, and ends nothing newer.
 """
 
+import asyncio
 import contextlib
-from collections.abc import Awaitable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 import msgspec
 
 from interlock.core.authority import Action, Authority, Whose
-from interlock.core.decision import Decision, StopMark, Tombstone
-from interlock.core.errors import Unavailable
+from interlock.core.decision import Decision, StopKey, StopMark, Tombstone
+from interlock.core.errors import KeyConflict, Unavailable
 from interlock.core.lifecycle import Move, State, may
-from interlock.core.names import Ending, Principal, RunId, SessionId
+from interlock.core.names import Ending, Principal, ReceiptId, RunId, SessionId
 from interlock.core.outcome import Cause
 from interlock.core.receipt import Receipt, nothing
 from interlock.runtime.clock import Clock
@@ -25,13 +28,21 @@ from interlock.runtime.ending import Endings
 from interlock.runtime.fall import Fall
 from interlock.runtime.inbox import Inbox, unknown_session
 from interlock.runtime.live import Falling, LiveRun, Order
-from interlock.runtime.registry import Registry, Session
+from interlock.runtime.registry import Registry, Session, StopCall
 from interlock.runtime.settings import Settings
 from interlock.runtime.sight import Sight
-from interlock.runtime.spawning import Running
+from interlock.runtime.spawning import Running, command_of
 from interlock.stores.base import Store, Ticket, read
 
 T = TypeVar("T")
+
+
+class Remaining(NamedTuple):
+    """What a stop left of a session: runs that go on, how many messages wait, what is detached."""
+
+    running: list[RunId]
+    queued: int
+    detached: list[str]  # child runs by their ids, processes by their commands
 
 
 class Stopping:
@@ -60,50 +71,123 @@ class Stopping:
         self._clock = clock
         self._settings = settings
 
+    # Once per key
+
+    async def once(self, call: StopCall, session: SessionId | None, stop: Callable[[], Awaitable[Receipt]]) -> Receipt:
+        """Stop; but where the call's key was used before, tell what came of that instead."""
+        if call.key is None:
+            return await stop()
+        while (first := self._registry.stop_of(call.by, call.key)) is not None:
+            if (first.method, first.digest) != (call.method, call.digest):
+                raise KeyConflict(f"key {call.key!r} was used for another stop; use a new key for this one")
+            await first.decided.wait()
+            if first.row is not None:
+                return await self._told_again(first.row, session)
+        self._registry.claim(call)
+        try:
+            return await stop()
+        finally:
+            if call.row is None:  # it failed before anything was decided
+                self._registry.release(call)
+                call.decided.set()
+
+    async def _told_again(self, row: StopKey, session: SessionId | None) -> Receipt:
+        """Return what a stop's key was answered first, as it stands now."""
+        if row.already is Ending.UNKNOWN:
+            raise unknown_session(SessionId(session or ""), row.principal)
+        told = nothing(session=session, by=row.principal, now=row.at)
+        if row.receipt is None:
+            told = msgspec.structs.replace(told, durable=await self._keep(Decision(stops=(row,)), self._until()))
+        else:
+            told = await self._receipt_now(row.receipt, row.principal) or msgspec.structs.replace(told, id=row.receipt)
+        return msgspec.structs.replace(told, aborted=row.aborted, already=row.already, again=True)
+
+    async def _receipt_now(self, receipt_id: ReceiptId, by: Principal) -> Receipt | None:
+        """Return a receipt as it stands; None if it is no longer kept, or the store is in trouble."""
+        fall = self._registry.falls.get(receipt_id)
+        if fall is None:
+            return await self._soon(self._sight.kept_receipt(receipt_id, by), self._until())
+        await fall.ended.wait()
+        return self._sight.receipt(fall, by)
+
+    async def _own(self, call: StopCall, work: Coroutine[Any, Any, Receipt]) -> Receipt:
+        """Let a stop that has to read before it decides go on though its caller leaves: else its key would be free."""
+        answer: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+
+        async def carry() -> None:
+            problem: Exception = Unavailable("this control was closed before it was decided; stop it at the next one")
+            try:
+                receipt = await work
+            except Exception as error:
+                problem = error
+            else:
+                if not answer.done():
+                    answer.set_result(receipt)
+            finally:
+                if not answer.done():
+                    answer.set_exception(problem)
+
+        if call.key is None or self._crew.start(carry(), name="a stop by its key") is None:
+            return await work
+        return await answer
+
     # A session
 
-    async def session(
-        self, session_id: SessionId, by: Principal, order: Order | None = None, *, typed: bool = False
-    ) -> Receipt:
-        """End everything of a session that the caller may end: what waits, what arrives, what is detached."""
-        until, marked = self._until(), None
-        if order is not None and self._authority.may(Action.FOUND, by):  # (a reader changes nothing)
-            marked = self._mark(StopMark(session=session_id, channel=order.channel, by=by, at=order.at))
-        receipt = await self._stop_session(session_id, by, typed)
+    async def session(self, session_id: SessionId, call: StopCall, order: Order | None = None) -> Receipt:
+        """End everything of a session that the caller may end: what waits, what arrives, what is detached.
+
+        With an order, what was written after it in the same channel is spared.
+        """
+        until, marked, now = self._until(), None, self._clock.wall()
+        if order is not None and self._authority.may(Action.FOUND, call.by):  # (a reader changes nothing)
+            mark = StopMark(session=session_id, channel=order.channel, by=call.by, at=order.at, stopped_at=now)
+            marked = self._mark(mark)
+        receipt = await self._stop_session(session_id, call, order)
         durable = marked is None or await self._soon(marked, until) is not None
         return msgspec.structs.replace(receipt, durable=receipt.durable and durable)
 
-    async def _stop_session(self, session_id: SessionId, by: Principal, typed: bool) -> Receipt:
-        if session_id not in self._registry.sessions or self._registry.closed:
-            return await self._absent(session_id, by)
-        with self._registry.pinned(session_id) as session:  # whatever is read or raised here must be forgotten again
-            if not session.loaded and not all(self._may(by, run) for run in session.line or ()):
-                # Whose session it is decides; until that is read nothing of these arrivals is decided on either.
-                known = await self._soon(self._store.load(session_id, principal=by, key=None), self._until())
-                if known is not None:
-                    self._inbox.take_up(session, known)
-            targets = [run for run in _everyone(session) if self._may(by, run)]
-            fall = self._end_all(session, targets, by, processes=self.detached(session, by), typed=typed)
-            return await (self._empty(session, by) if fall is None else self._receipt_of(fall, by))
+    async def _stop_session(self, session_id: SessionId, call: StopCall, order: Order | None) -> Receipt:
+        session = self._registry.sessions.get(session_id)
+        if session is None or self._registry.closed:
+            return await self._own(call, self._absent(session_id, call))
+        if not session.loaded and not all(self._may(call.by, run) for run in session.line or ()):
+            return await self._own(call, self._load_and_stop(session_id, call, order))
+        with self._registry.pinned(session_id):  # whatever is raised here must be forgotten again
+            return await self._stop_here(session, call, order)
+
+    async def _load_and_stop(self, session_id: SessionId, call: StopCall, order: Order | None) -> Receipt:
+        """Whose session it is decides; until that is read nothing of these arrivals is decided on either."""
+        with self._registry.pinned(session_id) as session:
+            known = await self._soon(self._store.load(session_id, principal=call.by, key=None), self._until())
+            if known is not None:
+                self._inbox.take_up(session, known)
+            return await self._stop_here(session, call, order)
+
+    async def _stop_here(self, session: Session, call: StopCall, order: Order | None) -> Receipt:
+        everyone = [run for run in _everyone(session) if self._may(call.by, run)]
+        targets = [run for run in everyone if not _written_after(run, order)]
+        fall = self._end_all(session, targets, call, processes=self.detached(session, call.by))
+        return await (self._empty(session, call) if fall is None else self._receipt_of(fall, call.by))
 
     def _end_all(
         self,
         session: Session,
         targets: list[LiveRun],
-        by: Principal,
+        call: StopCall,
         *,
         processes: Sequence[Running] = (),
         resets: bool = False,
-        typed: bool = False,
     ) -> Fall | None:
         """Let runs, and detached processes, fall together, in one step."""
         if not (targets or processes) or self._registry.closed:
             return None
-        fall = self._endings.open(session, by=by)
-        stopped = Cause(ending=Ending.STOPPED, by=by, typed=typed)
+        fall = self._endings.open(session, by=call.by)
+        stopped = Cause(ending=Ending.STOPPED, by=call.by, typed=call.typed)
         for target in targets:
             fall.take(target, stopped)
         fall.sweep(processes, stopped)
+        aborted, already = _came_to(fall)
+        fall.stops = call.decide(at=fall.fenced_at, receipt=fall.id, aborted=aborted, already=already)
         if resets:  # from here on: what ends behind this is a previous turn again
             self._forget_turns(session)
             fall.resets.append(session)
@@ -115,23 +199,29 @@ class Stopping:
         self._registry.mark((mark,))
         return None if self._registry.closed else self._endings.insist(Decision(marks=(mark,)))
 
-    async def reset(self, session_id: SessionId, by: Principal) -> Receipt:
+    async def reset(self, session_id: SessionId, call: StopCall) -> Receipt:
         """End everything of a session and let its transcript begin anew; the generation goes on rising."""
         if self._registry.closed:
             raise Unavailable("this control is closed; reset the session at the next one")
+        return await self._own(call, self._reset(session_id, call))
+
+    async def _reset(self, session_id: SessionId, call: StopCall) -> Receipt:
+        by, now = call.by, self._clock.wall()
         with self._registry.pinned(session_id) as session:  # a message right behind it must find it so
             if not session.loaded:
                 known = await read(self._store.load(session_id, principal=by, key=None))
                 self._inbox.take_up(session, known)
             if session.confirmed_owner is None or not self._authority.may(Action.RESET, by, whose=session.whose):
+                self._note(call, now, already=Ending.UNKNOWN)
                 raise unknown_session(session_id, by)
             processes = list(session.kept.running) if session.kept is not None else []
-            fall = self._end_all(session, _everyone(session), by, processes=processes, resets=True)
+            fall = self._end_all(session, _everyone(session), call, processes=processes, resets=True)
             if fall is None:
+                self._note(call, now)
                 if session.seat is None:
                     self._registry.generations.rise(session_id)
                 await self._begin_anew(session)
-                receipt = nothing(session=session_id, by=by, now=self._clock.wall())
+                receipt = nothing(session=session_id, by=by, now=now)
             else:
                 receipt = await self._receipt_of(fall, by)
             decision = Decision(sessions=(self._registry.session_row(session),))
@@ -153,23 +243,47 @@ class Stopping:
         untold[-1].resets.append(session)
         await untold[-1].ended.wait()
 
-    async def _empty(self, session: Session, by: Principal) -> Receipt:
+    async def _empty(self, session: Session, call: StopCall) -> Receipt:
         """Nothing to end. What is just ending is named; on an empty seat the generation rises all the same."""
+        by, now, until = call.by, self._clock.wall(), self._until()
+        ended = self._just_ended(session, by)
+        last = session.previous if self._may_stop_session(by, session) else None
+        already = last.ending if last is not None else None
+        kept = self._note(call, now, ended=ended, already=already)
         durable = True
         if session.seat is None and session.stored and self._may_stop_session(by, session):
             self._registry.generations.rise(session.id)
-            durable = await self._keep(Decision(sessions=(self._registry.session_row(session),)), self._until())
+            durable = await self._keep(Decision(sessions=(self._registry.session_row(session),)), until)
+        durable = durable and (kept is None or await self._soon(kept, until) is not None)
+        if ended is not None and ended.fall is not None:
+            return await self._same_again(ended.fall, ended, by)
+        return nothing(session=session.id, by=by, now=now, already=already, durable=durable)
+
+    def _just_ended(self, session: Session, by: Principal) -> LiveRun | None:
+        """The run that a stop which came too late must have meant: it is just ending, or was stopped."""
         for fall in reversed(session.falls or ()):
             mine = [run for run in fall.runs if self._may(by, run)]
             if mine and (not fall.drained.is_set() or _stopped(mine[0])):
-                return await self._same_again(fall, mine[0], by)
-        last = session.previous if self._may_stop_session(by, session) else None
-        already = last.ending if last is not None else None
-        return nothing(session=session.id, by=by, now=self._clock.wall(), already=already, durable=durable)
+                return mine[0]
+        return None
 
-    async def _absent(self, session_id: SessionId, by: Principal) -> Receipt:
+    def _note(
+        self, call: StopCall, now: float, *, ended: LiveRun | None = None, already: Ending | None = None
+    ) -> Ticket | None:
+        """Keep what came of a stop by its key that ended nothing itself."""
+        receipt = None if ended is None or ended.fall is None else ended.fall.id
+        rows = call.decide(at=now, receipt=receipt, already=already if ended is None else _ending(ended))
+        return self._endings.insist(Decision(stops=rows)) if rows and not self._registry.closed else None
+
+    async def _noted(self, call: StopCall, receipt: Receipt) -> Receipt:
+        """Return a receipt of something that had ended before, once its key is kept too."""
+        rows = call.decide(at=receipt.fenced_at, receipt=receipt.id, already=receipt.already)
+        durable = not rows or await self._keep(Decision(stops=rows), self._until())
+        return msgspec.structs.replace(receipt, durable=receipt.durable and durable)
+
+    async def _absent(self, session_id: SessionId, call: StopCall) -> Receipt:
         """Nobody has the session in memory: raise its generation where it is kept, if the caller may."""
-        until = self._until()
+        until, by, now = self._until(), call.by, self._clock.wall()
         known = await self._soon(self._store.load(session_id, principal=by, key=None), until)
         already, durable = None, known is not None
         row = None if known is None else known.session
@@ -179,28 +293,31 @@ class Stopping:
         if known is not None and whose is not None and self._authority.may(Action.STOP, by, whose=whose):
             already = None if known.previous is None else known.previous.ending
             durable = await self._keep(Decision(rises=(session_id,)), until)
-        return nothing(session=session_id, by=by, now=self._clock.wall(), already=already, durable=durable)
+        kept = self._note(call, now, already=already)
+        durable = durable and (kept is None or await self._soon(kept, until) is not None)
+        return nothing(session=session_id, by=by, now=now, already=already, durable=durable)
 
     # A run
 
-    async def run(self, run_id: RunId, by: Principal) -> Receipt:
+    async def run(self, run_id: RunId, call: StopCall) -> Receipt:
         """End one run, wherever it is; its session's queue goes on."""
-        run = self._registry.runs.get(run_id)
+        run, by = self._registry.runs.get(run_id), call.by
         if run is not None and self._may(by, run.itself):
-            return await self._live(run.itself, by)
+            return await self._live(run.itself, call)
         found = await self._soon(self._stored(run_id, by), self._until()) if run is None else None
-        return found or nothing(session=None, by=by, now=self._clock.wall())
+        return await self._noted(call, found or nothing(session=None, by=by, now=self._clock.wall()))
 
-    async def _live(self, run: LiveRun, by: Principal) -> Receipt:
+    async def _live(self, run: LiveRun, call: StopCall) -> Receipt:
+        by = call.by
         if run.state not in (State.WITHDRAWN, State.ALIASED):
             steering = [other for other in run.session.waiting or () if other.steers is run and self._may(by, other)]
             live = not run.fallen and not self._registry.closed
-            fall = self._end_all(run.session, [run, *steering], by) if live else None
+            fall = self._end_all(run.session, [run, *steering], call) if live else None
             if fall is not None:
                 return await self._receipt_of(fall, by)
         if run.fall is None:  # it never was, or this control is closed
-            return nothing(session=run.session.id, by=by, now=self._clock.wall())
-        return await self._same_again(run.fall, run, by)
+            return await self._noted(call, nothing(session=run.session.id, by=by, now=self._clock.wall()))
+        return await self._noted(call, await self._same_again(run.fall, run, by))
 
     async def _stored(self, run_id: RunId, by: Principal) -> Receipt | None:
         outcome = await self._sight.outcome(run_id, by)
@@ -212,13 +329,14 @@ class Stopping:
             return nothing(session=None, by=by, now=self._clock.wall(), already=outcome.ending)
         return msgspec.structs.replace(shown, aborted=False, already=outcome.ending)
 
-    # A key
+    # A message
 
-    async def key(self, key: str, by: Principal) -> Receipt:
-        """End the message with a key of the caller's; if it was not seen yet it will be born stopped."""
+    async def message(self, key: str, call: StopCall) -> Receipt:
+        """End the caller's message that was sent under a key; if it was not seen yet it will be born stopped."""
+        by = call.by
         run = self._registry.keys.get((by, key))
         if run is not None and self._may(by, run.itself):
-            return await self._live(run.itself, by)
+            return await self._live(run.itself, call)
         tombstone = Tombstone(principal=by, key=key)
         self._registry.bury(tombstone)
         until = self._until()
@@ -228,9 +346,9 @@ class Stopping:
         if known is not None and known.key is not None:
             came = self._registry.runs.get(known.key.run_id)
             if came is not None:  # it arrived while we asked, and was born stopped
-                return await self._live(came.itself, by)
+                return await self._live(came.itself, call)
             found = await self._soon(self._stored(known.key.run_id, by), until)
-        return found or nothing(session=None, by=by, now=self._clock.wall(), durable=durable)
+        return await self._noted(call, found or nothing(session=None, by=by, now=self._clock.wall(), durable=durable))
 
     # Answers
 
@@ -238,9 +356,8 @@ class Stopping:
         """Return the receipt of what this call ended; `aborted` follows from what was decided, not what was asked."""
         seen = [run for run in fall.runs if self._sight.may_see(by, run)]  # asked now: the right may go before the end
         await fall.ended.wait()
-        endings = [_ending(run) for run in fall.runs]
-        stopped = Ending.STOPPED in endings or bool(fall.swept)
-        return fall.receipt(aborted=stopped, already=None if stopped else endings[0], runs=seen if fall.runs else None)
+        aborted, already = _came_to(fall)
+        return fall.receipt(aborted=aborted, already=already, runs=seen if fall.runs else None)
 
     async def _same_again(self, fall: Falling, run: LiveRun, by: Principal) -> Receipt:
         """A second stop gets the same receipt, with `aborted: false` and the ending it found."""
@@ -256,6 +373,17 @@ class Stopping:
         """The detached processes of a session that the caller may end."""
         whose, running = session.whose, session.kept.running if session.kept is not None else ()
         return [each for each in running if self._authority.may(Action.STOP, by, whose=whose, principal=each.principal)]
+
+    def remaining(self, session_id: SessionId, by: Principal) -> Remaining:
+        """Return what of a session the caller may stop and has not: it runs, waits, or is detached."""
+        session = self._registry.sessions.get(session_id)
+        runs = [] if session is None else [run for run in _everyone(session) if self._may(by, run)]
+        processes = [] if session is None else [each for each in self.detached(session, by) if not each.ending]
+        return Remaining(
+            running=[run.id for run in runs if not run.detached and run.state in (State.SEATED, State.STARTED)],
+            queued=sum(run.state in (State.ARRIVING, State.QUEUED) for run in runs),
+            detached=[*(run.id for run in runs if run.detached), *(command_of(each.order) for each in processes)],
+        )
 
     def _may_stop_session(self, by: Principal, session: Session) -> bool:
         return self._authority.may(Action.STOP, by, whose=session.whose)
@@ -277,6 +405,19 @@ class Stopping:
         with anyio.CancelScope(deadline=until), contextlib.suppress(Unavailable):
             return await asked
         return None
+
+
+def _came_to(fall: Fall) -> tuple[bool, Ending | None]:
+    """Return whether a fall stopped anything, and else the ending that was first."""
+    endings = [_ending(run) for run in fall.runs]
+    stopped = Ending.STOPPED in endings or bool(fall.swept)
+    return stopped, None if stopped else endings[0]
+
+
+def _written_after(run: LiveRun, order: Order | None) -> bool:
+    """Return whether a run's message was written after a stop, by the channel of both."""
+    written = run.order
+    return order is not None and written is not None and written.channel == order.channel and written.at > order.at
 
 
 def _everyone(session: Session) -> list[LiveRun]:

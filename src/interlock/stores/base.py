@@ -19,6 +19,7 @@ from interlock.core.decision import (
     QuestionRow,
     RunRow,
     SessionRow,
+    StopKey,
     StopMark,
     ToolRow,
     Verdict,
@@ -250,6 +251,10 @@ class Store(Log, Protocol):
 
     async def wakes(self) -> tuple[WakeRow, ...]:
         """Return every schedule."""
+        ...
+
+    async def stops(self) -> tuple[StopKey, ...]:
+        """Return every stop's key that is kept, oldest first."""
         ...
 
     async def tools(self, run_id: RunId) -> tuple[ToolRow, ...]:

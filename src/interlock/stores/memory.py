@@ -19,11 +19,13 @@ from interlock.core.decision import (
     RunRow,
     SessionRow,
     ShareRow,
+    StopKey,
     StopMark,
     Tombstone,
     ToolRow,
     Verdict,
     WakeRow,
+    with_mark,
 )
 from interlock.core.events import Ended, Event
 from interlock.core.names import (
@@ -105,9 +107,10 @@ class MemoryStore:
         self._questions: dict[QuestionId, QuestionRow] = {}
         self._questions_of: dict[RunId, list[QuestionId]] = {}
         self._wakes: dict[WakeId, WakeRow] = {}
-        self._marks: dict[SessionId, dict[tuple[str, Principal], StopMark]] = {}
+        self._marks: dict[SessionId, dict[tuple[str, Principal], tuple[StopMark, ...]]] = {}
         self._marks_of: dict[Principal, OrderedDict[tuple[SessionId, str], None]] = {}
         self._keys: dict[Principal, OrderedDict[str, KeyRow]] = {}
+        self._stops: dict[Principal, OrderedDict[str, StopKey]] = {}
         self._tombstones: dict[Principal, OrderedDict[str, None]] = {}
         self._tools: dict[RunId, dict[CallId, ToolRow]] = {}
         self._receipts: dict[ReceiptId, Receipt] = {}
@@ -220,6 +223,8 @@ class MemoryStore:
             self._wakes.pop(wake_id, None)
         for mark in decision.marks:
             self._mark(mark)
+        for stop in decision.stops:
+            self._keep_stop(stop)
         for share in decision.shares:
             kept = self._shares.setdefault(share.session, {})
             if share.principal not in kept or share.at >= kept[share.principal].at:
@@ -286,7 +291,7 @@ class MemoryStore:
             return None if known.outcome.same_story(row.outcome) else known.outcome
         if known is None:
             nobodys = row.generation is None and row.session not in self._sessions  # not for whoever founds it
-            self._insert_run(msgspec.structs.replace(row, text="") if nobodys else row)
+            self._insert_run(msgspec.structs.replace(row, text="", instructions=None) if nobodys else row)
             seat = row.generation
             self._note_drained(row.id)
         else:
@@ -326,9 +331,7 @@ class MemoryStore:
 
     def _mark(self, mark: StopMark) -> None:
         kept = self._marks.setdefault(mark.session, {})
-        known = kept.get((mark.channel, mark.by))
-        if known is None or known.at < mark.at:
-            kept[mark.channel, mark.by] = mark
+        kept[mark.channel, mark.by] = with_mark(kept.get((mark.channel, mark.by), ()), mark)
         made = self._marks_of.setdefault(mark.by, OrderedDict())
         made[mark.session, mark.channel] = None
         made.move_to_end((mark.session, mark.channel))
@@ -349,6 +352,12 @@ class MemoryStore:
             message = self._runs.get(kept[oldest].run_id)
             if message is None or message.outcome is not None:
                 del kept[oldest]
+
+    def _keep_stop(self, row: StopKey) -> None:
+        kept = self._stops.setdefault(row.principal, OrderedDict())
+        kept.setdefault(row.key, row)
+        if len(kept) > bounds.STOPS_KEPT:
+            kept.popitem(last=False)
 
     def _bury(self, tombstone: Tombstone) -> None:
         kept = self._tombstones.setdefault(tombstone.principal, OrderedDict())
@@ -406,7 +415,7 @@ class MemoryStore:
             key=None if key is None else self._keys.get(principal, OrderedDict()).get(key),
             buried=key is not None and key in self._tombstones.get(principal, ()),
             previous=self._previous(session),
-            marks=tuple(self._marks.get(session, {}).values()),
+            marks=tuple(mark for marks in self._marks.get(session, {}).values() for mark in marks),
         )
 
     async def session(self, session: SessionId) -> SessionRow | None:
@@ -481,6 +490,10 @@ class MemoryStore:
     async def wakes(self) -> tuple[WakeRow, ...]:
         await self._readable()
         return tuple(self._wakes.values())
+
+    async def stops(self) -> tuple[StopKey, ...]:
+        await self._readable()
+        return tuple(row for kept in self._stops.values() for row in kept.values())
 
     async def tools(self, run_id: RunId) -> tuple[ToolRow, ...]:
         await self._readable()

@@ -43,6 +43,11 @@ class Meters(Collector):
         self._corrections = Counter(
             "interlock_corrections", "Endings that the store knew better.", registry=self._registry
         )
+        self._unkept = Counter(
+            "interlock_unkept_takeovers",
+            "Runs ended by a message that the store then did not keep.",
+            registry=self._registry,
+        )
         for mark in MARKS:
             self._stops.labels(mark)  # so that there is one with nothing in it
         self._minutes: deque[tuple[int, dict[str, int]]] = deque(maxlen=MINUTES)
@@ -69,9 +74,11 @@ class Meters(Collector):
         match event.data:
             case Ended(outcome=outcome):
                 self._runs.labels(outcome.ending).inc()
+                self._unkept.inc(outcome.unkept)
                 self._count_minute(int(event.at // 60) * 60, outcome.ending)
-            case Correction():
+            case Correction(outcome=outcome):
                 self._corrections.inc()
+                self._unkept.inc(outcome.unkept)
             case Proof(receipt=receipt) if receipt.drain is not Drain.PENDING and receipt.session == event.session:
                 if receipt.cause in EARLY and receipt.fence_to_end_ms is not None:
                     self._stops.labels("ended").observe(receipt.fence_to_end_ms / 1000)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from interlock.app import open_control
-from interlock.core.errors import InterlockError, Unknown
+from interlock.core.errors import Unknown
 from interlock.core.names import RunId, SessionId
 from interlock.runtime.driver import Driver
 from interlock.runtime.run import Agent, Message, Run
@@ -33,8 +33,10 @@ SETTINGS = Settings(
 )
 PAUSES_SECONDS = (0.0, 0.0, 0.0, 0.0, 1e-5, 1e-4, 0.003, 0.02, 0.05, 0.3, 0.6)
 QUICK_SECONDS = (0.0, 0.0, 2e-5, 1e-4, 3e-4, 1e-3, 3e-3)
+STRAINED_SECONDS = (0.0, 0.0, 0.0, 0.05, 0.2, 0.3, 0.4)
 DEADLINES_SECONDS = (None, None, None, 0.002, 0.05, 0.2)
 LATENCIES_SECONDS = (0.0, 0.0, 0.001, 0.05)
+ADMINS = ("admin",)
 PEOPLE = ("alice", "alice", "alice", "bob", "admin")
 STRATEGIES = (None, None, None, "queue", "queue", "steer", "collect", "rollback", "reject")
 CHARGE_SECONDS = 2e-5
@@ -42,6 +44,9 @@ ACTS = (
     *("send",) * 6, *("stop",) * 4, *("wait",) * 2, *("vanish",) * 2, *("twice",) * 2,
     "burst", "reset", "wake", "overtake", "late",
 )  # fmt: skip
+SHARING_ACTS = ("share", "share", "unshare", "unshare")
+GUESTS = ("alice", "bob", "bob", "mallory")
+WATCHERS = ("local", "alice", "bob", "bob", "bob", "mallory", "rita")
 OWN_TASKS = ("later", "talk")  # what hostile agents leave behind their own backs
 
 
@@ -66,6 +71,10 @@ class Theme(NamedTuple):
     strategies: tuple[str | None, ...] = STRATEGIES
     places: str = "ssssst"
     latencies: tuple[float, ...] = LATENCIES_SECONDS
+    deadlines: tuple[float | None, ...] = DEADLINES_SECONDS
+    crowd: tuple[str, ...] = ()  # who acts; without it one or two of everybody
+    readers: float = 0.4  # how often somebody watches
+    strained: bool = False  # the store is in trouble from the first message on
 
 
 class Scene:
@@ -79,17 +88,23 @@ class Scene:
         self._known: list[RunId] = []
         self._said = 0
         self._pauses = random.choice((PAUSES_SECONDS, QUICK_SECONDS, QUICK_SECONDS))
+        self._acts = (*theme.acts, *SHARING_ACTS)
         self._vanishing: list[asyncio.Task[Any]] = []
         self._orders = 10
+        self._stops = 0
         self.keyed: dict[tuple[str, str], tuple[str, str, RunId]] = {}
 
     async def play(self) -> None:
         """Let everyone act, then put everything right and end what is left."""
         random = self._random
-        people = [self._person(random.choice(PEOPLE)) for _ in range(random.choice((1, 1, 1, 2, 2)))]
-        if random.random() < 0.4:
+        crowd = self._theme.crowd or [random.choice(PEOPLE) for _ in range(random.choice((1, 1, 1, 2, 2)))]
+        person = self._impatient if self._theme.strained else self._person
+        people = [person(name) for name in crowd]
+        if self._theme.strained:
+            people.append(self._strain())
+        elif random.random() < 0.4:
             people.append(self._trouble())
-        if random.random() < 0.4:
+        if random.random() < self._theme.readers:
             people.append(self._reader())
         tasks = [asyncio.ensure_future(person) for person in people]
         for task in tasks:
@@ -103,14 +118,33 @@ class Scene:
             await self._oracle.stop(session=session)
 
     async def _person(self, name: str) -> None:
-        random = self._random
         await self._send(name)
+        if self._random.random() < 0.7:  # else they would never meet in a session
+            await self._share(name)
+        await self._go_on(name)
+
+    async def _go_on(self, name: str) -> None:
+        random = self._random
         for _ in range(random.choice((1, 1, 2, 2, 3))):
             await asyncio.sleep(random.choice(self._pauses))
             if self._oracle.questions and random.random() < 0.5:
                 await self._answer(name)
                 continue
-            await self._act(random.choice(self._theme.acts), name)
+            await self._act(random.choice(self._acts), name)
+
+    async def _impatient(self, name: str) -> None:
+        """Send, and perhaps do more before that is answered: nobody knows yet whose the session will be."""
+        random = self._random
+        await asyncio.sleep(random.choice(STRAINED_SECONDS))
+        first = asyncio.ensure_future(self._send(name))
+        if random.random() < 0.5:
+            await first
+        else:
+            self._vanishing.append(first)
+            await asyncio.sleep(random.choice(STRAINED_SECONDS))
+            if random.random() < 0.7:
+                await self._oracle.stop(session="s", by=name)
+        await self._go_on(name)
 
     async def _act(self, what: str, name: str) -> None:
         await getattr(self, f"_{what}")(name)
@@ -124,12 +158,28 @@ class Scene:
             await asyncio.sleep(random.choice((0.0, 0.001, 0.1, 0.45, 0.5, 0.55, 0.8)))
             store.resume()
 
+    async def _strain(self) -> None:
+        """Take no message at first; as long as the store is silent nobody knows whose a session will be."""
+        random, store = self._random, self._store
+        await asyncio.sleep(random.choice((1e-5, 0.001, 0.01)))
+        setattr(store.faults, random.choice(("stall", "stall", "stall", "fail", "lose")), True)
+        await asyncio.sleep(random.choice((0.3, 0.5, 0.55, 0.6, 0.6, 0.7)))
+        store.resume()
+
     async def _reader(self) -> None:
         """Watch slowly for a while, then go away."""
         await asyncio.sleep(self._random.choice((0.0001, 0.003, 0.02)))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._random.choice((0.1, 1.0))):
-                await self._oracle.watch("s", pause=self._random.choice((0.0, 0.0, 0.001, 0.03)))
+                by = self._random.choice(WATCHERS)
+                if by == "rita":  # who sees everything, and then does not
+                    self._oracle.appoint(by)
+                    self._vanishing.append(asyncio.ensure_future(self._dismiss()))
+                await self._oracle.watch("s", pause=self._random.choice((0.0, 0.0, 0.001, 0.03)), by=by)
+
+    async def _dismiss(self) -> None:
+        await asyncio.sleep(self._random.choice((1e-4, 0.003, 0.01, 0.05)))
+        self._oracle.appoint()
 
     # What people do
 
@@ -151,7 +201,7 @@ class Scene:
             by=name,
             key=key,
             strategy=strategy or random.choice(self._theme.strategies),
-            deadline=random.choice(DEADLINES_SECONDS),
+            deadline=random.choice(self._theme.deadlines),
             **options,
         )
         if sent is not None:
@@ -179,7 +229,7 @@ class Scene:
     async def _overtake(self, name: str) -> None:
         """Stop a message before it is sent."""
         key = f"early {self._said}"
-        await self._oracle.stop(key=key, by=name)
+        await self._oracle.stop(message=key, by=name)
         await self._send(name, key=key)
 
     async def _late(self, name: str) -> None:
@@ -188,22 +238,73 @@ class Scene:
         await self._oracle.stop(session="s", by=name, order=("channel", self._orders))
         await self._send(name, order=self._orders - 1)
 
+    async def _redeliver(self, name: str) -> None:
+        """Stop under a key, go on, and have the network deliver that stop again: at once, or behind newer messages."""
+        random, self._stops = self._random, self._stops + 1
+        what: dict[str, Any] = {"session": random.choice(("s", "s", "t")), "key": f"stop {self._stops}"}
+        if random.random() < 0.3:
+            self._orders += 1
+            what["order"] = ("channel", self._orders)
+        stopping = [asyncio.ensure_future(self._oracle.stop(by=name, **what))]
+        for _ in range(random.choice((1, 1, 2))):
+            await asyncio.sleep(random.choice(self._pauses))
+            if random.random() < 0.6:
+                await self._send(name)
+            stopping.append(asyncio.ensure_future(self._oracle.stop(by=name, **what)))
+        if random.random() < 0.3:
+            stopping.pop(0).cancel()
+        await asyncio.gather(*stopping)
+
+    async def _program(self, name: str) -> None:
+        """Have a program start something beside what people do."""
+        sent = await self._oracle.send(
+            self._random.choice(self._theme.places), self._text(), by=name, key=None, strategy=None, kind="agent"
+        )
+        if sent is not None:
+            self._known.append(sent.run_id)
+
     async def _reset(self, name: str) -> None:
         await self._oracle.reset(self._random.choice(("s", "s", "t")), by=name)
 
     async def _wake(self, name: str) -> None:
         """Have the session woken soon."""
-        control = self._oracle.control
-        at = control._clock.wall() + self._random.choice((1e-4, 0.003, 0.02, 0.1))
-        with contextlib.suppress(InterlockError):
-            await control.wake("s", self._oracle.wake(self._text()), at=at, by=name)
+        at = self._oracle.control._clock.wall() + self._random.choice((1e-4, 0.003, 0.02, 0.1))
+        await self._oracle.wake("s", self._text(), at=at, by=name)
+
+    async def _share(self, name: str) -> None:
+        """Share a session, one's own or not."""
+        random = self._random
+        who = random.choice([guest for guest in GUESTS if guest != name])
+        may = random.choice(("write", "write", "write", "read"))
+        await self._oracle.share(random.choice(self._theme.places), who, may, by=name)
+
+    async def _unshare(self, name: str) -> None:
+        await self._oracle.share(self._random.choice(self._theme.places), self._random.choice(GUESTS), None, by=name)
+
+    async def _visit(self, name: str) -> None:
+        """Let somebody in, perhaps put them out again, and see what they can do at each step."""
+        random, oracle = self._random, self._oracle
+        guest = "alice" if name == "bob" else "bob"
+        await oracle.share("s", guest, random.choice(("write", "write", "read")), by=name)
+        await self._send(guest)
+        if self._known and random.random() < 0.6:
+            seen = oracle.look(random.choice(self._known), by=guest, timeout=random.choice((0.001, 0.05, 0.5)))
+            self._vanishing.append(asyncio.ensure_future(seen))
+        await asyncio.sleep(random.choice(self._pauses))
+        if random.random() < 0.7:
+            await oracle.share("s", guest, random.choice((None, None, "read")), by=name)
+        if random.random() < 0.5:
+            await self._send(guest)
+        else:
+            mine = [run for run in self._known if oracle.principal(run) == guest]
+            await oracle.stop(by=guest, **({"run": random.choice(mine)} if mine else {"session": "s"}))
 
     def _target(self) -> dict[str, str]:
         random = self._random
         if self._known and random.random() < 0.4:
             return {"run": random.choice(self._known)}
         if random.random() < 0.3:
-            return {"key": random.choice(("k1", "k2"))}
+            return {"message": random.choice(("k1", "k2"))}
         return {"session": random.choice(("s", "s", "s", "t"))}
 
     async def _stop(self, name: str) -> None:
@@ -296,11 +397,11 @@ def perform(
             driver="inline" if driver is None else driver(played, agents, threads),
             store=store,
             settings=SETTINGS,
-            admins=("admin",),
+            admins=ADMINS,
             threads=threads,
             processes=processes,
         ) as control:
-            kit.control, kit.oracle = control, Oracle(control, store, hosted=driver is not None)
+            kit.control, kit.oracle = control, Oracle(control, store, admins=ADMINS, hosted=driver is not None)
             processes.book = Book(kit.oracle)
             judged.append(kit.oracle)
             scene = Scene(random, kit.oracle, store, theme)

@@ -7,18 +7,19 @@ the bodies of tools, the store) and at what callers were told, and compares:
  P4  everyone is told the same ending, and a passed deadline is told as one
  P5  what was acknowledged runs at most once and ends; what was refused never runs; a body begins only when on record
  P6  stop answers in time, whatever the store does
- P7  nobody ends what is not theirs
+ P7  nobody ends, answers, sees or sends to what they have no right to; whose it is the oracle's own book of rights says
 and of questions, children and holds: what returns to a run, or begins for it, does so before its end; a child ends with
 its parent; a hold has one holder; a message that was taken in is seen once.
 """
 
 import asyncio
+import contextlib
 from contextlib import aclosing
 from typing import Any
 
-from interlock.core.authority import Authority
 from interlock.core.errors import InterlockError, Unavailable
 from interlock.core.events import Asked, Block, Correction, Delegated, Delta, Ended, Event, Proof, Said, Started, Tool
+from interlock.core.lifecycle import State
 from interlock.core.names import (
     PASSING,
     Drain,
@@ -35,6 +36,7 @@ from interlock.core.receipt import Receipt
 from interlock.runtime.control import Control
 from interlock.runtime.live import Sent
 from interlock.stores.memory import MemoryStore
+from interlock.testing.rights import EVERYWHERE, READ, Act, Deed, Rights
 
 STOP_SLACK_SECONDS = 0.2
 CLEANUP_SECONDS = 0.25  # a parent hears of its child long before a body's grace is over
@@ -75,10 +77,9 @@ class Oracle:
         self.finished = False
         self.trace: list[tuple[object, ...]] = []
         self._store = store
-        self._authority = Authority(admins)
+        self.rights = Rights(store, admins=admins)
         self._loop = asyncio.get_running_loop()
         self._numbers: dict[str, int] = {}  # ids by order of appearance, so that traces compare across runs
-        self._owners: dict[str, str] = {}
         self._principals: dict[RunId, str] = {}
         self._texts: dict[RunId, list[str]] = {}
         self._over: set[RunId] = set()  # an end was acknowledged to someone
@@ -114,14 +115,21 @@ class Oracle:
         self._allowed: set[RunId] = set()
         self._holders: dict[str, tuple[RunId, int]] = {}
         self._gone: set[RunId] = set()  # drained, or given up
+        self._readers: set[str] = set()  # who may see everything, as it was last said
         self._marked: dict[str, float] = {}  # a session's last acknowledged stop, by its place in the channel
         self._late: set[RunId] = set()
+        self._places: dict[RunId, float | None] = {}  # of messages in their channel
+        self._stops: dict[tuple[str, str], tuple[object, ...]] = {}  # what the key of a stop was answered first
         self.questions: dict[QuestionId, RunId] = {}  # open ones, as far as anyone was told
 
     @property
     def sessions(self) -> tuple[str, ...]:
         """The sessions that were spoken to."""
         return tuple(self._sinks)
+
+    def principal(self, run_id: RunId) -> str | None:
+        """Who started a run."""
+        return self._principals.get(run_id)
 
     # Sinks
 
@@ -140,6 +148,9 @@ class Oracle:
         self._positions[event.session] = event.position
         if isinstance(data, Proof):
             self._receipt(data.receipt)
+        if isinstance(data, Correction) and data.outcome.unkept:  # it had to be told before the store could say
+            self._told[data.outcome.run_id] = data.outcome
+            self._superseded.pop(data.outcome.run_id, None)
         if run_id is None or isinstance(data, Correction):
             return
         if run_id in self._terminal:
@@ -152,7 +163,6 @@ class Oracle:
         self._look_at_holds()
         match data:
             case Said():
-                self._owners.setdefault(event.session, data.by)  # whoever is first admitted created it
                 self._home.setdefault(run_id, event.session)
                 if data.of is None:
                     self._principals.setdefault(run_id, data.by)
@@ -169,6 +179,8 @@ class Oracle:
                     self.questions.pop(question, None)
                 if data.outcome.superseded_by is not None:
                     self._superseded[run_id] = data.outcome.superseded_by
+                self.rights.stands(run_id)
+                self._ended_by(data.outcome, since=self._loop.time() - self._patience)
                 self._ended(data.outcome, "its terminal event")
             case Tool():
                 self._tool(run_id, data)
@@ -358,6 +370,7 @@ class Oracle:
     async def send(self, session: str, text: str, *, by: str = "local", **options: Any) -> Sent | None:
         """Send, and keep the books; None if it was refused."""
         self.follow(session)
+        asked = self._loop.time()
         late = options.get("order", ("", 1e9))[1] < self._marked.get(session, 0.0)
         stillborn = (by, options.get("key")) in self._buried
         try:
@@ -366,13 +379,17 @@ class Oracle:
             self._note("refused", None, type(refusal).__name__)
             if options.get("key") is None:
                 self._refused.add(text)
+                self.rights.refuse(text)
                 if text in self._begun:
                     self._fail(f"P5: message {text!r} was refused after it ran")
             return None
         self._note("sent", sent.run_id, sent.state)
-        self._accepted.setdefault(sent.run_id, session)
         self._principals.setdefault(sent.run_id, by)
         self._home.setdefault(sent.run_id, session)
+        self.rights.stands(sent.run_id)
+        if sent.state is not State.ENDED and sent.run_id not in self._accepted:  # (else: stopped on its way, or before)
+            self._did(Deed.SEND, by, session, asked, f"P7: a message of {by} was taken in session {session}")
+        self._accepted.setdefault(sent.run_id, session)
         if stillborn:
             self._stillborn.add(sent.run_id)
         if late:
@@ -382,13 +399,21 @@ class Oracle:
         if text not in texts:
             texts.append(text)
         self._deadlines.setdefault(sent.run_id, options.get("deadline"))
+        self._places.setdefault(sent.run_id, options["order"][1] if "order" in options else None)
         if sent.superseded is not None:
             self._mark_over(sent.superseded)
+            self._dominant(sent, options)
         return sent
+
+    def _dominant(self, sent: Sent, options: dict[str, Any]) -> None:
+        """A program ends nobody's turn, unless it said so; a wake yields to everyone."""
+        said = options.get("kind", "chat") != "agent" or options.get("strategy") is not None
+        if not said and self._said.get(sent.superseded or RunId(""), ("", ""))[1] not in self._wakes:
+            self._fail(f"P7: a program that named no strategy took over {sent.superseded}")
 
     async def answer(self, question: QuestionId, answer: bool, *, by: str) -> None:
         """Answer a question; an answer that is taken must not come after the end of its run."""
-        run_id = self.questions.get(question)
+        run_id, asked = self.questions.get(question), self._loop.time()
         try:
             await self.control.answer(question, answer, by=by)
         except InterlockError as refusal:
@@ -397,12 +422,13 @@ class Oracle:
         self._note("answered", run_id, answer)
         if run_id is not None and run_id in self._over and question in self.questions:
             self._fail(f"P1: question {question} of {run_id} was answered after its end was acknowledged")
-        if run_id is not None and by not in ("local", "admin", *self._people(run_id)):
-            self._fail(f"P7: {by} answered a question of {run_id}")
+        if run_id is not None:
+            home = self._home.get(run_id, "")
+            self._did(Deed.END, by, home, asked, f"P7: {by} answered a question of {run_id}", run_id=run_id)
 
     async def reset(self, session: str, *, by: str = "local") -> None:
         """Reset a session: whatever was in it, at every depth, is over."""
-        before = self._living(session)
+        before, asked = self._living(session), self._loop.time()
         self._renewed.add(session)
         try:
             receipt = await self.control.reset(session, by=by)
@@ -410,17 +436,43 @@ class Oracle:
             self._note("reset refused", None, type(refusal).__name__)
             return
         self._note("reset", None, len(receipt.runs))
+        self._did(Deed.OWN, by, session, asked, f"P7: {by} reset session {session}")
         self._receipt(receipt)
         self._ended_with(session, before)
 
-    def wake(self, text: str) -> str:
-        """Remember what a schedule will send."""
+    async def wake(self, session: str, text: str, *, at: float, by: str) -> None:
+        """Have a session woken, and remember what the schedule will send."""
         self._wakes.add(text)
-        return text
+        asked = self._loop.time()
+        with contextlib.suppress(InterlockError):
+            await self.control.wake(session, text, at=at, by=by)
+            self._did(Deed.OWN, by, session, asked, f"P7: {by} has session {session} woken")
 
-    def _people(self, run_id: RunId) -> tuple[str, ...]:
-        """Whose a run is: its principal, and the owner of its session."""
-        return self._principals.get(run_id, ""), self._owners.get(self._home.get(run_id, ""), "")
+    async def share(self, session: str, who: str, may: str | None, *, by: str) -> None:
+        """Share a session, or (None) not any more: what they had counts until that is acknowledged, and no longer."""
+        asked = self._loop.time()
+        word = self.rights.say(session, who, may, asked)
+        try:
+            if may is None:
+                await self.control.unshare(session, with_=who, by=by)
+            else:
+                await self.control.share(session, with_=who, may=may, by=by)
+        except InterlockError as refusal:
+            self._note("share refused", None, type(refusal).__name__)
+            if not isinstance(refusal, Unavailable):  # (then it may still come to be)
+                word.refuse()
+            return
+        self._note("shared", None, who, may)
+        word.acknowledge(self._loop.time())
+        self._did(Deed.OWN, by, session, asked, f"P7: {by} shared session {session} with {who}")
+
+    def appoint(self, *readers: str) -> None:
+        """Say anew who may see everything; it counts at once."""
+        now = self._loop.time()
+        self.control.appoint(readers=readers)
+        for who in self._readers.union(readers):
+            self.rights.say(EVERYWHERE, who, READ if who in readers else None, now).acknowledge(now)
+        self._readers = set(readers)
 
     def _living(self, session: str) -> list[RunId]:
         """What is known to be alive in a session's tree."""
@@ -435,27 +487,34 @@ class Oracle:
     async def stop(self, **what: Any) -> Receipt:
         """Stop, and hold the receipt against everything that arrives from now on."""
         asked, by = self._loop.time(), what.get("by", "local")
-        unseen = "key" in what and self._healthy() and (by, what["key"]) not in self._keys
-        before = self._living(what["session"]) if "session" in what and by in ("local", "admin") else []
+        unseen = "message" in what and self._healthy() and (by, what["message"]) not in self._keys
+        ended_before = set(self._terminal)
+        before = self._living(what["session"]) if "session" in what and self.rights.is_admin(by) else []
+        if "order" in what:  # (it spares what was written after it)
+            before = [run for run in before if run in self._places and (self._places[run] or 0) <= what["order"][1]]
         receipt = await self.control.stop(**what)
-        if receipt.aborted:
+        if receipt.aborted and not receipt.again:
             self._ended_with(what.get("session", ""), before)
+        if "key" in what:
+            came_to = (receipt.id, receipt.aborted, receipt.already)
+            if self._stops.setdefault((by, what["key"]), came_to) != came_to:
+                self._fail(f"P1: a stop delivered again came to something else: {came_to}")
         session = what.get("session", "")
-        if "order" in what and by in ("local", "admin", self._owners.get(session)):
+        if "order" in what and (self.rights.is_admin(by) or by == self.rights.owner(session)):
             self._marked[session] = max(self._marked.get(session, 0), what["order"][1])
         if unseen and not receipt.runs and receipt.already is None and self._healthy():
-            self._buried.add((by, what["key"]))
+            self._buried.add((by, what["message"]))
         took = self._loop.time() - asked
-        bound = 2 * self.control.settings.commit_seconds + STOP_SLACK_SECONDS
-        if took > bound:
-            self._fail(f"P6: stop took {took:.3f} s, more than {bound} s")
+        if took > self._patience:
+            self._fail(f"P6: stop took {took:.3f} s, more than {self._patience} s")
         self._note("stopped", None, receipt.aborted, len(receipt.runs))
         stopped = any(run.outcome.ending is Ending.STOPPED for run in receipt.runs)
-        if receipt.aborted and not stopped and receipt.grade == "inline":  # (or it ended detached processes)
+        if receipt.aborted and not (stopped or receipt.again) and receipt.grade == "inline":  # (or detached processes)
             self._fail("P1: the receipt says aborted, and nothing was stopped")
         for run in receipt.runs:
             self._mark_over(run.id)
-            self._may(by, run.outcome)
+            if run.outcome.by == by and run.id not in ended_before:
+                self._ended_by(run.outcome, since=asked)
         self._receipt(receipt)
         return receipt
 
@@ -476,6 +535,15 @@ class Oracle:
             self._ended(outcome, "wait")
         return outcome
 
+    async def look(self, run_id: RunId, *, by: str, timeout: float) -> None:
+        """Wait as somebody who may have no right to it: whatever is answered needs the right at that very instant."""
+        with contextlib.suppress(Unavailable):
+            outcome = await self.control.wait(run_id, by=by, timeout=timeout)
+            self._note("looked", run_id, outcome.ending)
+            if outcome.ended:  # (pending says nothing while the store is silent: it is said of what is not there, too)
+                told, home = f"P7: {by} was told how {run_id} ended", self._home.get(run_id, "")
+                self._did(Deed.LOOK, by, home, self._loop.time(), told, run_id=run_id)
+
     async def watch(self, session: str, *, pause: float = 0.0, by: str = "local") -> None:
         """Watch like a slow reader: what is read after an acknowledged end must not be a delta of that run."""
         seen = 0
@@ -487,6 +555,8 @@ class Oracle:
                         self._fail(f"P2: a watcher was given position {event.position} after {seen}")
                     seen = event.position
                     self._watched(event, finished)
+                    told = f"P7: {by} was given {event.kind} of session {session}"
+                    self._did(Deed.SEE, by, session, self._loop.time(), told)
                     await asyncio.sleep(pause)
         except InterlockError as refusal:
             self._note("watch refused", None, type(refusal).__name__)
@@ -520,13 +590,29 @@ class Oracle:
             if receipt.drain is not Drain.PENDING:
                 self._gone.add(run.id)
 
-    def _may(self, by: str, outcome: Outcome) -> None:
-        if outcome.ending is not Ending.STOPPED or outcome.by != by:
+    # Rights
+
+    @property
+    def _patience(self) -> float:
+        """How long a stop may take, and so how long ago the right to what is told now may have been asked."""
+        return 2 * self.control.settings.commit_seconds + STOP_SLACK_SECONDS
+
+    def _did(self, deed: Deed, by: str, session: str, since: float, told: str, run_id: RunId | None = None) -> None:
+        """Somebody did something, or was let see it: had they the right, at some time since then?"""
+        principal = None if run_id is None else self._principals.get(run_id, by)
+        wrong = self.rights.wrong(Act(deed, by, session, since, self._loop.time(), told, run_id, principal))
+        if wrong is not None:
+            self._fail(wrong)
+
+    def _ended_by(self, outcome: Outcome, since: float) -> None:
+        """Judge who stopped a run, or took it over; a wake yields to everyone."""
+        run_id, by = outcome.run_id, outcome.by
+        taken_over = outcome.ending is Ending.SUPERSEDED and self._said.get(run_id, ("", ""))[1] not in self._wakes
+        if by is None or not (outcome.ending is Ending.STOPPED or taken_over):
             return
-        principal = self._principals.get(outcome.run_id, by)
-        owner = self._owners.get(self._home.get(outcome.run_id, ""), by)
-        if by not in ("local", "admin", principal, owner):
-            self._fail(f"P7: {by} stopped {outcome.run_id} of {principal}")
+        principal, home = self._principals.get(run_id, by), self._home.get(run_id, "")
+        told = f"P7: {by} {'took over' if taken_over else 'stopped'} {run_id} of {principal}"
+        self._did(Deed.END, by, home, since, told, run_id=run_id)
 
     # The end
 
@@ -559,7 +645,12 @@ class Oracle:
         for old, new in self._superseded.items():
             if self._said.get(new, ("", ""))[1] in self._wakes:
                 self._fail(f"P1: a wake took over {old}")
+            if not (await self.control.wait(new, timeout=0)).ended:
+                self._fail(f"P4: {old} was told as superseded by {new}, which nobody can find")
         self._look_at_holds()
+        await asyncio.sleep(self._patience)  # whatever founded a session is told by then, or never stood
+        if (wrong := self.rights.wrong_in_the_end()) is not None:
+            self._fail(wrong)
         self.finished = True
 
     def _taken_in(self, run_id: RunId) -> None:

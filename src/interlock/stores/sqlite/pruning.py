@@ -89,6 +89,7 @@ def _shorten_log(db: sqlite3.Connection, session: str) -> int:
 def _bound(db: sqlite3.Connection) -> None:
     db.execute(SQL["bound_keys"], (bounds.KEYS_KEPT,))
     db.execute(SQL["bound_tombstones"], (bounds.TOMBSTONES_KEPT,))
+    db.execute(SQL["bound_stops"], (bounds.STOPS_KEPT,))
     db.execute(SQL["bound_marks"], (bounds.MARKS_KEPT,))
     db.execute(SQL["bound_runless"], (bounds.RUNLESS_KEPT,))
     db.execute(SQL["bound_shares"])

@@ -6,7 +6,18 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from interlock.core.decision import KeyRow, QuestionRow, RunRow, SessionRow, ShareRow, StopMark, ToolRow, WakeRow
+from interlock.core.decision import (
+    MARK_SECONDS,
+    KeyRow,
+    QuestionRow,
+    RunRow,
+    SessionRow,
+    ShareRow,
+    StopKey,
+    StopMark,
+    ToolRow,
+    WakeRow,
+)
 from interlock.core.events import Data, Event
 from interlock.core.names import Principal, RunId, SessionId
 from interlock.core.outcome import Outcome
@@ -55,7 +66,7 @@ def of_run(row: RunRow) -> Row:
     return (
         row.id, row.session, row.principal, row.kind, row.text, row.admitted_at, row.key, row.deadline, row.parent,
         row.home, row.agent, row.detached, row.alias, row.generation, row.started, ending,
-        None if row.outcome is None else text_of(row.outcome), row.cut, row.told,
+        None if row.outcome is None else text_of(row.outcome), row.cut, row.told, row.instructions,
     )  # fmt: skip
 
 
@@ -113,7 +124,12 @@ def question_of(row: Row) -> QuestionRow:
 
 def of_mark(row: StopMark) -> Row:
     """As `keep_mark` takes it."""
-    return (row.session, row.channel, row.by, _place(row.at), repr(row.at))
+    return (row.session, row.channel, row.by, _place(row.at), repr(row.at), row.stopped_at)
+
+
+def expiring(row: StopMark) -> Row:
+    """As `expire_marks` takes it."""
+    return (row.session, row.channel, row.by, row.stopped_at, MARK_SECONDS)
 
 
 def _place(number: int | float) -> str:
@@ -128,9 +144,20 @@ _TURNED = str.maketrans("0123456789", "9876543210")
 
 def mark_of(row: Row) -> StopMark:
     """As `marks` gives it."""
-    session, channel, by, at = row
+    session, channel, by, at, stopped_at = row
     exact = int(at) if at.lstrip("-").isdecimal() else float(at)
-    return StopMark(session=SessionId(session), channel=channel, by=Principal(by), at=exact)
+    return StopMark(session=SessionId(session), channel=channel, by=Principal(by), at=exact, stopped_at=stopped_at)
+
+
+def of_stop(row: StopKey) -> Row:
+    """As `keep_stop` takes it."""
+    return (row.principal, row.key, row.method, row.digest, row.at, row.receipt, row.aborted, row.already)
+
+
+def stop_of(row: Row) -> StopKey:
+    """As `stops` gives it."""
+    *kept, aborted, already = row
+    return _record(StopKey, (*kept, bool(aborted), already))
 
 
 def wake_of(row: Row) -> WakeRow:

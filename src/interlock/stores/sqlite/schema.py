@@ -1,6 +1,7 @@
 """Connections, the schema and its migrations, and the statements, which live in .sql files with a name each.
 
-A database of a later schema is refused: what wrote it knows more than we do. Migrations run in one transaction each.
+A database of a later schema is refused: what wrote it knows more than we do. The migrations that a database lacks run
+in one transaction.
 """
 
 import re
@@ -55,6 +56,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
         )
     if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
         raise StoreFailed(f"{path} cannot keep a write-ahead log here; choose a directory on a local disk")
-    for number, script in migrations():
-        if number > have:
-            connection.executescript(f"BEGIN IMMEDIATE;\n{script}\nPRAGMA user_version = {number};\nCOMMIT;")
+    missing = [script for number, script in migrations() if number > have]
+    if missing:  # all of them or none: a kill in between must not leave a schema that no version ever wrote
+        script = "\n".join(missing)
+        connection.executescript(f"BEGIN IMMEDIATE;\n{script}\nPRAGMA user_version = {newest};\nCOMMIT;")

@@ -29,6 +29,7 @@ from interlock.core.decision import (
     QuestionRow,
     RunRow,
     SessionRow,
+    StopKey,
     ToolRow,
     WakeRow,
 )
@@ -227,6 +228,9 @@ class Reads:
 
     async def wakes(self) -> tuple[WakeRow, ...]:
         return tuple(map(rows.wake_of, await self._all("wakes")))
+
+    async def stops(self) -> tuple[StopKey, ...]:
+        return tuple(map(rows.stop_of, await self._all("stops")))
 
     async def tools(self, run_id: RunId) -> tuple[ToolRow, ...]:
         return tuple(map(rows.tool_of, await self._all("tools", run_id)))

@@ -409,7 +409,11 @@ class Writer:
         for wake_id in decision.unwakes:
             execute(SQL["remove_wake"], (wake_id,))
         for mark in decision.marks:
+            execute(SQL["expire_marks"], rows.expiring(mark))
             execute(SQL["keep_mark"], rows.of_mark(mark))
+            execute(SQL["cover_marks"], rows.of_mark(mark)[:3])
+        for stop in decision.stops:
+            execute(SQL["keep_stop"], rows.of_stop(stop))
         for share in decision.shares:
             execute(SQL["keep_share"], rows.of_share(share))
         for receipt in decision.receipts:

@@ -25,6 +25,7 @@ export class Chat {
   #first = 0; // the position that what is shown begins behind
   #children = []; // views
   #unanswered = new Set(); // keys of messages on their way
+  #stopped = new Set(); // those of them that a stop meant: they are not sent again
   #mine = []; // runs we began in a session that did not exist, or is somebody else's
   #seen = false; // something of it was told, so it is there for us
   #closed = false;
@@ -203,11 +204,12 @@ export class Chat {
     }, SLOW_MS);
     this.view.toEnd();
     this.#unanswered.add(key);
+    const still = () => !this.#stopped.has(key);
     this.page.refresh();
     try {
       const params = { sessionKey: this.session, message, idempotencyKey: key, queueMode: way };
       const method = way === "rollback" ? "interlock.chat" : "chat.send"; // the published protocol has no word for it
-      const told = await this.page.link.request(method, params, { again: true });
+      const told = await this.page.link.request(method, params, { again: true, still });
       if (told.runId) this.#mine.push(told.runId); // until the session's own watch has told something
       if (told.runId && !this.#opening) this.#follow();
       if ("aborted" in told) text($("spoken"), told.aborted ? "Stopped" : "There was nothing to stop");
@@ -216,6 +218,7 @@ export class Chat {
       this.page.giveBack(message, this.session);
     } finally {
       this.#unanswered.delete(key);
+      this.#stopped.delete(key);
       clearTimeout(slow);
       note.remove();
       this.page.refresh();
@@ -225,6 +228,7 @@ export class Chat {
   async stop(runs) {
     const { link } = this.page;
     const keys = [...this.#unanswered]; // what is sent after this moment is not meant
+    for (const key of keys) this.#stopped.add(key);
     try {
       return await link.request("interlock.stop", { session: this.session });
     } catch (error) {
@@ -232,7 +236,7 @@ export class Chat {
       // There was no connection, or the answer was lost with it. What ran then, and what was on its way, is stopped by
       // name: never what came after it.
       // What waits goes first: it must not begin when what ran before it has ended.
-      const named = [...keys.map((key) => ({ key })), ...runs.map((run) => ({ run })).reverse()];
+      const named = [...keys.map((key) => ({ message: key })), ...runs.map((run) => ({ run })).reverse()];
       if (!named.length) throw error;
       const receipts = await Promise.all(named.map((name) => link.request("interlock.stop", name, { again: true })));
       return receipts.find((receipt) => receipt.aborted) ?? receipts[0] ?? { aborted: false };

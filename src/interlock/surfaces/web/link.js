@@ -8,6 +8,8 @@
 const ROOT = new URL("..", import.meta.url);
 const FIRST_PAUSE_MS = 200;
 const LAST_PAUSE_MS = 5_000;
+const INSIST_MS = 2_000; // the longest pause before what could not be done is asked again,
+const PATIENCE_MS = 30_000; // and how long that goes on
 const NO_TOKEN = 4001;
 const IN_FLIGHT = 32; // requests; the gateway takes 64, and as many stops besides
 const CAPABILITIES = ["interlock.quiet", "interlock.outline"];
@@ -90,9 +92,11 @@ export class Link extends EventTarget {
 
   // Asking
 
-  request(method, params = {}, { again = false } = {}) {
+  // `again`: asked again after a reconnect. `still`: also after a refusal that says so, as long as it returns true.
+  request(method, params = {}, { again = false, still = null } = {}) {
     return new Promise((resolve, reject) => {
-      const request = { method, params, again, resolve, reject };
+      const until = performance.now() + PATIENCE_MS;
+      const request = { method, params, again, still, until, pause: FIRST_PAUSE_MS, resolve, reject };
       if (this.state === "connected") this.#ask(request);
       else if (again && this.state !== "denied") this.#waiting.push(request);
       else reject(lost());
@@ -213,7 +217,16 @@ export class Link extends EventTarget {
     this.#asked.delete(id);
     for (const each of this.#later.splice(0)) this.#ask(each);
     if (ok) request.resolve(payload);
-    else request.reject(new Failed(error));
+    else if (error.retryable && request.still?.() && performance.now() + request.pause < request.until) {
+      setTimeout(() => this.#insist(request, error), request.pause);
+      request.pause = Math.min(2 * request.pause, INSIST_MS);
+    } else request.reject(new Failed(error));
+  }
+
+  #insist(request, error) {
+    if (this.#over || !request.still()) request.reject(new Failed(error));
+    else if (this.state === "connected") this.#ask(request);
+    else this.#waiting.push(request);
   }
 
   #happened({ watch: number, event, error }) {

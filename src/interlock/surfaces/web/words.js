@@ -46,7 +46,12 @@ export function ending(outcome) {
   const why = firstLine(outcome.error ?? "");
   const fill = {
     by: outcome.by ? ` by ${outcome.by}` : "",
-    successor: outcome.superseded_by ? ` by ${outcome.superseded_by}` : "",
+    unseen: outcome.born_stopped ? " before it came" : "",
+    successor: outcome.superseded_by
+      ? ` by ${outcome.superseded_by}`
+      : outcome.unkept
+        ? " by a message that was not kept"
+        : "",
     after: outcome.limit_ms != null ? ` after ${limit(outcome.limit_ms)}` : "",
     phase: outcome.phase ? ` in phase ${outcome.phase}` : "",
     why: why ? `: ${why}` : "",
@@ -78,6 +83,7 @@ export function receipt(proof) {
   if (processes.stuck) put(`${many(processes.stuck, "process", "processes")} stuck`, true);
   if (processes.detached) put(`${many(processes.detached, "detached process", "detached processes")} left running`);
   if (proof.host === "killed") put("the agent's process ended");
+  if (proof.kept?.length) put(`${many(proof.kept.length, "idle process", "idle processes")} kept with the agent's`);
   if (proof.runs.length > 1 + (proof.queued ?? 0))
     put(`${many(proof.runs.length - 1 - (proof.queued ?? 0), "child run")} ended`);
   if (proof.questions) put(`${many(proof.questions, "question")} withdrawn`);
@@ -135,6 +141,7 @@ export function facts(proof) {
   const { ended = 0, stuck = 0, detached = 0 } = proof.processes ?? {};
   if (ended || stuck || detached) rows.push(["processes", `${ended} ended, ${stuck} stuck, ${detached} detached`]);
   if (proof.host !== "none") rows.push(["agent's process", proof.host === "killed" ? "ended" : proof.host]);
+  if (proof.kept?.length) rows.push(["kept with it", proof.kept.join(", ")]);
   for (const name of ["questions", "queued", "holds", "in_flight"]) {
     if (proof[name]) rows.push([name.replace("_", " "), String(proof[name])]);
   }

@@ -36,17 +36,18 @@ UPDATE sessions SET generation = generation + 1 WHERE id = ?;
 -- name: admit_run
 -- A message is admitted once.
 INSERT INTO runs (id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
-    generation, started, ending, outcome, cut, told)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    generation, started, ending, outcome, cut, told, instructions)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO NOTHING;
 
 -- name: end_run
 -- An ending is written where none stands; `lost` was a guess and yields. What ended before its session was anybody's
 -- leaves no text: it is not for whoever founds that.
 INSERT INTO runs (id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
-    generation, started, ending, outcome, cut, told)
+    generation, started, ending, outcome, cut, told, instructions)
 VALUES (?1, ?2, ?3, ?4, CASE WHEN ?14 IS NULL AND NOT EXISTS (SELECT 1 FROM sessions WHERE id = ?2) THEN '' ELSE ?5 END,
-    ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)
+    ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19,
+    CASE WHEN ?14 IS NULL AND NOT EXISTS (SELECT 1 FROM sessions WHERE id = ?2) THEN NULL ELSE ?20 END)
 ON CONFLICT (id) DO UPDATE SET
     ending = excluded.ending,
     outcome = excluded.outcome,
@@ -102,13 +103,28 @@ INSERT INTO wakes (id, body) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET body =
 -- A schedule is gone.
 DELETE FROM wakes WHERE id = ?;
 
+-- name: expire_marks
+-- What has stood for too long, or was made by a clock that has been set back since, counts no more beside a new mark.
+DELETE FROM marks WHERE session = ?1 AND channel = ?2 AND "by" = ?3 AND abs(?4 - stopped_at) >= ?5;
+
 -- name: keep_mark
--- A mark only moves on; `place` is the number written so that texts compare as their numbers do.
-INSERT INTO marks (session, channel, "by", place, at) VALUES (?, ?, ?, ?, ?)
-ON CONFLICT (session, channel, "by") DO UPDATE SET
+-- `place` is the number written so that texts compare as their numbers do.
+INSERT INTO marks (session, channel, "by", place, at, stopped_at) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (session, channel, "by", place) DO UPDATE SET
     serial = (SELECT max(serial) + 1 FROM marks),
-    at = CASE WHEN excluded.place > place THEN excluded.at ELSE at END,
-    place = max(place, excluded.place);
+    at = CASE WHEN excluded.stopped_at > stopped_at THEN excluded.at ELSE at END,
+    stopped_at = max(stopped_at, excluded.stopped_at);
+
+-- name: cover_marks
+-- An earlier stop at an earlier place adds nothing to a mark.
+DELETE FROM marks WHERE session = ?1 AND channel = ?2 AND "by" = ?3 AND EXISTS (
+    SELECT 1 FROM marks other WHERE other.session = ?1 AND other.channel = ?2 AND other."by" = ?3
+        AND other.place > marks.place AND other.stopped_at >= marks.stopped_at);
+
+-- name: keep_stop
+-- The first use of a stop's key stands.
+INSERT INTO stops (principal, key, method, digest, at, receipt, aborted, already) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (principal, key) DO NOTHING;
 
 -- name: keep_receipt
 -- A receipt grows until everything is drained.

@@ -110,6 +110,12 @@ DELETE FROM tombstones WHERE serial IN (SELECT serial FROM (
     SELECT serial, row_number() OVER (PARTITION BY principal ORDER BY serial DESC) AS place FROM tombstones
 ) WHERE place > ?);
 
+-- name: bound_stops
+-- The newest keys of stops of each principal are kept.
+DELETE FROM stops WHERE serial IN (SELECT serial FROM (
+    SELECT serial, row_number() OVER (PARTITION BY principal ORDER BY serial DESC) AS place FROM stops
+) WHERE place > ?);
+
 -- name: bound_marks
 -- The newest of each principal are kept.
 DELETE FROM marks WHERE serial IN (SELECT serial FROM (

@@ -1,0 +1,347 @@
+"""Whose a session is: its owner's, an admin's, and theirs it is shared with, for as long as it is."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import anyio
+import pytest
+
+from interlock import (
+    BadInput,
+    Control,
+    Ending,
+    Event,
+    MemoryStore,
+    Message,
+    Refused,
+    Run,
+    Settings,
+    Unknown,
+    open_control,
+)
+from interlock.core.names import May, Principal
+from interlock.runtime.settings import SHARES
+from interlock.stores.base import StoreFailed
+from interlock.stores.sqlite import SqliteStore
+
+from .scene import echoes, idles, seeded, started
+
+VERBS: dict[str, Callable[[Control, str, str], Awaitable[Any]]] = {
+    "send": lambda control, session, by: control.send(session, "hello", by=by),
+    "send, and reject": lambda control, session, by: control.send(session, "hello", by=by, strategy="reject"),
+    "roll back": lambda control, session, by: control.send(session, "hello", by=by, strategy="rollback"),
+    "history": lambda control, session, by: control.history(session, by=by),
+    "session": lambda control, session, by: control.session(session, by=by),
+    "runs": lambda control, session, by: control.runs(session, by=by),
+    "watch": lambda control, session, by: first_of(control.watch(session, by=by)),
+    "strategy": lambda control, session, by: control.set_strategy(session, "queue", by=by),
+    "wake": lambda control, session, by: control.wake(session, "tick", every=60, by=by),
+    "wakes": lambda control, session, by: control.wakes(session, by=by),
+    "reset": lambda control, session, by: control.reset(session, by=by),
+    "share": lambda control, session, by: control.share(session, with_="eve", by=by),
+    "unshare": lambda control, session, by: control.unshare(session, with_="eve", by=by),
+}
+WRITER = {"send", "history", "session", "runs", "watch"}  # (a rollback of theirs queues, a reject is rejected)
+GUEST = WRITER - {"send"}
+
+
+async def first_of(events: Any) -> Event:
+    """The first event of a watch."""
+    async with aclosing(events):
+        return await anext(events)
+
+
+async def word(asked: Awaitable[Any]) -> str:
+    """What a caller is told: `done`, or the refusal."""
+    try:
+        await asked
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "done"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_stranger_learns_nothing(verb: str) -> None:
+    """To somebody it is not shared with, a session looks exactly like one that is not there, whatever is asked."""
+
+    async def main() -> None:
+        async with open_control(idles) as control:
+            await control.send("alice/main", "a secret", by="alice")
+            here, nowhere = [await word(VERBS[verb](control, name, "bob")) for name in ("alice/main", "alice/none")]
+            assert here.startswith("Unknown: ")
+            assert here.replace("alice/main", "alice/none") == nowhere
+            for receipt in [await control.stop(session=name, by="bob") for name in ("alice/main", "alice/none")]:
+                assert (receipt.id, receipt.aborted, receipt.already, receipt.runs) == (None, False, None, ())
+            assert await control.sessions(by="bob") == await control.runs(by="bob") == []
+
+    seeded(main, range(2))
+
+
+@pytest.mark.parametrize(("may", "allowed"), [("write", WRITER), ("read", GUEST)])
+def test_what_a_session_is_shared_for(may: str, allowed: set[str]) -> None:
+    """Whoever may write sends (and queues) and sees; whoever may read sees; neither may what is the owner's to do."""
+
+    async def main() -> None:
+        for verb, ask in VERBS.items():
+            async with open_control(idles) as control:
+                sent = await control.send("s", "hello", by="alice")
+                await started(control, sent.run_id)
+                shared = await control.share("s", with_="bob", may=may, by="alice")
+                assert (shared.owner, shared.shares, shared.durable) == ("alice", {"bob": may}, True)
+                told = await word(ask(control, "s", "bob"))
+                if verb == "roll back" and may == "write":
+                    assert told == "done"
+                elif verb == "send, and reject" and may == "write":
+                    assert told.startswith("Rejected")
+                else:
+                    assert (told == "done") is (verb in allowed), (verb, told)
+                assert not (await control.stop(session="s", by="bob")).runs or may == "write"
+                assert (await control.wait(sent.run_id, timeout=0)).ending in (Ending.PENDING,)
+
+    seeded(main, range(2))
+
+
+def test_sharing_is_the_owner_s_to_do() -> None:
+    """Only the owner and an admin share; nobody is shared with twice or beyond the bound; words are checked."""
+
+    async def main() -> None:
+        async with open_control(echoes, admins=["root"]) as control:
+            await control.wait((await control.send("s", "hello", by="alice")).run_id)
+            for by in ("bob", "eve"):
+                with pytest.raises(Unknown):
+                    await control.share("s", with_="eve", by=by)
+            await control.share("s", with_="bob", by="root")
+            with pytest.raises(Unknown):  # a writer does not share what is not theirs
+                await control.share("s", with_="eve", by="bob")
+            for wrong in ("alice", "local"):
+                with pytest.raises(BadInput, match="name somebody else"):
+                    await control.share("s", with_=wrong, by="alice")
+            with pytest.raises(BadInput, match="may= is write or read"):
+                await control.share("s", with_="eve", may="own", by="alice")
+            assert (await control.unshare("s", with_="nobody", by="alice")).shares == {"bob": May.WRITE}
+            for n in range(SHARES - 1):
+                await control.share("s", with_=f"p{n}", by="alice")
+            with pytest.raises(Refused, match="unshare one"):
+                await control.share("s", with_="one more", by="alice")
+            assert (await control.share("s", with_="bob", may="read", by="alice")).shares[Principal("bob")] is May.READ
+
+    seeded(main, range(2))
+
+
+@pytest.mark.parametrize("change", ["unshare", "appoint", "read only"])
+def test_a_watch_ends_in_the_step_that_takes_the_right(change: str) -> None:
+    """Nothing that is said after it reaches whoever watched by that right; a guest who may still read goes on."""
+
+    async def agent(run: Run, message: Message) -> None:
+        for n in range(1_000_000):
+            await run.say(str(n))
+            await asyncio.sleep(0.01)
+
+    async def main() -> None:
+        async with open_control(agent) as control:
+            sent = await control.send("s", "hello", by="alice")
+            await started(control, sent.run_id)
+            await control.share("s", with_="bob", by="alice")
+            control.appoint(readers=["eve"])
+            who, gone = ("eve", asyncio.Event()) if change == "appoint" else ("bob", asyncio.Event())
+            after: list[Event] = []
+            refused: list[str] = []
+
+            async def watch(**what: Any) -> None:
+                try:
+                    async with aclosing(control.watch(by=who, **what)) as events:
+                        async for event in events:
+                            if gone.is_set():
+                                after.append(event)
+                except Unknown as error:
+                    refused.append(str(error))
+
+            watches = [asyncio.create_task(watch(**what)) for what in ({"session": "s"}, {"run": sent.run_id})]
+            await asyncio.sleep(0.1)
+            if change == "appoint":
+                control.appoint()
+                gone.set()
+            elif change == "unshare":
+                taking = asyncio.create_task(control.unshare("s", with_="bob", by="alice"))
+                while control._registry.sessions["s"].shares:
+                    await asyncio.sleep(0)
+                gone.set()
+                await taking
+            else:
+                await control.share("s", with_="bob", may="read", by="alice")
+                gone.set()
+                await asyncio.sleep(1)
+                assert len(after) > 10 and not refused
+                await control.unshare("s", with_="bob", by="alice")
+                after.clear()
+            await asyncio.wait_for(asyncio.gather(*watches), 5)
+            assert (after, len(refused)) == ([], 2)
+            assert all("may not see this any more" in each for each in refused)
+
+    seeded(main)
+
+
+def test_a_wait_ends_in_the_step_that_takes_the_right() -> None:
+    """Whoever waits for a run they may not see any more is told `unknown` at once, not how it ends."""
+
+    async def main() -> None:
+        async with open_control(idles) as control:
+            sent = await control.send("s", "hello", by="alice")
+            await control.share("s", with_="bob", by="alice")
+            queued = await control.send("s", "me too", by="bob")
+            waits = [asyncio.create_task(control.wait(run, by="bob")) for run in (sent.run_id, queued.run_id)]
+            bounded = asyncio.create_task(control.wait(sent.run_id, by="bob", timeout=3600))
+            await asyncio.sleep(0.1)
+            await control.unshare("s", with_="bob", by="alice")
+            for outcome in await asyncio.wait_for(asyncio.gather(*waits, bounded), 1):
+                assert outcome.ending is Ending.UNKNOWN
+            assert not (await control.stop(run=queued.run_id, by="bob")).aborted, "what was theirs there is gone too"
+            assert (await control.wait(sent.run_id, by="alice", timeout=0)).ending is Ending.PENDING
+
+    seeded(main)
+
+
+def test_a_right_is_gone_whatever_the_store_does() -> None:
+    """Taking a right away counts at once and is written as soon as the store can; giving one counts once it is kept."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(idles, store=store, settings=Settings(commit_seconds=0.2)) as control:
+            sent = await control.send("s", "hello", by="alice")
+            await control.share("s", with_="bob", by="alice")
+            store.faults.stall = True
+            with pytest.raises(StoreFailed, match="nothing more was shared"):
+                await control.share("s", with_="eve", by="alice")
+            assert (await control.wait(sent.run_id, by="eve", timeout=0)).ending is Ending.UNKNOWN
+            shared = await control.unshare("s", with_="bob", by="alice")
+            assert (shared.shares, shared.durable) == ({}, False)
+            assert (await control.wait(sent.run_id, by="bob", timeout=0)).ending is Ending.UNKNOWN
+            store.resume()
+            await asyncio.sleep(2)
+            row = await store.session("s")  # type: ignore[arg-type]
+            assert row is not None and row.shares == {}
+
+    seeded(main)
+
+
+def test_the_later_word_stands() -> None:
+    """A right that was taken while it was still being given is not given after all."""
+
+    async def main() -> None:
+        store = MemoryStore(latency_seconds=0.1)
+        async with open_control(idles, store=store) as control:
+            await control.send("s", "hello", by="alice")
+            giving = asyncio.create_task(control.share("s", with_="bob", by="alice"))
+            await asyncio.sleep(0.05)
+            await control.unshare("s", with_="bob", by="alice")
+            await giving
+            with pytest.raises(Unknown):
+                await control.history("s", by="bob")
+            row = await store.session("s")  # type: ignore[arg-type]
+            assert row is not None and row.shares == {}
+
+    seeded(main)
+
+
+@pytest.mark.parametrize("place", ["memory", "sqlite"])
+def test_sharing_outlives_a_restart(place: str, tmp_path: Any) -> None:
+    """What was shared, and what was taken back, is so after a restart; a session's children are shared as it is."""
+
+    async def child(run: Run, message: Message) -> str:
+        return "helped"
+
+    async def agent(run: Run, message: Message) -> str:
+        return (await run.delegate("child", "help")).run_id
+
+    memory = MemoryStore()
+
+    def store() -> Any:
+        return memory if place == "memory" else SqliteStore(tmp_path / "state")
+
+    async def main() -> None:
+        async with open_control(agent, agents={"child": child}, store=store()) as control:
+            sent = await control.send("s", "hello", by="alice")
+            made = (await control.wait(sent.run_id)).text
+            for who in ("bob", "carol"):
+                await control.share("s", with_=who, may="read", by="alice")
+            await control.unshare("s", with_="carol", by="alice")
+        for _ in range(2):
+            async with open_control(agent, agents={"child": child}, store=store()) as control:
+                for run in (sent.run_id, made):
+                    assert (await control.wait(run, by="bob")).ending is Ending.COMPLETED
+                    assert (await control.wait(run, by="carol")).ending is Ending.UNKNOWN
+                assert [info.session.id for info in await control.sessions(by="bob")] == ["s"]
+                assert {info.id for info in await control.runs(latest=9, by="bob")} == {sent.run_id, made}
+                assert await control.sessions(by="carol") == await control.runs(latest=9, by="carol") == []
+                assert [info.session.shares for info in await control.sessions()] == [{"bob": May.READ}]
+
+    asyncio.run(main())
+
+
+def test_a_stop_by_one_who_loses_the_right_meanwhile_still_has_its_receipt() -> None:
+    """Who may stop is asked when it is decided; what was decided is told, though the right goes before it is public."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(idles, store=store, settings=Settings(commit_seconds=0.2)) as control:
+            await control.stop(run=(await control.send("s", "x", by="alice")).run_id)
+            await control.share("s", with_="bob", by="alice")
+            sent = await control.send("s", "mine", by="bob")
+            await started(control, sent.run_id)
+            store.faults.stall = True
+            stopping = asyncio.create_task(control.stop(run=sent.run_id, by="bob"))
+            await asyncio.sleep(0.05)
+            await control.unshare("s", with_="bob", by="alice")
+            receipt = await stopping
+            assert receipt.aborted and [run.id for run in receipt.runs] == [sent.run_id]
+            store.resume()
+            await anyio.sleep(2)
+
+    seeded(main, range(3))
+
+
+def test_the_ack_says_whose_session_it_is() -> None:
+    """The first sender owns the session; whoever else sends to it is told so."""
+
+    async def main() -> None:
+        async with open_control(echoes) as control:
+            assert (await control.send("s", "one", by="alice")).owner == "alice"
+            await control.share("s", with_="bob", by="alice")
+            for _ in range(2):
+                assert (await control.send("s", "two", by="bob", key="k")).owner == "alice"
+            assert (await control.send(None, "three", by="bob")).owner == "bob"
+
+    seeded(main, range(3))
+
+
+@pytest.mark.parametrize("last", [1, 2])
+def test_a_right_that_goes_while_it_is_read_is_not_used(last: int) -> None:
+    """A watch that asked the store whose the session is, before the right was taken, is not begun by the old answer."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(echoes, store=store) as control:
+            await control.wait((await control.send("s", "hello", by="alice")).run_id, drained=True)
+            await control.share("s", with_="bob", by="alice")
+            await asyncio.sleep(5)
+            assert not control._registry.sessions
+            real, reads, slow = store.session, [], asyncio.Event()
+
+            async def session(name: Any) -> Any:
+                reads.append(row := await real(name))
+                if len(reads) == last:
+                    await slow.wait()
+                return row
+
+            store.session = session  # type: ignore[method-assign]
+            watching = asyncio.create_task(first_of(control.watch("s", by="bob")))
+            while len(reads) < last:
+                await asyncio.sleep(0.001)
+            await control.unshare("s", with_="bob", by="alice")
+            slow.set()
+            with pytest.raises(Unknown):
+                await watching
+
+    seeded(main)

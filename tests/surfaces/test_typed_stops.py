@@ -1,0 +1,141 @@
+"""What people type and networks deliver twice, on a real gateway; and a program beside a person."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .scene import Served, Wire, WireError, served, wire
+
+AGENT = "tests.surfaces.agents:agent"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """One server for all."""
+    with served(AGENT, tmp_path_factory.mktemp("typed") / "data", "--driver", "inline") as running:
+        yield running
+
+
+async def send(on: Wire, message: str, session: str, key: str) -> dict[str, Any]:
+    """Say something in a session."""
+    told: dict[str, Any] = await on.request("chat.send", sessionKey=session, message=message, idempotencyKey=key)
+    return told
+
+
+async def lives(on: Wire, run: str) -> bool:
+    """Return whether a run has not ended."""
+    return bool((await on.request("agent.wait", runId=run, timeoutMs=0))["status"] == "pending")
+
+
+@pytest.mark.parametrize("word", ["stop", "/new"])
+def test_a_typed_word_delivered_again_after_a_restart(word: str, tmp_path: Path) -> None:
+    """Its idempotency key is the stop's: killed with -9 and started again, the same answer, and nothing newer ends."""
+
+    async def before(on: Wire) -> tuple[str, dict[str, Any]]:
+        old = (await send(on, "talk", "s", "old"))["runId"]
+        first = await send(on, word, "s", "typed")
+        assert first["aborted"] and first["runIds"] == [old]
+        nothing = await send(on, word, "empty", "in vain")
+        assert not nothing["aborted"]
+        return old, first
+
+    async def after(on: Wire, old: str, first: dict[str, Any]) -> None:
+        runs = [(await send(on, "talk", session, f"new in {session}"))["runId"] for session in ("s", "empty")]
+        again = await send(on, word, "s", "typed")
+        assert (again["aborted"], again["runIds"], again["receipt"]["id"]) == (True, [old], first["receipt"]["id"])
+        assert again["receipt"]["again"]
+        assert not (await send(on, word, "empty", "in vain"))["aborted"]
+        assert [await lives(on, run) for run in runs] == [True, True]
+
+    async def play(step: Any, server: Served, *given: Any) -> Any:
+        async with wire(server.url, server.token) as on:
+            return await step(on, *given)
+
+    with served(AGENT, tmp_path / "data", "--driver", "inline") as server:
+        told = asyncio.run(play(before, server))
+        server.kill()
+    with served(AGENT, tmp_path / "data", "--driver", "inline") as server:
+        asyncio.run(play(after, server, *told))
+
+
+def test_a_redelivered_stop_is_audited_once(server: Served) -> None:
+    """The audit has what was done, not how often it was asked for."""
+
+    async def play() -> None:
+        async with wire(server.url, server.token) as on:
+            await send(on, "talk", "audited", "audited talk")
+            for _ in range(3):
+                await send(on, "stop", "audited", "audited stop")
+
+    asyncio.run(play())
+    audit = (server.data / "audit.jsonl").read_text() if (server.data / "audit.jsonl").exists() else server.log()
+    lines = [line for line in audit.splitlines() if '"stop"' in line and '"audited"' in line]
+    assert len(lines) == 1, lines
+
+
+def test_a_key_that_a_stop_has_is_no_messages(server: Served) -> None:
+    """A message under it, or another command, is refused and changes nothing."""
+
+    async def play() -> None:
+        async with wire(server.url, server.token) as on:
+            await send(on, "stop", "taken", "taken")
+            run = (await send(on, "talk", "taken", "talk"))["runId"]
+            for text, session in (("hello", "taken"), ("/new", "taken"), ("stop", "elsewhere")):
+                with pytest.raises(WireError, match="was used for"):
+                    await send(on, text, session, "taken")
+            assert await lives(on, run)
+
+    asyncio.run(play())
+
+
+def test_a_message_that_was_born_stopped_says_so_in_its_answer(server: Served) -> None:
+    """The answer of chat.send tells by whom, and that it came after its stop."""
+
+    async def play() -> None:
+        async with wire(server.url, server.token) as on:
+            await on.request("chat.abort", sessionKey="born", runId="not yet")
+            told = await send(on, "talk", "born", "not yet")
+            assert (told["status"], told["stopReason"]) == ("error", "rpc")
+            assert told["summary"].startswith("stopped by ") and told["summary"].endswith(" before it came")
+            assert told["outcome"]["bornStopped"] is True
+
+    asyncio.run(play())
+
+
+def test_the_own_method_names_a_message_and_has_a_key(server: Served) -> None:
+    """`message` is what a message was sent under; `key` is the stop's own."""
+
+    async def play() -> None:
+        async with wire(server.url, server.token) as on:
+            run = (await send(on, "talk", "own", "own message"))["runId"]
+            stop = {"message": "own message", "key": "own stop"}
+            first = await on.request("interlock.stop", **stop)
+            assert [each["id"] for each in first["runs"]] == [run] and not first["again"]
+            again = await on.request("interlock.stop", **stop)
+            assert (again["id"], again["again"]) == (first["id"], True)
+            with pytest.raises(WireError, match="session=, run= or message="):
+                await on.request("interlock.stop", key="alone")
+
+    asyncio.run(play())
+
+
+def test_a_program_does_not_end_a_persons_turn(server: Served) -> None:
+    """`agent` into a busy session waits; a message of the person's takes over at once."""
+
+    async def play() -> None:
+        async with wire(server.url, server.token) as on:
+            person = (await send(on, "talk", "shared", "person"))["runId"]
+            asked = await on.ask("agent", sessionKey="shared", message="hello", idempotencyKey="program")
+            program = (await on.answer(asked))["runId"]
+            assert await lives(on, person) and await lives(on, program)
+            own = {"session": "shared", "text": "hello", "kind": "agent", "key": "own program"}
+            assert (await on.request("interlock.send", **own))["state"] == "queued"
+            taken = await on.request("interlock.send", **own | {"key": "dominant", "strategy": "interrupt"})
+            assert taken["superseded"] == person
+            assert (await on.answer(asked, 2))["stopReason"] == "superseded"
+
+    asyncio.run(play())
