@@ -33,7 +33,10 @@ async def lives(on: Wire, run: str) -> bool:
 
 @pytest.mark.parametrize("word", ["stop", "/new"])
 def test_a_typed_word_delivered_again_after_a_restart(word: str, tmp_path: Path) -> None:
-    """Its idempotency key is the stop's: killed with -9 and started again, the same answer, and nothing newer ends."""
+    """Its idempotency key is the stop's: killed with -9 and started again, the same answer, and nothing newer ends.
+
+    (race 130)
+    """
 
     async def before(on: Wire) -> tuple[str, dict[str, Any]]:
         old = (await send(on, "talk", "s", "old"))["runId"]
@@ -124,7 +127,7 @@ def test_the_own_method_names_a_message_and_has_a_key(server: Served) -> None:
 
 
 def test_a_program_does_not_end_a_persons_turn(server: Served) -> None:
-    """`agent` into a busy session waits; a message of the person's takes over at once."""
+    """`agent` into a busy session waits; a message of the person's takes over at once (race 133)."""
 
     async def play() -> None:
         async with wire(server.url, server.token) as on:

@@ -397,6 +397,7 @@ HANDLERS: dict[str, Handler] = {
     "interlock.send": _verb("send", "session", "text", "key", "strategy", "deadline", "order", "kind"),
     "interlock.chat": chat_send,
     "interlock.stop": _verb("stop", "session", "run", "message", "key", "order", "typed"),
+    "interlock.reset": _verb("reset", "session", "key"),
     "interlock.wait": own_wait,
     "interlock.watch": own_watch,
     "interlock.unwatch": own_unwatch,
