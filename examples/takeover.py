@@ -35,7 +35,8 @@ async def main() -> None:
         except Rejected as refusal:
             print(f"four: {refusal}")
 
-        # bob may speak here, but not stop alice's run: his message queues whatever its strategy says
+        # whom alice lets in may speak here, but not stop her run: bob's message queues whatever its strategy says
+        await control.share("alice", with_="bob", by="alice")
         bob = await control.send("alice", "five", by="bob")
         print(f"bob's is {bob.state}")
 

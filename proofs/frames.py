@@ -61,7 +61,7 @@ PARAMS: dict[str, Frame] = {
     "chat.send": {"sessionKey": "s", "message": "hello", "idempotencyKey": "k", "queueMode": "steer", "timeoutMs": 9},
     "chat.abort": {"sessionKey": "s", "runId": "r-1-1"},
     "chat.history": {"sessionKey": "s", "limit": 5, "offset": 1, "maxChars": 99},
-    "agent": {"message": "hello", "idempotencyKey": "a", "sessionKey": "s", "timeout": 5, "attachments": []},
+    "agent": {"message": "hello", "idempotencyKey": "a", "sessionKey": "s", "timeout": 5, "extraSystemPrompt": "x"},
     "agent.wait": {"runId": "r-1-1", "timeoutMs": 1},
     "sessions.abort": {"key": "s", "clearQueued": True},
     "sessions.list": {"limit": 5, "offset": 0, "search": "s"},
@@ -95,12 +95,14 @@ PARAMS: dict[str, Frame] = {
     "interlock.processes": {},
     "interlock.history": {"session": "s"},
     "interlock.strategy": {"session": "s", "strategy": "collect"},
+    "interlock.share": {"session": "s", "with": "ann", "may": "read"},
+    "interlock.unshare": {"session": "s", "with": "ann"},
     "interlock.wake": {"session": "s", "text": "hi", "at": 4102444800.0},
     "interlock.unwake": {"wake": "w-1-1"},
     "interlock.wakes": {"session": "s"},
     "interlock.pair": {"name": "ann"},
     "interlock.overview": {},
-    "interlock.stopall": {},
+    "interlock.stopall": {"of": "ann"},
 }
 STRANGE: tuple[Json, ...] = (
     *(None, True, False, 0, -1, 1.5, -0.0, 1e308, 2**31, 2**53, 2**53 + 1, 2**63, -(2**63), 2**64, 10**40, 10**400),
@@ -249,7 +251,7 @@ def read(raw: bytes) -> str:
     if method is None:
         return "no method"
     try:
-        params = frames.read_params(request, method)
+        params = frames.read_params(request, method).params
     except BadInput as wrong:
         answer = json.loads(frames.refusal(request.id, frames.error_of(wrong)))
         assert (answer["id"], answer["ok"]) == (request.id, False)

@@ -35,6 +35,7 @@ class _Wire:
         self._hosts = hosts
         self._waiting: deque[bytes] = deque()
         self.cut = False
+        self.heard = 0.0  # when nothing was on its way
 
     def send(self, word: link.Word) -> None:
         """Put a message on its way."""
@@ -55,6 +56,8 @@ class _Wire:
             self._later()
         for word in self._frames:
             self._hear(word)
+        if not self._waiting:
+            self.heard = asyncio.get_running_loop().time()
 
     @property
     def waiting(self) -> int:
@@ -162,9 +165,18 @@ class VirtualHost:
             self.turn.hear(word)
 
     @property
-    def strangers(self) -> frozenset[int]:
+    def heard(self) -> float:
+        """When all that it had said had arrived."""
+        return self.inward.heard
+
+    def hear_out(self) -> None:
+        """Let all that it has said arrive."""
+        while self.inward.waiting and not self.inward.cut:
+            self.inward.deliver()
+
+    def look(self) -> tuple[str, ...] | None:
         """Now and then a process is left."""
-        return self._started
+        return None if self._started else ()
 
     def remember(self) -> None:
         """Count a turn; now and then it will leave something, whether anybody looks or not."""
@@ -173,6 +185,7 @@ class VirtualHost:
         if cause is not None and cause.early and (self._left or self._started):
             self._hosts.broken = "P1: a host in which something of a stopped turn was left had another turn"
         self.turns += 1
+        self.inward.heard = asyncio.get_running_loop().time()
         self._left = frozenset([object()] if random.random() < untidy else ())
         self._started = frozenset([self.turns] if random.random() < untidy else ())
         if random.random() < untidy / 4:

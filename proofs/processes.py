@@ -40,6 +40,7 @@ CUT_SECONDS = 0.05  # the latest moment of a cut
 READY_SECONDS = 30.0  # for a case to have become hostile
 DONE_SECONDS = 30.0  # from the cut
 SETTLE_SECONDS = 0.05  # within which a process that lives would have beaten
+FREEZER = Path("/sys/fs/cgroup/freezer")  # version 1, where a process can be kept from dying
 GONE_SECONDS = 30.0
 RUN_PIDS = 256
 SCOPE_PIDS = 1000
@@ -689,9 +690,12 @@ def scope(pids: int = SCOPE_PIDS) -> Iterator[Path | None]:
         try:
             yield directory
         finally:
+            frozen = thawed(directory)
             if emptied(directory, seconds=0.0):
                 emptied(directory)
             kernel.remove_tree(str(directory))
+            for place in frozen:
+                kernel.remove_cgroup(str(place))
         return
     if os.getuid() == 0:
         raise NoScope("hostile processes are started only where their number is limited: no pids cgroup can be made")
@@ -702,6 +706,20 @@ def inhabitants(directory: Path) -> list[Seen]:
     """Return who is in a cgroup or below it."""
     pids = [int(pid) for file in directory.rglob("cgroup.procs") for pid in file.read_text("ascii").split()]
     return [one for pid in pids if (one := seen(pid)) is not None]
+
+
+def thawed(directory: Path) -> list[Path]:
+    """Let those in a scope go on that somebody froze: no KILL reaches them before. Return where they were frozen."""
+    places = []
+    for one in inhabitants(directory):
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{one.pid}/cgroup").read_text("utf-8").splitlines()
+            inner = [path for _, kind, path in (line.split(":", 2) for line in lines) if kind == "freezer"]
+            state = FREEZER / inner[0].strip("/") / "freezer.state" if inner else FREEZER
+            if inner and inner[0] != "/" and state.read_text("ascii").strip() != "THAWED":
+                state.write_text("THAWED", "ascii")
+                places.append(state.parent)
+    return places
 
 
 def emptied(directory: Path, seconds: float = GONE_SECONDS) -> list[str]:

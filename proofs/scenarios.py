@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from random import Random
 
 from interlock.hosts.driver import HostDriver
-from interlock.runtime.control import Control
 from interlock.runtime.run import Agent
 from interlock.stores.memory import MemoryStore
 from interlock.testing.explore import (
@@ -88,7 +87,6 @@ SHARED = Theme(
     crowd=("alice", "alice"),
     readers=1.0,
 )  # one's session, and somebody else in it who may be there, and then may not
-SHARING = hasattr(Control, "share")
 OTHERS = tuple(name for name in BEHAVIOURS if name not in PROCESSES.behaviours)
 PROCESS_SEEDS = 8  # every so many seeds play with processes
 SHARED_SEEDS = 16  # every so many seeds a session is shared, and not any more
@@ -136,7 +134,7 @@ def _theme(seed: int, random: Random) -> Theme:
         theme = DELIVERIES
     if seed % FOUNDING_SEEDS == 9:
         theme = FOUNDING
-    if seed % SHARED_SEEDS == 1 and SHARING:
+    if seed % SHARED_SEEDS == 1:
         theme = SHARED
     if seed % HOST_SEEDS == 4 and random.random() < 0.7:
         theme = HOSTS

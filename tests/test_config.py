@@ -97,6 +97,40 @@ def test_the_same_from_every_source(tmp_path: Path) -> None:
     assert read({"config": tmp_path / "other.toml"}, {}, Path("/")).agents == told.agents
 
 
+def test_the_agent_s_environment_is_named(tmp_path: Path) -> None:
+    """Names of variables that are set where the server starts, from every source; never a value."""
+    environ = {"MODEL_KEY": "hush", "_B2": ""}
+    (tmp_path / "other.toml").write_text('environment = ["MODEL_KEY", "_B2"]')
+    assert read({}, environ, tmp_path).environment == ()
+    for flags, more in (
+        ({"environment": ["MODEL_KEY", "_B2"]}, {}),
+        ({}, {"INTERLOCK_ENVIRONMENT": "MODEL_KEY, _B2"}),
+        ({"config": "other.toml"}, {}),
+    ):
+        config = read(flags, environ | more, tmp_path)
+        assert config.environment == ("MODEL_KEY", "_B2")
+        assert "hush" not in repr(config)
+
+
+@pytest.mark.parametrize("given", ["MODEL_KEY=hush", "sk-hush", "MODEL_KEY,B=hush", "hush*", "", "1hush", "hush hush"])
+def test_a_value_is_no_name_of_a_variable(tmp_path: Path, given: str) -> None:
+    """Whoever writes a value where a name belongs is told so, and what was written is not repeated: it may be a key."""
+    for said, where in (
+        (refused(tmp_path, flags={"environment": ["MODEL_KEY", given]}, MODEL_KEY="x"), "--env"),
+        (refused(tmp_path, MODEL_KEY="x", INTERLOCK_ENVIRONMENT=f"MODEL_KEY,{given}"), "INTERLOCK_ENVIRONMENT"),
+        (refused(tmp_path, toml=f"environment = ['MODEL_KEY', {given!r}]".replace("'", '"'), MODEL_KEY="x"), "toml:1"),
+    ):
+        assert where in said and "write its name alone" in said and "hush" not in said
+
+
+def test_a_variable_that_the_agent_cannot_have(tmp_path: Path) -> None:
+    """One that is not set, or that is interlock's own, is refused at the start: the agent would miss it in a turn."""
+    said = refused(tmp_path, flags={"environment": ["MODEL_KEY"]})
+    assert "--env: MODEL_KEY is not set where the server was started; export it there" in said
+    assert "interlock's own" in refused(tmp_path, flags={"environment": ["INTERLOCK_TOKEN"]}, INTERLOCK_TOKEN="x")
+    assert "environment cannot be 5" in refused(tmp_path, toml="environment = 5")
+
+
 @pytest.mark.parametrize("word", ["never", "ask"])
 def test_a_word_for_approval(tmp_path: Path, word: str) -> None:
     """A word stays a word; anything else is a list of tools."""

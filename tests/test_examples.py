@@ -103,8 +103,8 @@ EXAMPLES = {
         "word_count: finished",
         "fetch: finished",
         'result: "page 1"',
-        "result: interrupted while it ran: its effect is unknown",
-        "result: skipped: it was given up before it began",
+        "result: interrupted: stopped by local; its effect is unknown",
+        "result: not run: stopped by local",
         "(cut: stopped)",
     ],
 }

@@ -106,3 +106,11 @@ def test_the_example_of_a_configuration_is_one(tmp_path: Path) -> None:
     assert msgspec.structs.replace(found, agents={}, data=tmp_path) == Config(data=tmp_path)
     named = set(re.findall(r"^#? ?\[?(\w+)(?: =|\])", path.read_text("utf-8"), re.MULTILINE))
     assert named - set(found.agents) == set(KINDS) - {"json"}
+
+
+def test_every_field_that_is_not_used_stands_in_the_page() -> None:
+    """Those that are refused, and those that are ignored beside them, are the gateway's own."""
+    told = {method: [set(re.findall(r"\w+", cell)) for cell in cells] for method, *cells in rows("method | refused")}
+    assert told == {
+        name: [set(method.refused), set(method.ignored)] for name, method in frames.METHODS.items() if method.refused
+    }

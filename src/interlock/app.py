@@ -19,7 +19,7 @@ from interlock.core.names import Strategy
 from interlock.hosts.driver import HostDriver
 from interlock.hosts.finding import find_agent
 from interlock.hosts.forked import ForkedHosts
-from interlock.processes.base import Confinement, Processes
+from interlock.processes.base import ENVIRONMENT, Confinement, Processes
 from interlock.processes.local import LocalProcesses
 from interlock.runtime.approvals import Policy
 from interlock.runtime.control import Control
@@ -142,12 +142,19 @@ def _driver(
 
 
 def asgi(
-    control: Control, *, data: str | Path, allow_hosts: Collection[str] = (), allow_origins: Collection[str] = ()
+    control: Control,
+    *,
+    data: str | Path,
+    allow_hosts: Collection[str] = (),
+    allow_origins: Collection[str] = (),
+    name: str | None = None,
+    stop_words: Collection[str] = (),
 ) -> Gateway:
     """Return the gateway of a control as an ASGI application, to be mounted in your own.
 
     `data` is the directory of its tokens (`interlock token --data`) and its audit. Pages and hosts other than this
-    machine's are refused unless they are named.
+    machine's are refused unless they are named. `name` is what people call the agent (STOP NAME is a stop);
+    `stop_words` are messages that stop besides those that are known.
     """
     from interlock.surfaces.access import Access, Audit  # noqa: PLC0415 - an embedder need not have the extra
     from interlock.surfaces.gateway import Gateway  # noqa: PLC0415
@@ -155,7 +162,15 @@ def asgi(
     access = Access(Path(data))
     access.open()
     audit = Audit(access.directory / "audit.jsonl")
-    return Gateway(control, access, audit, allow_hosts=allow_hosts, allow_origins=allow_origins)
+    return Gateway(
+        control,
+        access,
+        audit,
+        allow_hosts=allow_hosts,
+        allow_origins=allow_origins,
+        name=name,
+        stop_words=stop_words,
+    )
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_field="event", tag="ready"):
@@ -181,7 +196,8 @@ async def serve(config: Config, ready: Callable[[Ready], None]) -> None:
         signal.signal(number, lambda number, _: os._exit(128 + number))
     listener = server.listen(config.host, config.port)
     settings = Settings(drain_seconds=config.drain_seconds, grace_seconds=min(2.0, config.drain_seconds))
-    processes = LocalProcesses(Confinement(agent_user=config.agent_user), subreaper=True)
+    confinement = Confinement(agent_user=config.agent_user, environment=(*ENVIRONMENT, *config.environment))
+    processes = LocalProcesses(confinement, subreaper=True)
     opened = open_control(
         config.agent,
         agents={config.agent.rpartition(":")[2]: config.agent, **config.agents},
@@ -201,7 +217,14 @@ async def serve(config: Config, ready: Callable[[Ready], None]) -> None:
         # With its port, which is what a page of ours has; a page of another port is another program's.
         here = () if config.host in ("0.0.0.0", "::") else (server.url_of(listener).partition("//")[2],)
         hosts = (*config.allow_hosts, *here)
-        gateway = asgi(control, data=config.data, allow_hosts=hosts, allow_origins=config.allow_origins)
+        gateway = asgi(
+            control,
+            data=config.data,
+            allow_hosts=hosts,
+            allow_origins=config.allow_origins,
+            name=config.name or config.agent.rpartition(":")[2],
+            stop_words=config.stop_words,
+        )
         url, code = server.url_of(listener), gateway.pair(OPERATOR, ())
         page = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
         token_file, grade = str(gateway.access.token), await control.grade()

@@ -23,7 +23,7 @@ import msgspec
 from interlock.app import Ready, open_control, serve
 from interlock.config import DEFAULT_PORT, Config, data_directory, seconds
 from interlock.config import read as read_config
-from interlock.core.errors import BadInput, InterlockError
+from interlock.core.errors import BadInput, InterlockError, Unknown
 from interlock.core.names import Drain, Ending
 from interlock.core.outcome import Outcome
 from interlock.core.projection import TABLE, client_words, row
@@ -167,7 +167,8 @@ def run_command(
         env: dict[str, str | None] = dict(os.environ)
         for name in USER_NAMES if user is not None else ():
             env.pop(name, None)
-        confinement = Confinement(grade=grade, pids=pids or None, memory=_bytes(memory), agent_user=user)
+        most = _bytes(memory)
+        confinement = Confinement(grade=grade, pids=pids or None, memory=most, agent_user=user, apart=False)
         processes = LocalProcesses(confinement, subreaper=True)
         order = SpawnOrder(
             argv=tuple(command), cwd=None if cwd is None else str(cwd), env=env, grace=seconds(grace), inherit=True
@@ -253,7 +254,7 @@ def _conclude(
         _say(_reason(outcome.error or "it failed") + (f": {_proof(receipt)}" if receipt.processes.ended else ""))
         return command.status or TROUBLE
     if not quiet:
-        words = client_words(msgspec.structs.replace(outcome, by=None))
+        words = client_words(msgspec.structs.replace(outcome, by=None, phase=None))  # a command has one phase only
         if outcome.ending is Ending.SHUTDOWN and signalled is not None:
             words = f"interrupted by {signalled.name}"
         _say(f"{words}: {_proof(receipt)}")
@@ -392,6 +393,9 @@ def serve_command(
             "--agent", metavar="NAME=MODULE:CALLABLE", help="An agent that runs may delegate to; may be repeated."
         ),
     ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What people call the agent, as in STOP NAME. [its callable]")
+    ] = None,
     host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Where to listen. [127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(metavar="N", help="Which port; 0 takes a free one. [8719]")] = None,
     public: Annotated[
@@ -408,8 +412,16 @@ def serve_command(
         str | None, typer.Option(metavar="host|inline", help="Where the agent's code runs. [host]")
     ] = None,
     agent_user: Annotated[str | None, typer.Option(metavar="NAME", help="Run agent and tools as this user.")] = None,
+    environment: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="NAME", help="A variable of ours that the agent sees too; may be repeated."),
+    ] = None,
     approval: Annotated[
         str | None, typer.Option(metavar="TOOLS", help="ask, never, or the tools that need no asking.")
+    ] = None,
+    stop_words: Annotated[
+        list[str] | None,
+        typer.Option("--stop-word", metavar="WORD", help="A message that stops, too. Repeatable."),
     ] = None,
     drain_seconds: Annotated[str | None, typer.Option(metavar="TIME", help="For an orderly end. [5]")] = None,
     allow_hosts: Annotated[
@@ -524,9 +536,27 @@ def token_add_command(
 
 
 @tokens.command("remove", short_help="Take a principal's token away.")
-def token_remove_command(name: Annotated[str, typer.Argument(help="Its name.")], data: Data) -> None:
-    """Take a principal's token away; a gateway that is up closes its sockets, what it started goes on."""
-    Access(data).remove(name)
+def token_remove_command(
+    name: Annotated[str, typer.Argument(help="Its name.")],
+    data: Data,
+    url: shell.Url = shell.HERE,
+    stop: Annotated[bool, typer.Option("--stop", help="And stop what it runs, through the gateway at --url.")] = False,
+) -> int:
+    """Take a principal's token away; a gateway that is up closes its sockets. What it started goes on unless --stop.
+
+    With --stop everything in its sessions is stopped as well, whoever sent it, and a receipt printed for each ending.
+    """
+    access = Access(data)
+    try:
+        access.remove(name)
+    except Unknown as error:
+        if not stop:
+            raise
+        _say(str(error))  # it was taken away before, and what it runs may still go on
+    if stop:
+        return shell.stop_all_of(name, url, access.directory, served=look.in_use(access.directory))
+    _say(f"{name} has no token any more; what {name} runs goes on: `interlock token remove {name} --stop` ends it")
+    return 0
 
 
 @tokens.command("list", short_help="List who has a token.")

@@ -3,7 +3,7 @@
 1. They are read once, here; nobody looks into the environment or the file again.
 2. Every wrong value is refused, also one that a flag overrides: the error says where it stands and what is right.
 3. A name that is not known is refused with the nearest that is. What others call INTERLOCK_* is left to them.
-4. Secrets are no settings: tokens live in the data directory.
+4. Secrets are no settings: tokens live in the data directory, and of the agent's environment only names are told.
 5. A bind that others can reach is asked for twice: with `host` and with `public`.
 """
 
@@ -24,7 +24,14 @@ from interlock.core.names import Strategy
 DEFAULT_PORT: Final = 8719
 OTHERS: Final = re.compile(r"INTERLOCK_(URL|TOKEN|WORKER|OWNER|ALL_SUITES|STOPS_WITNESS|(TEST|CRASH)(_\w+)?)")
 UNITS_OF_TIME: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-FLAGS: Final = {"agent": "AGENT", "agents": "--agent", "allow_hosts": "--allow-host", "allow_origins": "--allow-origin"}
+FLAGS: Final = {
+    "agent": "AGENT",
+    "agents": "--agent",
+    "allow_hosts": "--allow-host",
+    "allow_origins": "--allow-origin",
+    "stop_words": "--stop-word",
+    "environment": "--env",
+}
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +39,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     agent: str = "interlock.demo:agent"
     agents: dict[str, str] = {}
+    name: str | None = None  # what people call the agent; None: as its callable is called
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     data: Path
@@ -41,11 +49,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     queue_limit: float | None = None
     driver: str = "host"
     agent_user: str | None = None
+    environment: tuple[str, ...] = ()  # names of variables that the agent sees, besides those of every process
     drain_seconds: float = 5.0
     allow_hosts: tuple[str, ...] = ()
     allow_origins: tuple[str, ...] = ()
     public: bool = False
     approval: str | tuple[str, ...] | None = None  # as open_control takes it
+    stop_words: tuple[str, ...] = ()  # besides those that are known
     log_level: str = "info"
     json: bool = False
 
@@ -55,6 +65,8 @@ def read(flags: Mapping[str, object], environ: Mapping[str, str], directory: Pat
     found: dict[str, object] = {"data": str(data_directory(environ))}
     for source in (_file(directory, flags.get("config")), _environment(environ), _flags(flags)):
         for name, value, where in source:
+            if name == "environment":
+                _refuse_values(value, where, environ)
             try:
                 found[name] = _value(KINDS[name][0], value)
             except (BadInput, msgspec.ValidationError):
@@ -138,13 +150,30 @@ def _value(kind: object, value: object) -> object:
         value = value.strip()
         if kind is Time:
             value = seconds(value)
-        elif kind in (Names, Agents) or (kind is Approval and value not in ("never", "ask")):
+        elif kind in (Names, Agents, Variables) or (kind is Approval and value not in ("never", "ask")):
             value = value.split(",")
     if isinstance(value, list | tuple):
         value = [part.strip() if isinstance(part, str) else part for part in value]
         if kind is Agents:
             value = dict(str(part).partition("=")[::2] for part in value)
     return msgspec.convert(value, kind, strict=False)
+
+
+def _refuse_values(value: object, where: str, environ: Mapping[str, str]) -> None:
+    """Refuse what is no name of a variable that is set, and never repeat it: it may be a key."""
+    parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
+    for name in (str(part).strip() for part in parts):
+        if not VARIABLE.fullmatch(name):
+            raise BadInput(
+                f"{where} takes the names of variables, not their values, which others could read there; "
+                "export the variable where the server is started, and write its name alone"
+            )
+        if name.startswith("INTERLOCK_"):
+            raise BadInput(f"{where} cannot be {name!r:.80}: that is interlock's own; leave it out")
+        if name not in environ:
+            raise BadInput(
+                f"{where}: {name:.80} is not set where the server was started; export it there, or leave it out"
+            )
 
 
 def _loopback(host: str) -> bool:
@@ -158,12 +187,15 @@ Text = Annotated[str, Meta(pattern=r"^[^\x00-\x20\x7f][^\x00-\x1f\x7f]*\Z")]
 Agent = Annotated[str, Meta(pattern=r"^[^\W\d][\w.]*:[^\W\d][\w.]*\Z")]
 Agents = dict[Text, Agent]
 Names = tuple[Text, ...]
+VARIABLE: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+Variables = tuple[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")], ...]
 Approval = Literal["never", "ask"] | Names
 Time = Annotated[float, Meta(ge=0, le=1e9)]
 
 KINDS: Final[dict[str, tuple[object, str]]] = {
     "agent": (Agent, "module:callable, as in myagents.chat:assistant"),
     "agents": (Agents, "names, each with its module:callable"),
+    "name": (Text, "what people call the agent"),
     "host": (Text, "an address or a name"),
     "port": (Annotated[int, Meta(ge=0, le=65_535)], "a number from 0 to 65535"),
     "data": (Text, "a directory"),
@@ -171,8 +203,10 @@ KINDS: Final[dict[str, tuple[object, str]]] = {
     **dict.fromkeys(("deadline", "idle_limit", "queue_limit", "drain_seconds"), (Time, "a time: 90, 1.5s, 2m or 48h")),
     "driver": (Literal["host", "inline"], "host or inline"),
     "agent_user": (Text, "a user's name"),
+    "environment": (Variables, "names of variables, and a comma before the next"),
     **dict.fromkeys(("allow_hosts", "allow_origins"), (Names, "names, and a comma before the next")),
     **dict.fromkeys(("public", "json"), (bool, "true or false")),
+    "stop_words": (Names, "words that stop, and a comma before the next"),
     "approval": (Approval, "never, ask, or the tools that need none"),
     "log_level": (Literal["debug", "info", "warning", "error"], "debug, info, warning or error"),
 }

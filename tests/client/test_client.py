@@ -30,7 +30,7 @@ from interlock.client import Client, connect, connection
 from interlock.client.client import Seen
 from interlock.core.lifecycle import State
 from interlock.core.names import Drain, Principal, QuestionState, RunId, SessionId
-from interlock.surfaces.access import Access
+from interlock.surfaces.access import Access, Scope
 
 
 def text_of(told: list[events.Event]) -> str:
@@ -51,7 +51,7 @@ def test_the_client_has_controls_verbs() -> None:
     """Each verb has Control's name and parameters, without `by`."""
     verbs = (
         "send stop reset wait watch answer questions runs find sessions processes history receipt timeline wake "
-        "unwake wakes set_strategy"
+        "unwake wakes set_strategy share unshare"
     )
     for verb in verbs.split():
         theirs = {name: each.default for name, each in inspect.signature(getattr(Control, verb)).parameters.items()}
@@ -75,7 +75,7 @@ def test_a_message_and_everything_about_it(served: Served) -> None:
             assert await client.find("nothing") is None
             assert [run.id for run in await client.runs("verbs")] == [sent.run_id]
             assert sent.run_id in [run.id for run in await client.runs(latest=100)]
-            assert "verbs" in [each.session.id for each in await client.sessions()]
+            assert "operator/verbs" in [each.session.id for each in await client.sessions()]
             assert [entry.role for entry in await client.history("verbs")] == ["user", "call", "result", "assistant"]
             receipt = await client.receipt(sent.run_id)
             assert receipt.drain is Drain.OBSERVED and await client.receipt(str(receipt.id)) == receipt
@@ -441,6 +441,70 @@ def test_a_slow_watcher_holds_up_nobody(served: Served, monkeypatch: pytest.Monk
             assert blocks == ["".join(f"{number} " for number in range(3000)), "that was the flood"]
             deltas = sum(event.kind == "delta" for event in told)
             assert deltas <= 8, "what it had no room for was read again, when the deltas were stale"
+
+    play(scene())
+
+
+@pytest.mark.parametrize("other", ["operator/alias", "alias"])
+def test_a_session_by_another_name_counts_as_newer(served: Served, other: str) -> None:
+    """`alias` and `operator/alias` are one session: a message to either spares what it began from the older stop."""
+    stopped = {"alias": "operator/alias", "operator/alias": "alias"}[other]
+
+    async def scene() -> None:
+        async with Road(served.port) as road, connect(road.url, served.token) as client:
+            old = await client.send("alias", "hang")
+            road.lost_up = True
+            stopping = asyncio.create_task(client.stop(session=stopped))
+            await until(lambda: _true(road.lost > 0))
+            before = road.lost
+            sending = asyncio.create_task(client.send(other, "hang"))
+            await until(lambda: _true(road.lost > before))
+            road.cut()
+            with pytest.raises(Unavailable, match="may have happened"):
+                await stopping
+            sent = await sending
+            assert sent.superseded == old.run_id
+            assert (await client.wait(sent.run_id, timeout=0)).ending is Ending.PENDING
+            assert (await client.stop(session=other)).aborted
+
+    play(scene())
+
+
+def test_a_session_is_shared_and_taken_back(served: Served) -> None:
+    """Whoever it is shared with writes or reads in it by its owner's name; a watch of theirs ends when it is over."""
+    token = Access(served.data).add("guest", [Scope.WRITE])
+
+    async def scene() -> None:
+        async with connect(served.url, served.token) as owner, connect(served.url, token) as guest:
+            sent = await owner.send("shared", "hang")
+            assert (sent.session, sent.owner) == ("operator/shared", "operator")
+            for verb in (guest.history("operator/shared"), guest.history("nobody/shared")):
+                with pytest.raises(Unknown, match="no session"):
+                    await verb
+            given = await owner.share("shared", with_="guest", may="read")
+            assert given == await owner.share("operator/shared", with_="guest", may="read")  # asked again
+            assert (given.session, given.owner, given.shares) == ("operator/shared", "operator", {"guest": "read"})
+            assert [each.session.shares for each in await guest.sessions()] == [{"guest": "read"}]
+            with pytest.raises(Unknown):
+                await guest.send("operator/shared", "hello")
+            assert (await owner.share("shared", with_="guest")).shares == {"guest": "write"}
+            mine = await guest.send("operator/shared", "hello")
+            assert (mine.owner, mine.state) == ("operator", State.QUEUED)
+            waiting = asyncio.create_task(guest.wait(mine.run_id))
+            watching = guest.watch("operator/shared")
+            assert (await anext(watching)).session == "operator/shared"
+            assert (await owner.unshare("shared", with_="guest")).shares == {}
+            assert (await waiting).ending is Ending.UNKNOWN
+            with pytest.raises(Unknown):
+                async for _ in watching:
+                    pass
+            with pytest.raises(Unknown):
+                await guest.share("operator/shared", with_="guest")
+            assert await guest.sessions() == []
+            with pytest.raises(Refused):
+                await guest.stop_all(of="operator")
+            receipts = await owner.stop_all(of="operator")
+            assert {run.id for each in receipts for run in each.runs} >= {sent.run_id, mine.run_id}
 
     play(scene())
 

@@ -66,7 +66,7 @@ def test_send_prints_the_runs_id(shell: Shell, monkeypatch: pytest.MonkeyPatch) 
     assert done == Said(0, "completed\n", "")
     monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(b"from the input")))
     read = shell("send", "--json", "--session", "ids", "--strategy", "queue", "-")
-    assert read.json["session"] == "ids"
+    assert (read.json["session"], read.json["owner"]) == ("operator/ids", "operator")
     assert shell("wait", "--json", read.json["run_id"]).json["text"] == "from the input"
 
 
@@ -275,3 +275,68 @@ async def _said(client: Any, session: str) -> bool:
         if event.kind == "delta":
             return True
     return False
+
+
+# Whose a session is
+
+
+def test_two_peoples_main_are_two_sessions(shell: Shell, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell's default is the caller's own; another's is found by its owner once it is shared, and not before."""
+    mine = shell("send", "--json", "my salary is 4711").json
+    assert (mine["session"], mine["owner"]) == ("operator/main", "operator")
+    assert shell("wait", mine["run_id"]).code == 0
+    monkeypatch.setenv("INTERLOCK_TOKEN", Access(served.data).add("second", [Scope.WRITE]))
+    theirs = shell("send", "--json", "what did we talk about?").json
+    assert (theirs["session"], theirs["owner"]) == ("second/main", "second")
+    unknown = shell("send", "--session", "operator/main", "hello")
+    nothing = shell("send", "--session", "operator/none", "hello")
+    assert (unknown.code, unknown.out) == (125, "") and "no session" in unknown.err
+    assert unknown.err.replace("operator/main", "X") == nothing.err.replace("operator/none", "X")
+    monkeypatch.delenv("INTERLOCK_TOKEN")
+    given = shell("share", "main", "--with", "second", "--read")
+    assert given == Said(0, "operator/main of operator: second may read\n", "")
+    assert shell("share", "main", "--with", "second", "--json").json["shares"] == {"second": "write"}
+    refused = shell("share", "main", "--with", "operator")
+    assert refused.code == 125 and "name somebody else" in refused.err
+    listed = shell("sessions", "--data", str(served.data))
+    (line,) = [line.split() for line in listed.out.splitlines() if line.startswith("operator/main ")]
+    assert line[1:4] == ["operator", "second", "(write)"]
+    taken = shell("unshare", "operator/main", "--with", "second")
+    assert taken == Said(0, "operator/main of operator: shared with nobody\n", "")
+    gone = shell("share", "nothing-here", "--with", "second")
+    assert gone.code == 125 and "no session 'operator/nothing-here'" in gone.err
+
+
+def test_a_removed_principals_runs_go_on_or_are_stopped(shell: Shell, served: Served, tmp_path: Path) -> None:
+    """`token remove` says that they go on; with --stop each has its receipt, also when the token went before."""
+    token = Access(served.data).add("leaver", [Scope.WRITE])
+
+    async def begin() -> str:
+        async with connect(served.url, token) as client:
+            return (await client.send("main", "hang")).run_id
+
+    run = play(begin())
+    said = shell("token", "remove", "leaver")
+    assert said.out == "" and "`interlock token remove leaver --stop` ends it" in said.err
+    assert shell("wait", "--timeout", "0", run).code == 75
+    stopped = shell("token", "remove", "leaver", "--stop")
+    assert stopped.code == 0 and run in stopped.out and "stopped by operator" in stopped.out
+    assert shell("wait", run).out == "stopped by operator\n"
+    assert "nothing of leaver ran" in shell("token", "remove", "leaver", "--stop").err
+
+
+def test_nothing_runs_where_nobody_serves(shell: Shell, tmp_path: Path) -> None:
+    """`token remove --stop` in a directory that no server has takes the token away and says that nothing runs."""
+    access = Access(tmp_path / "idle")
+    access.open()
+    access.add("leaver", [Scope.WRITE])
+    said = shell("token", "remove", "leaver", "--stop", "--data", str(access.directory), "--url", "http://127.0.0.1:9")
+    assert said.code == 0 and f"no server has {access.directory}: nothing of leaver runs" in said.err
+    assert [each.name for each in access.listing()] == ["operator"] or access.refresh()
+
+
+def test_a_server_that_is_not_reached_is_not_taken_for_none(shell: Shell, served: Served) -> None:
+    """Somebody has the directory and does not answer at the URL: nothing was stopped, and the command says so."""
+    Access(served.data).add("leaver2", [Scope.WRITE])
+    said = shell("token", "remove", "leaver2", "--stop", "--url", "http://127.0.0.1:9")
+    assert said.code == 125 and "not stopped" in said.err and "--url" in said.err

@@ -69,6 +69,8 @@ async def child(run: Run, message: Message) -> str | None:
             async with run.hold("the child's"):
                 Path(path).touch()
                 await asyncio.sleep(3600)
+        case ["told"]:
+            return f"{message.instructions}"
         case ["who"]:
             return f"{message.by} {message.session == run.session} {message.run_id == run.id}"
     await run.say("a piece ")

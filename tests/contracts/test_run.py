@@ -868,6 +868,24 @@ def test_silence(stage: Stage) -> None:
     assert (busy.outcome.ending, busy.outcome.text) == (Ending.COMPLETED, "False"), busy.outcome
 
 
+# Beside the message
+
+
+def test_a_message_names_its_agent_and_brings_instructions(stage: Stage) -> None:
+    """Another agent than the served one answers, and is told what stands beside the message; or that nothing does."""
+
+    async def play() -> list[str]:
+        texts = []
+        for instructions in ("Be brief. \u2603", None):
+            sent = await stage.control.send(
+                f"{stage.driver} told {instructions}", "told", agent="child", instructions=instructions
+            )
+            texts.append((await stage.control.wait(sent.run_id)).text)
+        return texts
+
+    assert stage.do(play()) == ["Be brief. \u2603", "None"]
+
+
 # From elsewhere
 
 

@@ -2100,6 +2100,7 @@ def run_rows(draw: Drawn, *, over: bool) -> RunRow:
         started=draw(st.booleans()),
         outcome=msgspec.structs.replace(told, run_id=RunId(name)) if over else None,
         cut=draw(whatever) if over else "",
+        instructions=draw(st.none() | whatever),
     )
 
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.core import events as module
 from interlock.core.events import (
     Block,
     Correction,
@@ -40,6 +39,7 @@ from interlock.core.names import (
     ToolState,
 )
 from interlock.core.outcome import Outcome
+from interlock.core.projection import tool_words
 from interlock.core.receipt import nothing
 
 ALICE, S = Principal("alice"), SessionId("s")
@@ -231,7 +231,7 @@ def test_a_call_without_a_result_says_why(state: ToolState) -> None:
     log.begin(0)
     log.tell(Tool(call_id=log.call(), name="t", state=state))
     [result] = [entry for entry in transcript(log.events) if entry.role == "result"]
-    assert result.text == module.NO_RESULT[state] and result.state is state
+    assert result.text == tool_words(state) and result.state is state
 
 
 def test_a_cut_without_text_still_tells_why() -> None:

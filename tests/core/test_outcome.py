@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from interlock.core.fence import Fence
 from interlock.core.names import EARLY, ENDINGS, Ending, ErrorKind, Principal, RunId
-from interlock.core.outcome import Cause, Limit, Outcome, cause_of, prefer, settle
+from interlock.core.outcome import Cause, Limit, Outcome, cause_of, prefer, returned_at, settle
 
 RUN = RunId("r-7")
 COMPLETED = Cause(ending=Ending.COMPLETED)
@@ -192,3 +192,12 @@ def test_facts_are_frozen() -> None:
     for fact in (STOPPED, Outcome(run_id=RUN, ending=Ending.LOST), Limit(1.0, 1.0)):
         with pytest.raises(AttributeError):
             setattr(fact, fact.__struct_fields__[0], None)
+
+
+@given(told=st.floats(), heard=instants, late=instants)
+def test_an_instant_is_believed_between_the_last_word_and_now(told: float, heard: float, late: float) -> None:
+    """Whatever a host tells, what is believed lies between what was read before and now."""
+    now = heard + late
+    believed = returned_at(told, heard=heard, now=now)
+    assert heard <= believed <= now
+    assert believed == (told if heard <= told <= now else now)

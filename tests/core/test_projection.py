@@ -4,11 +4,14 @@ import re
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from interlock.core.errors import BadInput
-from interlock.core.names import ENDINGS, Ending, ErrorKind, Principal, RunId
+from interlock.core.names import ENDINGS, Ending, ErrorKind, KnownPhase, Principal, RunId, ToolState
 from interlock.core.outcome import Outcome
 from interlock.core.projection import (
+    LOST_RESULT,
     TABLE,
     TIMEOUT_PHASES,
     WHY_CHARS,
@@ -21,6 +24,7 @@ from interlock.core.projection import (
     parent_word,
     responses,
     row,
+    tool_words,
 )
 
 # A copy of the table of surfaces.md §1; compare it there, not with projection.py.
@@ -39,6 +43,7 @@ SURFACES = """
 LINES = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in SURFACES.strip().splitlines()]
 CELLS = {Ending(line[0]): line[1:] for line in LINES[2:]}
 SURFACE_COUNT = 12
+PUBLISHED_PHASES = {"queue", "preflight", "provider", "post_turn", "gateway_draining"}  # npm's schema, which closes it
 
 # What this test puts where the table has dots, and how the table's own phrases for data read once filled in.
 FACTS = {
@@ -196,6 +201,35 @@ def test_sentences_without_facts(ending: Ending) -> None:
         assert words is None or (words and words == words.strip() and not re.search(r"[{}…]|None|  |: ?$", words))
 
 
+TOOLS = {
+    Ending.COMPLETED: "its run had completed",
+    Ending.FAILED: "its run failed: boom",
+    Ending.STOPPED: "stopped by alice",
+    Ending.SUPERSEDED: "superseded by a newer message of alice",
+    Ending.TIMED_OUT: "timed out after 30 s in phase provider",
+    Ending.PARENT_ENDED: "ended with its parent",
+    Ending.SHUTDOWN: "the server was ended",
+    Ending.LOST: "the server went down",
+}
+
+
+@every_ending
+def test_a_call_without_a_result_names_the_ending_and_who(ending: Ending) -> None:
+    """One that never ran says so; one that was cut says besides that its effect is unknown."""
+    told = Outcome(run_id=RunId("r"), ending=ending, by=Principal("alice"), error="boom", phase="provider")
+    told = msgspec.structs.replace(told, limit_ms=30_000)
+    assert tool_words(ToolState.SKIPPED, told) == f"not run: {TOOLS[ending]}"
+    cut = LOST_RESULT if ending is Ending.LOST else f"interrupted: {TOOLS[ending]}; its effect is unknown"
+    assert tool_words(ToolState.INTERRUPTED, told) == cut
+    assert not re.search(r"[{}]|None", tool_words(ToolState.SKIPPED, bare(ending)))
+
+
+def test_a_call_that_no_ending_took_says_what_is_known() -> None:
+    """Its agent gave it up, or nobody said why."""
+    assert tool_words(ToolState.SKIPPED) == "not run"
+    assert tool_words(ToolState.INTERRUPTED, why="given up") == "interrupted: given up; its effect is unknown"
+
+
 def test_facts_are_not_templates() -> None:
     """A brace in a user's text or error is told as it is, never filled in."""
     assert channel_words(outcome(Ending.COMPLETED, text="{by} {0}")) == "{by} {0}"
@@ -255,16 +289,34 @@ def test_no_surface_ends_a_run_that_has_not_ended(ending: Ending) -> None:
         ("preflight", 1.0, ("preflight", False)),
         ("provider", 1.0, ("provider", True)),
         ("post_turn", 1.0, ("post_turn", True)),
-        ("approval", 1.0, (None, None)),  # no such word there, and nobody knows
-        ("approval", None, (None, False)),  # never started: so neither did the provider
-        (None, 1.0, (None, None)),
+        ("start", 1.0, ("preflight", None)),  # it may ask its model without a word to anybody
+        ("start", None, ("preflight", False)),  # never started: so neither did the provider
+        ("agent", 1.0, ("provider", None)),  # no such word there: the turn is under way, and nobody knows of a provider
+        ("tool", 1.0, ("provider", None)),
+        ("approval", 1.0, ("provider", None)),
+        ("hold", 1.0, ("provider", None)),
+        ("child", 1.0, ("provider", None)),
+        ("idle", 1.0, ("provider", None)),
+        ("compaction", 1.0, ("provider", None)),  # an agent's own word
+        ("queue", 1.0, ("provider", None)),  # an agent's own word as well: what began is not to be tried again
+        ("gateway_draining", 1.0, ("provider", None)),
+        (None, 1.0, ("provider", None)),  # kept by a version that named none
+        (None, None, ("preflight", False)),
     ],
 )
 def test_timeout_phase(phase: str | None, started_at: float | None, told: tuple[str | None, bool | None]) -> None:
-    """timeoutPhase is a word of the gateway's closed set or left out; providerStarted is known or left out."""
+    """timeoutPhase is always a word of the gateway's closed set; providerStarted is known or left out."""
     answer = agent_wait(outcome(Ending.TIMED_OUT, phase=phase, started_at=started_at))
     assert (answer.timeout_phase, answer.provider_started) == told
-    assert set(TIMEOUT_PHASES) <= {"queue", "preflight", "provider", "post_turn", "gateway_draining"}
+    assert set(TIMEOUT_PHASES) <= PUBLISHED_PHASES
+
+
+@given(st.none() | st.sampled_from(KnownPhase) | st.text(max_size=20), st.sampled_from([None, 1.0]))
+def test_every_timeout_has_a_published_phase(phase: str | None, started_at: float | None) -> None:
+    """Whatever control knew and whatever an agent named, a waiter is told a phase; only what never began was queued."""
+    told = agent_wait(outcome(Ending.TIMED_OUT, phase=phase, started_at=started_at)).timeout_phase
+    assert told in PUBLISHED_PHASES
+    assert (told == "queue") == (phase == "queue" and started_at is None)
 
 
 def test_provider_started_is_taken_from_who_knows() -> None:

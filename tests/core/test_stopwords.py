@@ -2,12 +2,19 @@
 
 import string
 import unicodedata
+from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.core.stopwords import SLACK_CHARS, STOP_WORDS, is_stop, normalise, stop_words
+from interlock.core import stopwords
+from interlock.core.stopwords import LONGEST_CHARS, is_stop, normalise
+from interlock.core.vocabulary import LANGUAGES
+
+CORPUS = Path(__file__).with_name("stop_corpus")
+OURS = "OpenClaw"  # whose name the corpus uses
 
 # A copy of surfaces.md §2.
 LISTED = """
@@ -18,7 +25,7 @@ anhalten, aufhören, hör auf, hoer auf, pare, стоп, остановись, �
 """
 WORDS = [" ".join(word.split()) for word in LISTED.split(",")]
 FULL_WIDTH = "！？。，、；：．…"
-ORDINARY = ["the", "build", "on", "friday", "bus", "why", "did", "it", "over", "there", "kitchen", "and", "tests"]
+ORDINARY = ["the", "build", "on", "friday", "bus", "why", "did", "music", "over", "tomorrow", "kitchen", "if", "tests"]
 
 words = st.sampled_from(WORDS)
 spaces = st.text(alphabet=" \t\n\u00a0\u3000", max_size=4)
@@ -27,10 +34,44 @@ cases = st.sampled_from([str.lower, str.upper, str.title, str.capitalize, str.sw
 forms = st.sampled_from(["NFC", "NFD"])
 
 
-def test_the_list_is_the_listed_one() -> None:
-    """The built-in set is the list of surfaces.md, each word already in the form it is compared in."""
-    assert frozenset(WORDS) == STOP_WORDS
-    assert all(normalise(word) == word for word in STOP_WORDS)
+def corpus(name: str) -> list[tuple[str, str]]:
+    """Return the lines of a corpus: language and message."""
+    lines = (CORPUS / f"{name}.txt").read_text("utf-8").splitlines()
+    parted = [line.partition(" ")[::2] for line in lines if not line.startswith("#")]
+    return [(language, text.replace("\\n", "\n")) for language, text in parted]
+
+
+@pytest.mark.parametrize(("language", "text"), corpus("stops"))
+def test_what_people_type_to_stop_an_agent_stops_it(language: str, text: str) -> None:
+    """A whole message of stop vocabulary, politeness, urgency, emphasis and our name is a stop."""
+    assert is_stop(text, name=OURS)
+
+
+@pytest.mark.parametrize(("language", "text"), corpus("ordinary"))
+def test_what_people_say_otherwise_is_an_ordinary_message(language: str, text: str) -> None:
+    """Another word, the opposite, a quotation, a question, a name that is not ours: an ordinary message (race 30)."""
+    assert not is_stop(text, name=OURS)
+
+
+def test_the_corpus_has_every_language() -> None:
+    """Each language that is read has lines of both kinds, and there are hundreds in all."""
+    for name, enough in (("stops", 400), ("ordinary", 300)):
+        counted = Counter(language for language, _ in corpus(name))
+        assert set(counted) == {*LANGUAGES, "xx"}
+        assert counted.total() > enough and min(counted.values()) > 3, counted
+
+
+@given(st.sampled_from([line for _, line in corpus("stops")]), cases, forms)
+def test_the_corpus_in_any_case_and_form(text: str, case, form) -> None:  # type: ignore[no-untyped-def]
+    """Upper case, lower case and decomposed letters change nothing."""
+    assert is_stop(unicodedata.normalize(form, case(text)), name=OURS)
+
+
+def test_the_tables_are_written_as_they_are_compared() -> None:
+    """Every phrase of every language is read back as the words it is looked up by: none is dead."""
+    for grammar in stopwords._grammars():
+        for phrase in (*grammar.roles, *grammar.never):
+            assert stopwords._tokens(" ".join(phrase)) == list(phrase)
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -81,9 +122,7 @@ def test_forwarded_text_is_not_a_stop(word: str) -> None:
     assert not is_stop(word, forwarded=True)
 
 
-@pytest.mark.parametrize(
-    "text", ["wait", "please wait", "Wait!", "", "   ", "!!!", "/", "@", "/stopp", "stop it", "non-stop"]
-)
+@pytest.mark.parametrize("text", ["wait", "please wait", "Wait!", "", "   ", "!!!", "/", "@", "/stopp", "non-stop"])
 def test_not_stops(text: str) -> None:
     """Waiting is not stopping, and neither is nothing at all."""
     assert not is_stop(text)
@@ -101,7 +140,8 @@ def test_not_stops(text: str) -> None:
         ("/stop@other", "ourname", False),
         ("/stop@ourname2", "ourname", False),
         ("/stop@ourname", None, False),
-        ("/stop@ourname now", "ourname", False),
+        ("/stop@ourname now", "ourname", True),
+        ("/stop@ourname the music", "ourname", False),
         ("/stop@", "", True),  # the @ is only punctuation where no name follows
         ("stop@ourname", "ourname", False),  # an address, or a mail address; not a command
         ("/start@ourname", "ourname", False),
@@ -156,26 +196,63 @@ def test_turkish_capitals() -> None:
     assert normalise("İ\u0301") == normalise(normalise("İ\u0301"))
 
 
-def test_own_words() -> None:
-    """A configured set replaces the built-in one, however its words were written, and an empty word stops nothing."""
-    own = stop_words(["Basta!", "ça  suffit", "!!!", "/halt"])
-    assert own == {"basta", "ça suffit", "/halt"}
-    assert is_stop("BASTA", words=own)
-    assert is_stop("/halt@us", words=own, name="us")
-    assert not is_stop("stop", words=own)
-    assert not is_stop("!!!", words=own)
-    assert not is_stop("anything", words=frozenset())
+def test_names_of_ours() -> None:
+    """Our name, or any of several, may stand around a stop in any case; it is no stop, and another's is not ours."""
+    assert is_stop("STOP OPENCLAW", name="openclaw")
+    assert is_stop("open claw, stop!", name="Open Claw")
+    assert is_stop("小爪，停止", name="小爪")
+    for text in ("stop interlock", "stop rex", "@rex stop", "/stop@rex"):
+        assert is_stop(text, name=("interlock", "Rex"))
+        assert not is_stop(text, name="fido")
+    assert not is_stop("rex", name="rex")
+    assert not is_stop("don't stop rex", name="rex")
+    assert not is_stop("stop", name="stop", forwarded=True)
+    assert is_stop("stop", name=("", "<@1>", "!!!"))  # names that no message can say
+
+
+def test_words_of_ones_own() -> None:
+    """Configured words stop as well, however they were written, and an empty one stops nothing."""
+    own = ["Rotes  Licht!", "ça va trop loin", "!!!", "", "/panic"]
+    for text in (
+        "rotes licht",
+        "ROTES LICHT!!!",
+        "bitte rotes licht",
+        "Ça va trop loin, s'il te plaît",
+        "/panic",
+        "stop",
+    ):
+        assert is_stop(text, also=own), text
+    for text in ("rotes", "das rote licht", "!!!", "panic"):
+        assert not is_stop(text, also=own), text
+    assert not is_stop("rotes licht")
 
 
 def test_a_huge_message_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message far longer than any stop word is not one, and is not normalised to find out."""
+    """A message far longer than anybody's stop is not one, and is not normalised to find out."""
 
     def unread(_: str) -> str:
         raise AssertionError("a huge message was normalised")
 
     monkeypatch.setattr("interlock.core.stopwords._fold", unread)
-    longest = max(map(len, STOP_WORDS))
     assert not is_stop("stop" + "!" * 10_000_000)
-    assert not is_stop("stop".ljust(longest + SLACK_CHARS + 1))
+    assert not is_stop("stop".ljust(LONGEST_CHARS + 1))
     with pytest.raises(AssertionError):
-        is_stop("stop".ljust(longest + SLACK_CHARS))
+        is_stop("stop".ljust(LONGEST_CHARS))
+
+
+@pytest.mark.parametrize(
+    "text", ["stop ", "no ", "don't ", "停", "别", "やめて", "no no no para ", "s", "...", "!1", "'"]
+)
+def test_the_work_grows_with_the_message_alone(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest message that is read takes a bounded number of steps, whatever it repeats."""
+    steps, step = Counter[str](), stopwords._next
+
+    def counted(state: int, role: stopwords._Role) -> int | None:
+        steps["taken"] += 1
+        return step(state, role)
+
+    monkeypatch.setattr(stopwords, "_next", counted)
+    whole = (text * LONGEST_CHARS)[:LONGEST_CHARS]
+    is_stop(whole)
+    longest = max(grammar.longest for grammar in stopwords._grammars())
+    assert steps["taken"] <= len(whole) * longest * 8 * len(LANGUAGES)

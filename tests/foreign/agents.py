@@ -19,6 +19,11 @@ async def agent(run: Run, message: Message) -> str | None:
         case "say":
             for at, word in enumerate(rest.split()):
                 await run.say(f" {word}" if at else word)
+        case "more":  # than it streams
+            await run.say("Hello")
+            return "Hello world, and more."
+        case "told":  # what stands beside the message
+            return f"{message.instructions}"
         case "sleep":
             await run.typing()
             await run.say(rest or "begun")

@@ -5,6 +5,7 @@ terminal event (see surfaces/protocol.py). The words are those of one ending on 
 """
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from itertools import count
@@ -13,7 +14,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from foreign.client import TICK_SECONDS, Client, Line, Node, Refused, Server, missing
+from foreign.client import PARTS, TICK_SECONDS, Client, Line, Node, Refused, Server, missing
+from interlock.core.projection import TIMEOUT_PHASES, UNDER_WAY
 
 keys = count(1)
 
@@ -181,6 +183,22 @@ def test_a_message_is_answered(client: Client, session: str) -> None:
     ]
 
 
+def test_a_reply_is_whole_before_its_end(client: Client, session: str) -> None:
+    """An agent may return more than it streamed: this client joins the deltas, and has all of it."""
+    ended(client, send(client, session, "more"), "completed", text="Hello world, and more.", session=session)
+
+
+def test_what_a_message_asks_for_is_done_refused_or_listed(client: Client, session: str) -> None:
+    """Instructions reach the agent; a field with another meaning is refused by name; a hint is listed."""
+    asked = {"sessionKey": session, "message": "told", "extraSystemPrompt": "Be brief.", "thinking": "high"}
+    begun = client.begin("agent", final=True, idempotencyKey=f"key-{next(keys)}", deliver=False, **asked)
+    assert client.accepted(begun)["ignored"] == ["thinking"]
+    assert client.answer(begun)["result"]["payloads"] == [{"text": "Be brief."}]
+    for more in ({"model": "large"}, {"agentId": "nobody"}, {"deliver": True}):
+        with pytest.raises(Refused, match=r"model|nobody|deliver"):
+            client.ask("agent", idempotencyKey=f"key-{next(keys)}", **asked, **more)
+
+
 def test_tools_and_processes_are_told(client: Client, session: str) -> None:
     """A call and a command are seen on the agent's stream, and the run completes."""
     run = send(client, session, "use tea")
@@ -276,6 +294,15 @@ def test_a_run_out_of_time(client: Client, session: str) -> None:
     assert (outcome["limitMs"], outcome["phase"]) == (limit, "provider")
     waited = client.ask("agent.wait", runId=run)
     assert (waited["timeoutPhase"], waited["providerStarted"]) == ("provider", True)
+
+
+def test_the_phases_of_a_timeout_are_published_ones() -> None:
+    """Every word we may tell as timeoutPhase is in the set that the published schema closes."""
+    source = PARTS / "node_modules" / "@openclaw" / "gateway-protocol" / "dist" / "index.d.mts"
+    found = re.findall(r"timeoutPhase\?: ([^;]+);", source.read_text("utf-8"))
+    assert found
+    for union in found:
+        assert {*TIMEOUT_PHASES, UNDER_WAY} <= set(re.findall(r'"(\w+)"', union))
 
 
 def test_a_child_ends_with_its_parent(client: Client, session: str) -> None:

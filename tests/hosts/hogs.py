@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import queue
 import re
 import signal
 import socket
@@ -26,16 +27,20 @@ from typing import Any
 
 from interlock import Message, Run, tool
 from interlock.hosts import link
+from interlock.processes import kernel
 
 LIFE_SECONDS = 120.0  # longer than any test waits
 BEAT_SECONDS = 0.002
 GRACE_SECONDS = 1.0
+CROWD = 100
 
 Play = Callable[[Run, Path], Awaitable[str | None]]
 plays: dict[str, Play] = {}
 turns = 0  # of this process: its memory
 kept: list[Any] = []  # what nobody else holds
 pool: ThreadPoolExecutor | None = None  # a library's own, kept between turns
+helper: subprocess.Popen[bytes] | None = None  # and a process of one
+work: queue.SimpleQueue[Callable[[], Any] | None] | None = None  # and a thread's
 
 
 def play(function: Play) -> Play:
@@ -109,6 +114,35 @@ def shell(place: Path) -> subprocess.Popen[bytes]:
 async def answers(run: Run, place: Path) -> str:
     """Say who answers, and how many turns it has had."""
     return f"{os.getpid()} {turns}"
+
+
+@play
+async def answers_when_told(run: Run, place: Path) -> str:
+    """Return as soon as somebody says so; at once, without another step of the loop."""
+    beat(place, b"!")
+    while not (place / "go").exists():
+        await asyncio.sleep(BEAT_SECONDS)
+    return "done"
+
+
+@play
+async def talks_when_told(run: Run, place: Path) -> str:
+    """Say a good deal as soon as somebody says so, and return."""
+    beat(place, b"!")
+    while not (place / "go").exists():
+        await asyncio.sleep(BEAT_SECONDS)
+    for _ in range(40):
+        await run.say("x" * 100)
+    return "done"
+
+
+@play
+async def raises_when_told(run: Run, place: Path) -> str:
+    """Raise as soon as somebody says so."""
+    beat(place, b"!")
+    while not (place / "go").exists():
+        await asyncio.sleep(BEAT_SECONDS)
+    raise ValueError("done")
 
 
 @play
@@ -353,9 +387,138 @@ async def leaves_fork(run: Run, place: Path) -> None:
 
 @play
 async def keeps_process(run: Run, place: Path) -> str:
-    """Start a process that stays, and return."""
-    note(place, subprocess.Popen(["sleep", str(int(LIFE_SECONDS))]).pid)
+    """Start a process that stays, and return when it sleeps."""
+    child = subprocess.Popen(["sleep", str(int(LIFE_SECONDS))])
+    note(place, child.pid)
+    await asleep(child.pid, "sleep")
     return f"{os.getpid()}"
+
+
+HELPER = """
+import os, sys, time
+def beat():
+    fd = os.open(sys.argv[1] + "/beats", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(fd, b".")
+    os.close(fd)
+os.write(1, b"ready\\n")
+while line := os.read(0, 100):
+    os.write(1, b"taken\\n")
+    if line == b"later\\n":
+        time.sleep(0.4)
+    for _ in range(12000):
+        beat()
+        time.sleep(0.01)
+"""
+
+
+async def asleep(pid: int, name: str = "") -> None:
+    """Wait until a process sleeps, as the program of that name."""
+    while (status := kernel.stat(pid)) is None or status[0] != "S" or name not in status[3]:
+        await asyncio.sleep(BEAT_SECONDS)
+
+
+async def still(threads: int) -> None:
+    """Wait until this process has so many threads besides this one, and two looks find them all asleep."""
+    me, seen = os.getpid(), {}
+    while True:
+        await asyncio.sleep(BEAT_SECONDS)
+        before, seen = seen, kernel.traces(me, but=me)
+        if len(seen) >= threads and seen == before and not any(running for _, _, running in seen.values()):
+            return
+
+
+@play
+async def keeps_helper(run: Run, place: Path) -> str:
+    """Start a helper that waits for work, as a tool server does, and return when it waits."""
+    global helper
+    program = [sys.executable, "-I", "-S", "-c", HELPER, str(place)]
+    helper = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    note(place, helper.pid)
+    heard_from(helper)
+    await asleep(helper.pid)
+    return f"{helper.pid}"
+
+
+def heard_from(child: subprocess.Popen[bytes]) -> None:
+    """Wait for a line of a helper."""
+    assert child.stdout is not None
+    assert child.stdout.readline()
+
+
+@play
+async def gives_helper_work(run: Run, place: Path) -> None:
+    """Give the helper of an earlier turn work, and wait politely while it is done."""
+    assert helper is not None and helper.stdin is not None
+    helper.stdin.write(b"now\n")
+    heard_from(helper)
+    await idle(place)
+
+
+@play
+async def gives_helper_work_for_later(run: Run, place: Path) -> None:
+    """Give the helper of an earlier turn work that it sleeps over."""
+    assert helper is not None and helper.stdin is not None
+    helper.stdin.write(b"later\n")
+    heard_from(helper)
+    await idle(place)
+
+
+def _lies(run: Run) -> None:
+    """Say in the host's name that nothing of the turn is left, as soon as control says that it has fallen."""
+    turn = run._port.turn.number  # type: ignore[attr-defined]
+    run._port._link.send(link.Settled(turn, clean=True))  # type: ignore[attr-defined]
+
+
+@play
+async def lies_with_thread(run: Run, place: Path) -> None:
+    """Leave a thread that acts, and say that nothing is left."""
+    threading.Thread(target=beats, args=(place,), daemon=True).start()
+    try:
+        await idle(place)
+    finally:
+        _lies(run)
+
+
+@play
+async def keeps_thread(run: Run, place: Path) -> str:
+    """Start a thread that waits for work, and return when it waits."""
+    global work
+    work = queue.SimpleQueue()
+    threading.Thread(target=lambda: [each() for each in iter(work.get, None)], daemon=True).start()
+    await still(1)
+    return f"{os.getpid()}"
+
+
+@play
+async def keeps_crowd(run: Run, place: Path) -> str:
+    """Start more threads than anybody wants to look at, all of which wait, and return when they do."""
+    for _ in range(CROWD):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+    await still(CROWD)
+    return f"{os.getpid()}"
+
+
+@play
+async def lies_with_old_thread(run: Run, place: Path) -> None:
+    """Give a thread of an earlier turn work, and say that nothing is left."""
+    assert work is not None
+    work.put(lambda: beats(place))
+    try:
+        await idle(place)
+    finally:
+        _lies(run)
+
+
+@play
+async def lies_with_sleeper(run: Run, place: Path) -> None:
+    """Give a thread of an earlier turn work that it sleeps over, and say that nothing is left."""
+    assert work is not None
+    work.put(lambda: (time.sleep(0.4), beat(place)))
+    await asyncio.sleep(0.05)
+    try:
+        await idle(place)
+    finally:
+        _lies(run)
 
 
 @play

@@ -245,9 +245,10 @@ class Place:
         self.helper = SimpleNamespace(alive=True)
         self._played = played
 
-    def members(self) -> frozenset[int]:
-        """The host alone."""
-        return frozenset([self._played.pid])
+    def company(self, host: int) -> dict[tuple[int, int], tuple[int, int, bool]]:
+        """The host is alone."""
+        assert host == self._played.pid
+        return {}
 
     def cut(self) -> None:
         """Be empty in a moment."""
@@ -419,7 +420,11 @@ class PlayedHosts:
 async def polite(peer: Peer, begin: link.Begin) -> None:
     """Answer with the message, in two pieces."""
     text = begin.message.text
-    await peer.say(link.Say(peer.turn, text[:1]), link.Say(peer.turn, text[1:]), link.Returned(peer.turn, text, True))
+    await peer.say(
+        link.Say(peer.turn, text[:1]),
+        link.Say(peer.turn, text[1:]),
+        link.Returned(peer.turn, text, True, time.monotonic()),
+    )
 
 
 @asynccontextmanager
@@ -580,7 +585,10 @@ def test_the_first_return_of_a_host_stands(caplog: pytest.LogCaptureFixture) -> 
 
     async def play(peer: Peer, begin: link.Begin) -> None:
         settled = begin.message.text == "settled"
-        await peer.say(link.Returned(peer.turn, "one", settled), link.Returned(peer.turn, "two", settled))
+        await peer.say(
+            link.Returned(peer.turn, "one", settled, time.monotonic()),
+            link.Returned(peer.turn, "two", settled, time.monotonic()),
+        )
         assert settled or await peer.hear_a(type(None)) is None
 
     async def main() -> None:
@@ -600,16 +608,20 @@ def test_what_a_turn_left_behind_is_not_heard_and_harms_nobody(settled: bool, ca
     left = asyncio.Event()
 
     async def play(peer: Peer, begin: link.Begin) -> None:
-        await peer.say(link.Returned(peer.turn, "done", settled))
+        await peer.say(link.Returned(peer.turn, "done", settled, time.monotonic()))
         if not settled:
             await peer.settle()
         await peer.say(link.Tried(peer.turn, Effect.DELTA), link.Cancel(peer.turn, 7), link.Say(peer.turn, "late"))
-        await peer.say(link.Settled(peer.turn, True), link.Returned(peer.turn, "late", True), link.Check(peer.turn, 9))
+        await peer.say(
+            link.Settled(peer.turn, True),
+            link.Returned(peer.turn, "late", True, time.monotonic()),
+            link.Check(peer.turn, 9),
+        )
         left.set()
         begun = await peer.hear_a(link.Begin)
         assert begun is not None, "the host was ended between turns"
         await peer.say(link.Say(peer.turn, "late"), link.Settled(peer.turn, False), link.Check(peer.turn, 10))
-        await peer.say(link.Returned(begun.turn, "again", True))
+        await peer.say(link.Returned(begun.turn, "again", True, time.monotonic()))
 
     async def main() -> None:
         async with opened(play, settings=PATIENT) as (control, _):
@@ -627,7 +639,7 @@ def test_what_a_turn_left_behind_is_not_heard_and_harms_nobody(settled: bool, ca
 @pytest.mark.parametrize(
     ("greet", "why"),
     [
-        ([link.Hello(link.VERSION + 1, 1)], "version 2"),
+        ([link.Hello(link.VERSION + 1, 1)], "version 3"),
         ([link.Say(1, "x")], "without a turn"),
         ([link.Broken("ImportError: no module named chess\n" + "x" * 100_000)], "no module named chess"),
         ([b"GET / HTTP/1.1\r\n\r\n"], "a message of 1195725856 bytes"),
@@ -766,7 +778,7 @@ def test_an_order_that_no_agent_may_give_is_refused(
         answer = await peer.ask(lambda turn, number: link.Spawn(turn, number, wanted))
         assert isinstance(answer, link.Refusal), answer
         assert answer.kind in ("BadInput", "SpawnFailed")
-        await peer.say(link.Returned(peer.turn, answer.text, True))
+        await peer.say(link.Returned(peer.turn, answer.text, True, time.monotonic()))
 
     async def main() -> None:
         async with opened(play) as (control, _):
@@ -885,7 +897,7 @@ def test_words_after_the_fall_are_refused_and_counted(caplog: pytest.LogCaptureF
         ):
             answer = await peer.ask(make)
             assert (type(answer), answer.kind) == (link.Refusal, "Stale")
-        await peer.say(link.Returned(peer.turn, "late", True), link.Settled(peer.turn, True))
+        await peer.say(link.Returned(peer.turn, "late", True, time.monotonic()), link.Settled(peer.turn, True))
 
     async def main() -> None:
         async with opened(play, settings=PATIENT) as (control, hosts):
@@ -974,10 +986,10 @@ def test_a_long_answer_is_no_reason_to_end_a_host(
     async def play(peer: Peer, begin: link.Begin) -> None:
         if begin.message.text == "fill":
             await peer.say(*(link.Post(peer.turn, "x" * 100_000) for _ in range(20)))
-            await peer.say(link.Returned(peer.turn, None, True))
+            await peer.say(link.Returned(peer.turn, None, True, time.monotonic()))
         else:
             answer = await peer.ask(lambda turn, number: link.ReadHistory(turn, number))
-            await peer.say(link.Returned(peer.turn, str(len(answer.value)), True))
+            await peer.say(link.Returned(peer.turn, str(len(answer.value)), True, time.monotonic()))
 
     async def main() -> None:
         async with opened(play) as (control, _):
@@ -993,7 +1005,7 @@ def test_what_an_agent_raised_is_told_in_bounds(caplog: pytest.LogCaptureFixture
     """A host may send any text as its agent's error; what is kept of it fits a line."""
 
     async def play(peer: Peer, begin: link.Begin) -> None:
-        await peer.say(link.Raised(peer.turn, "ValueError: " + "x" * 1_000_000, None, True))
+        await peer.say(link.Raised(peer.turn, "ValueError: " + "x" * 1_000_000, None, True, time.monotonic()))
 
     async def main() -> None:
         async with opened(play) as (control, _):
@@ -1061,15 +1073,20 @@ class Chaos:
         self.returned = self.raised = True  # it may have become anything
         return bytes(mutated)
 
+    def _instant(self) -> float:
+        return self.random.choice((time.monotonic(), 0.0, -1.0, math.inf, math.nan))
+
     def _last(self) -> bytes:
         match self.random.randrange(6):
             case 0 | 1:
                 self.returned = True
-                return link.frame(link.Returned(self._turn, self._text(), self.random.random() < 0.7))
+                return link.frame(link.Returned(self._turn, self._text(), self.random.random() < 0.7, self._instant()))
             case 2:
                 self.raised = True
                 return link.frame(
-                    link.Raised(self._turn, self._text(), self.random.choice((None, "provider", "x")), True)
+                    link.Raised(
+                        self._turn, self._text(), self.random.choice((None, "provider", "x")), True, self._instant()
+                    )
                 )
             case 3:
                 self.half = True
@@ -1117,6 +1134,8 @@ class Chaos:
                 return False
             case "done" | "total" | "seconds" | "deadline":
                 return random.choice((None, 0.0, 1.0, 0.001, -1.0, math.inf, math.nan, 1e308))
+            case "at":
+                return self._instant()
             case "calls":
                 return tuple(self._wanted() for _ in range(random.choice((0, 1, 1, 2, 5))))
             case "call":

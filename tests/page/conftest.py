@@ -34,7 +34,7 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     data = tmp_path_factory.mktemp("page") / "data"
     for name in ("ann", "bob"):
         Access(data).add(name, [Scope.WRITE, Scope.APPROVE])
-    serving = serve(data)
+    serving = serve(data, "--name", "OpenClaw")
     yield serving
     serving.close()
 

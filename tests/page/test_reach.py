@@ -124,7 +124,7 @@ def test_the_menu_closes_before_a_stop(visit: Visit, session: str) -> None:
     ended(run, "stopped")
 
 
-@pytest.mark.parametrize("scene", ["chat", "question", "overview", "timeline", "pairing"])
+@pytest.mark.parametrize("scene", ["chat", "question", "overview", "timeline", "pairing", "share"])
 def test_axe_finds_nothing_serious(visit: Visit, session: str, scene: str) -> None:
     """axe-core, in light and in dark; colours are judged twice, the rest once."""
     if scene == "pairing":
@@ -144,6 +144,13 @@ def compose(page: Page, scene: str) -> None:
     """Have on the page what is judged."""
     send(page, "use kettle")
     ended(runs(page), "completed")
+    if scene == "share":
+        page.get_by_role("button", name="Share", exact=True).click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("With whom").fill("bob")
+        dialog.get_by_role("button", name="Share").click()
+        expect(dialog.get_by_role("button", name="Remove bob")).to_be_visible()
+        return
     if scene == "question":
         send(page, "ask Shall I?")
         expect(page.locator(".question")).to_have_attribute("data-state", "open")

@@ -189,6 +189,20 @@ def test_a_stop_word_stops(visit: Visit, session: str) -> None:
     expect(runs(page)).to_have_count(1)
 
 
+@pytest.mark.parametrize("text", ["Do not do that", "Stop don't do anything", "STOP OPENCLAW"])
+@pytest.mark.parametrize("how", [None, "Steer", "Queue", "Roll back"])
+def test_what_is_typed_in_a_hurry_stops_however_it_is_sent(
+    visit: Visit, session: str, how: str | None, text: str
+) -> None:
+    """The words count, whatever the menu beside the button says."""
+    page = visit.open(session)
+    send(page, "stream")
+    run = running(page, "word5")
+    send(page, text) if how is None else send_as(page, how, text)
+    ended(run, "stopped")
+    expect(runs(page)).to_have_count(1)
+
+
 def test_steer_is_taken_in(visit: Visit, session: str) -> None:
     """The run goes on and has heard it; the message stands where it was taken in."""
     page = visit.open(session)

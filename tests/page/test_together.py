@@ -50,7 +50,7 @@ def test_two_people_see_the_same_and_each_is_named(visit: Visit, session: str) -
     """An operator's page follows what another person's page does, question and answer included."""
     ann = visit.open(session, name="ann")
     send(ann, "ask Shall we?")
-    operator = visit.open(session)
+    operator = visit.open(f"ann%2F{session}")
     expect(operator.locator("article.said")).to_contain_text("ann")
     operator.locator(".question").get_by_role("button", name="Yes").click()
     for page in (ann, operator):
@@ -72,8 +72,10 @@ def test_what_is_not_mine_is_not_shown(visit: Visit, session: str) -> None:
     send(page, "hello")
     ended(runs(page), "completed")
     expect(page.get_by_role("navigation", name="Sessions")).not_to_contain_text(session)
-    go(page, f"#/s/{session}")
-    expect(page.get_by_role("log")).not_to_contain_text("a secret plan")
+    for name in (session, f"operator%2F{session}"):
+        go(page, f"#/s/{name}")
+        expect(page.locator("#empty")).to_have_text("Nothing has been said here yet.")
+        expect(page.get_by_role("log")).not_to_contain_text("a secret plan")
 
 
 def test_messages_of_another_surface_appear(visit: Visit, session: str) -> None:

@@ -21,6 +21,7 @@ from interlock.processes import kernel
 from interlock.processes.base import Confinement, Grade, SpawnFailed
 from interlock.processes.local import LocalProcesses
 
+from .scene import members_of
 from .test_spawn import BOUND_SECONDS, Witness, both_grades, ended, order, pids_in, play, python, room, tree, until
 
 PIDS = 40
@@ -194,19 +195,24 @@ def test_the_agent_s_user(grade: Grade) -> None:
     play(main())
 
 
-def test_the_agent_s_user_is_ended_as_any() -> None:
-    """Race 60: the tree of another user goes with its containment, at the keeper grade too."""
+@pytest.mark.parametrize("apart", [True, False])
+@both_grades
+def test_the_agent_s_user_is_ended_as_any(grade: Grade, apart: bool) -> None:
+    """Race 60: the tree of another user goes with its containment, in a PID namespace too, and is counted."""
     need_root("only root can give rights away")
 
     async def main() -> None:
         with tempfile.TemporaryDirectory() as made:
             Path(made).chmod(0o777)
-            async with room(Grade.KEEPER, agent_user="nobody") as processes:
+            async with room(grade, agent_user="nobody", apart=apart) as processes:
+                assert processes.machine is not None and processes.machine.apart is apart
                 containment = processes.contain("run r-1.g1")
-                with Witness(await tree(containment, Path(made) / "pids", cwd="/")) as witness:
+                await tree(containment, Path(made) / "pids", cwd="/")
+                with Witness(members := members_of(containment)) as witness:
                     containment.cut()
                     await containment.done.wait()
                     assert witness.alive() == []
+                assert 3 <= containment.ended <= len(members)
 
     play(main())
 

@@ -347,7 +347,7 @@ def test_timers_go_with_their_run() -> None:
 
 
 def test_a_deadline_of_a_batch_names_its_phase() -> None:
-    """The timeout of a run that never entered a phase has none, and its open calls get their results."""
+    """The timeout of a run that named no phase and waits for tools says so, and its open calls get their results."""
 
     async def hangs() -> None:
         await anyio.sleep_forever()
@@ -360,7 +360,7 @@ def test_a_deadline_of_a_batch_names_its_phase() -> None:
             sent = await control.send("s", "hello", deadline=1)
             await told(control, sent.run_id, EventKind.TOOL)
             outcome = await control.wait(sent.run_id)
-            assert (outcome.ending, outcome.phase) == (Ending.TIMED_OUT, None)
+            assert (outcome.ending, outcome.phase) == (Ending.TIMED_OUT, "tool")
             results = [entry.state for entry in await control.history("s") if entry.role == "result"]
             assert results == ["interrupted", "skipped"]
 

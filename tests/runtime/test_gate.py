@@ -218,7 +218,8 @@ def test_a_stop_between_two_tools_of_a_batch() -> None:
             valid_for_a_model(history)
             results = [(entry.state, entry.text) for entry in history if entry.role == "result"]
             assert [state for state, _ in results] == ["finished", "interrupted", "skipped", "skipped"]
-            assert "unknown" in results[1][1] and results[2][1].startswith("skipped")
+            assert results[1][1] == "interrupted: stopped by local; its effect is unknown"
+            assert results[2][1] == "not run: stopped by local"
             assert sorted(each.state for each in receipt.tools) == ["finished", "interrupted", "skipped", "skipped"]
 
     seeded(main)

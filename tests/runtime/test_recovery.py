@@ -30,9 +30,9 @@ from interlock import (
     Unknown,
     tool,
 )
-from interlock.core.events import LOST_RESULT, NO_RESULT, Ended
+from interlock.core.events import Ended
 from interlock.core.lifecycle import State
-from interlock.core.projection import agent_wait
+from interlock.core.projection import LOST_RESULT, agent_wait
 from interlock.processes.base import Grade, Machine
 from interlock.processes.local import LocalProcesses
 from interlock.runtime.settings import CRASHES
@@ -177,7 +177,7 @@ def test_a_tool_that_had_begun_is_told_and_never_run_again(place: Place) -> None
     expected = [
         ("pays", ToolState.FINISHED, '"paid nothing"'),
         ("pays", ToolState.INTERRUPTED, LOST_RESULT),
-        ("pays", ToolState.SKIPPED, NO_RESULT[ToolState.SKIPPED]),
+        ("pays", ToolState.SKIPPED, "not run: the server went down"),
     ]
 
     async def after(control: Control) -> None:
@@ -1326,7 +1326,7 @@ def test_limits_count_anew(place: Place) -> None:
     async def after(control: Control) -> None:
         [_, first, _] = await control.runs("a")
         outcome = await control.wait(first.id)
-        assert (outcome.ending, outcome.limit_ms, outcome.phase) == (Ending.TIMED_OUT, 100, None)
+        assert (outcome.ending, outcome.limit_ms, outcome.phase) == (Ending.TIMED_OUT, 100, "start")
         [_, holder, waits] = await control.runs("b")
         outcome = await control.wait(waits.id)
         assert (outcome.ending, outcome.limit_ms, outcome.phase) == (Ending.TIMED_OUT, 1_000, "queue")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import interlock
-from interlock.core.names import Ending, Principal, QuestionState, SessionId, ToolState
+from interlock.core.names import Ending, May, Principal, QuestionState, SessionId, ToolState
 from interlock.stores.base import StoreFailed
 from interlock.stores.sqlite import SqliteStore, schema
 
@@ -24,7 +24,7 @@ FOREVER_DAYS = 1e6  # the corpus grows old
 SESSIONS = ("talk", "stopped", "tool", "question", "busy")
 TABLES = (
     "facts", "sessions", "runs", "keys", "tombstones", "tools", "questions", "wakes", "marks", "receipts", "events",
-    "passing", "stops",
+    "passing", "stops", "shares",
 )  # fmt: skip
 
 
@@ -74,6 +74,7 @@ async def live(directory: Path, left: Path) -> None:
         await control.stop(session="stopped", by="bob", order=("chat", 12345678901234567890))
         await control.stop(message="never came", key="a stop", by="bob")
         await control.wake("talk", "look", every=86_400, by="alice")
+        await control.share("talk", with_="bob", may="read", by="alice")
         for session, text in (("tool", "stuck"), ("question", "ask"), ("busy", "wait")):
             await control.send(session, text, by="alice")
         for n in range(2):
@@ -166,6 +167,10 @@ def test_an_old_database_is_read_by_today_s_store(name: str, tmp_path: Path) -> 
         kept = [(each.principal, each.key, each.receipt) for each in await store.stops()]
         assert kept == ([] if name == "0001.sql" else [("bob", "a stop", None)])
         assert all(each.stands(time.time()) for each in bobs.marks) or name != "0001.sql"
+        named = {(owner, session) for owner, session in await store.plain_sessions()}
+        people = {("bob" if session == "stopped" else "alice", session) for session in SESSIONS}
+        assert named == (people if name == "0001.sql" else set()), "ids that do not say whose they are, and bare names"
+        assert first.session.shares == ({} if name == "0001.sql" else {"bob": May.READ})
         assert [each.started for each in await store.runs(SessionId("busy"))] == [True, False, False]
         assert set(await store.unsettled()) == {"tool", "question", "busy"}
         for session in SESSIONS:

@@ -14,6 +14,15 @@ async def look_up(word: str) -> str:
     return f"found {word}"
 
 
+async def _lasts() -> None:
+    await asyncio.sleep(FOREVER_SECONDS)
+
+
+async def helper(run: Run, message: Message) -> str:
+    """Another agent: it says who it is."""
+    return f"helper: {message.text}, {message.instructions}"
+
+
 async def agent(run: Run, message: Message) -> str | None:
     """Do what the message says."""
     verb, _, rest = message.text.partition(" ")
@@ -30,6 +39,27 @@ async def agent(run: Run, message: Message) -> str | None:
             for number in range(0, int(rest), 100):
                 await run.say("".join(f"{each} " for each in range(number, number + 100)))
             return None
+        case "told":  # what stands beside the message
+            return f"{message.instructions}"
+        case "more":  # than it streams
+            await run.say("Hello")
+            return "Hello world, and more."
+        case "else":  # than it streams
+            await run.say("Hello")
+            return "Something else."
+        case "parts":  # of a reply, streamed and whole
+            await run.say("one")
+            await run.post("two")
+            await run.say("thr")
+            await run.call(look_up, word="kettle")
+            await run.say("fo")
+            return "four"
+        case "detach":  # and go on
+            await run.spawn("sleep", "600", detached=True)
+            await run.say("detached ")
+            await asyncio.sleep(FOREVER_SECONDS)
+        case "call":  # a tool that takes long, and one behind it
+            await run.batch([(_lasts, {}), (_lasts, {})])
         case "fail":
             await run.say("so far ")
             raise RuntimeError("the kettle is empty")

@@ -24,19 +24,26 @@ AGAIN = 20  # times that a message is sent again to a store that says so, half a
 class Served:
     """`interlock serve` in a process of its own; `url`, `token`, `data`, and its log when it is over."""
 
+    command: tuple[str, ...] = (str(Path(sys.executable).with_name("interlock")), "serve")
+
     def __init__(self, agent: str, data: Path, *options: str, env: dict[str, str] | None = None) -> None:
         self.data = data
         data.mkdir(parents=True, exist_ok=True)
         self.log_path = data.parent / f"{data.name}.log"
         self._log = self.log_path.open("ab")
         self.process = subprocess.Popen(
-            [str(Path(sys.executable).with_name("interlock")), "serve", agent, "--json", "--data", str(data)]
+            [*self.command, agent, "--json", "--data", str(data)]
             + (list(options) if "--port" in options else ["--port", "0", *options]),
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             cwd=ROOT,
             env={**os.environ, **(env or {})},
         )
+        self.read_ready()
+
+    def read_ready(self) -> None:
+        """Wait until it serves."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -62,8 +69,9 @@ class Served:
             self.process.terminate()
         status = self.process.wait(WAIT_SECONDS)
         self._log.close()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
         return status
 
 

@@ -905,6 +905,7 @@ def test_the_command_makes_lists_and_takes_away(data: Path, capsys: pytest.Captu
     ]  # fmt: skip
     assert token not in listed
     called("remove", "bob", data=data)
+    assert "what bob runs goes on: `interlock token remove bob --stop` ends it" in capsys.readouterr().err
     called("list", data=data)
     assert capsys.readouterr() == ("operator  admin\n", "")
 

@@ -1,169 +1,95 @@
 """Who may do what over the wire: every method, every kind of caller, everybody's runs.
 
-The table is complete: a method of the gateway without a row fails the suite, and what is not a method is denied.
+`rights.TABLE` is complete: a method of the gateway without a row fails the suite, and what is not a method is denied.
 """
 
 import json
-import re
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from interlock.surfaces import frames
+from interlock.surfaces.access import Scope
 from surfaces.raw import BOUND_SECONDS, INTERLOCK, Bytes, Headers, House, Talk, WireError, greeting, house
+from surfaces.rights import (
+    ASKED,
+    CALLERS,
+    ROWS,
+    SAYS,
+    UNKNOWN,
+    WATCH,
+    Asked,
+    People,
+    Thing,
+    again,
+    ask,
+    cell,
+    key,
+    people,
+    same,
+    state_of,
+)
 
-# Rows: the method; what each caller gets who asks for something of the owner's; what anybody gets who asks for
-# something that never was. `ok`; `scope`: FORBIDDEN, the token is not good for it; `404`: NOT_FOUND; `none`: an answer
-# that says there is nothing.
-TABLE = """
-    method                 operator  owner  other  approve  read   unknown
-    connect                again     again  again  again    again  again
-    health                 ok        ok     ok     ok       ok     ok
-    chat.send              ok        ok     ok     scope    scope  ok
-    chat.abort             ok        ok     none   scope    scope  none
-    chat.history           ok        ok     none   scope    ok     none
-    agent                  ok        ok     ok     scope    scope  ok
-    agent.wait             ok        ok     none   scope    ok     none
-    sessions.abort         ok        ok     none   scope    scope  none
-    sessions.list          ok        ok     none   scope    ok     none
-    sessions.describe      ok        ok     404    scope    ok     404
-    sessions.reset         ok        ok     404    scope    scope  404
-    tasks.list             ok        ok     none   scope    ok     none
-    tasks.get              ok        ok     404    scope    ok     404
-    tasks.cancel           ok        ok     none   scope    scope  none
-    exec.approval.list     ok        ok     none   ok       scope  none
-    exec.approval.resolve  ok        ok     404    ok       scope  404
-    receipts.get           ok        ok     404    scope    ok     404
-    runs.timeline          ok        ok     404    scope    ok     404
-    interlock.send         ok        ok     ok     scope    scope  ok
-    interlock.chat         ok        ok     ok     scope    scope  ok
-    interlock.stop         ok        ok     none   scope    scope  none
-    interlock.reset        ok        ok     404    scope    scope  404
-    interlock.wait         ok        ok     none   scope    ok     none
-    interlock.watch        ok        ok     404    scope    ok     404
-    interlock.unwatch      ok        ok     ok     scope    ok     ok
-    interlock.answer       ok        ok     404    ok       scope  404
-    interlock.questions    ok        ok     none   ok       scope  none
-    interlock.runs         ok        ok     404    scope    ok     404
-    interlock.find         ok        ok     none   scope    ok     none
-    interlock.sessions     ok        ok     none   scope    ok     none
-    interlock.processes    ok        ok     none   scope    ok     none
-    interlock.history      ok        ok     404    scope    ok     404
-    interlock.strategy     ok        ok     404    scope    scope  404
-    interlock.wake         ok        ok     404    scope    scope  404
-    interlock.unwake       ok        ok     404    scope    scope  404
-    interlock.wakes        ok        ok     404    scope    404    404
-    interlock.pair         ok        ok     ok     ok       ok     ok
-    interlock.overview     ok        scope  scope  scope    scope  ok
-    interlock.stopall      ok        scope  scope  scope    scope  ok
-"""
-HEAD, *LINES = (line.split() for line in TABLE.strip().splitlines())
-ROWS = {line[0]: dict(zip(HEAD[1:], line[1:], strict=True)) for line in LINES}
-CALLERS = HEAD[1:-1]
 SCOPES = {"owner": "write", "other": "write", "approve": "approve", "read": "read"}
 
 
-@dataclass
-class Thing:
-    """Something of the owner's: a busy session with all that can be in one. Or names of what never was."""
-
-    session: str
-    run: str
-    question: str
-    wake: str
-    stopped: str  # an earlier run of the session
-    receipt: str
-
-
-UNKNOWN = Thing("a-session-z", "r-1-fffff", "q-1-fffff", "w-1-fffff", "r-1-ffffe", "r-1-ffffe")
-NEW = Thing("a-new-session", "r-1-ffffd", "q-1-ffffd", "w-1-ffffd", "r-1-ffffc", "r-1-ffffc")
-Asked = Callable[[Thing], dict[str, Any]]
-KEY = iter(range(1_000_000))
-
-
-def key() -> str:
-    """Return a key that nobody used."""
-    return f"key-{next(KEY)}"
+@pytest.fixture(
+    scope="module", params=[f"{kind} {when}" for kind in ("sqlite", "memory") for when in ("before", "after")]
+)
+def they(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[People]:
+    """Everybody of the table: on each kind of store, before and after the server was closed and served again."""
+    kind, _, when = request.param.partition(" ")
+    made = people(kind, tmp_path_factory.mktemp("rights") / "data")
+    if when == "after":
+        again(made)
+    yield made
+    for talk in made.talks.values():
+        assert talk.conversation.unanswered in ([], ["agent (second frame)"])
+    made.leave()
+    assert made.server.healthy()
+    made.server.close()
 
 
-# How each method names what it is about; some in more than one way.
-ASKED: dict[str, tuple[Asked, ...]] = {
-    "connect": (lambda t: greeting("x"),),
-    "health": (lambda t: {},),
-    "chat.send": (lambda t: {"sessionKey": t.session, "message": "say", "idempotencyKey": key()},),
-    "chat.abort": (
-        lambda t: {"sessionKey": t.session, "runId": t.run},
-        lambda t: {"sessionKey": t.session},
-        lambda t: {"sessionKey": "elsewhere", "runId": t.run},
-    ),
-    "chat.history": (lambda t: {"sessionKey": t.session},),
-    "agent": (lambda t: {"sessionKey": t.session, "message": "say", "idempotencyKey": key()},),
-    "agent.wait": (lambda t: {"runId": t.run, "timeoutMs": 0},),
-    "sessions.abort": (
-        lambda t: {"key": t.session},
-        lambda t: {"runId": t.run},
-        lambda t: {"key": t.session, "clearQueued": True},
-        lambda t: {"runId": t.run, "clearQueued": True},
-    ),
-    "sessions.list": (lambda t: {}, lambda t: {"search": t.session}),
-    "sessions.describe": (lambda t: {"key": t.session},),
-    "sessions.reset": (lambda t: {"key": t.session},),
-    "tasks.list": (lambda t: {}, lambda t: {"sessionKey": t.session}),
-    "tasks.get": (lambda t: {"taskId": t.run},),
-    "tasks.cancel": (lambda t: {"taskId": t.run},),
-    "exec.approval.list": (lambda t: {},),
-    "exec.approval.resolve": (lambda t: {"id": t.question, "decision": "allow-once"},),
-    "receipts.get": (lambda t: {"runId": t.stopped}, lambda t: {"receiptId": t.receipt}),
-    "runs.timeline": (lambda t: {"runId": t.run}, lambda t: {"runId": t.stopped}),
-    "interlock.send": (lambda t: {"session": t.session, "text": "say", "key": key()},),
-    "interlock.chat": (lambda t: {"sessionKey": t.session, "message": "say", "idempotencyKey": key()},),
-    "interlock.stop": (lambda t: {"run": t.run}, lambda t: {"session": t.session}),
-    "interlock.reset": (lambda t: {"session": t.session},),
-    "interlock.wait": (lambda t: {"run": t.run, "timeout": 0}, lambda t: {"run": t.stopped}),
-    "interlock.watch": (lambda t: {"session": t.session}, lambda t: {"run": t.run}),
-    "interlock.unwatch": (lambda t: {"watch": 1},),
-    "interlock.answer": (lambda t: {"question": t.question, "answer": True},),
-    "interlock.questions": (lambda t: {}, lambda t: {"session": t.session}),
-    "interlock.runs": (lambda t: {"session": t.session}, lambda t: {"session": t.session, "tree": True}),
-    "interlock.find": (lambda t: {"name": t.run}, lambda t: {"name": t.stopped}),
-    "interlock.sessions": (lambda t: {},),
-    "interlock.processes": (lambda t: {}, lambda t: {"session": t.session}),
-    "interlock.history": (lambda t: {"session": t.session},),
-    "interlock.strategy": (lambda t: {"session": t.session, "strategy": "queue"},),
-    "interlock.wake": (lambda t: {"session": t.session, "text": "say", "at": time.time() + 9_999},),
-    "interlock.unwake": (lambda t: {"wake": t.wake},),
-    "interlock.wakes": (lambda t: {"session": t.session},),
-    "interlock.pair": (lambda t: {},),
-    "interlock.overview": (lambda t: {},),
-    "interlock.stopall": (lambda t: {},),
-}
-USES_UP = {"chat.send", "chat.abort", "agent", "sessions.abort", "sessions.reset", "tasks.cancel", "interlock.send"} | {
-    *("interlock.chat", "exec.approval.resolve", "interlock.stop", "interlock.reset", "interlock.answer"),
-    "interlock.unwake",
-}
+def test_every_method_has_a_row() -> None:
+    """And nothing else has."""
+    assert set(ROWS) == set(frames.METHODS) == set(ASKED)
 
-# Answers that may say there is nothing: what they say if there is something.
-SAYS: dict[str, Callable[[Any, Thing], object]] = {
-    "chat.abort": lambda p, t: p["aborted"],
-    "chat.history": lambda p, t: p["messages"],
-    "agent.wait": lambda p, t: p["status"] != "unknown",
-    "sessions.abort": lambda p, t: p["abortedRunId"],
-    "sessions.list": lambda p, t: [row for row in p["sessions"] if row["key"] == t.session],
-    "tasks.list": lambda p, t: [task for task in p["tasks"] if task["sessionKey"] == t.session],
-    "tasks.cancel": lambda p, t: p["found"] or p["cancelled"],
-    "exec.approval.list": lambda p, t: [each for each in p["approvals"] if each["id"] == t.question],
-    "interlock.stop": lambda p, t: p["aborted"],
-    "interlock.wait": lambda p, t: p["ending"] != "unknown",
-    "interlock.questions": lambda p, t: [each for each in p if each["id"] == t.question],
-    "interlock.find": lambda p, t: p is not None,
-    "interlock.sessions": lambda p, t: [each for each in p if each["session"]["id"] == t.session],
-    "interlock.processes": lambda p, t: [each for each in p if each["run_id"] == t.run],
-}
+
+@pytest.mark.parametrize("method", ROWS)
+def test_the_table(they: People, method: str) -> None:
+    """Every caller gets what its row says. A denial changes nothing, and a stranger's is as if there were nothing."""
+    for scope, relation in CALLERS:
+        talk, expected = they.talks[they.name(scope, relation)], cell(method, scope, relation)
+        for asked in ASKED[method]:
+            thing = they.busy(scope) if expected != "scope" or not they.things[scope].run else they.things[scope]
+            before = they.state(thing) if expected in ("404", "none") and scope is Scope.WRITE else None
+            got, raw = ask(talk, method, asked(thing), thing)
+            assert got == expected, (scope, relation, asked(thing), raw)
+            if before is not None:
+                assert they.state(thing) == before, (relation, asked(thing))
+            unknown, other = ask(talk, method, asked(UNKNOWN), UNKNOWN)
+            assert unknown == ("scope" if expected == "scope" else ROWS[method]["unknown"]), (scope, relation, other)
+            names = set(vars(thing).values()) & {*map(str, asked(thing).values())}
+            alike = expected == "scope" or (relation == "stranger" and expected in ("404", "none"))
+            if alike and (names or method not in SAYS):
+                assert same(raw, thing) == same(other, UNKNOWN)
+
+
+@pytest.mark.parametrize("method", ROWS)
+def test_a_removed_token_is_good_for_nothing(they: People, method: str) -> None:
+    """Whatever it was good for, and though a session is still shared with its bearer: nobody comes in with it."""
+    scopes = list(Scope)
+    scope = scopes[list(ROWS).index(method) % len(scopes)]
+    assert they.server.refused(they.removed[scope])[1].code == 4001
+    with Talk(they.server.url) as talk:
+        assert talk.refused(method, **ASKED[method][0](they.busy(scope)))["code"] != "NOT_FOUND"
+        assert talk.closed().code in (1008, 4001)
 
 
 class Scene:
@@ -173,13 +99,12 @@ class Scene:
         self.server = server
         self.tokens = {name: server.add(name, scope) for name, scope in SCOPES.items()}
         self.tokens["operator"] = server.token
-        self.talks = {name: server.connect(self.tokens[name]) for name in CALLERS}
-        self._watches = 0
+        self.talks = {name: server.connect(token) for name, token in self.tokens.items()}
         self._things = 0
         self.thing = self.make()
 
     def make(self) -> Thing:
-        """Make a busy session of the owner's."""
+        """Make a busy session of the owner's, named as others name it."""
         owner, self._things = self.talks["owner"], self._things + 1
         session = f"a-session-{self._things}"
         stopped = owner.request("chat.send", sessionKey=session, message="sleep", idempotencyKey=key())["runId"]
@@ -188,41 +113,11 @@ class Scene:
         question = owner.event("exec.approval.requested", lambda each: each["runId"] == run)["id"]
         owner.request("chat.send", sessionKey=session, message="say", idempotencyKey=key(), queueMode="followup")
         wake = owner.request("interlock.wake", session=session, text="say", at=time.time() + 9_999)["id"]
-        return Thing(session, run, question, wake, stopped, receipt)
+        return Thing(f"owner/{session}", run, question, wake, stopped, receipt)
 
     def state(self, thing: Thing) -> Any:
         """Return all there is of it, as the operator sees it."""
-        ask, session = self.talks["operator"].request, {"session": thing.session}
-        return (
-            ask("interlock.runs", **session),
-            ask("interlock.questions", **session),
-            ask("interlock.processes", **session),
-            ask("interlock.wakes", **session),
-            ask("sessions.describe", key=thing.session)["session"],
-            ask("interlock.history", **session),
-        )
-
-    def ask(self, caller: str, method: str, params: dict[str, Any], thing: Thing) -> tuple[str, str]:
-        """Return what the caller gets, as the table says it, and as it came over the wire."""
-        talk = self.talks[caller]
-        if method == "interlock.watch":
-            self._watches += 1
-            params = params | {"watch": self._watches}
-        asked = talk.ask(method, **params)
-        try:
-            payload = talk.answer(asked)
-        except WireError as refused:
-            words = {"NOT_FOUND": "404", "FORBIDDEN": "scope", "INVALID_REQUEST": "again"}
-            return words[refused.error["code"]], json.dumps(refused.error)
-        if method == "interlock.watch":
-            told = talk.event("interlock.event", lambda each: each["watch"] == params["watch"])
-            if "error" in told:
-                return {"NOT_FOUND": "404"}[told["error"]["code"]], json.dumps(told["error"])
-            talk.request("interlock.unwatch", watch=params["watch"])
-        if method == "interlock.stopall":
-            self.thing = self.make()  # what others are refused next is alive again
-        something = SAYS.get(method, lambda p, t: True)(payload, thing)
-        return ("ok" if something else "none"), json.dumps(payload)
+        return state_of(self.talks["operator"], thing)
 
 
 @pytest.fixture(scope="module")
@@ -239,45 +134,12 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         assert server.healthy()
 
 
-def same(raw: str, thing: Thing) -> str:
-    """Return an answer without the names that were asked for, and without the time."""
-    for name in sorted(vars(thing).values(), key=len, reverse=True):
-        raw = raw.replace(name, "NAME")
-    return re.sub(r'("ts"|"[a-z]+_at"): [0-9.]+', r"\1: 0", raw)
-
-
 def _answered(talk: Talk, method: str, params: dict[str, Any]) -> str:
     try:
         talk.request(method, **params)
     except WireError as refused:
         return {"FORBIDDEN": "scope"}[refused.error["code"]]
     return "ok"
-
-
-def test_every_method_has_a_row() -> None:
-    """And nothing else has."""
-    assert set(ROWS) == set(frames.METHODS) == set(ASKED)
-
-
-@pytest.mark.parametrize("method", ROWS)
-def test_the_table(scene: Scene, method: str) -> None:
-    """Every caller gets what its row says; a denial changes nothing, and is the same as if there were nothing."""
-    row = ROWS[method]
-    for caller in CALLERS:
-        for asked in ASKED[method]:
-            used_up = method in USES_UP and row[caller] == "ok"
-            thing = scene.make() if used_up else scene.thing
-            before = None if row[caller] == "ok" else scene.state(thing)
-            got, raw = scene.ask(caller, method, asked(thing), thing)
-            assert got == row[caller], (caller, asked(thing), raw)
-            if before is not None:
-                assert scene.state(thing) == before, (caller, asked(thing))
-            nothing = NEW if row["unknown"] == "ok" else UNKNOWN
-            unknown, other_raw = scene.ask(caller, method, asked(nothing), nothing)
-            assert unknown == ("scope" if row[caller] == "scope" else row["unknown"]), (caller, asked(nothing))
-            lists = SAYS.get(method) is not None and not set(vars(thing).values()) & {*map(str, asked(thing).values())}
-            if row[caller] in ("404", "none", "scope") and not lists:
-                assert same(raw, thing) == same(other_raw, nothing)
 
 
 @pytest.mark.parametrize("method", ["nothing", "Health", "health ", "interlock", "config.set", "__class__", "", "\0"])
@@ -342,24 +204,35 @@ def test_a_run_of_any_origin_is_stopped_by_those_who_may(scene: Scene, begin: Ca
     """By every method that stops; the others change nothing, and the run goes on."""
     run, operator = begin(scene.talks["owner"]), scene.talks["operator"]
     thing = Thing(*([run] * 6))
-    for caller in ("other", "approve", "read"):
+    for caller, scope in (("other", Scope.WRITE), ("approve", Scope.APPROVE), ("read", Scope.READ)):
         for method, asked in STOPS.items():
-            assert scene.ask(caller, method, asked(thing), thing)[0] == ROWS[method][caller]
+            assert ask(scene.talks[caller], method, asked(thing), thing)[0] == cell(method, scope, "stranger")
     assert operator.request("tasks.get", taskId=run)["task"]["status"] == "running"
     for (method, asked), caller in zip(STOPS.items(), ("owner", "operator", "owner", "operator"), strict=True):
         thing = Thing(*([run] * 6))
-        assert scene.ask(caller, method, asked(thing), thing)[0] == "ok", (method, caller)
+        assert ask(scene.talks[caller], method, asked(thing), thing)[0] == "ok", (method, caller)
         assert scene.talks[caller].request("agent.wait", runId=run)["stopReason"] == "rpc"
         run = begin(scene.talks["owner"])
     assert operator.request("interlock.stop", run=run)["aborted"]
 
 
+def share(scene: Scene, thing: Thing, who: str, may: str = "write") -> Any:
+    """Share something of the owner's."""
+    return scene.talks["owner"].request("interlock.share", session=thing.session, may=may, **{"with": who})
+
+
+def unshare(scene: Scene, thing: Thing, who: str) -> Any:
+    """Take that away again."""
+    return scene.talks["owner"].request("interlock.unshare", session=thing.session, **{"with": who})
+
+
 def test_whoever_speaks_in_anothers_session_waits_and_may_stop_itself(scene: Scene) -> None:
-    """It takes nothing over, sees nothing of the owner's, and its stop of the session ends its own message only."""
+    """It takes nothing over, is told whose session it is, and its stop of the session ends its own message only."""
     thing, other = scene.make(), scene.talks["other"]
+    share(scene, thing, "other")
     sent = other.request("chat.send", sessionKey=thing.session, message="sleep", idempotencyKey=key())
     assert sent["queued"] and "interruptedActiveRun" not in sent
-    assert [task["runId"] for task in other.request("tasks.list", sessionKey=thing.session)["tasks"]] == [sent["runId"]]
+    assert (sent["sessionKey"], sent["owner"]) == (thing.session, "owner")
     told = other.request("chat.abort", sessionKey=thing.session)
     assert (told["aborted"], told["runIds"]) == (True, [sent["runId"]])
     assert other.request("chat.abort", sessionKey=thing.session)["aborted"] is False
@@ -370,12 +243,106 @@ def test_whoever_speaks_in_anothers_session_waits_and_may_stop_itself(scene: Sce
 def test_no_strategy_takes_over_what_is_anothers(scene: Scene, strategy: str) -> None:
     """Whatever a message of somebody else's asks for, it waits: nothing is cut, steered or rolled back."""
     thing, other = scene.make(), scene.talks["other"]
+    share(scene, thing, "other")
     runs = scene.state(thing)[0]
     sent = other.request("interlock.send", session=thing.session, text="say", strategy=strategy)
-    assert (sent["state"], sent["superseded"]) == ("queued", None)
+    assert (sent["state"], sent["superseded"], sent["owner"]) == ("queued", None, "owner")
     after = scene.state(thing)[0]
     assert [run for run in after if run["id"] != sent["run_id"]] == runs
     assert scene.talks["owner"].request("tasks.get", taskId=thing.run)["task"]["status"] == "running"
+
+
+# Whose a session is
+
+
+def test_the_main_of_two_people_are_two_sessions(scene: Scene) -> None:
+    """Each finds what it said there, by every wording; nobody learns that somebody else has a session of that name."""
+    owner, other, operator = (scene.talks[name] for name in ("owner", "other", "operator"))
+    for name, talk in (("owner", owner), ("other", other)):
+        sent = talk.request("chat.send", sessionKey="main", message=f"secret of {name}", idempotencyKey=key())
+        assert (sent["sessionKey"], sent["owner"]) == ("main", name)
+        talk.request("agent.wait", runId=sent["runId"])
+        own = talk.request("interlock.send", session="main", text=f"again {name}")
+        assert (own["session"], own["owner"]) == (f"{name}/main", name)
+        talk.request("agent.wait", runId=own["run_id"])
+    for name, talk in (("owner", owner), ("other", other)):
+        told = talk.request("chat.history", sessionKey="main")
+        said = json.dumps([told, talk.request("interlock.history", session="main")])
+        assert said.count(f"secret of {name}") and said.count("secret of") == said.count(f"secret of {name}")
+        assert told["sessionKey"] == "main"
+        assert talk.request("interlock.history", session=f"{name}/main") == talk.request(
+            "interlock.history", session="main"
+        )
+        keys = [row["key"] for row in talk.request("sessions.list")["sessions"]]
+        assert keys.count("main") == 1 and not [each for each in keys if "/" in each]
+        heard = [each["payload"] for each in talk.events if each["event"] == "chat"]
+        assert {each["sessionKey"] for each in heard if "secret" in json.dumps(each)} == {"main"}
+        runs = talk.request("tasks.list", sessionKey="main")["tasks"]
+        assert {task["ownerKey"] for task in runs} == {name} and {task["sessionKey"] for task in runs} == {"main"}
+    keys = {row["key"] for row in operator.request("sessions.list")["sessions"]}
+    assert {"owner/main", "other/main"} <= keys
+    operator.request("chat.history", sessionKey="owner/main")
+    assert "secret" not in json.dumps(operator.request("chat.history", sessionKey="main"))
+
+
+def test_a_name_that_is_taken_is_told_like_one_that_is_not(scene: Scene) -> None:
+    """A stranger who writes another's session in full is told the same, whether there is one or not."""
+    other = scene.talks["other"]
+    for method, name in (("chat.send", "sessionKey"), ("agent", "sessionKey"), ("interlock.send", "session")):
+        told = []
+        for session in (scene.thing.session, "owner/never-was", "nobody/never-was"):
+            words = {"text": "say"} if method == "interlock.send" else {"message": "say", "idempotencyKey": key()}
+            error = other.refused(method, **{name: session}, **words)
+            told.append(json.dumps(error).replace(session, "NAME"))
+        assert len(set(told)) == 1 and "NOT_FOUND" in told[0]
+    for wrong in ("owner/", "/main", " ", "owner/ "):
+        assert other.refused("chat.send", sessionKey=wrong, message="say", idempotencyKey=key())["code"] != "NOT_FOUND"
+
+
+def test_a_right_that_is_taken_away_is_gone_at_once(scene: Scene) -> None:
+    """A watch and a wait by it end in that step, and its holder is told nothing that happens later; then it is 404."""
+    owner, other = scene.talks["owner"], scene.talks["other"]
+    session = key()
+    full = f"owner/{session}"
+    run = owner.request("interlock.send", session=session, text="stream")["run_id"]
+    thing = Thing(full, run, "", "", run, run)
+    for may in ("write", "read"):
+        told = share(scene, thing, "other", may)
+        assert (told["session"], told["owner"], told["shares"]) == (full, "owner", {"other": may})
+        watches = [next(WATCH), next(WATCH)]
+        other.request("interlock.watch", session=full, watch=watches[0])
+        other.request("interlock.watch", run=run, watch=watches[1])
+        waits = [other.ask("agent.wait", runId=run), other.ask("interlock.wait", run=run)]
+        for watch in watches:
+            other.event("interlock.event", lambda each, watch=watch: each["watch"] == watch and "event" in each)
+        assert unshare(scene, thing, "other")["shares"] == {}
+        assert other.answer(waits[0])["status"] == "unknown" and other.answer(waits[1])["ending"] == "unknown"
+        for watch in watches:
+            over = other.event("interlock.event", lambda each, watch=watch: each["watch"] == watch and "error" in each)
+            assert over["error"]["code"] == "NOT_FOUND"
+        told_of = len(other.events)
+        other.request("health")
+        owner.request("health")
+        other.request("health")
+        assert not [each for each in other.events[told_of:] if run in json.dumps(each)]
+        assert other.refused("sessions.describe", key=full)["code"] == "NOT_FOUND"
+        assert other.refused("interlock.send", session=full, text="say")["code"] == "NOT_FOUND"
+    owner.request("interlock.stop", session=session)
+    noted = [
+        line for line in scene.server.audit if line["kind"] in ("share", "unshare") and line.get("session") == full
+    ]
+    assert [(line["kind"], line["by"], line["with_"]) for line in noted] == [
+        (kind, "owner", "other") for _ in range(2) for kind in ("share", "unshare")
+    ]
+
+
+def test_a_session_is_shared_with_some_and_not_with_its_owner(scene: Scene) -> None:
+    """Sharing with the owner, or for what there is no word, is a mistake; asking again changes nothing."""
+    owner, thing = scene.talks["owner"], scene.make()
+    for params in ({"with": "owner"}, {"with": "local"}, {"with": ""}, {"with": "other", "may": "all"}):
+        assert owner.refused("interlock.share", session=thing.session, **params)["code"] == "INVALID_REQUEST"
+    assert share(scene, thing, "other") == share(scene, thing, "other")
+    assert unshare(scene, thing, "other") == unshare(scene, thing, "other")
 
 
 def test_a_stop_ahead_of_its_message_is_its_callers_own(scene: Scene) -> None:
@@ -413,7 +380,7 @@ def test_typed_commands_are_as_bound_as_methods(scene: Scene) -> None:
 
 def test_events_are_told_to_those_who_may_see_them(scene: Scene) -> None:
     """Not to others; whoever may only approve hears of questions, and nothing of what is said."""
-    heard = {name: scene.server.connect(scene.tokens[name]) for name in CALLERS}
+    heard = {name: scene.server.connect(token) for name, token in scene.tokens.items()}
     thing = scene.make()
     for name, talk in heard.items():
         talk.request("health")
@@ -544,6 +511,57 @@ def test_tokens_come_and_go_while_it_serves(tmp_path: Path) -> None:
                 assert other.request("chat.abort", sessionKey="s")["runIds"] == [run]
         closings = server.noted(kind="closed", address="127.0.0.1")
         assert [line["by"] for line in closings] == ["operator", "late"]
+        assert server.healthy()
+
+
+def until(met: Callable[[], bool]) -> None:
+    """Ask until something is so."""
+    end = time.monotonic() + BOUND_SECONDS
+    while not met():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_removed_token_that_does_not_read_has_nothing_more_accepted(tmp_path: Path, stop: bool) -> None:
+    """From the step in which the server learns of it, whatever lies in the socket; with --stop what it ran is ended."""
+    with house(tmp_path / "data", "surfaces.busy:agent", "--driver", "inline") as server, server.connect() as operator:
+        sent, over = 0, threading.Event()
+        deaf = Bytes(server.port)
+        deaf.let_in(server.add("late", "write"))
+
+        def flood() -> None:
+            nonlocal sent
+            while not over.is_set():
+                params = {"session": f"s{sent % 50}", "text": "sleep", "strategy": "queue"}
+                asked = {"type": "req", "id": f"m{sent}", "method": "interlock.send", "params": params}
+                deaf.send(0x81, json.dumps(asked).encode())
+                sent += 1
+                over.wait(0.0 if sent < 200 else 0.004)  # faster, and it would be closed for what it does not read
+
+        flooding = threading.Thread(target=flood)
+        flooding.start()
+        try:
+            until(lambda: len(operator.request("interlock.runs")) > 50)
+            server.tokens("remove", "late", *(("--stop", "--url", server.ready["url"]) if stop else ()))
+            server.connect().close()  # the server reads its tokens when somebody comes
+            (learnt,) = server.noted(kind="closed", by="late")
+            known = sent
+            until(lambda: sent > known + 200)
+        finally:
+            over.set()
+            flooding.join(BOUND_SECONDS)
+            deaf.socket.close()
+        until(lambda: operator.request("interlock.overview")["connections"] == 1)
+        at = datetime.fromisoformat(learnt["time"]).timestamp() + 0.001  # that is how exact it is
+        runs = operator.request("interlock.runs", latest=10_000)
+        late = [run["admitted_at"] - at for run in runs if run["admitted_at"] > at]
+        assert len(runs) > 50 and not late, (len(late), max(late))
+        live = [run for run in runs if run["outcome"] is None]
+        assert not live if stop else live  # without --stop they go on until an admin stops them
+        receipts = operator.request("interlock.stopall", of="late")
+        assert bool(receipts) is not stop
+        assert not [run for run in operator.request("interlock.runs") if run["outcome"] is None]
         assert server.healthy()
 
 

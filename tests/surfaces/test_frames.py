@@ -30,7 +30,7 @@ def request(method: str, params: Any = None, **more: Any) -> frames.Request:
 
 def read(method: str, params: Any) -> Any:
     """Read a method's params."""
-    return frames.read_params(request(method, params), frames.METHODS[method])
+    return frames.read_params(request(method, params), frames.METHODS[method]).params
 
 
 def deep(levels: int) -> Any:
@@ -54,14 +54,33 @@ def test_every_method_has_an_example() -> None:
 
 @pytest.mark.parametrize("method", [name for name, definition in PARAMS.items() if definition is not None])
 def test_fields_of_the_published_schema_are_known(method: str) -> None:
-    """Each is read or ignored; none is unknown to us, and none is ignored that is not published."""
+    """Each is read, refused or ignored; none is unknown to us, and none is named that is not published."""
     shape = json.loads(EXTRACT.read_text("utf-8"))["definitions"][PARAMS[method]]
     published = {name for part in (shape, *shape.get("anyOf", [])) for name in part.get("properties", {})}
     entry = frames.METHODS[method]
     ours = {field.encode_name for field in msgspec.structs.fields(entry.params)}
-    assert published <= ours | entry.ignored
-    assert entry.ignored <= published
-    assert not entry.ignored & ours
+    assert published <= ours | entry.ignored | entry.refused
+    assert entry.ignored | entry.refused <= published
+    assert not (entry.ignored | entry.refused) & ours
+    assert not entry.ignored & entry.refused
+
+
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [(None, False), (False, False), ("", False), ([], False), ({}, False), (0, False), (True, True), ("x", True)],
+)
+def test_a_field_that_is_not_used_is_named_if_it_means_something(value: Any, meant: bool) -> None:
+    """A value that asks for nothing asks for what is done anyway."""
+    asked = {"message": "hello", "idempotencyKey": "k", "model": value, "thinking": value}
+    found = frames.read_params(request("agent", asked), frames.METHODS["agent"])
+    assert found.params == frames.Agent(message="hello", idempotency_key="k")
+    assert (found.ignored, found.refused) == ((("thinking",), ("model",)) if meant else ((), ()))
+
+
+def test_the_word_for_the_usual_way_means_nothing() -> None:
+    """For the field it belongs to."""
+    asked = {"message": "hello", "idempotencyKey": "k", "channel": "webchat", "promptMode": "full", "to": "webchat"}
+    assert frames.read_params(request("agent", asked), frames.METHODS["agent"]).refused == ("to",)
 
 
 def test_a_request_has_params_and_may_have_none() -> None:
@@ -213,7 +232,7 @@ class Told:
         for data in several:
             self._position += 1
             event = Event(position=self._position, at=10.0, session=SESSION, run_id=run, generation=1, data=data)
-            for item in self.teller.tell(event):
+            for item in self.teller.tell(event, (SESSION,))[SESSION]:
                 raw = item.bytes() + b',"seq":%d}' % (len(self.frames) + 1)
                 self.frames.append(self._talk.server(raw))
         return self.frames[before:]
@@ -267,13 +286,39 @@ def test_a_block_is_told_once() -> None:
     assert "".join(chats) == "one two\n\nthree"
 
 
+def said(told: Told, stream: str) -> str:
+    """The text of a run's stream so far."""
+    payloads = [frame["payload"] for frame in told.frames]
+    if stream == "chat":
+        return "".join(each["deltaText"] for each in payloads if each.get("state") == "delta")
+    return "".join(each["data"]["delta"] for each in payloads if each.get("stream") == stream)
+
+
+@pytest.mark.parametrize("stream", ["chat", "assistant"])
+def test_what_a_block_adds_to_its_deltas_is_told_before_the_end(stream: str) -> None:
+    """A block may be longer than what was streamed of it, and may follow another that was whole at once."""
+    told = Told()
+    told.tell(Delta(text="Hel"), Delta(text="lo"), Block(text="Hello world."), Block(text="Second."))
+    assert said(told, stream) == "Hello world.\n\nSecond."
+    told.tell(Delta(text="Th"), Block(text="Third."), Delta(text="Four"), Block(text="Four"))
+    assert said(told, stream) == "Hello world.\n\nSecond.\n\nThird.\n\nFour"
+
+
+@pytest.mark.parametrize("stream", ["chat", "assistant"])
+def test_a_block_whose_beginning_was_not_heard_is_not_told_in_pieces(stream: str) -> None:
+    """A teller that began in the middle of a block does not know what it lacks; the next one it tells again."""
+    told = Told()
+    told.tell(Delta(text="lo"), Block(text="Hello world."), Block(text="Second."))
+    assert said(told, stream) == "lo\n\nSecond."
+
+
 def test_texts_of_a_stream_can_be_joined() -> None:
     """Deltas of one run and stream have the same head, so that those which wait become one frame."""
     teller = telling.Teller()
 
     def items(position: int, run: str) -> list[telling.Item]:
         event = Event(position=position, session=SESSION, run_id=RunId(run), generation=1, data=Delta(text="x"))
-        return teller.tell(event)
+        return teller.tell(event, (SESSION,))[SESSION]
 
     first, second, other = items(1, "r-1"), items(2, "r-1"), items(3, "r-2")
     assert [item.head for item in first] == [item.head for item in second]

@@ -208,10 +208,12 @@ def test_only_plain_files_get_into_the_table(tmp_path: Path) -> None:
 
 
 def test_the_page_is_light_and_its_own() -> None:
-    """All of it weighs at most 200 kB, with the libraries; every file it asks for is one of its own."""
+    """What a visit fetches weighs at most 200 kB, with the libraries; every file it asks for is one of its own."""
     files = page.read_files()
-    assert sum(len(file.data) for name, file in files.items() if name != "LICENSES.txt") <= 200_000
     modules = {name: file.data.decode() for name, file in files.items() if name.endswith((".js", ".html", ".css"))}
+    later = {name for text in modules.values() for name in re.findall(r'import\("\./([^"]+)"\)', text)}
+    assert later == {"others.js"}
+    assert sum(len(file.data) for name, file in files.items() if name not in {"LICENSES.txt", *later}) <= 200_000
     for name, text in modules.items():
         asked = re.findall(r'(?:from|import) "([^"]+)"|(?:src|href)="([^"#$]+)"|url\(([^)]+)\)', text)
         found = {next(filter(None, each)).removeprefix("./").removeprefix("web/") for each in asked}
@@ -500,9 +502,9 @@ def test_an_outline_is_of_what_its_principal_may_see(server: House, tokens: dict
         talk.request("health")  # what was told before is here now
     states = [(each["data"]["question_id"], each["data"]["state"]) for each in outlined(talks["joe"])]
     assert states == [(question, "open"), (question, "void")]
-    assert {each["session"] for each in outlined(talks["bob"])} == {"bobs"}
-    assert {each["session"] for each in outlined(talks["ann"])} == {"anns"}
-    assert {each["session"] for each in outlined(talks["eve"])} == {"anns", "bobs"}
+    assert {each["session"] for each in outlined(talks["bob"])} == {"bob/bobs"}
+    assert {each["session"] for each in outlined(talks["ann"])} == {"ann/anns"}
+    assert {each["session"] for each in outlined(talks["eve"])} == {"ann/anns", "bob/bobs"}
     for talk in talks.values():
         talk.close()
 
@@ -577,7 +579,7 @@ def test_a_stop_of_everything_is_an_admins_and_gives_receipts(tmp_path: Path) ->
         for method in ("interlock.stopall", "interlock.overview"):
             assert ann.refused(method)["details"]["missingScope"] == "operator.admin"
         receipts = admin.request("interlock.stopall")
-        assert sorted(each["session"] for each in receipts) == ["a", "b", "c"]
+        assert sorted(each["session"] for each in receipts) == ["ann/a", "ann/b", "operator/c"]
         fallen = {run["id"] for each in receipts for run in each["runs"]}
         assert fallen == {*runs.values(), waiting, parent, child}
         assert all(each["aborted"] and each["cause"] == "stopped" for each in receipts)
@@ -597,13 +599,14 @@ def test_a_stop_of_everything_reaches_what_is_detached(tmp_path: Path) -> None:
         run = send(talk, "daemons", "detach")
         talk.request("agent.wait", runId=run)
         (process,) = talk.request("interlock.processes")
-        assert (process["session"], process["detached"], process["run_id"]) == ("daemons", True, run)
+        assert (process["session"], process["detached"], process["run_id"]) == ("operator/daemons", True, run)
         (receipt,) = talk.request("interlock.stopall")
         end = time.monotonic() + BOUND_SECONDS
         while receipt["drain"] == "pending":
             assert time.monotonic() < end, receipt
             receipt = talk.request("receipts.get", receiptId=receipt["id"])["receipt"]
-        assert (receipt["session"], receipt["drain"], receipt["processes"]["ended"]) == ("daemons", "observed", 1)
+        assert (receipt["session"], receipt["drain"]) == ("operator/daemons", "observed")
+        assert receipt["processes"]["ended"] == 1
         assert talk.request("interlock.processes") == []
 
 

@@ -97,9 +97,10 @@ def test_a_teller_forgets_every_run_it_told() -> None:
         return Event(position=1, session=SessionId("s"), run_id=RunId(run), generation=1, data=data)
 
     teller = Teller()
-    teller.tell(event("steered", Said(text="hello", by=Principal("me"))))
-    teller.tell(event("taker", Delta(text="x")))
-    teller.tell(event("taker", Ended(outcome=Outcome(run_id=RunId("taker"), ending=Ending.COMPLETED))))
+    for names in (("s",), ("main", "ann/main")):
+        teller.tell(event("steered", Said(text="hello", by=Principal("me"))), names)
+        teller.tell(event("taker", Delta(text="x")), names)
+        teller.tell(event("taker", Ended(outcome=Outcome(run_id=RunId("taker"), ending=Ending.COMPLETED))), names)
     assert teller._runs == {}
 
 

@@ -317,7 +317,7 @@ def test_what_was_sent_into_a_dead_link_is_replayed(tmp_path: Path) -> None:
             lost.cut()
             wrote = there.outbox._seq
             for number in range(20):
-                sent = await served.control.send("s", f"more {number}", by=there.by)
+                sent = await served.control.send(f"{there.by}/s", f"more {number}", by=there.by)
                 await served.control.wait(sent.run_id, by=there.by)
             await eventually(lambda: there.outbox._seq >= wrote + 5, "sends that succeed")
             assert lost.watched(1) == known  # and none of it arrived

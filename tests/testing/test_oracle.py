@@ -14,7 +14,7 @@ from interlock.core.events import Block, Data, Delta, Ended, Event, Proof, Said,
 from interlock.core.names import Drain, EventKind, Principal, RunId, RunKind, SessionId
 from interlock.core.receipt import FallenRun
 from interlock.testing import Oracle, Violation, run_seeded
-from interlock.testing.rights import Act, Deed, Offer, Rights
+from interlock.testing.rights import EVERYWHERE, Act, Deed, Offer, Rights
 
 BRIEF = Settings(grace_seconds=0.2, drain_seconds=0.3)
 
@@ -487,10 +487,10 @@ def test_nobody_owns_what_the_store_does_not_have() -> None:
         judged(play, latency=0.01)
 
 
-def rights(*, sharing: bool = True) -> Rights:
+def rights() -> Rights:
     """A book in which alice owns session s, and bob has a run there."""
     store = MemoryStore()
-    book = Rights(store, admins=("admin",), sharing=sharing)
+    book = Rights(store, admins=("admin",))
     for run, by in (("r-1", "alice"), ("r-2", "bob")):
         row = RunRow(id=run, session="s", principal=by, kind=RunKind.CHAT, text=run, admitted_at=0.0)
         book._offers.setdefault("s", {})[RunId(run)] = Offer(RunId(run), by, run)
@@ -511,11 +511,14 @@ def test_the_book_of_rights() -> None:
     everything = set(Deed)
     assert wrongs(book, "alice") == wrongs(book, "admin") == wrongs(book, "local") == set()
     assert wrongs(book, "mallory") == wrongs(book, "bob") == everything
-    assert wrongs(rights(sharing=False), "bob") == {Deed.SEE, Deed.OWN}
     book.say("s", "bob", "write", 1.0).acknowledge(2.0)
     assert wrongs(book, "bob") == {Deed.OWN}
     book.say("s", "bob", "read", 6.0).acknowledge(7.0)
     assert wrongs(book, "bob", at=6.5) == {Deed.OWN}
+    book.say(EVERYWHERE, "rita", "read", 1.0).acknowledge(1.0)
+    assert wrongs(book, "rita") == {Deed.SEND, Deed.END, Deed.OWN}
+    book.say(EVERYWHERE, "rita", None, 3.0).acknowledge(3.0)
+    assert wrongs(book, "rita") == everything
     assert wrongs(book, "bob", at=8.0) == {Deed.SEND, Deed.END, Deed.OWN}
     book.say("s", "bob", "write", 9.0).refuse()
     assert wrongs(book, "bob", at=9.5) == {Deed.SEND, Deed.END, Deed.OWN}

@@ -1,7 +1,7 @@
 """Control's verbs, asked of a gateway.
 
 1. A verb whose answer was not seen is asked again on the next connection where that changes nothing: looking always;
-   sending, because every message has a key; stopping; answering. A schedule is not made twice.
+   sending, because every message has a key; stopping; answering; sharing. A schedule is not made twice.
 2. A session's stop or reset means what runs now. It is asked within STOP_SECONDS or not at all, and not again once
    this client has sent the session something newer. A stop has a key too: if the first asking arrived, the second is
    told what came of it.
@@ -32,6 +32,7 @@ from interlock.core.timeline import Moment
 from interlock.runtime.approvals import QuestionInfo
 from interlock.runtime.listing import RunInfo, SessionInfo
 from interlock.runtime.live import Sent
+from interlock.runtime.sharing import Shared
 from interlock.runtime.spawning import ProcessInfo
 from interlock.runtime.wakes import Wake
 from interlock.surfaces.frames import PairCode, ReceiptResult, TimelineResult, Watched
@@ -93,16 +94,31 @@ class _Stop:
     """A session's stop in flight, and whether this client has sent the session something since."""
 
     def __init__(self, session: str) -> None:
-        self.session = session
+        self._name = _bare(session)
         self.overtaken = False
+
+    def overtake(self, session: str | None) -> None:
+        """Take down that something is sent to a session, which `main` and `alice/main` may both be the name of.
+
+        The gateway knows whose name this is and the client does not: names that may mean one session count as one.
+        """
+        self.overtaken = self.overtaken or (session is not None and _bare(session) == self._name)
+
+
+def _bare(session: str) -> str:
+    return session.rpartition("/")[2]
 
 
 class _Sending:
     """A message on its way, and whether this client has stopped its session since."""
 
     def __init__(self, session: str | None) -> None:
-        self.session = session
+        self._name = None if session is None else _bare(session)
         self.stopped = False
+
+    def stop(self, session: str) -> None:
+        """Take down that a session is stopped, by a name that may be this one's."""
+        self.stopped = self.stopped or _bare(session) == self._name
 
 
 class Client:
@@ -123,7 +139,7 @@ class Client:
     async def _now(self, session: str, method: str, params: dict[str, Any]) -> T:
         """Ask for what means a session as it is now."""
         for sending in self._sends:
-            sending.stopped = sending.stopped or sending.session == session
+            sending.stop(session)
         stop = _Stop(session)
         self._stops.add(stop)
         try:
@@ -141,12 +157,15 @@ class Client:
         deadline: float | None = None,
         order: tuple[str, float] | None = None,
         kind: str = "chat",
+        agent: str | None = None,
+        instructions: str | None = None,
     ) -> Sent:
         """Send a message; returns once it is safely taken. Without a key it gets one, so that it cannot run twice."""
         for stop in self._stops:
-            stop.overtaken = stop.overtaken or stop.session == session
+            stop.overtake(session)
         asked: dict[str, Any] = {"session": session, "text": text, "key": secrets.token_hex(16) if key is None else key}
         asked |= {"strategy": strategy, "deadline": deadline, "order": order, "kind": kind}
+        asked |= {"agent": agent, "instructions": instructions}
         sending = _Sending(session)
         self._sends.add(sending)
         try:
@@ -187,6 +206,19 @@ class Client:
     async def set_strategy(self, session: str, strategy: str | None) -> None:
         """Say what messages to a session do while it is busy; None: what the server does."""
         await self._call("interlock.strategy", {"session": session, "strategy": strategy})
+
+    async def share(self, session: str, *, with_: str, may: str = "write") -> Shared:
+        """Let somebody else see a session and write in it, or (may="read") only see it. Its owner's to do."""
+        return await self._call("interlock.share", {"session": session, "with": with_, "may": may})
+
+    async def unshare(self, session: str, *, with_: str) -> Shared:
+        """Take that right away again."""
+        return await self._call("interlock.unshare", {"session": session, "with": with_})
+
+    async def stop_all(self, *, of: str | None = None) -> list[Receipt]:
+        """Stop everything that runs, or what one principal started and everything in its sessions. An admin's to do."""
+        asked = {"of": of}
+        return await self._call("interlock.stopall", asked, again=lambda: False, until=monotonic() + STOP_SECONDS)
 
     async def wake(
         self,

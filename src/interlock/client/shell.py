@@ -1,4 +1,4 @@
-"""The shell's verbs over a gateway: `send stop wait watch answer questions receipt timeline pair`.
+"""The shell's verbs over a gateway: `send stop wait watch answer questions receipt timeline share unshare pair`.
 
 1. What a run says goes to the output, everything about it to the error output in lines of their own.
 2. A terminal obeys nothing that comes from a run: control characters are shown, not sent.
@@ -32,6 +32,7 @@ from interlock.core.receipt import Receipt
 
 if TYPE_CHECKING:
     from interlock.client.client import Client
+    from interlock.runtime.sharing import Shared
 
 T = TypeVar("T")
 TROUBLE, NOT_YET = 125, 75  # as env and timeout exit; and EX_TEMPFAIL
@@ -55,7 +56,10 @@ Data = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON: one document, or a line for each event.")]
 SomeRun = Annotated[str | None, typer.Argument(help="A run's id, or the key it was sent with.", show_default=False)]
 Run = Annotated[str, typer.Argument(help="The run's id, or the key it was sent with.")]
-Session = Annotated[str | None, typer.Option(metavar="NAME", help="The session. [main]")]
+Session = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The session: NAME is your own, OWNER/NAME another's. [main]")
+]
+Shareable = Annotated[str, typer.Argument(metavar="SESSION", help="NAME is your own, OWNER/NAME another's.")]
 HERE = f"http://127.0.0.1:{DEFAULT_PORT}"
 
 
@@ -129,7 +133,7 @@ class _Stopping:
 
     async def _stop(self) -> None:
         try:
-            _note(_proof(await self._client.stop(message=self._key)))
+            _note(proof(await self._client.stop(message=self._key)))
         except InterlockError as error:
             _note(f"not stopped: {error}", "interlock: ")
 
@@ -163,7 +167,7 @@ def stop_command(
                     await client.wait(each.id, drained=True)
             now = await client.receipt(receipt.id)
             receipt = msgspec.structs.replace(now, aborted=receipt.aborted, already=receipt.already)
-        _json(receipt) if as_json else _print(_proof(receipt))
+        _json(receipt) if as_json else _print(proof(receipt))
         if run is not None and receipt.id is None and receipt.already is None:
             _note(f"no run {_line(run)} of yours is known" if ours else "a message with this key will not run")
         return 1 if wait and receipt.drain is not Drain.OBSERVED else 0
@@ -288,7 +292,7 @@ def receipt_command(
         if as_json:
             _json(receipt)
             return 0
-        _print(_proof(receipt))
+        _print(proof(receipt))
         for run in receipt.runs:
             refused = ", ".join(f"{count} {kind}" for kind, count in run.refused.items())
             _print(f"  {run.id} {_line(client_words(run.outcome))}" + (f"; refused {refused}" if refused else ""))
@@ -325,6 +329,77 @@ def timeline_command(
         return 0
 
     return _ask(url, data, look)
+
+
+@commands.command("share", short_help="Let somebody else see a session, or write in it.")
+def share_command(
+    session: Shareable,
+    with_: Annotated[str, typer.Option("--with", metavar="NAME", help="With whom; `interlock token list` has names.")],
+    data: Data,
+    url: Url = HERE,
+    read: Annotated[bool, typer.Option("--read", help="To see it and change nothing.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Let somebody see a session and write in it (with --read: only see it), and print who may now.
+
+    Whoever may write waits for what others run in it, and stops only what they sent themselves.
+    """
+
+    async def give(client: "Client") -> int:
+        return _tell_shared(await client.share(session, with_=with_, may="read" if read else "write"), as_json)
+
+    return _ask(url, data, give)
+
+
+@commands.command("unshare", short_help="Take that right away again.")
+def unshare_command(
+    session: Shareable,
+    with_: Annotated[str, typer.Option("--with", metavar="NAME", help="From whom it is taken.")],
+    data: Data,
+    url: Url = HERE,
+    as_json: AsJson = False,
+) -> int:
+    """Take away what `interlock share` gave, and print who may still; what they watch ends at once."""
+
+    async def take(client: "Client") -> int:
+        return _tell_shared(await client.unshare(session, with_=with_), as_json)
+
+    return _ask(url, data, take)
+
+
+def _tell_shared(shared: "Shared", as_json: bool) -> int:
+    if as_json:
+        _json(shared)
+        return 0
+    others = ", ".join(f"{who} may {may}" for who, may in sorted(shared.shares.items())) or "shared with nobody"
+    _print(_line(f"{shared.session} of {shared.owner}: {others}"))
+    if not shared.durable:
+        _note("it counts, and the server has yet to keep it: after a crash look again")
+    return 0
+
+
+def stop_all_of(name: str, url: str, data: Path, *, served: bool) -> int:
+    """Stop what a principal runs and print the receipts, as the operator; `served`: a server has the directory."""
+
+    async def stop() -> list[Receipt]:
+        from interlock.client.client import connect  # noqa: PLC0415
+
+        async with connect(url, data=data) as client:  # the server reads its tokens anew before it lets us in
+            return await client.stop_all(of=name)
+
+    try:
+        receipts = asyncio.run(stop())
+    except InterlockError as error:
+        if served:
+            _note(f"not stopped: {error}; a server has {data}, name it with --url", "interlock: ")
+            return TROUBLE
+        _note(f"no server has {data}: nothing of {name} runs", "interlock: ")
+        return 0
+    for receipt in receipts:
+        _print(proof(receipt))
+    if not receipts:
+        _note(f"nothing of {name} ran", "interlock: ")
+    return 0
 
 
 @commands.command("pair", short_help="Print a URL that lets a browser in, once.")
@@ -435,7 +510,7 @@ def _words(data: object) -> str:
         case events.Delegated(agent=agent, child=child, outcome=outcome):
             return f"child {child} ({agent}) {'begun' if outcome is None else client_words(outcome)}"
         case events.Proof(receipt=receipt) if receipt.drain is Drain.UNCONFIRMED:
-            return _proof(receipt)
+            return proof(receipt)
         case events.Gap():
             return "what was said before is no longer kept"
         case events.Correction(outcome=outcome):
@@ -447,7 +522,7 @@ def _question(text: str, choices: tuple[str, ...] | None, tool: str | None) -> s
     return _line(f"{text} ({'|'.join(choices or ('yes', 'no'))})" + (f" for tool {tool}" if tool else ""))
 
 
-def _proof(receipt: Receipt) -> str:
+def proof(receipt: Receipt) -> str:
     """Return a receipt in one line."""
     already = f" it had ended already, {receipt.already}" if receipt.already else ""
     if receipt.id is None:
@@ -459,6 +534,7 @@ def _proof(receipt: Receipt) -> str:
     said += [f"{ended} process{'' if ended == 1 else 'es'} ended, grade {receipt.grade}"] if ended else []
     said += [f"refused {', '.join(f'{n} {kind}' for kind, n in receipt.refused.items())}"] if receipt.refused else []
     said += ["its host killed"] if receipt.host == "killed" else []
+    said += [f"kept with its host: {', '.join(receipt.kept)}"] if receipt.kept else []
     said += ["not drained yet" if took is None else f"drained after {took / 1000:.3f} s"]
     said += [f"not seen gone: {', '.join(receipt.unconfirmed)}"] if receipt.unconfirmed else []
     return _line("; ".join(said))

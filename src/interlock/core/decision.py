@@ -61,7 +61,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     parent: RunId | None = None
     home: SessionId | None = None  # of a child: the session at the top of its tree
-    agent: str | None = None  # of a child: who does the work
+    agent: str | None = None  # who does the work; None: the one that is served
     detached: bool = False
     alias: RunId | None = None
     generation: int | None = None  # None: it never had the seat
@@ -69,6 +69,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome | None = None
     cut: str = ""
     told: bool = False  # its terminal event is in the log
+    instructions: str | None = None  # of its sender to the agent, beside the message
 
 
 class KeyRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,8 @@
 
 1. Positions are `boot << 32 | n`: they rise within a session and so within a run, also across restarts.
 2. A run's `ended` event is its last. Receipts, gaps and corrections are the session's and may follow.
-3. A block holds the whole text of the deltas it closes, so a log without deltas tells the same story.
+3. A block holds the whole text of the deltas it closes, and may go on behind it (what an agent streams, and then
+   returns with more); so a log without deltas tells the same story.
 """
 
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from interlock.core.names import (
     ToolState,
 )
 from interlock.core.outcome import Outcome
+from interlock.core.projection import tool_words
 from interlock.core.receipt import Receipt
 
 Json = NewType("Json", str)
@@ -56,7 +58,7 @@ class Delta(_Data, frozen=True, tag="delta"):
 
 
 class Block(_Data, frozen=True, tag="block"):
-    """A whole part of the reply; it replaces the deltas before it."""
+    """A whole part of the reply; it begins with the deltas before it and stands in their place."""
 
     kind: ClassVar[EventKind] = EventKind.BLOCK
     text: str
@@ -228,13 +230,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     hidden: bool = False  # of a turn that was rolled back: shown to people, not to the model
 
 
-NO_RESULT = {
-    ToolState.SKIPPED: "skipped: it was given up before it began",
-    ToolState.INTERRUPTED: "interrupted while it ran: its effect is unknown",
-}
-LOST_RESULT = "started, outcome unknown: the server went down while it ran; it was not run again"
-
-
 def transcript(events: Iterable[Event]) -> list[Entry]:
     """Return the conversation that a log tells; a log without its deltas, or its oldest part, is valid too.
 
@@ -289,5 +284,6 @@ def _tool_entries(run_id: RunId, tool: Tool) -> list[Entry]:
         return []  # the call was told when it was recorded
     if tool.state is ToolState.PENDING:
         return [Entry(role="call", run_id=run_id, call_id=tool.call_id, tool=tool.name, arguments=tool.arguments)]
-    text = tool.error or tool.result or NO_RESULT.get(tool.state, "")
+    nothing = tool_words(tool.state) if tool.state in (ToolState.SKIPPED, ToolState.INTERRUPTED) else ""
+    text = tool.error or tool.result or nothing
     return [Entry(role="result", run_id=run_id, call_id=tool.call_id, tool=tool.name, text=text, state=tool.state)]

@@ -77,6 +77,19 @@ EARLY = frozenset(ENDINGS) - {Ending.COMPLETED, Ending.FAILED}
 """Endings that cut a run short; the other two are the agent's own."""
 
 
+class KnownPhase(StrEnum):
+    """Where a run was when a limit passed, as far as control knows; an agent names phases of its own beside these."""
+
+    QUEUE = "queue"  # it waited for the seat
+    START = "start"  # dispatched, and nothing was heard from its agent yet
+    AGENT = "agent"  # in the agent's own code, or in the model that it asks
+    TOOL = "tool"
+    APPROVAL = "approval"  # it waited for a person's answer
+    HOLD = "hold"
+    CHILD = "child"
+    IDLE = "idle"  # met the limit on silence, wherever it was
+
+
 class ErrorKind(StrEnum):
     """Whose failure it was, where a run failed."""
 

@@ -1,6 +1,7 @@
 """How a run ended: decided once, by `settle`, and told the same everywhere.
 
-1. If a limit has passed at the instant of the decision, the ending is `timed_out`, whoever calls.
+1. If a limit has passed at the instant of the decision, the ending is `timed_out`, whoever calls. Of an agent that has
+   returned, the instant is that of its return: what was finished in time is no timeout, however late it is read.
 2. Otherwise the first caller's cause stands.
 3. Only `lost`, a guess made at recovery, yields to an ending found in the store (`prefer`).
 """
@@ -81,8 +82,17 @@ def cause_of(outcome: Outcome) -> Cause:
     return Cause(**{name: getattr(outcome, name) for name in Cause.__struct_fields__})
 
 
+def returned_at(told: float, *, heard: float, now: float) -> float:
+    """Return when an agent elsewhere returned: as its host tells it, if that can be true, else now.
+
+    It cannot be before `heard`, when control had read all that the host had said until then, and not in the future. So
+    a host that lies gains no more than the time for which control did not read.
+    """
+    return told if heard <= told <= now else now
+
+
 def settle(cause: Cause, *, now: float, limits: Iterable[Limit] = (), phase: str | None = None) -> Cause:
-    """Return the cause that stands if the run ends at `now`: a passed limit beats whoever calls."""
+    """Return the cause that stands if the run ends at `now`, or its agent returned then: a passed limit beats it."""
     passed = min((limit for limit in limits if now >= limit.at), key=lambda limit: limit.at, default=None)
     if passed is None:
         return cause

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from interlock.core.errors import BadInput
-from interlock.core.names import Ending, ErrorKind, Principal, RunId
+from interlock.core.names import Ending, ErrorKind, KnownPhase, Principal, RunId, ToolState
 from interlock.core.outcome import Outcome
 
 WHY_CHARS: Final = 200  # how much of an error's first line a person is told; the whole of it is in `native`
@@ -72,6 +72,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None  # None: the parent has itself ended
     client: str
     channel: str | None  # None: the channel says nothing
+    tool: str  # why a call that it left without a result has none
     exit_code: int
 
 
@@ -82,63 +83,68 @@ TABLE: Final[dict[Ending, Row]] = {
         lifecycle=Lifecycle("end"), completions=Completions(finish_reason="stop"), acp="end_turn",
         responses=Responses("completed", "response.completed", 200),
         task="completed", session="done", parent="ok", exit_code=0,
-        client="completed", channel="{text}",
+        client="completed", tool="its run had completed", channel="{text}",
     ),
     Ending.FAILED: Row(
         wait=AgentWait("error"), chat=ChatEvent("error", error_kind="unknown"),
         lifecycle=Lifecycle("error"), completions=Completions(error_code="server_error"), acp=None,
         responses=Responses("failed", "response.failed", 500, error_code="server_error"),
         task="failed", session="failed", parent="error{why}", exit_code=1,
-        client="failed{why}", channel="Failed{why}",
+        client="failed{why}", tool="its run failed{why}", channel="Failed{why}",
     ),
     Ending.STOPPED: Row(
         wait=AgentWait("error", "rpc"), chat=ChatEvent("aborted", "rpc"),
         lifecycle=Lifecycle("end", "cancelled"), completions=Completions(error_code="stopped"), acp="cancelled",
         responses=Responses("cancelled", "response.incomplete", 200),
         task="cancelled", session="stopped", parent="cancelled", exit_code=130,
-        client="stopped{by}{unseen}", channel="Stopped{unseen}.{receipt}",
+        client="stopped{by}{unseen}", tool="stopped{by}", channel="Stopped{unseen}.{receipt}",
     ),
     Ending.SUPERSEDED: Row(
         wait=AgentWait("error", "superseded"), chat=ChatEvent("aborted", "superseded"),
         lifecycle=Lifecycle("end", "superseded"), completions=Completions(error_code="superseded"), acp="cancelled",
         responses=Responses("incomplete", "response.incomplete", 200, incomplete_reason="superseded"),
         task="cancelled", session="superseded", parent="cancelled (superseded{successor})", exit_code=130,
-        client="superseded{successor}", channel=None,  # the new reply speaks
+        client="superseded{successor}", tool="superseded by a newer message{of}", channel=None,  # the new reply speaks
     ),
     Ending.TIMED_OUT: Row(
         wait=AgentWait("timeout"), chat=ChatEvent("error", error_kind="timeout"),
         lifecycle=Lifecycle("error", "timeout"), completions=Completions(error_code="timeout"), acp=None,
         responses=Responses("failed", "response.failed", 504, error_code="timeout"),
         task="timed_out", session="timed_out", parent="timeout{phase}", exit_code=124,
-        client="timed out{after}{phase}", channel="Timed out{after}.",
+        client="timed out{after}{phase}", tool="timed out{after}{phase}", channel="Timed out{after}.",
     ),
     Ending.PARENT_ENDED: Row(
         wait=AgentWait("error", "parent"), chat=ChatEvent("aborted", "parent"),
         lifecycle=Lifecycle("end", "cancelled"), completions=Completions(error_code="stopped"), acp="cancelled",
         responses=Responses("cancelled", "response.incomplete", 200),
         task="cancelled", session="stopped", parent=None, exit_code=130,
-        client="ended with its parent", channel=None,
+        client="ended with its parent", tool="ended with its parent", channel=None,
     ),
     Ending.SHUTDOWN: Row(
         wait=AgentWait("error", "restart"), chat=ChatEvent("aborted", "restart"),
         lifecycle=Lifecycle("end", "cancelled"), completions=Completions(error_code="restart"), acp="cancelled",
         responses=Responses("incomplete", "response.incomplete", 503, incomplete_reason="restart"),
         task="cancelled", session="interrupted", parent="interrupted", exit_code=143,
-        client="interrupted by a restart", channel="Restarting; this answer was cut.",
+        client="interrupted by a restart", tool="the server was ended", channel="Restarting; this answer was cut.",
     ),
     Ending.LOST: Row(
         wait=AgentWait("error", "lost"), chat=ChatEvent("error", error_kind="unknown"),
         lifecycle=Lifecycle("error"), completions=Completions(error_code="lost"), acp=None,
         responses=Responses("failed", "response.failed", 500, error_code="lost"),
         task="failed", session="lost", parent="lost", exit_code=1,
-        client="lost in a crash", channel="The server stopped while answering; your message is kept.",
+        client="lost in a crash", tool="the server went down",
+        channel="The server stopped while answering; your message is kept.",
     ),
 }
 # fmt: on
 
-# The gateway's schema closes both sets. A phase it has no word for is left out and travels in `native`; whose failure
-# it was has no word there at all, so every failure is told as unknown rather than as a kind it is not.
+# The gateway's schema closes both sets; our own words travel in `native`. Whose failure it was has no word there at
+# all, so every failure is told as unknown rather than as a kind it is not.
 TIMEOUT_PHASES: Final = {"queue": False, "preflight": False, "provider": True, "post_turn": True}  # provider started?
+UNDER_WAY: Final = (
+    "provider"  # a turn that began, wherever it was; clients take a timeout without a phase for a soft one
+)
+LOST_RESULT: Final = "started, outcome unknown: the server went down while it ran; it was not run again"
 NOT_KEPT: Final = " by a message that was not kept"
 UNKEPT: Final = "Ended by a message that was not kept; send it again."  # where else the new reply would speak
 TYPED: Final = "stop"  # the stop reason where a person typed it; `rpc`: a call stopped the run
@@ -183,11 +189,25 @@ def agent_wait(outcome: Outcome, *, provider_started: bool | None = None) -> Age
     if outcome.ending is Ending.STOPPED and outcome.typed:
         return msgspec.structs.replace(answer, stop_reason=TYPED)
     if outcome.ending is Ending.TIMED_OUT:
-        phase = outcome.phase if outcome.phase in TIMEOUT_PHASES else None
-        if provider_started is None:
-            provider_started = TIMEOUT_PHASES.get(phase or "", False if outcome.started_at is None else None)
+        phase = _timeout_phase(outcome)
+        if provider_started is None and outcome.started_at is None:
+            provider_started = False
+        elif provider_started is None and phase == outcome.phase:  # else nobody knows
+            provider_started = TIMEOUT_PHASES[phase]
         return msgspec.structs.replace(answer, timeout_phase=phase, provider_started=provider_started)
     return answer
+
+
+def _timeout_phase(outcome: Outcome) -> str:
+    """Return the published word for where a limit was met.
+
+    `queue` says that nothing was begun and another try is safe: a run that began never has it, whatever it was doing.
+    """
+    if outcome.started_at is None:
+        return "queue" if outcome.phase == KnownPhase.QUEUE else "preflight"
+    if outcome.phase == KnownPhase.START:
+        return "preflight"
+    return outcome.phase if outcome.phase in TIMEOUT_PHASES and outcome.phase != KnownPhase.QUEUE else UNDER_WAY
 
 
 def chat_event(outcome: Outcome) -> ChatEvent:
@@ -226,12 +246,23 @@ def channel_words(outcome: Outcome, receipt_line: str | None = None) -> str | No
     return _fill(row(outcome).channel, outcome, receipt=f" {receipt_line}" if receipt_line else "") or None
 
 
+def tool_words(state: ToolState, outcome: Outcome | None = None, *, why: str = "") -> str:
+    """Return what stands as the result of a call that was skipped or interrupted: by which ending, and whose."""
+    if outcome is not None:
+        if outcome.ending is Ending.LOST and state is ToolState.INTERRUPTED:
+            return LOST_RESULT
+        why = _fill(row(outcome).tool, outcome) or ""
+    cause = f": {why}" if why else ""
+    return f"not run{cause}" if state is ToolState.SKIPPED else f"interrupted{cause}; its effect is unknown"
+
+
 def _fill(words: str | None, outcome: Outcome, *, receipt: str = "") -> str | None:
     if words is None:
         return None
     return words.format(
         text=outcome.text,
         by=f" by {outcome.by}" if outcome.by else "",
+        of=f" of {outcome.by}" if outcome.by else "",
         unseen=" before it came" if outcome.born_stopped else "",
         successor=f" by {outcome.superseded_by}" if outcome.superseded_by else NOT_KEPT if outcome.unkept else "",
         after=f" after {_duration(outcome.limit_ms)}" if outcome.limit_ms is not None else "",

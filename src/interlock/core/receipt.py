@@ -53,6 +53,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[FallenTool, ...] = ()
     processes: Processes = Processes()
     host: str = "none"
+    kept: tuple[str, ...] = ()  # processes of earlier turns that stay with a host that is used again, by name and pid
     questions: int = 0
     queued: int = 0
     in_flight: int = 0

@@ -115,6 +115,7 @@ class HostDriver:
                 host.kill()
             else:
                 self._spare = host
+                host.rest()  # now, while nobody waits for it
                 host.send(link.Rehearse())
 
     async def _take(self, run: LiveRun) -> Host:
@@ -160,7 +161,7 @@ class HostDriver:
         turn = host.turn = HostTurn(host.turns, host, verbs, self._keeps, self._settled)
         self._busy[turn] = host
         self._last[run.session.id] = turn
-        run.bodies = [turn]
+        run.bodies, run.hear_out = [turn], host.hear_out
         turn.begin(message)
         return await turn.result
 

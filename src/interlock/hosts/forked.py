@@ -22,6 +22,7 @@ from interlock.hosts import link
 from interlock.hosts.finding import SERVED, agent_name
 from interlock.hosts.process import HostProcess
 from interlock.processes.base import ROOT, SpawnFailed, SpawnOrder
+from interlock.processes.containment import ERRORS
 from interlock.processes.local import LocalProcesses, SecondHelper
 
 log = logging.getLogger("interlock")
@@ -108,7 +109,7 @@ class ForkedHosts:
             containment = self._processes.contain(
                 f"host-{next(self._numbers)}", once=True, helper=zygote, limits=limits
             )
-            process = containment.spawn(self._order("host"), stdio=(theirs.fileno(), 2, 2))
+            process = containment.spawn(self._order("host"), stdio=(theirs.fileno(), ERRORS, ERRORS))
         except BaseException:
             mine.close()
             if containment is not None:

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from interlock.core.errors import BadInput, Stale
 from interlock.core.names import Effect, Ending, Principal, RunId, SessionId
@@ -183,7 +183,7 @@ class Serving:
 
     async def _turn(self, begin: link.Begin, port: HostPort) -> None:
         """Run the agent on a leash, from its first step to its last."""
-        turn = port.turn
+        turn, loop = port.turn, asyncio.get_running_loop()
         word: link.Returned | link.Raised
         turn.before = self._before
         try:
@@ -200,9 +200,9 @@ class Serving:
             if text is not None and not isinstance(text, str):
                 raise BadInput(f"the agent returned {type(text).__name__}; return the reply as text, or None")
             port.measure(text or "")
-            word = link.Returned(turn.number, None if text is None else _utf8(text), turn.quiet)
+            word = link.Returned(turn.number, None if text is None else _utf8(text), turn.quiet, loop.time())
         except BaseException as error:
-            word = link.Raised(turn.number, describe_error(error), port.phase_of(error), turn.quiet)
+            word = link.Raised(turn.number, describe_error(error), port.phase_of(error), turn.quiet, loop.time())
         if port.current:
             returned = isinstance(word, link.Returned)
             port.fall(Cause(ending=Ending.COMPLETED if returned else Ending.FAILED))
@@ -235,7 +235,7 @@ def _utf8(text: str) -> str:
 
 
 def _at_work() -> frozenset[object]:
-    """Return what may act by itself in this process: tasks, callbacks, timers, and threads not known to be idle.
+    """Return what may act by itself in this process: tasks, callbacks, timers, alarms and threads.
 
     What was put off in a turn would be an effect of it after its end.
     """
@@ -247,7 +247,7 @@ def _at_work() -> frozenset[object]:
         found.update(key.data)  # whoever reads or writes: a server acts when somebody connects
     acting = {each for each in found if not _ours(each)}
     acting.update(("alarm", which) for which in ALARMS if signal.getitimer(which)[0])
-    return frozenset([*acting, *_busy_threads()])
+    return frozenset([*acting, *_threads()])
 
 
 def _ours(each: object) -> bool:
@@ -260,35 +260,10 @@ def _ours(each: object) -> bool:
     return isinstance(getattr(callback, "__self__", None), SocketLink | asyncio.Task)
 
 
-def _busy_threads() -> set[object]:
-    """Return the threads that are not known to be idle, each with its state and how often it has run.
-
-    A thread of an earlier turn that was given work in this one has run since, or runs now.
-    """
-    idle: set[int | None] = {threading.get_native_id()}
-    names = set(os.listdir("/proc/self/task"))  # noqa: PTH208 (after every turn)
-    if len(names) == 1:
-        return set()
-    frames = sys._current_frames()
-    pools: Any = sys.modules.get("concurrent.futures.thread")
-    for worker, queue in list(getattr(pools, "_threads_queues", {}).items()):
-        executor = getattr(worker, "_args", (lambda: None,))[0]()
-        frame = frames.get(worker.ident)
-        resting = executor is not None and executor._idle_semaphore._value >= len(executor._threads)
-        if resting and queue.empty() and frame is not None and frame.f_code is pools._worker.__code__:
-            idle.add(worker.native_id)  # (the semaphore alone counts too many once work had to wait)
-    pool = sys.modules.get("anyio._backends._asyncio")
-    if pool is not None:
-        idle |= {worker.native_id for worker in pool._threadpool_idle_workers.get(())}
-    return {(name, *_runs_of(name)) for name in names if int(name) not in idle}
-
-
-def _runs_of(thread: str) -> list[str]:
-    try:
-        lines = kernel.read(f"/proc/self/task/{thread}/status").splitlines()
-    except OSError:
-        return ["gone"]
-    return [line for line in lines if line.startswith(("State", "voluntary", "nonvoluntary"))]
+def _threads() -> list[str]:
+    """Return the other threads of this process. Whether one that was here before has run, control sees for itself."""
+    own = str(threading.get_native_id())
+    return [name for name in os.listdir("/proc/self/task") if name != own]  # noqa: PTH208 (after every turn)
 
 
 async def _greet(run: Run, message: Message) -> str:

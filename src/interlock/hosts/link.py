@@ -19,7 +19,7 @@ from interlock.processes.base import ARGUMENTS, SpawnOrder
 from interlock.runtime.run import Message
 from interlock.runtime.settings import REPLY_BYTES
 
-VERSION = 1
+VERSION = 2
 FRAME_BYTES = 4 * REPLY_BYTES + 64 * 1024  # the longest message a host may send: a reply of wide characters
 HEAD_BYTES = 4
 CALLS = 1_000  # that one message may record: each costs control far more than the bytes it comes in
@@ -151,18 +151,20 @@ class Cancel(OfTurn):
 
 
 class Returned(OfTurn):
-    """The agent returned. `settled`: nothing else of the turn runs."""
+    """The agent returned, `at` that instant of the machine's monotonic clock. `settled`: nothing else of it runs."""
 
     text: str | None
     settled: bool
+    at: float
 
 
 class Raised(OfTurn):
-    """The agent raised."""
+    """The agent raised, `at` that instant."""
 
     error: str
     phase: str | None
     settled: bool
+    at: float
 
 
 class Settled(OfTurn):
@@ -389,6 +391,11 @@ class Frames:
         self._limit = limit
         self._data = bytearray()
         self._at = 0
+
+    @property
+    def empty(self) -> bool:
+        """True if no part of a message is waiting for its rest."""
+        return len(self._data) == self._at
 
     @property
     def missing(self) -> int:

@@ -27,8 +27,10 @@ from interlock.runtime.tool import ERROR_CHARACTERS
 log = logging.getLogger("interlock")
 
 BURST_BYTES = 1024  # read in one go, some twenty small messages: a stop waits for no more than that of each host
+HEARD_BURSTS = 32  # read in one step before a limit ends a run
 LONG_BYTES = 256 * 1024  # of a message that is that long
 UNREAD_BYTES = 64 * 1024 * 1024  # said to a host that does not read
+NAMED = 16  # processes kept with a host that a receipt names
 STATUS_SECONDS = 1.0  # to learn how it ended once its link is closed
 
 
@@ -42,6 +44,7 @@ class HostProcess:
         self.renewed = 0  # when its session was last reset, as it was when it took its first turn
         self.hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.turn: HostTurn | None = None
+        self.heard = 0.0  # when all that it had said was read: what is read later was said later
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._frames = link.Frames(link.Said, link.FRAME_BYTES)
@@ -51,7 +54,7 @@ class HostProcess:
         self._trouble: str | None = None
         self._left: int | None = None  # bytes in its link when its process died: the last that count
         self._burying: asyncio.Task[None] | None = None
-        self._before: frozenset[int] = frozenset()
+        self._before: dict[tuple[int, int], tuple[int, int, bool]] | None = None  # what was here before the turn
         self._loop.add_reader(sock.fileno(), self._readable)
         process.on_end = self._exited
 
@@ -66,11 +69,6 @@ class HostProcess:
         gone = self._killed or self._sock.fileno() < 0 or self.process.exited.is_set()
         return not gone and not self.containment.done.is_set() and self.containment.helper.alive  # (it goes with it)
 
-    @property
-    def strangers(self) -> frozenset[int]:
-        """Processes in its containment besides itself and those that were there when the turn began."""
-        return self.containment.members() - self._before
-
     def watch_death(self) -> None:
         """Get hold of the process itself, so that a KILL needs nobody's help; only if it is our keeper's child."""
         pid = self.process.pid
@@ -83,13 +81,35 @@ class HostProcess:
                 self._close_pidfd()
 
     def remember(self) -> None:
-        """A turn is about to begin."""
-        self._before = self._before or frozenset([self.process.pid or 0])
+        """A turn is about to begin. One that was alone when it came to rest need not be looked at again."""
+        if self._before is None or self._before:
+            self.rest()
         self.turns += 1
+        self.heard = self._loop.time()  # nothing of the turn is said before it begins
 
     def rest(self) -> None:
-        """A turn is over: what is here now was not born in the next one."""
-        self._before = self.containment.members()
+        """See what is here between turns: the next one did not begin it."""
+        self._before = self._company()
+
+    def look(self) -> tuple[str, ...] | None:
+        """Name what was here before the turn and has not run since; None if anything else is, besides the host.
+
+        The host's main thread runs whenever we speak with it, so of that one the host's own word must do.
+        """
+        before, now = self._before, self._company()
+        if before is None or now is None:
+            return None
+        for task, trace in now.items():
+            _, _, running = trace
+            if running or before.get(task) != trace:
+                return None
+        return _named(sorted({pid for pid, _ in now} - {self.process.pid}))
+
+    def _company(self) -> dict[tuple[int, int], tuple[int, int, bool]] | None:
+        try:
+            return self.containment.company(self.process.pid or 0)
+        except OSError:
+            return None
 
     # Saying
 
@@ -121,20 +141,30 @@ class HostProcess:
 
     # Hearing
 
+    def hear_out(self) -> None:
+        """Take what it has said and nobody has read yet, in this step: until its agent has returned, and bounded."""
+        for _ in range(HEARD_BURSTS):
+            if not self._burst() or self.turn is None or self.turn.run.returned is not None:
+                return
+
     def _readable(self) -> None:
-        """Take a burst of what it says."""
+        self._burst()
+
+    def _burst(self) -> bool:
+        """Take a burst of what it says; True if there may be more."""
         if self._sock.fileno() < 0:
-            return
+            return False
+        began = self._loop.time()
         wanted = min(max(self._frames.missing, BURST_BYTES), LONG_BYTES)
         try:
             data = self._sock.recv(wanted)
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError:
             data = b""
         if not data:
             self._ended()
-            return
+            return False
         if self._left is not None:
             self._left -= len(data)
         self._frames.feed(data)
@@ -142,16 +172,20 @@ class HostProcess:
             for word in self._frames:
                 self._hear(word)
                 if self._sock.fileno() < 0:
-                    return
+                    return False
         except (link.Garbage, Violation) as error:
             self.fail(f"it broke the protocol: {error}")
-            return
+            return False
         except Exception:
             log.exception("a message of a host could not be taken")
             self.fail("it said something that could not be taken")
-            return
+            return False
         if self._left is not None and self._left <= 0:
             self._ended()
+        more = len(data) == wanted
+        if not more and self._frames.empty:
+            self.heard = began  # not sooner: what came in one burst was all said before it was read
+        return more
 
     def _hear(self, word: link.Said) -> None:
         match word:
@@ -233,6 +267,16 @@ class HostProcess:
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
+
+
+def _named(pids: list[int]) -> tuple[str, ...]:
+    """Name processes for a receipt: whoever chose a name may have put anything into it."""
+    names = []
+    for pid in pids[:NAMED]:
+        status = kernel.stat(pid)
+        command = "gone" if status is None else "".join(c if c.isprintable() else "?" for c in status[3])
+        names.append(f"{command} ({pid})")
+    return (*names, f"and {len(pids) - NAMED} more") if len(pids) > NAMED else tuple(names)
 
 
 def _death(status: int | None) -> str:

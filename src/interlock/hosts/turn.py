@@ -19,6 +19,7 @@ import msgspec
 from interlock.core.errors import BadInput, InterlockError, Stale
 from interlock.core.events import Entry
 from interlock.core.names import BodyState, CallId, Effect, ErrorKind, RunId, ToolState
+from interlock.core.outcome import returned_at
 from interlock.hosts import link
 from interlock.hosts.finding import SERVED
 from interlock.processes.base import Containment, SpawnFailed, SpawnOrder
@@ -46,6 +47,11 @@ class Host(Protocol):
     turn: HostTurn | None
 
     @property
+    def heard(self) -> float:
+        """When all that it had said was read: what is read later was said later."""
+        ...
+
+    @property
     def containment(self) -> Containment:
         """What holds it, and whatever its libraries start."""
         ...
@@ -55,21 +61,24 @@ class Host(Protocol):
         """True while it can take a turn."""
         ...
 
-    @property
-    def strangers(self) -> frozenset[int]:
-        """Processes in its containment besides itself and those that were there when the turn began."""
-        ...
-
     def remember(self) -> None:
         """A turn is about to begin."""
         ...
 
     def rest(self) -> None:
-        """A turn is over: what is here now was not born in the next one."""
+        """See what is here between turns: the next one did not begin it."""
+        ...
+
+    def look(self) -> tuple[str, ...] | None:
+        """Name what was here before the turn and has not run since; None if anything else is, besides the host."""
         ...
 
     def send(self, word: link.Word) -> None:
         """Say something to it."""
+        ...
+
+    def hear_out(self) -> None:
+        """Take what it has said and nobody has read yet, in this step and bounded."""
         ...
 
     def kill(self) -> None:
@@ -107,6 +116,7 @@ class HostTurn:
         self.result: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self.killed = False  # or dead by itself
         self.ours = False  # by us
+        self.kept: tuple[str, ...] = ()  # processes that stay with the host, seen not to have run in the turn
         self._verbs = verbs
         self._keeps = keeps
         self._on_settled = settled
@@ -261,14 +271,14 @@ class HostTurn:
                 verbs.take_in(self._offered.pop(number, ()))
             case link.Cancel(_, number):
                 self._cancel(number)
-            case link.Returned(_, text, settled):
-                self._ended(settled)
+            case link.Returned(_, text, settled, at):
+                self._ended(settled, at)
                 if self.run.fallen:
                     self.run.fence.refuse(Effect.FINAL)
                 elif not self.result.done():
                     self.result.set_result(text)
-            case link.Raised(_, error, phase, settled):
-                self._ended(settled)
+            case link.Raised(_, error, phase, settled, at):
+                self._ended(settled, at)
                 if not self.result.done():
                     self.result.set_exception(AgentFailed(error[:ERROR_CHARACTERS], kind_of(phase)))
                     self.result.exception()
@@ -279,26 +289,33 @@ class HostTurn:
             case _:
                 raise Violation(f"it said {type(word).__name__} in a turn")
 
-    def _ended(self, settled: bool) -> None:
+    def _ended(self, settled: bool, at: float) -> None:
         if self._returned:
             raise Violation("it returned twice")
         self._returned = True
+        if not self.run.fallen:
+            self.run.returned = returned_at(at, heard=self.host.heard, now=self._loop.time())
         if self.state is BodyState.RUNNING:
             self.state = BodyState.RETURNED
         self._quiet = settled  # what that means is for the fall to say: a stop may still come first
 
     def _settled(self, clean: bool) -> None:
-        """The host says that nothing of the turn runs. After an early end we look for ourselves.
+        """The host says that nothing of the turn runs. After an early end control looks for itself.
 
-        One that is not kept is killed here, so that the turn is done when it was seen gone.
+        Of its own loop a host must be taken at its word; of threads and processes the kernel is asked. One that is not
+        kept is killed here, so that the turn is done when it was seen gone.
         """
         if self.killed or self.done.is_set():
             return
         cause = self.run.fence.cause
         early = cause is not None and cause.early
-        if (early and (not clean or self.host.strangers)) or not self._keeps(self):
+        kept: tuple[str, ...] | None = None
+        if self._keeps(self) and (clean or not early):
+            kept = self.host.look() if early else ()
+        if kept is None:
             self.kill()
         else:
+            self.kept = kept
             self._finish()
 
     def _record(self, calls: tuple[link.Wanted, ...]) -> None:

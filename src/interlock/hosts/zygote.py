@@ -56,6 +56,7 @@ class Warden(Keeper):
             os.dup2(fd, at)
         own = {self._sock.fileno(), self._lifeline, self._gateway, self._wake, self._woken, self._events, *given}
         own.update(fd for doors in self._opened for fd in doors)
+        own.update(self._space.descriptors if self._space is not None else ())
         for fd in own:
             if fd > 2:
                 os.close(fd)

@@ -7,5 +7,6 @@
 """
 
 from interlock.look.commands import commands
+from interlock.look.reading import in_use
 
-__all__ = ["commands"]
+__all__ = ["commands", "in_use"]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from interlock.config import data_directory
-from interlock.core.names import RunId, SessionId
+from interlock.core.names import RunId
 from interlock.look import reading, telling
 from interlock.look.forgetting import age, forget
 from interlock.stores.sqlite.store import KEEP_DAYS
@@ -44,7 +44,9 @@ def sessions_command(data: Data, as_json: AsJson = False) -> None:
 @commands.command("runs", short_help="List the runs of a store.")
 def runs_command(
     data: Data,
-    session: Annotated[str | None, typer.Option(metavar="NAME", help="Only this session's.")] = None,
+    session: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this session's: OWNER/NAME, or NAME.")
+    ] = None,
     tree: Annotated[bool, typer.Option("--tree", help="With child runs, each below its parent.")] = False,
     every: Annotated[
         bool, typer.Option("--all", help=f"Every run that is kept, not only the latest {reading.LATEST}.")
@@ -53,13 +55,12 @@ def runs_command(
     as_json: AsJson = False,
 ) -> None:
     """List runs in the order they were admitted, with how they ended; also while a server has the store."""
-    wanted = None if session is None else SessionId(session)
     if url is not None:
         from interlock.look import asking  # noqa: PLC0415 - a store needs no client
 
         found = asking.runs(url, data, session, tree=tree, every=every)
     else:
-        found = reading.look(data, lambda store: reading.runs(store, wanted, tree=tree, every=every))
+        found = reading.look(data, lambda store: reading.runs(store, session, tree=tree, every=every))
     telling.tell_json(found) if as_json else telling.tell_runs(found, session)
 
 

@@ -4,7 +4,7 @@ import msgspec
 
 from interlock.core.decision import QuestionRow, ToolRow
 from interlock.core.lifecycle import State
-from interlock.core.names import Principal, RunId, RunKind, SessionId, Strategy
+from interlock.core.names import May, Principal, RunId, RunKind, SessionId, Strategy
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.core.timeline import Moment
@@ -12,10 +12,11 @@ from interlock.stores.base import Pruned
 
 
 class SessionLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A session in a list. `open` counts runs without an ending."""
+    """A session in a list. `open` counts runs without an ending, `shares` says who else may write in it or read."""
 
     id: SessionId
     owner: Principal
+    shares: dict[Principal, May]
     generation: int
     strategy: Strategy | None
     runs: int

@@ -12,12 +12,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from interlock.core.decision import RunRow, SessionRow
-from interlock.core.errors import Unknown
+from interlock.core.errors import BadInput, Unknown
 from interlock.core.events import Event, Spawned
-from interlock.core.names import ProcessState, RunId, SessionId
+from interlock.core.names import Principal, ProcessState, RunId, SessionId
 from interlock.core.timeline import timeline
 from interlock.look.documents import ProcessLine, RunLine, Runs, SessionLine, Sessions, Shown
 from interlock.runtime.listing import RunInfo, as_tree, info_of_row
+from interlock.runtime.live import RUN_SESSION
+from interlock.runtime.naming import Naming
 from interlock.runtime.recovery import Story
 from interlock.runtime.settings import CRASHES
 from interlock.runtime.watch import whole_log
@@ -32,6 +34,7 @@ READ_FOR_LATEST = 500  # children may be among them
 LOOKS = 5  # at a run that goes on while it is looked at
 BUSY_MS = 5_000  # a server that starts may have the database locked for a moment
 EVERY = -1  # as a limit
+NOBODY = Principal("")  # to whom every session is another's, and named with its owner
 
 
 def look(directory: Path, ask: Callable[[Look], Awaitable[T]]) -> T:
@@ -104,6 +107,7 @@ def _session_line(info: SessionInfo) -> SessionLine:
     return SessionLine(
         id=row.id,
         owner=row.owner,
+        shares=row.shares,
         generation=row.generation,
         strategy=row.strategy,
         runs=info.runs,
@@ -118,12 +122,29 @@ def _parked(row: SessionRow | None) -> bool:
     return row is not None and row.crashes >= CRASHES
 
 
-async def runs(store: Look, session: SessionId | None, *, tree: bool, every: bool) -> Runs:
+async def found(store: Look, name: str) -> SessionId:
+    """Return the session that is meant: by its id, by its name with the owner, or by a bare name that only one has."""
+    if name.startswith(RUN_SESSION):
+        return SessionId(name)
+    naming = Naming()
+    naming.keep(await store.plain_sessions())
+    ids = [info.session.id for info in await store.sessions(limit=EVERY)]
+    written = {session: naming.name_of(session, NOBODY) for session in ids}
+    meant = [session for session, whole in written.items() if whole == name]
+    meant = meant or [session for session, whole in written.items() if name in (session, whole.partition("/")[2])]
+    if len(meant) == 1:
+        return meant[0]
+    if not meant:
+        raise Unknown(f"no session {name!r} in {store.directory}; `interlock sessions` lists them")
+    which = ", ".join(sorted(written[session] for session in meant))
+    raise BadInput(f"{name!r} is the name of {len(meant)} sessions: {which}; write one of these")
+
+
+async def runs(store: Look, name: str | None, *, tree: bool, every: bool) -> Runs:
     """Find runs of a session or of all, in the order they were admitted."""
     used, limit = in_use(store.directory), EVERY if every else READ_FOR_LATEST
+    session = None if name is None else await found(store, name)
     rows = await store.runs(session, tree=tree, limit=limit)
-    if session is not None and not rows and await store.session(session) is None:
-        raise Unknown(f"no session {session!r} in {store.directory}; `interlock sessions` lists them")
     more = session is None and len(rows) == limit
     if session is None and not tree:
         rows = tuple(row for row in rows if row.parent is None)

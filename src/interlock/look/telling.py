@@ -30,10 +30,19 @@ def tell_json(document: msgspec.Struct) -> None:
 def tell_sessions(found: Sessions) -> None:
     """Print a list of sessions."""
     table = [
-        (each.id, each.owner, str(each.runs), str(each.open), _ago(each.latest_at), _session_words(each, found.in_use))
+        (
+            each.id,
+            each.owner,
+            ", ".join(f"{who} ({may})" for who, may in sorted(each.shares.items())),
+            str(each.runs),
+            str(each.open),
+            _ago(each.latest_at),
+            _session_words(each, found.in_use),
+        )
         for each in found.sessions
     ]
-    _table(("session", "owner", "runs", "open", "last message", ""), table, empty=f"no sessions in {found.data}")
+    heads = ("session", "owner", "shared with", "runs", "open", "last message", "")
+    _table(heads, table, empty=f"no sessions in {found.data}")
 
 
 def tell_runs(found: Runs, session: str | None) -> None:
@@ -139,6 +148,7 @@ def _receipt_words(receipt: Receipt, in_use: bool) -> str:
         f"drain {receipt.drain}{after}",
         f"{_count(processes.ended, 'process')} ended, grade {receipt.grade}" if processes.ended else "",
         f"{processes.detached} detached" if processes.detached else "",
+        f"kept with its host: {', '.join(receipt.kept)}" if receipt.kept else "",
         f"refused {', '.join(f'{n} {kind}' for kind, n in receipt.refused.items())}" if receipt.refused else "",
         f"not seen gone: {', '.join(receipt.unconfirmed)}" if receipt.unconfirmed else "",
     ]

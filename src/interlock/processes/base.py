@@ -59,6 +59,7 @@ class Confinement:
     output_bytes: int = OUTPUT_BYTES
     environment: tuple[str, ...] = ENVIRONMENT
     agent_user: str | None = None
+    apart: bool = True  # with agent_user: processes of different hosts, workers and runs do not reach each other
 
 
 class SpawnOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +93,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     pids: str = "none"  # how the number of processes is limited: v2, v1, rlimit
     memory: str = "none"
     home: str | None = None  # the cgroup that ours are made in
+    apart: bool = False  # those of one user are kept apart, by PID namespaces; tried where there is an agent_user
+    together: str = ""  # why they are not
     swept: int = 0  # processes of a dead control that were ended at the start
     left: tuple[str, ...] = ()  # those that no KILL ended, named; every start tries again, and takes longer for it
 

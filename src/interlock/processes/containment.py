@@ -31,6 +31,8 @@ from interlock.processes.output import Input, Output
 if TYPE_CHECKING:
     from interlock.processes.local import Helper, LocalProcesses
 
+TASKS = 64  # threads of a host, and of what it started, that are looked at in one step; one with more is not judged
+ERRORS = -1  # among descriptors that are given: a pipe whose lines are told on our error output
 INSIST_SECONDS = 1.0  # a keeper that has not answered a cut for so long is replaced by the helper
 
 
@@ -221,6 +223,7 @@ class LocalContainment:
         self.number = number
         self.helper = helper  # who made its keeper, and stands in for it
         self.keeper: int | None = None  # its pid, once it has spoken
+        self.init: int | None = None  # of its PID namespace, if it has one
         self.leaf: str | None = None
         self._processes = processes
         self._sock = sock
@@ -235,7 +238,7 @@ class LocalContainment:
 
     # Asking
 
-    def spawn(self, order: SpawnOrder, stdio: tuple[int, int, int] | None = None) -> LocalProcess:
+    def spawn(self, order: SpawnOrder, stdio: tuple[int, ...] | None = None) -> LocalProcess:
         """Ask for a process, with pipes of ours or with descriptors that are given. Nothing is waited for."""
         if self._hung_up or self.done.is_set():
             why = "it was ended before it began" if self.state is BodyState.CUT else "its keeper was killed; try again"
@@ -248,6 +251,9 @@ class LocalContainment:
         theirs: list[int] = []
         path = None
         try:
+            if stdio is not None and ERRORS in stdio:
+                theirs = [self._processes.error_pipe(lambda: self.name)]
+                stdio = tuple(theirs[0] if fd == ERRORS else fd for fd in stdio)
             if order.pty:
                 ours, path = _terminal(order, confinement.agent_user)
             elif stdio is None:
@@ -272,20 +278,25 @@ class LocalContainment:
         process.attach(output, given, terminal, limit=confinement.output_bytes)
         return process
 
-    def members(self) -> frozenset[int]:
-        """Return the processes it holds, as far as they can be seen at this instant."""
-        found: set[int] = set()  # those below its keeper: one may have left the leaf
-        known = -1
-        while self.keeper is not None and len(found) > known:  # again: one may have come up to the keeper meanwhile
-            known, rest = len(found), [self.keeper]
-            while rest:
-                below = set(kernel.children_of(rest.pop()))
-                rest += below - found
-                found |= below
-        with contextlib.suppress(OSError):
-            if self.leaf is not None:
-                found.update(int(pid) for pid in kernel.read(self.leaf + "/cgroup.procs").split())
-        return frozenset(found)
+    def company(self, host: int) -> dict[tuple[int, int], tuple[int, int, bool]]:
+        """Return what is here besides the main thread of a host: the traces of every other thread and process.
+
+        The kernel is asked, and nobody else. Raise OSError if it does not show all of it.
+        """
+        if self.keeper is None:
+            raise OSError(errno.ESRCH, "its keeper is not known")
+        held = kernel.below(self.keeper, TASKS)  # also one that has left the leaf
+        if self.leaf is not None:
+            held |= {int(pid) for pid in kernel.read(self.leaf + "/cgroup.procs").split()}
+        if host not in held:
+            raise OSError(errno.ESRCH, "the host is not below its keeper")
+        held -= {self.keeper, self.init}  # our own programs: the keeper is in the leaf while it spawns, and reaps
+        found: dict[tuple[int, int], tuple[int, int, bool]] = {}
+        for pid in held:
+            found.update(kernel.traces(pid, but=host))
+            if len(found) > TASKS:
+                raise OSError(errno.E2BIG, "there is more than is looked at")
+        return found
 
     def end_one(self, number: int) -> None:
         """End one process and its group."""
@@ -355,6 +366,8 @@ class LocalContainment:
                 self.stuck = tuple(str(name) for name in names)
             case "here", (int(pid),):
                 self.keeper = pid
+            case "inside", (int(pid),):
+                self.init = pid
             case "drained", (int(ended),):
                 self.empty(ended)
 

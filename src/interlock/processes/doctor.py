@@ -74,7 +74,8 @@ async def examine() -> Report:
             best, machine = grade, found
     why = "; ".join(f"{trial.grade}: {trial.why}" for trial in trials if not trial.works)
     works = {trial.grade: trial.works for trial in trials}
-    return Report(grade=best, why=why, trials=tuple(trials), facts=tuple(_facts(machine, works)))
+    facts = [*_facts(machine, works), *await _apart()]
+    return Report(grade=best, why=why, trials=tuple(trials), facts=tuple(facts))
 
 
 # Trials
@@ -116,6 +117,29 @@ async def _end_two(processes: LocalProcesses) -> tuple[float, int]:
         containment.cut()
     await containment.done.wait()
     return (time.perf_counter() - began) * 1000, containment.ended
+
+
+async def _apart() -> list[Fact]:
+    """Try whether agents of one user can be kept apart; without root they cannot be another user's at all."""
+    if os.geteuid() != 0:
+        return []
+    processes = LocalProcesses(Confinement(agent_user=_user_name(0)))
+    try:
+        machine = await processes.ready()
+    except SpawnFailed as failure:
+        machine = Machine(grade=Grade.GROUP, together=str(failure.strerror or failure))
+    finally:
+        await processes.close()
+    if machine.apart:
+        found = "with --agent-user, by a PID namespace for each host, worker and run; tried"
+        return [Fact(name="agents apart", found=found, good=True)]
+    found = f"no: {machine.together}. With --agent-user one session's agent can signal and trace another's processes"
+    change = "serve each tenant from a server, and a user, of its own"
+    if _in_container():
+        change = f"docker run --cap-add SYS_ADMIN --security-opt apparmor=unconfined …; or {change}"
+    else:
+        change = f"let interlock keep CAP_SYS_ADMIN, and call unshare, setns and mount; or {change}"
+    return [Fact(name="agents apart", found=found, good=False, change=change)]
 
 
 # Looking around

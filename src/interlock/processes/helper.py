@@ -69,9 +69,9 @@ class Helper:
 
     # Opening
 
-    def open(self, wanted: str | None) -> None:
+    def open(self, wanted: str | None, apart: bool) -> None:
         """Find out what the machine gives, end leftovers, and say so."""
-        self._facts = facts = probe(wanted)
+        self._facts = facts = probe(wanted, apart)
         swept = sweep(facts)
         self._tell("ready", facts, swept, os.getpid())
 
@@ -134,7 +134,7 @@ class Helper:
                 elif message[0] == "finish":
                     self._finish(message[1])
                 elif message[0] == "open":
-                    self.open(message[1])
+                    self.open(message[1], message[2])
             finally:
                 wire.close_all(fds)
         self._flush()
@@ -201,6 +201,7 @@ class Helper:
                 grace=grace,
                 once=once,
                 user=user,
+                apart=user is not None and self._facts["apart"],
             ).run()
             status = 0
         finally:

@@ -17,6 +17,7 @@ import signal
 import time
 
 from interlock.processes import kernel, wire
+from interlock.processes.namespace import Namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Keeper:
         grace: float,
         once: bool,
         user: tuple[int, int, list[int]] | None,
+        apart: bool,
     ) -> None:
         self._sock = sock
         self._lifeline = lifeline
@@ -72,6 +74,8 @@ class Keeper:
         self._grace = grace
         self._once = once  # one request, then it goes as soon as nothing is left
         self._user = user
+        self._apart = apart  # in a PID namespace of its own
+        self._space: Namespace | None = None  # made with the first process
         self._main: dict[int, int] = {}  # pid → number of the request, of processes not reaped yet
         self._hit: set[int] = set()  # children that were sent KILL and are not reaped: the pids are still theirs
         self._groups: list[int] = []  # of process groups, where that is all there is
@@ -226,6 +230,27 @@ class Keeper:
 
     def _spawn(self, argv: list[str], env: dict[str, str], cwd: str, terminal: str | None, fds: list[int]) -> int:
         actions = _actions(terminal, fds)
+        if not self._apart:
+            return self._spawn_here(argv, env, cwd, actions)
+        if self._space is None:
+            self._space = self._make_space()
+        self._space.enter()
+        try:
+            return self._spawn_here(argv, env, cwd, actions)
+        finally:
+            self._space.leave()
+
+    def _make_space(self) -> Namespace:
+        try:
+            space = Namespace()
+        except OSError as error:
+            error.what = f"no PID namespace could be made for it ({os.strerror(error.errno or 0)})"  # type: ignore[attr-defined]
+            raise
+        self._childless = False
+        self._tell("inside", space.init)
+        return space
+
+    def _spawn_here(self, argv: list[str], env: dict[str, str], cwd: str, actions: list[tuple[Any, ...]]) -> int:
         try:
             os.chdir(cwd)
         except OSError as error:
@@ -294,6 +319,8 @@ class Keeper:
             return
         self._sealed = True
         self._sealed_at = time.monotonic()
+        if self._space is not None:
+            self._space.count()
         if self._grace > 0 and self._main:
             self._term_until = self._sealed_at + self._grace
             for pid in self._main:
@@ -318,6 +345,8 @@ class Keeper:
         for pid in self._main:  # these we know without asking: they begin to die while the rest is looked for
             self._hit.add(pid)
             _signal(pid, signal.SIGKILL)
+        if self._space is not None:
+            self._space.end()
         if self._leaf is not None:
             kernel.kill_cgroup(self._leaf)
         for group in self._groups:
@@ -333,13 +362,19 @@ class Keeper:
             if time.monotonic() < self._killed_at + SLOW_SECONDS:
                 return  # it is dying
             kernel.kill_cgroup(self._leaf)
+        if self._space is not None:  # its init ends all that is inside, and nothing of ours is outside
+            self._space.end()
+            return
         for pid in kernel.children() if not self._childless else ():
             if pid not in self._hit:
                 self._hit.add(pid)
                 _signal(pid, signal.SIGKILL)
 
     def _left(self) -> list[int]:
-        left = {pid for pid in kernel.children() if (found := kernel.stat(pid)) is not None and found[0] not in "ZX"}
+        children = kernel.children()
+        if self._space is not None and self._space.init:
+            children = [*(pid for pid in children if pid != self._space.init), *kernel.children_of(self._space.init)]
+        left = {pid for pid in children if (found := kernel.stat(pid)) is not None and found[0] not in "ZX"}
         if self._leaf is not None:
             try:
                 left.update(int(pid) for pid in kernel.read(self._leaf + "/cgroup.procs").split())
@@ -378,11 +413,16 @@ class Keeper:
             if pid == 0:
                 self._childless = False
                 break
+            if self._space is not None and pid == self._space.init:
+                self._ended += self._space.reaped()
+                continue
             self._ended += self._sealed
             self._hit.discard(pid)
             number = self._main.pop(pid, None)
             if number is not None:
                 self._tell("exit", number, os.waitstatus_to_exitcode(status))
+        if self._space is not None and not self._main and (self._once or self._sealed):
+            self._space.may_go()
 
     def _tell_dead(self) -> None:
         """Tell who has died and leave them unreaped: their pids, and so their groups, cannot become another's."""

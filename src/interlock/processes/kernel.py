@@ -6,11 +6,15 @@ Imported by the bare helper: the standard library's smallest modules only.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import time
 
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_SET_NAME, PR_CAP_AMBIENT = 36, 38, 15, 47
+PR_SET_PDEATHSIG = 1
 AMBIENT_CLEAR_ALL = 4
+CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SLAVE = 2, 4, 8, 0x4000, 0x80000
 MARK = "interlock-"  # every directory we make in a cgroup tree begins so
 OWNER = "INTERLOCK_OWNER"  # in the environment of whatever is kept: a hint for the next start, no proof
 READ_BYTES = 8192
@@ -24,6 +28,27 @@ def prctl(option: int, value: int | bytes) -> bool:
         return bool(_libc.prctl(option, value, 0, 0, 0) == 0)
     except AttributeError:
         return False
+
+
+def unshare(what: int) -> None:
+    """Leave a namespace for a new one; for PIDs it is the children who are born there."""
+    _called(_libc.unshare(what))
+
+
+def setns(fd: int, kind: int) -> None:
+    """Enter a namespace that is open."""
+    _called(_libc.setns(fd, kind))
+
+
+def mount(what: str, where: str, kind: str | None, flags: int) -> None:
+    """Mount a file system, or change how a mount is shared."""
+    _called(_libc.mount(what.encode(), where.encode(), kind and kind.encode(), ctypes.c_ulong(flags), None))
+
+
+def _called(result: int) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def read(path: str) -> str:
@@ -71,6 +96,53 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
+def below(pid: int, most: int) -> frozenset[int]:
+    """Return every process below one, as two looks agree; raise OSError where that, or all of it, cannot be seen.
+
+    One look may miss a process that lost its parent meanwhile and came up. More than `most` threads are not looked at.
+    """
+    found = _walk(pid, most)
+    if _walk(pid, most) != found:
+        raise OSError(errno.EAGAIN, "processes came and went during the look")
+    return found
+
+
+def _walk(pid: int, most: int) -> frozenset[int]:
+    found, rest, tasks = set[int](), [pid], 0
+    while rest:
+        at = rest.pop()
+        threads = os.listdir(f"/proc/{at}/task")
+        tasks += len(threads)
+        if tasks > most:
+            raise OSError(errno.E2BIG, "there is more than is looked at")
+        for thread in threads:
+            for child in read(f"/proc/{at}/task/{thread}/children").split():
+                found.add(int(child))
+                rest.append(int(child))
+    return frozenset(found)
+
+
+def traces(pid: int, but: int = 0) -> dict[tuple[int, int], tuple[int, int, bool]]:
+    """Return what each thread of a process, but one, has done so far, by process and thread. Raise OSError if unseen.
+
+    That is when it started, how often it was switched off its processor, and whether it has one now or waits for one.
+    A thread that sleeps and has not been switched off since an earlier look has not run since: CPU time, which is told
+    in hundredths of a second, would not show that.
+    """
+    found = {}
+    for thread in map(int, os.listdir(f"/proc/{pid}/task")):
+        if thread != but:
+            where = f"/proc/{pid}/task/{thread}"
+            lines = dict(line.partition(":")[::2] for line in read(where + "/status").splitlines())
+            try:
+                switched = int(lines["voluntary_ctxt_switches"]) + int(lines["nonvoluntary_ctxt_switches"])
+                running = lines["State"].split()[0] == "R"
+            except (KeyError, IndexError, ValueError):
+                raise OSError(errno.ENOSYS, "this system does not count what a thread does") from None
+            found[pid, thread] = (_fields(where)[2], switched, running)
+    return found
+
+
 def pids() -> list[int]:
     """Return every process that can be seen."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
@@ -79,9 +151,13 @@ def pids() -> list[int]:
 def stat(pid: int) -> tuple[str, int, int, str] | None:
     """Return (state, parent, start time, command) of a process, None if there is none."""
     try:
-        text = read(f"/proc/{pid}/stat")
+        return _fields(f"/proc/{pid}")
     except OSError:
         return None
+
+
+def _fields(where: str) -> tuple[str, int, int, str]:
+    text = read(where + "/stat")
     command, _, rest = text[text.index("(") + 1 :].rpartition(") ")
     fields = rest.split()
     return fields[0], int(fields[1]), int(fields[19]), command

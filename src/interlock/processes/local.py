@@ -25,7 +25,8 @@ from typing import Any, TypeVar
 from interlock.core.errors import BadInput
 from interlock.processes import kernel, wire
 from interlock.processes.base import ROOT, Confinement, Grade, Machine, SpawnFailed, SpawnOrder, allowed
-from interlock.processes.containment import LocalContainment, LocalProcess, Sender
+from interlock.processes.containment import ERRORS, LocalContainment, LocalProcess, Sender
+from interlock.processes.error_output import ErrorOutput
 from interlock.processes.workers import Worker, Workers
 
 log = logging.getLogger("interlock")
@@ -117,6 +118,7 @@ class LocalProcesses:
         self._homes: set[str] = set()
         self._helpers: set[int] = set()  # pids of those we started: a subreaper's children that are no orphans
         self._starts = threading.Lock()
+        self._error_output = ErrorOutput()
 
     # The helper
 
@@ -146,7 +148,8 @@ class LocalProcesses:
         answer: asyncio.Future[tuple[dict[str, object], int]] = loop.create_future()
         loop.add_reader(helper.sock.fileno(), self._readable, helper, answer)
         try:
-            helper.send(("open", self.confinement.grade and str(self.confinement.grade)))
+            apart = self._user is not None and self.confinement.apart
+            helper.send(("open", self.confinement.grade and str(self.confinement.grade), apart))
             async with asyncio.timeout(READY_SECONDS):
                 facts, swept = await answer
         except (OSError, TimeoutError) as error:
@@ -160,12 +163,20 @@ class LocalProcesses:
             home=None if facts["home"] is None else str(facts["home"]),
             swept=swept,
             left=tuple(map(str, facts["left"])) if isinstance(facts["left"], list) else (),
+            apart=bool(facts["apart"]),
+            together=str(facts.get("together", "")),
         )
         if self.machine.left:
             log.warning(
                 "what a dead control left cannot be ended, and every start takes seconds longer for trying: %s; "
                 "thaw it if it is frozen, or free what it waits for",
                 ", ".join(self.machine.left),
+            )
+        if self.machine.together:
+            log.warning(
+                "agents of user %s can reach each other's processes: %s; interlock doctor says what to change",
+                self.confinement.agent_user,
+                self.machine.together,
             )
         self._facts = facts
         self._homes |= {str(facts[name]) for name in ("home", "pids_home", "memory_home") if facts[name] is not None}
@@ -177,7 +188,11 @@ class LocalProcesses:
 
     def _launch(self) -> Helper:
         with self._starts:
-            helper = _launch(self._owner)
+            errors = self._error_output.pipe(lambda: "the helper")
+            try:
+                helper = _launch(self._owner, errors)
+            finally:
+                os.close(errors)
             self._helpers.add(helper.process.pid)
         return helper
 
@@ -292,7 +307,7 @@ class LocalProcesses:
             raise
         mine.setblocking(False)
         try:
-            process = containment.spawn(order, stdio=(theirs.fileno(), 2, 2))
+            process = containment.spawn(order, stdio=(theirs.fileno(), ERRORS, ERRORS))
         except BaseException:
             containment.cut()
             mine.close()
@@ -383,6 +398,10 @@ class LocalProcesses:
         env[kernel.OWNER] = self._owner
         return env
 
+    def error_pipe(self, name: Callable[[], str]) -> int:
+        """Return a pipe for the error output of a process, to be handed over and closed."""
+        return self._error_output.pipe(name, None if self._user is None else self._user[0])
+
     def worker(self, of: str) -> Worker:
         """Return a worker for a run of that name, in this step; warm if there is one."""
         return self._workers.take(of)
@@ -409,6 +428,8 @@ class LocalProcesses:
         if helper is not None and helper.alive:
             helper.hang_up()
             await _in_thread(_wait, helper.process)
+        if self._error_output.close():
+            await _in_thread(self._error_output.join)
         if self._homes:  # one that was killed, as a second one always is, has left its directories
             await _in_thread(self._remove_directories)
 
@@ -443,7 +464,7 @@ async def _in_thread(work: Callable[..., T], *given: Any) -> T:
     return await future
 
 
-def _launch(owner: str) -> Helper:
+def _launch(owner: str, errors: int) -> Helper:
     """Start a helper: exec'd, in a session of its own, with next to nothing in its environment."""
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     mine.setblocking(False)
@@ -454,7 +475,7 @@ def _launch(owner: str) -> Helper:
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=None,
+            stderr=errors,
             env=kept,
             start_new_session=True,
         )

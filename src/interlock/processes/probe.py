@@ -11,6 +11,7 @@ import signal
 import time
 
 from interlock.processes import kernel
+from interlock.processes.namespace import Namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,8 +22,11 @@ TRIAL_SECONDS = 5.0  # a loaded machine is not to be taken for one without cgrou
 SWEEP_SECONDS = 2.0
 
 
-def probe(wanted: str | None = None) -> dict[str, Any]:
-    """Try the grades, best first, each by ending a real process; return what was found, and why not better."""
+def probe(wanted: str | None = None, apart: bool = False) -> dict[str, Any]:
+    """Try the grades, best first, each by ending a real process; return what was found, and why not better.
+
+    `apart`: also whether processes of one user can be kept apart.
+    """
     home = kernel.own_cgroup()
     why = ""
     grade = "group"
@@ -39,6 +43,9 @@ def probe(wanted: str | None = None) -> dict[str, Any]:
     facts: dict[str, Any] = {"grade": grade, "home": home if grade == "cgroup" else None, "why": why}
     for what in ("pids", "memory"):
         facts[what], facts[f"{what}_home"] = _limit_by(what, facts["home"])
+    if apart:
+        facts["together"] = "the grade is group" if grade == "group" else try_namespace()
+    facts["apart"] = facts.get("together") == ""
     return facts
 
 
@@ -105,6 +112,51 @@ def try_subreaper() -> str:
     if found:
         _put_away(grandchild)
     return "" if found else "an orphan did not come to its subreaper"
+
+
+def try_namespace() -> str:
+    """Hold a process in a PID namespace and end it by that; return what was in the way, nothing if it worked."""
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()  # whoever makes a namespace has its children there for good
+    if child == 0:
+        try:
+            signal.alarm(LEFT_SECONDS)
+            os.write(writing, _try_namespace().encode())
+        except BaseException as error:
+            os.write(writing, f"a trial failed: {error}".encode()[:500])
+        finally:
+            os._exit(0)
+    os.close(writing)
+    said = b""
+    while piece := os.read(reading, 1000):
+        said += piece
+    os.close(reading)
+    os.waitpid(child, 0)
+    return "" if said == b"apart" else said.decode("utf-8", "replace") or "whoever tried it died"
+
+
+def _try_namespace() -> str:
+    try:
+        space = Namespace()
+    except OSError as error:
+        return f"no PID namespace can be made, with a /proc of its own ({error.strerror})"
+    space.enter()
+    inside = os.fork()
+    if inside == 0:
+        signal.alarm(LEFT_SECONDS)
+        os._exit(0 if sorted(kernel.pids()) == [1, os.getpid()] else 1)
+    space.leave()
+    if os.waitpid(inside, 0)[1] != 0:
+        return "in a PID namespace of its own a process saw others"
+    left = os.fork()
+    if left == 0:
+        while True:
+            signal.pause()
+    space.end()
+    ended = os.waitpid(left, 0)[1] == signal.SIGKILL
+    space.may_go()
+    ended = os.waitpid(space.init, 0)[1] == 0 and ended
+    return "apart" if ended else "the end of a PID namespace did not end what was in it"
 
 
 def _gone(pid: int, also: Any) -> bool:

@@ -26,6 +26,7 @@ import msgspec
 from interlock.core.errors import BadInput, InterlockError
 from interlock.processes import wire
 from interlock.processes.base import ROOT, SpawnFailed, SpawnOrder
+from interlock.processes.containment import ERRORS
 from interlock.processes.worker import ANSWER_BYTES
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ class Workers:
         containment = None
         try:
             containment = self._processes.contain(of, once=True)
-            process = containment.spawn(self._order(), stdio=(theirs.fileno(), writing, 2))
+            process = containment.spawn(self._order(), stdio=(theirs.fileno(), writing, ERRORS))
         except BaseException:
             mine.close()
             os.close(reading)

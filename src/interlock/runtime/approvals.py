@@ -14,7 +14,7 @@ from interlock.core.authority import Action, Authority
 from interlock.core.decision import Decision, QuestionRow
 from interlock.core.errors import BadInput, QuestionClosed, Refused, Unavailable, Unknown
 from interlock.core.events import Asked, Json
-from interlock.core.names import Effect, Principal, QuestionId, QuestionState, RunId, SessionId
+from interlock.core.names import Effect, KnownPhase, Principal, QuestionId, QuestionState, RunId, SessionId
 from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
 from interlock.runtime.live import LiveRun, Question
@@ -122,10 +122,12 @@ class Approvals:
         """Wait for a question to be closed and return the answer, False if there was none in time; or raise Stale."""
         run = question.run
         run.asking += 1
+        run.enter(question, KnownPhase.APPROVAL)
         try:
             await question.done.wait()
         finally:
             run.asking -= 1
+            run.leave(question)
             run.touched = self._clock.now()
         run.fence.check(Effect.QUESTION)
         return question.answer if question.answer is not None else False

@@ -54,8 +54,18 @@ from interlock.runtime.sharing import Shared, Sharing
 from interlock.runtime.sight import Sight
 from interlock.runtime.spawning import ProcessInfo, Running, Spawning
 from interlock.runtime.stage import Stage
-from interlock.runtime.stopping import Stopping
-from interlock.runtime.values import count_of, kind_of, may_of, name_of, order_of, seconds_of, strategy_of, text_of
+from interlock.runtime.stopping import Remaining, Stopping
+from interlock.runtime.values import (
+    count_of,
+    instructions_of,
+    kind_of,
+    may_of,
+    name_of,
+    order_of,
+    seconds_of,
+    strategy_of,
+    text_of,
+)
 from interlock.runtime.wakes import Wake, Wakes, schedule
 from interlock.runtime.watch import Buffer, Watch, whole_log
 from interlock.stores.base import READ_SECONDS, SessionInfo, Store, StoreFailed, committed, read
@@ -226,11 +236,14 @@ class Control:
         deadline: float | None = None,
         order: tuple[str, float] | None = None,
         kind: str = "chat",
+        agent: str | None = None,
+        instructions: str | None = None,
     ) -> Sent:
         """Send a message; returns once it is safely taken. By default it takes over what runs in the session.
 
         Without a session (None) its run has one of its own. `kind` is chat, or agent where a program calls: that
-        queues, unless the message itself names a strategy.
+        queues, unless the message itself names a strategy. `agent` is a name of open_control(agents=...) to answer it;
+        `instructions` reach the agent beside the message.
         `order` is (channel, the channel's own number or time): one that was written before a stop of the same channel
         and comes after it is stopped too.
         """
@@ -244,6 +257,8 @@ class Control:
             strategy=strategy_of(strategy),
             deadline=seconds_of(deadline, "deadline", self.settings.deadline),
             order=order_of(order),
+            agent=self.named(agent),
+            instructions=instructions_of(instructions),
         )
         again = run.acked.is_set()  # a used key: told how its run ended, as it would be after a restart
         await run.acked.wait()
@@ -254,6 +269,18 @@ class Control:
         assert run.sent is not None
         over = again and run.itself.ended.is_set()  # what was taken in ends with its taker
         return msgspec.structs.replace(run.sent, state=State.ENDED) if over else run.sent
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """The names of open_control(agents=...): whom a message may be sent to, and work delegated to."""
+        return self._driver.names
+
+    def named(self, name: str | None) -> str | None:
+        """Return an agent's name if there is one, or raise; None is the one that is served."""
+        if name is None or name_of(name, "agent") in self._driver.names:
+            return name
+        known = ", ".join(self._driver.names) or "none"
+        raise BadInput(f"no agent {name!r:.80} here; leave it out for the one that is served, the others are: {known}")
 
     def _here(self) -> None:
         if asyncio.get_running_loop() is not self._loop:
@@ -273,6 +300,8 @@ class Control:
         strategy: Strategy | None,
         deadline: float | None,
         order: Order | None,
+        agent: str | None,
+        instructions: str | None,
     ) -> LiveRun:
         """Register a message and start the task that carries it; one synchronous step."""
         if self._registry.closing:
@@ -290,11 +319,13 @@ class Control:
             kind=kind,
             method="send" if kind is RunKind.CHAT else kind,
             key=key,
-            digest=_digest(session_id, text, strategy, deadline) if key is not None else "",
+            digest="" if key is None else _digest(session_id, text, strategy, deadline, *_beside(agent, instructions)),
             strategy=strategy,
             deadline=deadline,
             admitted_at=self._clock.wall(),
             order=order,
+            agent=agent,
+            instructions=instructions,
         )
         return self._stage.begin(run)
 
@@ -334,6 +365,10 @@ class Control:
             return await self._stopping.once(call, None, lambda: self._stopping.run(run_id, call))
         sent = name_of(message, "message")
         return await self._stopping.once(call, None, lambda: self._stopping.message(sent, call))
+
+    def remaining(self, session: str, *, by: str = LOCAL) -> Remaining:
+        """Return what of a session the caller may stop and has not; it never waits, so it knows what is in memory."""
+        return self._stopping.remaining(SessionId(name_of(session, "session")), Principal(name_of(by, "by")))
 
     async def reset(self, session: str, *, key: str | None = None, by: str = LOCAL) -> Receipt:
         """End everything of a session, detached parts too, and begin a fresh transcript. Its schedules stay."""
@@ -739,6 +774,11 @@ def _session_name(value: object) -> str:
     if name.startswith(RUN_SESSION):
         raise BadInput(f"session {name!r:.80} belongs to that run alone; send to the session it came from, or stop it")
     return name
+
+
+def _beside(agent: str | None, instructions: str | None) -> tuple[object, ...]:
+    """What a key stands for besides; nothing for a plain message, so that keys of earlier versions still answer."""
+    return () if agent is None and instructions is None else (agent, instructions)
 
 
 def _call(by: str, key: str | None, method: str, what: Sequence[object], *, typed: bool = False) -> StopCall:

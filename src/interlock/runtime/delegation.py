@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from interlock.core.errors import BadInput, Refused
-from interlock.core.names import Effect, Ending, RunId, RunKind, Strategy
+from interlock.core.names import Effect, Ending, KnownPhase, RunId, RunKind, Strategy
 from interlock.core.outcome import Cause, Outcome
 from interlock.runtime.clock import Clock
 from interlock.runtime.ending import Endings
@@ -59,6 +59,7 @@ class Delegation:
         """Begin a child and, unless it is detached, wait for its ending."""
         child = self._begin(parent, agent, text, deadline, detached)
         parent.resting += 1
+        parent.enter(child, KnownPhase.CHILD)
         try:
             await (child.acked if detached else child.ended).wait()
         except BaseException:
@@ -67,6 +68,7 @@ class Delegation:
             raise
         finally:
             parent.resting -= 1
+            parent.leave(child)
             parent.touched = self._clock.now()
         parent.fence.check(Effect.CHILD)  # the result of a child is an effect on its parent
         if child.problem is not None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from interlock.core.decision import Decision, KeyRow, QuestionRow, RunRow, SessionRow, StopKey, ToolRow
-from interlock.core.events import LOST_RESULT, NO_RESULT, ChildEnd, Ended, Tool
+from interlock.core.events import ChildEnd, Ended, Tool
 from interlock.core.lifecycle import Move, State, may
 from interlock.core.names import (
     BodyState,
@@ -34,6 +34,7 @@ from interlock.core.names import (
     ToolState,
 )
 from interlock.core.outcome import Cause, Outcome, cause_of, settle
+from interlock.core.projection import tool_words
 from interlock.core.receipt import FallenRun, FallenTool, Processes, Receipt
 from interlock.processes.base import UNSEEN, Containment, Grade
 from interlock.runtime.clock import Clock
@@ -61,7 +62,6 @@ class Fall:
         self.by = by
         self.cause: Cause | None = None
         self.runs: list[LiveRun] = []
-        self.tools: dict[RunId, tuple[Tool, ...]] = {}
         self.closing: dict[RunId, tuple[str, ...]] = {}
         self.void: dict[RunId, tuple[QuestionId, ...]] = {}
         self.held = 0  # named holds that are kept until drained
@@ -96,7 +96,8 @@ class Fall:
             return
         was_started = run.state is State.STARTED
         limits = [run.standing(limit) for limit in run.limits]
-        settled = settle(cause, now=self._clock.now(), limits=limits, phase=run.doing)
+        now = self._clock.now() if run.returned is None else run.returned
+        settled = settle(cause, now=now, limits=limits, phase=run.doing)
         run.fence.fall(settled)  # the mark: from here on no effect of this run is admitted
         self.cause = self.cause or settled
         if run.state is not State.ARRIVING:
@@ -118,7 +119,7 @@ class Fall:
         if settled.early:
             self._feed.drop(run)
         self.closing[run.id] = self._close_reply(run, settled, closing)
-        self.tools[run.id] = self._close_calls(run, settled)
+        self._close_calls(run)
         run.outcome = self._outcome(run, settled)
         if not run.acked.is_set() and (key := run.key_row()) is not None:
             self.keys.append(key)
@@ -164,7 +165,10 @@ class Fall:
         return tuple(question.id for question in opened)
 
     def _close_reply(self, run: LiveRun, cause: Cause, closing: str | None) -> tuple[str, ...]:
-        """Return the blocks that complete the reply; an early end leaves the open one open, marked as cut."""
+        """Return the blocks that complete the reply; an early end leaves the open one open, marked as cut.
+
+        A text that is returned and begins with what was streamed is the same block, whole; any other is one of its own.
+        """
         if cause.ending is not Ending.COMPLETED:
             return ()
         unfinished = run.reply.open
@@ -174,13 +178,11 @@ class Fall:
             run.reply.close(text)
         return tuple(blocks)
 
-    def _close_calls(self, run: LiveRun, cause: Cause) -> tuple[Tool, ...]:
-        """Give every open tool call a result: skipped if it was not permitted yet, else interrupted."""
-        results = []
+    @staticmethod
+    def _close_calls(run: LiveRun) -> None:
+        """Close every open tool call: skipped if it was not permitted yet, else interrupted."""
         for call in (run.calls or {}).values():
             call.state = ToolState.SKIPPED if call.state is ToolState.PENDING else ToolState.INTERRUPTED
-            results.append(without_result(call.id, call.name, call.state, cause.ending))
-        return tuple(results)
 
     def _outcome(self, run: LiveRun, cause: Cause) -> Outcome:
         previous = run.session.previous
@@ -288,7 +290,7 @@ class Fall:
         return Ended(
             outcome=run.outcome,
             cut=self.cut_text(run),
-            tools=self.tools[run.id],
+            tools=tuple(_without_results(run, run.outcome)),
             void=self.void[run.id],
             children=tuple(self._children_of(run)),
         )
@@ -348,6 +350,7 @@ class Fall:
             refused=refused,
             tools=tuple(tool for run in shown for tool in _listed(run))[:TOOLS_LISTED],
             host=max((run.host for run in shown), key=FATES, default="none"),
+            kept=tuple(name for run in shown for name in run.kept_with_host),
             questions=sum(len(self.void[run.id]) for run in shown),
             queued=self.queued if whole else 0,
             holds=self.held if whole else 0,
@@ -373,10 +376,14 @@ def seat_next(registry: Registry, session: Session) -> LiveRun | None:
     return run
 
 
-def without_result(call_id: CallId, name: str, state: ToolState, ending: Ending) -> Tool:
+def without_result(call_id: CallId, name: str, state: ToolState, outcome: Outcome) -> Tool:
     """What is told of a call that its run's end left without a result."""
-    lost = ending is Ending.LOST and state is ToolState.INTERRUPTED
-    return Tool(call_id=call_id, name=name, state=state, error=LOST_RESULT if lost else NO_RESULT[state])
+    return Tool(call_id=call_id, name=name, state=state, error=tool_words(state, outcome))
+
+
+def _without_results(run: LiveRun, outcome: Outcome) -> Iterator[Tool]:
+    for call in (run.calls or {}).values():
+        yield without_result(call.id, call.name, call.state, outcome)
 
 
 def held_by(run: LiveRun) -> list[Containment]:

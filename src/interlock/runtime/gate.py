@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from interlock.core.decision import Decision, ToolRow, Writer
 from interlock.core.errors import BadInput, Denied, Refused, Unavailable
-from interlock.core.events import NO_RESULT, Json, Tool
-from interlock.core.names import CallId, Effect, QuestionState, ToolState
+from interlock.core.events import Json, Tool
+from interlock.core.names import CallId, Effect, KnownPhase, QuestionState, ToolState
+from interlock.core.projection import tool_words
 from interlock.runtime.approvals import Approvals, Policy
 from interlock.runtime.live import LiveRun, ToolCall
 from interlock.runtime.outlet import Outlet
@@ -64,6 +65,7 @@ class Gate:
         run.fence.check(Effect.TOOL)  # and in the same step:
         _need_pending(call)  # it may have been given up, or permitted, while it was being written
         call.state = ToolState.RUNNING
+        run.enter(call, KnownPhase.TOOL)
         if run.begun is None:
             run.begun = {}
         if len(run.begun) < TOOLS_LISTED:
@@ -86,7 +88,7 @@ class Gate:
         if call.question is not None:
             self._approvals.close(call.question, QuestionState.VOID)
         state = ToolState.SKIPPED if call.state is ToolState.PENDING else ToolState.INTERRUPTED
-        self.finish(call, state, error=NO_RESULT[state])
+        self.finish(call, state, error=tool_words(state, why="given up by its agent"))
 
     def finish(self, call: ToolCall, state: ToolState, *, result: Json | None = None, error: str | None = None) -> None:
         """Record what became of a call, or raise Stale: then its result was written when the run fell."""
@@ -95,6 +97,7 @@ class Gate:
         assert run.calls is not None
         if run.calls.pop(call.id, None) is None:
             return  # it has a result already
+        run.leave(call)
         call.state = state
         if run.finished is None:
             run.finished = deque(maxlen=TOOLS_LISTED)

@@ -249,7 +249,7 @@ class Inbox:
             case Admission.QUEUE:
                 self._wait_for_seat(run)
             case Admission.STEER:
-                run.steers = seated
+                run.steers = seated if seated is not None and seated.agent == run.agent else None
                 self._wait_for_seat(run)
             case Admission.COLLECT:
                 run.collection = Collection(until=self._clock.now() + COLLECT_TIMES * self._settings.collect_seconds)
@@ -337,6 +337,8 @@ class Inbox:
         collection = other.collection
         if collection is None or collection.merging is not None or 1 + len(collection.parts) >= COLLECTED:
             return False
+        if (run.agent, run.instructions) != (other.agent, other.instructions):
+            return False  # one turn has one agent, and is told one thing beside its messages
         return self._may_stop(run, other) and self._may_stop(other, run)
 
     def _merge(self, run: LiveRun, into: LiveRun) -> Ticket:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -22,6 +22,7 @@ from interlock.core.names import (
     BodyState,
     CallId,
     Ending,
+    KnownPhase,
     Principal,
     QuestionId,
     QuestionState,
@@ -41,12 +42,6 @@ if TYPE_CHECKING:
     from interlock.runtime.registry import Session
     from interlock.runtime.spawning import Running
     from interlock.stores.base import Ticket
-
-IDLE, QUEUE, APPROVAL = (
-    "idle",
-    "queue",
-    "approval",
-)  # what a limit on silence, on waiting, or one met while asking is told as
 
 RUN_SESSION = "run:"  # what the name of a run's own session begins with: nobody else can send to it
 
@@ -269,10 +264,11 @@ class LiveRun:
         "absorbed", "acked", "admission", "admitted_at", "agent", "alias", "alias_ticket", "announced", "asking",
         "begun", "blamed", "bodies", "called", "calls", "calls_made", "child_falls", "children", "collection",
         "deadline", "descendants", "detached", "digest", "ended", "fall", "fence", "finished", "founds", "generation",
-        "holds", "home", "id", "joining", "kept", "key", "kind", "limits", "method", "order", "outcome", "parent",
-        "passed", "phase", "principal", "problem", "provider_started", "questions", "refusal_budget", "reply",
-        "resting", "said", "sealed", "sent", "session", "started_at", "state", "steers", "strategy", "superseded",
-        "text", "timers", "took", "touched", "turn", "withheld",
+        "hear_out", "heard", "holds", "home", "id", "instructions", "joining", "kept", "key", "kind", "limits",
+        "method", "order", "outcome", "parent", "passed", "phase", "principal", "problem", "provider_started",
+        "questions", "refusal_budget", "reply", "resting", "returned", "said", "sealed", "sent", "session",
+        "started_at", "state", "steers", "strategy", "superseded", "text", "timers", "took", "touched", "turn",
+        "withheld", "within",
     )  # fmt: skip
 
     def __init__(
@@ -291,6 +287,7 @@ class LiveRun:
         admitted_at: float,
         order: Order | None = None,
         agent: str | None = None,
+        instructions: str | None = None,
         parent: LiveRun | None = None,
         detached: bool = False,
     ) -> None:
@@ -307,6 +304,7 @@ class LiveRun:
         self.admitted_at = admitted_at
         self.order = order
         self.agent = agent  # None: the one that control serves
+        self.instructions = instructions
         self.parent = parent
         self.detached = detached
         self.home: Session = session if parent is None else parent.home  # at the top of its tree
@@ -343,6 +341,8 @@ class LiveRun:
         self.limits: tuple[Limit, ...] = ()
         self.timers: list[asyncio.TimerHandle] | None = None
         self.touched = 0.0
+        self.heard = False  # a verb of its agent has come
+        self.within: dict[object, str] | None = None  # what it is in, innermost last: phases, tools, waits
         self.started_at: float | None = None
         self.reply = Reply()
         self.calls: dict[CallId, ToolCall] | None = None  # open ones
@@ -350,6 +350,8 @@ class LiveRun:
         self.calls_made = 0
         self.begun: dict[str, None] | None = None  # names of tools whose bodies began, those of ended children too
         self.bodies: list[Body] | None = None
+        self.hear_out: Callable[[], None] | None = None  # takes what an agent elsewhere has said and nobody has read
+        self.returned: float | None = None  # when an agent elsewhere returned; None: it has not, or it is here
         self.kept: Kept | None = None
         self.refusal_budget = 0
         self.outcome: Outcome | None = None  # decided at t0, told at t1
@@ -366,15 +368,30 @@ class LiveRun:
 
     def standing(self, limit: Limit) -> Limit:
         """Return a limit as it stands now: the one on silence moves with every sign of life, and rests at times."""
-        if limit.phase != IDLE:
+        if limit.phase != KnownPhase.IDLE:
             return limit
         rests = self.asking or self.resting
-        return Limit(math.inf if rests else self.touched + limit.seconds, limit.seconds, IDLE)
+        return Limit(math.inf if rests else self.touched + limit.seconds, limit.seconds, KnownPhase.IDLE)
 
     @property
-    def doing(self) -> str | None:
-        """The phase a limit would be met in."""
-        return APPROVAL if self.asking else self.phase
+    def doing(self) -> str:
+        """The phase a limit would be met in: the innermost that is known, the agent's own names among them."""
+        if self.state in (State.ARRIVING, State.QUEUED):
+            return KnownPhase.QUEUE
+        if self.within:
+            return next(reversed(self.within.values()))
+        return KnownPhase.AGENT if self.heard else KnownPhase.START
+
+    def enter(self, what: object, phase: str) -> None:
+        """Be in something, inside whatever it is in already."""
+        if self.within is None:
+            self.within = {}
+        self.within[what] = phase
+
+    def leave(self, what: object) -> None:
+        """Be in it no longer; what was entered later may go on."""
+        if self.within is not None:
+            self.within.pop(what, None)
 
     @property
     def itself(self) -> LiveRun:
@@ -393,6 +410,11 @@ class LiveRun:
     def host(self) -> str:
         """What becomes of the host that the agent's code runs in, if it has one: settling, reused or killed."""
         return getattr(self.bodies[0], "fate", "none") if self.bodies else "none"
+
+    @property
+    def kept_with_host(self) -> tuple[str, ...]:
+        """Processes of earlier turns that stay with that host."""
+        return getattr(self.bodies[0], "kept", ()) if self.bodies else ()
 
     def move(self, move: Move) -> None:
         """Move in the lifecycle table, or raise."""
@@ -419,6 +441,7 @@ class LiveRun:
             outcome=self.outcome,
             cut=self.reply.open if self.fallen else "",
             told=self.sealed,
+            instructions=self.instructions,
         )
 
     def key_row(self) -> KeyRow | None:

@@ -271,6 +271,7 @@ class Recovery:
             deadline=row.deadline,
             admitted_at=row.admitted_at,
             agent=row.agent,
+            instructions=row.instructions,
             parent=parent,
             detached=row.detached and parent is not None,
         )
@@ -343,7 +344,7 @@ class Recovery:
             if call.state in OPEN_CALLS:
                 began = call.call_id in kept and kept[call.call_id].state is not ToolState.SKIPPED
                 state = ToolState.INTERRUPTED if began else ToolState.SKIPPED
-                results.append(without_result(call.call_id, call.name, state, row.outcome.ending))
+                results.append(without_result(call.call_id, call.name, state, row.outcome))
         void = [q.id for q in await read(self._store.questions(row.id)) if q.state is QuestionState.VOID]
         ended = Ended(
             outcome=row.outcome,

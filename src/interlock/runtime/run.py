@@ -37,7 +37,10 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user said. `previous` tells how the session's last turn ended, `parts` each message in it."""
+    """What the user said. `previous` tells how the session's last turn ended, `parts` each message in it.
+
+    `instructions` are what the sender tells the agent beside the message, as a system prompt does.
+    """
 
     text: str
     by: Principal
@@ -45,6 +48,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     run_id: RunId
     previous: Outcome | None = None
     parts: tuple[Part, ...] = ()
+    instructions: str | None = None
 
 
 Agent = Callable[["Run", Message], Coroutine[Any, Any, str | None]]

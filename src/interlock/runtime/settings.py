@@ -8,6 +8,7 @@ ARRIVALS = 10_000  # messages of one session that may stand undecided
 FALLS = 20_000  # endings that may be told and not yet durable, or not drained
 REPLY_BYTES = 4 * 1024 * 1024  # text one run may say
 MESSAGE_BYTES = 1024 * 1024  # text one message may hold
+INSTRUCTION_BYTES = 256 * 1024  # a message may bring for its agent
 VALUE_BYTES = 8 * 1024 * 1024  # JSON of one tool call's arguments, or of its result
 INPUT_BYTES = 8 * 1024 * 1024  # a process is given to read
 TOOLS_LISTED = 100  # tool calls a receipt names

@@ -72,6 +72,7 @@ class Running:
         self.containment = containment
         self.started_at = at
         self.timed_out = False
+        self.ending = False  # somebody has ended it; it may still be there
         self.drain_seconds = 0.0
         self.told = asyncio.Event()  # watchers were told of its exit, or there is no run to tell it of
 
@@ -153,6 +154,7 @@ class Running:
 
     def end(self) -> None:
         """End it; nothing is waited for."""
+        self.ending = True
         self._process.end()
 
     async def _gone(self) -> None:

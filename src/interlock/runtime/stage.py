@@ -9,7 +9,7 @@
 import asyncio
 
 from interlock.core.decision import Decision
-from interlock.core.errors import Unavailable
+from interlock.core.errors import BadInput, Unavailable
 from interlock.core.events import Started
 from interlock.core.lifecycle import Move, State
 from interlock.core.names import Effect, Ending, ErrorKind
@@ -138,6 +138,7 @@ class Stage:
         run.started_at = self._clock.wall()
         outlet.emit(Effect.PHASE, Started())
         try:
+            self._need_agent(run)
             text = await self._driver.drive(run, self._verbs(run, outlet), _message(run))
             outlet.measure(text or "")
         except BaseException as error:
@@ -147,6 +148,11 @@ class Stage:
         else:
             if self._endings.end(run, Cause(ending=Ending.COMPLETED), closing=text) is None:
                 run.fence.refuse(Effect.FINAL)
+
+    def _need_agent(self, run: LiveRun) -> None:
+        """A message may have waited for an agent over a restart, and its control may be opened without it."""
+        if run.agent is not None and run.agent not in self._driver.names:
+            raise BadInput(f"agent {run.agent!r} is not served any more; open_control(agents=...) names them")
 
     def _verbs(self, run: LiveRun, outlet: Outlet) -> Verbs:
         gate = Gate(run, outlet, self._store, self._settings, self._approvals, self._policy)
@@ -190,6 +196,7 @@ def _message(run: LiveRun) -> Message:
         run_id=run.id,
         previous=run.session.previous,
         parts=parts,
+        instructions=run.instructions,
     )
 
 

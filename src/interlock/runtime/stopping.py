@@ -10,7 +10,7 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 import msgspec
@@ -31,10 +31,18 @@ from interlock.runtime.live import Falling, LiveRun, Order
 from interlock.runtime.registry import Registry, Session, StopCall
 from interlock.runtime.settings import Settings
 from interlock.runtime.sight import Sight
-from interlock.runtime.spawning import Running
+from interlock.runtime.spawning import Running, command_of
 from interlock.stores.base import Store, Ticket, read
 
 T = TypeVar("T")
+
+
+class Remaining(NamedTuple):
+    """What a stop left of a session: runs that go on, how many messages wait, what is detached."""
+
+    running: list[RunId]
+    queued: int
+    detached: list[str]  # child runs by their ids, processes by their commands
 
 
 class Stopping:
@@ -365,6 +373,17 @@ class Stopping:
         """The detached processes of a session that the caller may end."""
         whose, running = session.whose, session.kept.running if session.kept is not None else ()
         return [each for each in running if self._authority.may(Action.STOP, by, whose=whose, principal=each.principal)]
+
+    def remaining(self, session_id: SessionId, by: Principal) -> Remaining:
+        """Return what of a session the caller may stop and has not: it runs, waits, or is detached."""
+        session = self._registry.sessions.get(session_id)
+        runs = [] if session is None else [run for run in _everyone(session) if self._may(by, run)]
+        processes = [] if session is None else [each for each in self.detached(session, by) if not each.ending]
+        return Remaining(
+            running=[run.id for run in runs if not run.detached and run.state in (State.SEATED, State.STARTED)],
+            queued=sum(run.state in (State.ARRIVING, State.QUEUED) for run in runs),
+            detached=[*(run.id for run in runs if run.detached), *(command_of(each.order) for each in processes)],
+        )
 
     def _may_stop_session(self, by: Principal, session: Session) -> bool:
         return self._authority.may(Action.STOP, by, whose=session.whose)

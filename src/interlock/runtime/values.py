@@ -5,7 +5,7 @@ import math
 from interlock.core.errors import BadInput
 from interlock.core.names import May, RunKind, Strategy
 from interlock.runtime.live import Order
-from interlock.runtime.settings import MESSAGE_BYTES
+from interlock.runtime.settings import INSTRUCTION_BYTES, MESSAGE_BYTES
 
 
 def need_utf8(text: str, what: str) -> None:
@@ -34,6 +34,11 @@ def text_of(value: object, what: str = "the message", limit: int = MESSAGE_BYTES
     if len(value) > limit:
         raise BadInput(f"{what} has {len(value)} characters, more than {limit}; send a shorter one")
     return str.__str__(value)
+
+
+def instructions_of(value: object) -> str | None:
+    """Return what a message's sender tells the agent beside it; an empty text says nothing."""
+    return None if value is None or value == "" else text_of(value, "instructions", INSTRUCTION_BYTES)
 
 
 def strategy_of(value: str | None) -> Strategy | None:

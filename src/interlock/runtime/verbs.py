@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from interlock.core.errors import BadInput
 from interlock.core.events import Entry, Json, Phase, Progress, Typing, transcript
-from interlock.core.names import CallId, Effect, RunId, ToolState
+from interlock.core.names import CallId, Effect, KnownPhase, RunId, ToolState
 from interlock.processes.base import SpawnOrder
 from interlock.runtime.approvals import Approvals
 from interlock.runtime.crew import Crew
@@ -63,6 +63,7 @@ class Verbs:
     def touch(self) -> None:
         """Take notice of a sign of life."""
         self.run.touched = self._loop.time()
+        self.run.heard = True
 
     def spend_refusal(self) -> bool:
         """Count another try of a fallen run; True when it has tried often enough."""
@@ -88,6 +89,9 @@ class Verbs:
         before = self.run.phase
         self.outlet.emit(Effect.PHASE, Phase(name=name))
         self.run.phase = name
+        self.run.leave(Phase)
+        if name is not None:
+            self.run.enter(Phase, name)
         self.run.provider_started |= name == "provider"
         return before
 
@@ -114,6 +118,7 @@ class Verbs:
                 session=run.session.id,
                 run_id=other.id,
                 parts=(Part(text=other.text, by=other.principal),),
+                instructions=other.instructions,
             )
             for other in self._inbox.steered(run)
         ]
@@ -135,20 +140,22 @@ class Verbs:
         place = self._holds.enter(self.run, name)
         try:
             if place.granted is None:
-                await self._rest(place.woken)
+                await self._rest(place)
             self.run.fence.check(Effect.HOLD)  # and in the same step:
             return self._holds.take(place)
         except BaseException:
             self._holds.leave(place)  # also one that was granted in this very tick
             raise
 
-    async def _rest(self, event: asyncio.Event) -> None:
+    async def _rest(self, place: Place) -> None:
         """Wait for others; that is no silence of this run's own."""
         self.run.resting += 1
+        self.run.enter(place, KnownPhase.HOLD)
         try:
-            await event.wait()
+            await place.woken.wait()
         finally:
             self.run.resting -= 1
+            self.run.leave(place)
             self.run.touched = self._loop.time()
 
     def release(self, name: str) -> None:

@@ -291,7 +291,7 @@ class MemoryStore:
             return None if known.outcome.same_story(row.outcome) else known.outcome
         if known is None:
             nobodys = row.generation is None and row.session not in self._sessions  # not for whoever founds it
-            self._insert_run(msgspec.structs.replace(row, text="") if nobodys else row)
+            self._insert_run(msgspec.structs.replace(row, text="", instructions=None) if nobodys else row)
             seat = row.generation
             self._note_drained(row.id)
         else:

@@ -1,6 +1,7 @@
 """The gateway's frames: what may be asked, who may ask it, and how it is answered. No I/O, no clock.
 
-1. A request is closed: a field the published schema knows and we do not use is ignored, any other is an error.
+1. A request is closed. A field that the published schema knows is used, refused by name, or ignored and listed in
+   the answer; any other is an error.
 2. A method that is not in `METHODS` does not exist; each entry names the scopes of which one is needed.
 3. Errors name their kind, so that our client raises on its side what control raised on ours.
 4. Foreign words (abort, cancel, approval) are the published protocol's; our own methods say what control says.
@@ -127,6 +128,7 @@ class OwnChat(Params, frozen=True, kw_only=True):
     timeout_ms: Whole | None = None
     attachments: tuple[Any, ...] = ()
     suppress_command_interpretation: bool = False
+    agent_id: str | None = None
 
 
 class ChatSend(OwnChat, frozen=True, kw_only=True):
@@ -159,6 +161,8 @@ class Agent(Params, frozen=True, kw_only=True):
     session_key: SessionName | None = None
     timeout: Whole | None = None
     attachments: tuple[Any, ...] = ()
+    agent_id: str | None = None
+    extra_system_prompt: str | None = None
 
 
 class AgentWait(Params, frozen=True, kw_only=True):
@@ -197,6 +201,7 @@ class TasksList(Params, frozen=True, kw_only=True):
     session_key: SessionName | None = None
     limit: Whole = 100
     cursor: str | None = None
+    agent_id: str | None = None
 
 
 class TaskId(Params, frozen=True, kw_only=True):
@@ -248,6 +253,8 @@ class OwnSend(Own, frozen=True, kw_only=True):
     deadline: float | None = None
     order: tuple[str, float] | None = None
     kind: Literal["chat", "agent"] = "chat"
+    agent: str | None = None
+    instructions: str | None = None
 
 
 class OwnStop(Own, frozen=True, kw_only=True):
@@ -452,7 +459,8 @@ class Method(NamedTuple):
 
     params: type[Struct]
     scopes: frozenset[Scope]
-    ignored: frozenset[str] = frozenset()
+    ignored: frozenset[str] = frozenset()  # published, no use here: listed in the answer where it was given
+    refused: frozenset[str] = frozenset()  # published, not done here: an error, unless it asks for what is done anyway
     stops: bool = False
     result: Any = None  # of our own methods, for our schema
 
@@ -468,41 +476,51 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_SEND_IGNORED = _names(
-    "agentId sessionId intent thinking fastMode fastAutoOnSeconds deliver originatingChannel originatingTo "
-    "originatingAccountId originatingThreadId replyToId toolBindings systemInputProvenance systemProvenanceReceipt "
-    "expectedLeafEntryId expectedSessionRoutingContract expectedPermissionMode expectedToolOverrides"
+# What the published schema knows and this server has no use for. REFUSED: its sender wants something else to be done
+# than would be, so it is told. IGNORED: clients send it with every request, or it is a hint; the answer lists it.
+_SEND_IGNORED = _names("sessionId thinking fastMode fastAutoOnSeconds")
+_SEND_REFUSED = _names(
+    "intent deliver originatingChannel originatingTo originatingAccountId originatingThreadId replyToId toolBindings "
+    "systemInputProvenance systemProvenanceReceipt expectedLeafEntryId expectedSessionRoutingContract "
+    "expectedPermissionMode expectedToolOverrides"
 )
-_AGENT_IGNORED = _names(
-    "agentId provider model to replyTo sessionId expectedExistingSessionId thinking deliver channel replyChannel "
-    "accountId replyAccountId threadId groupId groupChannel groupSpace bestEffortDeliver lane cwd "
-    "cleanupBundleMcpOnRunEnd modelRun promptMode extraSystemPrompt bootstrapContextMode bootstrapContextRunKind "
-    "acpTurnSource internalRuntimeHandoffId internalExecutionIdentityRetry internalExecutionIdentityRecoveryAttempt "
-    "execApprovalFollowupExpectedSessionId internalEvents inputProvenance suppressPromptPersistence sessionEffects "
-    "sourceReplyDeliveryMode disableMessageTool swarmCollector swarmOutputSchema forceRestartSafeTools "
-    "forceCodeModeTools voiceWakeTrigger label"
+_AGENT_IGNORED = _names("sessionId thinking lane label inputProvenance voiceWakeTrigger cleanupBundleMcpOnRunEnd")
+_AGENT_REFUSED = _names(
+    "provider model cwd deliver bestEffortDeliver channel to accountId threadId groupId groupChannel groupSpace "
+    "replyTo replyChannel replyAccountId sourceReplyDeliveryMode disableMessageTool expectedExistingSessionId modelRun "
+    "promptMode bootstrapContextMode bootstrapContextRunKind acpTurnSource internalRuntimeHandoffId "
+    "internalExecutionIdentityRetry internalExecutionIdentityRecoveryAttempt execApprovalFollowupExpectedSessionId "
+    "internalEvents suppressPromptPersistence sessionEffects swarmCollector swarmOutputSchema forceRestartSafeTools "
+    "forceCodeModeTools"
 )
+_HISTORY_REFUSED = _names("cursor pendingBefore inputRunIds messageId")
 _LIST_IGNORED = _names(
     "activeMinutes requireLastInteraction sortBy includeGlobal includeUnknown configuredAgentsOnly "
     "includeDerivedTitles includeLastMessage label boardFace creatorId ownerId ownerFirst involvingMe "
     "involvingProfileId includePeople spawnedBy agentId archived"
 )
+# Values that ask for nothing but what is done anyway, besides null, false and what is empty.
+_USUAL: Final[Mapping[str, str]] = {
+    "channel": "webchat", "replyChannel": "webchat", "originatingChannel": "webchat",  # the gateway's own
+    "promptMode": "full", "bootstrapContextMode": "full", "bootstrapContextRunKind": "default",
+    "sessionEffects": "visible", "sourceReplyDeliveryMode": "automatic",
+}  # fmt: skip
 
 METHODS: Final[Mapping[str, Method]] = {
     "connect": Method(
         Connect, _ANYONE, _names("commands computerUse workerRuns permissions pathEnv device locale userAgent")
     ),
     "health": Method(Nothing, _ANYONE, _names("probe includeSensitive")),
-    "chat.send": Method(ChatSend, _CHANGE, _SEND_IGNORED),
+    "chat.send": Method(ChatSend, _CHANGE, _SEND_IGNORED, _SEND_REFUSED),
     "chat.abort": Method(ChatAbort, _CHANGE, _names("agentId preserveSideRuns"), stops=True),
-    "chat.history": Method(ChatHistory, _LOOK, _names("agentId cursor pendingBefore inputRunIds messageId sessionId")),
-    "agent": Method(Agent, _CHANGE, _AGENT_IGNORED),
+    "chat.history": Method(ChatHistory, _LOOK, _names("agentId sessionId"), _HISTORY_REFUSED),
+    "agent": Method(Agent, _CHANGE, _AGENT_IGNORED, _AGENT_REFUSED),
     "agent.wait": Method(AgentWait, _LOOK),
     "sessions.abort": Method(SessionsAbort, _CHANGE, _names("agentId"), stops=True),
     "sessions.list": Method(SessionsList, _LOOK, _LIST_IGNORED),
     "sessions.describe": Method(SessionKey, _LOOK, _names("includeDerivedTitles includeLastMessage")),
     "sessions.reset": Method(SessionKey, _CHANGE, _names("agentId reason"), stops=True),
-    "tasks.list": Method(TasksList, _LOOK, _names("agentId")),
+    "tasks.list": Method(TasksList, _LOOK),
     "tasks.get": Method(TaskId, _LOOK),
     "tasks.cancel": Method(TasksCancel, _CHANGE, stops=True),
     "exec.approval.list": Method(Nothing, _ANSWER),
@@ -555,16 +573,26 @@ def read_request(data: str) -> Request:
     return request
 
 
-def read_params(request: Request, method: Method) -> Any:
+class Read(NamedTuple):
+    """What a method was asked with, and the names of what it was given and does not use."""
+
+    params: Any
+    ignored: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+
+
+def read_params(request: Request, method: Method) -> Read:
     """Return a method's params, or raise BadInput that says what is wrong with them."""
     raw = bytes(request.params)
     try:
         if raw.count(b"{") + raw.count(b"[") > DEPTH and _depth(_any.decode(raw)) > DEPTH:
             raise errors.BadInput(f"{request.method}: params are nested deeper than {DEPTH}; send plain values")
         given = msgspec.json.decode(raw, type=dict[str, Any])
-        if method.ignored:
-            given = {name: value for name, value in given.items() if name not in method.ignored}
-        return msgspec.convert(given, method.params, strict=True)
+        unused = method.ignored | method.refused
+        meant = [name for name, value in given.items() if name in unused and value and value != _USUAL.get(name)]
+        params = msgspec.convert({k: v for k, v in given.items() if k not in unused}, method.params, strict=True)
+        ignored = tuple(sorted(method.ignored.intersection(meant)))
+        return Read(params, ignored, tuple(sorted(method.refused.intersection(meant))))
     except msgspec.ValidationError as wrong:
         raise errors.BadInput(f"{request.method}: {wrong}"[:300]) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -582,6 +610,12 @@ def resolve(params: P, id_of: Callable[[str], SessionId]) -> P:
 def _sessions_in(kind: type[Struct]) -> tuple[str, ...]:
     hints = get_type_hints(kind)
     return tuple(name for name in kind.__struct_fields__ if hints[name] in (SessionName, SessionName | None))
+
+
+def not_done(request: Request, names: tuple[str, ...]) -> errors.BadInput:
+    """Return what a caller is told who wants something that is not done here."""
+    words = f"{request.method}: {', '.join(names)}: not done here; leave it out, or configure the agent itself"
+    return errors.BadInput(words[:300])
 
 
 def _depth(value: Any) -> int:

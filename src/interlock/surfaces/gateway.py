@@ -31,6 +31,7 @@ from interlock.core.errors import BadInput, InterlockError, Refused, Unknown
 from interlock.core.events import Ended, Event
 from interlock.core.names import EventKind, Principal, RunId, SessionId
 from interlock.core.receipt import Receipt
+from interlock.core.stopwords import is_stop
 from interlock.runtime.control import Control
 from interlock.surfaces import frames
 from interlock.surfaces.access import (
@@ -51,7 +52,7 @@ from interlock.surfaces.methods import HANDLERS, is_typed
 from interlock.surfaces.metrics import Meters
 from interlock.surfaces.outbox import Outbox
 from interlock.surfaces.page import Page, address_of, refuse
-from interlock.surfaces.telling import OUTLINE, Item, Teller, Watcher, event_item
+from interlock.surfaces.telling import AGENT, OUTLINE, Item, Teller, Watcher, event_item
 
 ASGIScope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -95,11 +96,15 @@ class Gateway:
         *,
         allow_hosts: Collection[str] = (),
         allow_origins: Collection[str] = (),
+        name: str | None = None,
+        stop_words: Collection[str] = (),
     ) -> None:
         self.control = control
         self.access = access
         self.audit = audit
         self.meters = Meters(control)
+        self.is_stop: Callable[[str], bool] = partial(is_stop, name=(AGENT, name or AGENT), also=tuple(stop_words))
+        self.is_stop("stop")  # the first reading makes the tables, and the first person to stop must not wait for that
         self.closing = False
         self.connections: dict[Principal, set[Connection]] = {}
         self.failures = AuthFailures()
@@ -318,7 +323,7 @@ class Gateway:
                 "capabilities": [frames.QUIET, frames.OUTLINE],
             },
             "snapshot": {
-                "presence": [],
+                "presence": [{"ts": int(time.time() * 1000), "user": {"id": connection.by}}],  # itself, nobody else
                 "health": {"ok": True, "ts": int(time.time() * 1000)},
                 "stateVersion": {"presence": 0, "health": 0},
                 "uptimeMs": int((time.monotonic() - self._began) * 1000),
@@ -400,6 +405,7 @@ class Connection:
         self._watches: dict[int, anyio.CancelScope] = {}
         self._tasks: TaskGroup | None = None
         self._closing: tuple[int, str] | None = None
+        self._revoked = False  # its token is not what it came in with: what it asked and was not begun is not done
 
     # Being let in
 
@@ -439,7 +445,7 @@ class Connection:
         if request.method != "connect":
             return await self._turn_away(request, frames.fault("INVALID_REQUEST", "the first request is connect"))
         try:
-            asked: frames.Connect = frames.read_params(request, frames.METHODS["connect"])
+            asked: frames.Connect = frames.read_params(request, frames.METHODS["connect"]).params
         except InterlockError as error:
             return await self._turn_away(request, frames.error_of(error))
         if not asked.min_protocol <= frames.PROTOCOL <= asked.max_protocol:
@@ -543,9 +549,11 @@ class Connection:
         caller = self.gateway.access.callers.get(self.by)
         if caller is None or not self.gateway.access.valid(self._digest):
             self.gateway.audit.note("closed", by=self.by, address=self.address, why="its token is no longer one")
+            self._revoked = True
             self.outbox.keep(lambda item: False)
             self.leave(frames.NO_TOKEN, "this token is no longer one")
         elif _granted(caller, self._asked_scopes) != self.scopes:
+            self._revoked = True
             self.leave(frames.RESTART, "what this token may has changed; connect again")
 
     # Requests
@@ -566,28 +574,33 @@ class Connection:
             self.gateway.audit.note("refused", by=self.by, address=self.address, why=words)
             return
         try:
-            params = frames.resolve(frames.read_params(request, method), self._session_id)
+            params, ignored, refused = frames.read_params(request, method)
+            params = frames.resolve(params, self._session_id)
+            stops = method.stops or (isinstance(params, frames.OwnChat) and is_typed(params, self.gateway.is_stop))
+            if refused and not stops:  # a stop is never refused for what else it asks
+                raise frames.not_done(request, refused)
         except InterlockError as error:
             self.outbox.answer(frames.refusal(request.id, frames.error_of(error)), urgent=method.stops)
             return
-        stops = method.stops or (isinstance(params, frames.OwnChat) and is_typed(params))
         if self._busy[stops] >= (STOPS if stops else REQUESTS):
             fault = frames.fault("UNAVAILABLE", "too many requests in flight on this connection; wait for answers")
             self.outbox.answer(frames.refusal(request.id, fault | {"retryable": True}), urgent=stops)
             return
         assert self._tasks is not None
         self._busy[stops] += 1
-        self._tasks.start_soon(self._answer, request, params, stops)
+        self._tasks.start_soon(self._answer, request, params, stops, (*ignored, *refused))
 
     def _session_id(self, name: str) -> SessionId:
         return self.control.naming.id_of(name, self.by)
 
-    async def _answer(self, request: Request, params: Any, stops: bool) -> None:
+    async def _answer(self, request: Request, params: Any, stops: bool, ignored: tuple[str, ...]) -> None:
         arrived = time.time()
         session: SessionId | None = None
+        if self._revoked:  # it was read before the right went, and its task begins after
+            return
         try:
-            asking = Asking(self, request)
-            payload = await HANDLERS[request.method](asking, params)
+            asking = Asking(self, request, ignored)
+            payload = asking.told(await HANDLERS[request.method](asking, params))
             frame = frames.response(request.id, payload)
             receipts = _receipts_in(payload)
             for receipt in receipts:
@@ -669,20 +682,24 @@ class Connection:
 class Asking:
     """A request's own view of its connection."""
 
-    __slots__ = ("_connection", "_request", "by", "control", "overview", "unwatch", "watch")
+    __slots__ = ("_connection", "_ignored", "_request", "by", "control", "is_stop", "overview", "unwatch", "watch")
 
-    def __init__(self, connection: Connection, request: Request) -> None:
-        self._connection, self._request = connection, request
-        self.control, self.by = connection.control, connection.by
+    def __init__(self, connection: Connection, request: Request, ignored: tuple[str, ...]) -> None:
+        self._connection, self._request, self._ignored = connection, request, ignored
+        self.control, self.by, self.is_stop = connection.control, connection.by, connection.gateway.is_stop
         self.watch, self.unwatch, self.overview = connection.watch, connection.unwatch, connection.gateway.overview
 
     def first(self, payload: dict[str, Any], about: SessionId) -> None:
         """Send the first of two answers."""
-        self._connection.outbox.answer(frames.response(self._request.id, payload), about=about)
+        self._connection.outbox.answer(frames.response(self._request.id, self.told(payload)), about=about)
 
     def name(self, session: SessionId) -> str:
         """Return what the caller calls a session."""
         return self.control.naming.name_of(session, self.by)
+
+    def told(self, payload: Any) -> Any:
+        """Return an answer with the names of the fields that were ignored, if there were any."""
+        return payload | {"ignored": self._ignored} if self._ignored and isinstance(payload, dict) else payload
 
     def pair(self, name: str | None) -> str:
         """Return a code for a page."""

@@ -16,7 +16,7 @@ from interlock.core.events import Entry
 from interlock.core.lifecycle import State
 from interlock.core.names import Principal, RunId, SessionId
 from interlock.core.receipt import Receipt
-from interlock.core.stopwords import is_stop, normalise
+from interlock.core.stopwords import normalise
 from interlock.runtime.control import Control
 from interlock.runtime.listing import RunInfo
 from interlock.runtime.values import name_of
@@ -27,6 +27,7 @@ OURS = re.compile(r"r-[0-9a-f]+-[0-9a-f]+")
 ANEW = frozenset({"/new", "/reset"})
 STRATEGIES = {"followup": "queue"}  # the wire's word; the others are ours as well
 COMMAND_CHARACTERS = 64
+SERVED = frozenset({telling.AGENT, "main"})  # what clients call the agent that is served
 LATEST = 1_000  # runs looked through for a list of sessions or tasks
 HISTORY_CHARACTERS = 4 * 1024 * 1024  # of a conversation in one answer, from its end
 PAGE = 1_000  # the most a list answers
@@ -37,6 +38,7 @@ class Asker(Protocol):
 
     control: Control
     by: Principal
+    is_stop: Callable[[str], bool]
 
     def first(self, payload: dict[str, Any], about: SessionId) -> None:
         """Send the first of two answers."""
@@ -66,27 +68,28 @@ class Asker(Protocol):
 Handler = Callable[[Asker, Any], Awaitable[Any]]
 
 
-def is_typed(asked: frames.OwnChat) -> bool:
+def is_typed(asked: frames.OwnChat, is_stop: Callable[[str], bool]) -> bool:
     """Return whether a message is no message but says stop, or to begin anew."""
     text, plain = asked.message, asked.suppress_command_interpretation
     anew = len(text) < COMMAND_CHARACTERS and normalise(text) in ANEW
-    return not plain and (anew or is_stop(text, name=telling.AGENT))
+    return not plain and (anew or is_stop(text))
 
 
 # Chat and agent
 
 
 async def chat_send(on: Asker, asked: frames.OwnChat) -> Any:
-    _no_attachments(asked.attachments)
     name_of(asked.idempotency_key, "idempotencyKey")
-    if is_typed(asked):
+    if is_typed(asked, on.is_stop):
         return await _command(on, asked)
+    _no_attachments(asked.attachments)
     sent = await on.control.send(
         asked.session_key,
         asked.message,
         key=asked.idempotency_key,
         strategy=STRATEGIES.get(asked.queue_mode or "", asked.queue_mode),
         deadline=None if asked.timeout_ms is None else asked.timeout_ms / 1000,
+        agent=_agent(on, asked.agent_id),
         by=on.by,
     )
     if sent.state is State.ENDED:  # a used key, or stopped before it came; nobody waits here for a run
@@ -116,6 +119,8 @@ async def agent(on: Asker, asked: frames.Agent) -> Any:
         key=asked.idempotency_key,
         deadline=None if asked.timeout is None else float(asked.timeout),
         kind="agent",
+        agent=_agent(on, asked.agent_id),
+        instructions=asked.extra_system_prompt,
         by=on.by,
     )
     accepted = {"runId": sent.run_id, "status": "accepted", "acceptedAt": int(time.time() * 1000)}
@@ -147,6 +152,11 @@ async def chat_history(on: Asker, asked: frames.ChatHistory) -> Any:
     return told | {"hasMore": len(chosen) < end}
 
 
+def _agent(on: Asker, name: str | None) -> str | None:
+    """Return control's name of an agent; None for the one that is served, which clients know by names of their own."""
+    return None if name is None or (name in SERVED and name not in on.control.agents) else name
+
+
 def _no_attachments(attachments: tuple[Any, ...]) -> None:
     if attachments:
         raise BadInput("attachments are not taken here; put what the agent needs into the message")
@@ -170,9 +180,12 @@ async def _stop(on: Asker, name: str) -> Receipt:
 
 
 async def chat_abort(on: Asker, asked: frames.ChatAbort) -> Any:
-    if asked.run_id is not None:
-        return telling.stop_payload(await _stop(on, asked.run_id))
-    return telling.stop_payload(await on.control.stop(session=asked.session_key, by=on.by))
+    if asked.run_id is None:
+        receipt = await on.control.stop(session=asked.session_key, by=on.by)
+        return telling.stop_payload(receipt) | _left(on, receipt.session)
+    # The right to stop a run does not depend on the session that is named beside it.
+    receipt = await _stop(on, asked.run_id)
+    return telling.stop_payload(receipt) | _left(on, receipt.session) | _unknown(on, asked.run_id, receipt)
 
 
 async def sessions_abort(on: Asker, asked: frames.SessionsAbort) -> Any:
@@ -190,10 +203,26 @@ async def sessions_abort(on: Asker, asked: frames.SessionsAbort) -> Any:
             run for run in await on.control.runs(by=on.by) if run.session == SessionId(asked.key) and _at_work(run)
         ]
         receipts = [await on.control.stop(run=run.id, by=on.by) for run in seated]
+    session_id = receipts[0].session if receipts else asked.key
     stopped = [run.id for receipt in receipts if receipt.aborted for run in receipt.runs]
     told: dict[str, Any] = {"ok": True, "abortedRunId": stopped[0] if stopped else None}
-    told["status"] = "aborted" if stopped else "no-active-run"
-    return told | ({"receipt": receipts[0]} if receipts else {})
+    told["status"] = "aborted" if any(receipt.aborted for receipt in receipts) else "no-active-run"
+    told |= {"receipt": receipts[0]} if receipts else {}
+    return told | _left(on, session_id) | ({} if asked.run_id is None else _unknown(on, asked.run_id, receipts[0]))
+
+
+def _left(on: Asker, session: str | None) -> dict[str, Any]:
+    """What of a session the caller may stop and a stop left alone."""
+    left = None if session is None else on.control.remaining(session, by=on.by)
+    return {} if left is None or not any(left) else {"remaining": left._asdict()}
+
+
+def _unknown(on: Asker, name: str, receipt: Receipt) -> dict[str, Any]:
+    """Say that there is no such run for the caller, whether it is somebody else's or never was."""
+    if receipt.aborted or receipt.already is not None or receipt.id is not None:
+        return {}
+    later = "; one that is sent with this key will not run" if not OURS.fullmatch(name) else ""
+    return {"reason": f"no run {name!r:.80} that {on.by} may stop{later}"}
 
 
 def _at_work(run: RunInfo) -> bool:
@@ -235,6 +264,9 @@ async def tasks_list(on: Asker, asked: frames.TasksList) -> Any:
     wanted = (asked.status,) if isinstance(asked.status, str) else asked.status
     found = [run for run in reversed(runs) if run.state is not State.ALIASED]  # told as its taker
     found = [run for run in found if wanted is None or telling.status_of(run) in wanted]
+    if asked.agent_id is not None:
+        agent = on.control.named(_agent(on, asked.agent_id))
+        found = [run for run in found if run.agent == agent]
     begin = _cursor(asked.cursor)
     end = begin + min(PAGE, max(1, asked.limit))
     tasks = [telling.task_of(run, on.name, whole=False) for run in found[begin:end]]
@@ -394,7 +426,7 @@ HANDLERS: dict[str, Handler] = {
     "exec.approval.resolve": approval_resolve,
     "receipts.get": receipts_get,
     "runs.timeline": runs_timeline,
-    "interlock.send": _verb("send", "session", "text", "key", "strategy", "deadline", "order", "kind"),
+    "interlock.send": _verb("send", *frames.OwnSend.__struct_fields__),
     "interlock.chat": chat_send,
     "interlock.stop": _verb("stop", "session", "run", "message", "key", "order", "typed"),
     "interlock.reset": _verb("reset", "session", "key"),

@@ -179,7 +179,7 @@ class _Telling:
             b'{"type":"event","event":"agent","payload":{"runId":%b,"stream":"assistant","data":{"delta":'
             % encode(event.run_id)
         )
-        self.open = False  # deltas were told that no block has closed
+        self.open: list[str] = []  # deltas that were told and that no block has closed
         self.said = False  # something was told
         self.typing = False
         self.voidable: set[QuestionId] = set()
@@ -236,7 +236,6 @@ class Teller:
             told = self._runs[event.run_id] = _Telling(event)
         match event.data:
             case Delta(text=text):
-                told.open = True
                 return self._texts(told, event, text)
             case Block(text=text):
                 return self._block(told, event, text)
@@ -253,9 +252,10 @@ class Teller:
 
     def _texts(self, told: _Telling, event: Event, text: str) -> list[Item]:
         seq = b"%d" % event.position
-        if not told.open and told.said:
-            text = "\n\n" + text
+        between = "\n\n" if told.said and not told.open else ""
+        told.open.append(text)
         told.said = True
+        text = between + text
         tail = b',"generation":%b},"ts":%d,"seq":%b}' % (encode(event.generation), event.at * 1000, seq)
         return [
             Item(event.session, event.run_id, told.chat(event), text=text, tail=b',"seq":%b}' % seq, passing=True),
@@ -263,10 +263,12 @@ class Teller:
         ]
 
     def _block(self, told: _Telling, event: Event, text: str) -> list[Item]:
-        if told.open:  # its text was told as it came
-            told.open = False
-            return []
-        return self._texts(told, event, text)
+        heard = "".join(told.open)
+        # A gateway that was opened in the middle of a block does not know what it lacks; the terminal event has all.
+        rest = text[len(heard) :] if text.startswith(heard) else ""
+        items = self._texts(told, event, rest) if rest else []
+        told.open = []
+        return items
 
     def _asked(self, told: _Telling, event: Event, asked: Asked) -> list[Item]:
         if asked.state is QuestionState.OPEN:
@@ -455,7 +457,7 @@ def session_of(info: SessionInfo, runs: list[RunInfo], name: Name) -> dict[str, 
         status = row(last.outcome).session
     key = name(info.session.id)
     told: dict[str, Any] = {
-        "key": key, "sessionId": key, "kind": "direct", "agentId": AGENT, "status": status,
+        "key": key, "sessionId": key, "id": info.session.id, "kind": "direct", "agentId": AGENT, "status": status,
         "updatedAt": None if info.latest_at is None else _ms(info.latest_at), "owner": info.session.owner,
         "shares": info.session.shares, "generation": info.session.generation, "runs": info.runs, "open": info.open,
     }  # fmt: skip

@@ -46,7 +46,7 @@ ACTS = (
 )  # fmt: skip
 SHARING_ACTS = ("share", "share", "unshare", "unshare")
 GUESTS = ("alice", "bob", "bob", "mallory")
-WATCHERS = ("local", "alice", "bob", "bob", "bob", "mallory")
+WATCHERS = ("local", "alice", "bob", "bob", "bob", "mallory", "rita")
 OWN_TASKS = ("later", "talk")  # what hostile agents leave behind their own backs
 
 
@@ -88,7 +88,7 @@ class Scene:
         self._known: list[RunId] = []
         self._said = 0
         self._pauses = random.choice((PAUSES_SECONDS, QUICK_SECONDS, QUICK_SECONDS))
-        self._acts = (*theme.acts, *SHARING_ACTS) if oracle.rights.sharing else theme.acts
+        self._acts = (*theme.acts, *SHARING_ACTS)
         self._vanishing: list[asyncio.Task[Any]] = []
         self._orders = 10
         self._stops = 0
@@ -119,7 +119,7 @@ class Scene:
 
     async def _person(self, name: str) -> None:
         await self._send(name)
-        if self._oracle.rights.sharing and self._random.random() < 0.7:  # else they would never meet in a session
+        if self._random.random() < 0.7:  # else they would never meet in a session
             await self._share(name)
         await self._go_on(name)
 
@@ -171,8 +171,15 @@ class Scene:
         await asyncio.sleep(self._random.choice((0.0001, 0.003, 0.02)))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._random.choice((0.1, 1.0))):
-                by = self._random.choice(WATCHERS) if self._oracle.rights.sharing else "local"
+                by = self._random.choice(WATCHERS)
+                if by == "rita":  # who sees everything, and then does not
+                    self._oracle.appoint(by)
+                    self._vanishing.append(asyncio.ensure_future(self._dismiss()))
                 await self._oracle.watch("s", pause=self._random.choice((0.0, 0.0, 0.001, 0.03)), by=by)
+
+    async def _dismiss(self) -> None:
+        await asyncio.sleep(self._random.choice((1e-4, 0.003, 0.01, 0.05)))
+        self._oracle.appoint()
 
     # What people do
 
@@ -280,6 +287,9 @@ class Scene:
         guest = "alice" if name == "bob" else "bob"
         await oracle.share("s", guest, random.choice(("write", "write", "read")), by=name)
         await self._send(guest)
+        if self._known and random.random() < 0.6:
+            seen = oracle.look(random.choice(self._known), by=guest, timeout=random.choice((0.001, 0.05, 0.5)))
+            self._vanishing.append(asyncio.ensure_future(seen))
         await asyncio.sleep(random.choice(self._pauses))
         if random.random() < 0.7:
             await oracle.share("s", guest, random.choice((None, None, "read")), by=name)

@@ -36,7 +36,7 @@ from interlock.core.receipt import Receipt
 from interlock.runtime.control import Control
 from interlock.runtime.live import Sent
 from interlock.stores.memory import MemoryStore
-from interlock.testing.rights import Act, Deed, Rights
+from interlock.testing.rights import EVERYWHERE, READ, Act, Deed, Rights
 
 STOP_SLACK_SECONDS = 0.2
 CLEANUP_SECONDS = 0.25  # a parent hears of its child long before a body's grace is over
@@ -77,7 +77,7 @@ class Oracle:
         self.finished = False
         self.trace: list[tuple[object, ...]] = []
         self._store = store
-        self.rights = Rights(store, admins=admins, sharing=hasattr(control, "share"))
+        self.rights = Rights(store, admins=admins)
         self._loop = asyncio.get_running_loop()
         self._numbers: dict[str, int] = {}  # ids by order of appearance, so that traces compare across runs
         self._principals: dict[RunId, str] = {}
@@ -115,6 +115,7 @@ class Oracle:
         self._allowed: set[RunId] = set()
         self._holders: dict[str, tuple[RunId, int]] = {}
         self._gone: set[RunId] = set()  # drained, or given up
+        self._readers: set[str] = set()  # who may see everything, as it was last said
         self._marked: dict[str, float] = {}  # a session's last acknowledged stop, by its place in the channel
         self._late: set[RunId] = set()
         self._places: dict[RunId, float | None] = {}  # of messages in their channel
@@ -449,14 +450,13 @@ class Oracle:
 
     async def share(self, session: str, who: str, may: str | None, *, by: str) -> None:
         """Share a session, or (None) not any more: what they had counts until that is acknowledged, and no longer."""
-        control: Any = self.control
         asked = self._loop.time()
         word = self.rights.say(session, who, may, asked)
         try:
             if may is None:
-                await control.unshare(session, with_=who, by=by)
+                await self.control.unshare(session, with_=who, by=by)
             else:
-                await control.share(session, with_=who, may=may, by=by)
+                await self.control.share(session, with_=who, may=may, by=by)
         except InterlockError as refusal:
             self._note("share refused", None, type(refusal).__name__)
             if not isinstance(refusal, Unavailable):  # (then it may still come to be)
@@ -465,6 +465,14 @@ class Oracle:
         self._note("shared", None, who, may)
         word.acknowledge(self._loop.time())
         self._did(Deed.OWN, by, session, asked, f"P7: {by} shared session {session} with {who}")
+
+    def appoint(self, *readers: str) -> None:
+        """Say anew who may see everything; it counts at once."""
+        now = self._loop.time()
+        self.control.appoint(readers=readers)
+        for who in self._readers.union(readers):
+            self.rights.say(EVERYWHERE, who, READ if who in readers else None, now).acknowledge(now)
+        self._readers = set(readers)
 
     def _living(self, session: str) -> list[RunId]:
         """What is known to be alive in a session's tree."""
@@ -526,6 +534,15 @@ class Oracle:
             self._mark_over(outcome.run_id)
             self._ended(outcome, "wait")
         return outcome
+
+    async def look(self, run_id: RunId, *, by: str, timeout: float) -> None:
+        """Wait as somebody who may have no right to it: whatever is answered needs the right at that very instant."""
+        with contextlib.suppress(Unavailable):
+            outcome = await self.control.wait(run_id, by=by, timeout=timeout)
+            self._note("looked", run_id, outcome.ending)
+            if outcome.ended:  # (pending says nothing while the store is silent: it is said of what is not there, too)
+                told, home = f"P7: {by} was told how {run_id} ended", self._home.get(run_id, "")
+                self._did(Deed.LOOK, by, home, self._loop.time(), told, run_id=run_id)
 
     async def watch(self, session: str, *, pause: float = 0.0, by: str = "local") -> None:
         """Watch like a slow reader: what is read after an acknowledged end must not be a delta of that run."""

@@ -20,6 +20,7 @@ from interlock.stores.base import Ticket
 from interlock.stores.memory import MemoryStore
 
 WRITE, READ = "write", "read"
+EVERYWHERE = "*"  # the session of a word about somebody who may see all
 
 
 class Deed(StrEnum):
@@ -28,6 +29,7 @@ class Deed(StrEnum):
     SEND = "send"
     END = "end"  # a stop, a takeover, an answer: a run's principal may, too
     SEE = "see"
+    LOOK = "look"  # at one run: its principal may, too
     OWN = "own"  # what is the owner's alone: reset, wake, share
 
 
@@ -74,8 +76,7 @@ class Word:
 class Rights:
     """Who owns, with whom it was shared, who is an admin: everything that a right is judged from."""
 
-    def __init__(self, store: MemoryStore, *, admins: tuple[str, ...] = (), sharing: bool = False) -> None:
-        self.sharing = sharing  # else everybody may send to every session, and what they started is theirs for good
+    def __init__(self, store: MemoryStore, *, admins: tuple[str, ...] = ()) -> None:
         self._store = store
         self._admins = frozenset((LOCAL, *admins))
         self._offers: dict[str, dict[RunId, Offer]] = {}
@@ -134,7 +135,8 @@ class Rights:
     def _shared(self, act: Act, *enough: str) -> bool:
         return any(
             word.may in enough and word.begins <= act.until and word.ends >= act.since
-            for word in self._words.get((act.session, act.by), ())
+            for session in (act.session, EVERYWHERE)
+            for word in self._words.get((session, act.by), ())
         )
 
     # Judging
@@ -165,15 +167,20 @@ class Rights:
             return True
         match act.deed:
             case Deed.SEND:
-                return not self.sharing or self._shared(act, WRITE)
+                return self._shared(act, WRITE)
             case Deed.END:
-                arriving = act.run_id not in self._offers.get(act.session, {})  # and nothing of the session's yet
-                free = not self.sharing or owner is None or arriving
-                return act.by == act.principal and (free or self._shared(act, WRITE))
+                return self._theirs(act, owner)
             case Deed.SEE:
                 return self._shared(act, WRITE, READ)
+            case Deed.LOOK:
+                return self._shared(act, WRITE, READ) or self._theirs(act, owner)
             case Deed.OWN:
                 return False
+
+    def _theirs(self, act: Act, owner: str | None) -> bool:
+        """Whether a run is theirs who started it: as long as they may write where it is."""
+        arriving = act.run_id not in self._offers.get(act.session, {})  # and nothing of the session's yet
+        return act.by == act.principal and (owner is None or arriving or self._shared(act, WRITE))
 
 
 __all__ = ["Act", "Deed", "Offer", "Rights", "Word"]

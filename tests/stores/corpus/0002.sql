@@ -12,50 +12,50 @@ CREATE TABLE events (
     data TEXT NOT NULL,
     PRIMARY KEY (session, position)
 ) WITHOUT ROWID;
-INSERT INTO "events" VALUES('busy',4294967357,1.7949463454384539128e+09,'r-1-36',7,'{"type":"message","text":"wait","by":"alice","of":null}');
-INSERT INTO "events" VALUES('busy',4294967359,1.79494634543918251995e+09,'r-1-36',7,'{"type":"started"}');
-INSERT INTO "events" VALUES('busy',4294967360,1.79494634543923139565e+09,'r-1-3e',NULL,'{"type":"message","text":"queued 0","by":"alice","of":null}');
-INSERT INTO "events" VALUES('busy',4294967363,1.79494634543975758555e+09,'r-1-42',NULL,'{"type":"message","text":"queued 1","by":"alice","of":null}');
-INSERT INTO "events" VALUES('question',4294967349,1.79494634543684816359e+09,'r-1-30',7,'{"type":"message","text":"ask","by":"alice","of":null}');
-INSERT INTO "events" VALUES('question',4294967352,1.79494634543786883351e+09,'r-1-30',7,'{"type":"started"}');
-INSERT INTO "events" VALUES('question',4294967354,1.79494634543799757957e+09,'r-1-30',7,'{"type":"block","text":"hel"}');
-INSERT INTO "events" VALUES('question',4294967356,1.79494634543802905083e+09,'r-1-30',7,'{"type":"question","question_id":"q-1-3b","text":"Deploy?","state":"open","choices":["staging","the moon"],"tool":null,"arguments":null,"answer":null,"by":null}');
-INSERT INTO "events" VALUES('run:r-1-1a',4294967324,1.79494634542764401434e+09,'r-1-1a',1,'{"type":"message","text":"help","by":"alice","of":null}');
-INSERT INTO "events" VALUES('run:r-1-1a',4294967325,1.79494634542811655995e+09,'r-1-1a',1,'{"type":"started"}');
-INSERT INTO "events" VALUES('run:r-1-1a',4294967327,1.79494634542889142038e+09,'r-1-1a',1,'{"type":"block","text":"helped"}');
-INSERT INTO "events" VALUES('run:r-1-1a',4294967328,1.79494634542889571187e+09,'r-1-1a',1,'{"type":"ended","outcome":{"run_id":"r-1-1a","ending":"completed","text":"helped","started_at":1794946345.4281132,"ended_at":1794946345.4281807},"cut":"","tools":[],"void":[],"children":[]}');
-INSERT INTO "events" VALUES('run:r-1-1a',4294967330,1.79494634542894577981e+09,NULL,NULL,'{"type":"receipt","receipt":{"id":"f-1-1e","session":"run:r-1-1a","cause":"completed","by":null,"runs":[{"id":"r-1-1a","outcome":{"run_id":"r-1-1a","ending":"completed","text":"helped","started_at":1794946345.4281132,"ended_at":1794946345.4281807,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794946345.4281807,"ended_at":1794946345.4288783,"drained_at":1794946345.4289148,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null,"again":false}}');
-INSERT INTO "events" VALUES('stopped',4294967337,1.7949463454311685562e+09,'r-1-28',3,'{"type":"message","text":"wait","by":"bob","of":null}');
-INSERT INTO "events" VALUES('stopped',4294967339,1.79494634543254184726e+09,'r-1-28',3,'{"type":"ended","outcome":{"run_id":"r-1-28","ending":"stopped","by":"bob","ended_at":1794946345.431505},"cut":"","tools":[],"void":[],"children":[]}');
-INSERT INTO "events" VALUES('stopped',4294967340,1.79494634543257856364e+09,NULL,NULL,'{"type":"receipt","receipt":{"id":"f-1-2a","session":"stopped","cause":"stopped","by":"bob","runs":[{"id":"r-1-28","outcome":{"run_id":"r-1-28","ending":"stopped","by":"bob","ended_at":1794946345.431505,"drained":true},"body":"none","refused":{}}],"fenced_at":1794946345.431505,"ended_at":1794946345.4325325,"drained_at":1794946345.432556,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null,"again":false}}');
-INSERT INTO "events" VALUES('talk',4294967298,1.79494634541427254678e+09,'r-1-1',1,'{"type":"message","text":"hello","by":"alice","of":null}');
-INSERT INTO "events" VALUES('talk',4294967299,1.79494634541603064531e+09,'r-1-1',1,'{"type":"started"}');
-INSERT INTO "events" VALUES('talk',4294967302,1.79494634541844654083e+09,'r-1-1',1,'{"type":"block","text":"hel"}');
-INSERT INTO "events" VALUES('talk',4294967303,1.79494634541845941543e+09,'r-1-1',1,'{"type":"block","text":"heard hello"}');
-INSERT INTO "events" VALUES('talk',4294967304,1.79494634541846346861e+09,'r-1-1',1,'{"type":"ended","outcome":{"run_id":"r-1-1","ending":"completed","text":"hel\n\nheard hello","started_at":1794946345.416018,"ended_at":1794946345.4162068},"cut":"","tools":[],"void":[],"children":[]}');
-INSERT INTO "events" VALUES('talk',4294967305,1.79494634541869688029e+09,NULL,NULL,'{"type":"receipt","receipt":{"id":"f-1-5","session":"talk","cause":"completed","by":null,"runs":[{"id":"r-1-1","outcome":{"run_id":"r-1-1","ending":"completed","text":"hel\n\nheard hello","started_at":1794946345.416018,"ended_at":1794946345.4162068,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794946345.4162068,"ended_at":1794946345.418416,"drained_at":1794946345.4184997,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null,"again":false}}');
-INSERT INTO "events" VALUES('talk',4294967307,1.79494634542076277735e+09,'r-1-a',3,'{"type":"message","text":"tool","by":"alice","of":null}');
-INSERT INTO "events" VALUES('talk',4294967308,1.79494634542204236984e+09,'r-1-a',3,'{"type":"started"}');
-INSERT INTO "events" VALUES('talk',4294967310,1.79494634542221808432e+09,'r-1-a',3,'{"type":"block","text":"hel"}');
-INSERT INTO "events" VALUES('talk',4294967311,1.79494634542223596576e+09,'r-1-a',3,'{"type":"tool","call_id":"r-1-a.1","name":"look","state":"pending","arguments":"{\"what\":\"short\"}","result":null,"error":null}');
-INSERT INTO "events" VALUES('talk',4294967312,1.7949463454229688644e+09,'r-1-a',3,'{"type":"tool","call_id":"r-1-a.1","name":"look","state":"running","arguments":null,"result":null,"error":null}');
-INSERT INTO "events" VALUES('talk',4294967313,1.79494634542302608495e+09,'r-1-a',3,'{"type":"tool","call_id":"r-1-a.1","name":"look","state":"finished","arguments":null,"result":"\"short 停\"","error":null}');
-INSERT INTO "events" VALUES('talk',4294967315,1.79494634542513060567e+09,'r-1-a',3,'{"type":"block","text":"heard tool"}');
-INSERT INTO "events" VALUES('talk',4294967316,1.79494634542513632779e+09,'r-1-a',3,'{"type":"ended","outcome":{"run_id":"r-1-a","ending":"completed","text":"hel\n\nheard tool","started_at":1794946345.4220328,"ended_at":1794946345.4231},"cut":"","tools":[],"void":[],"children":[]}');
-INSERT INTO "events" VALUES('talk',4294967317,1.79494634542520093917e+09,NULL,NULL,'{"type":"receipt","receipt":{"id":"f-1-12","session":"talk","cause":"completed","by":null,"runs":[{"id":"r-1-a","outcome":{"run_id":"r-1-a","ending":"completed","text":"hel\n\nheard tool","started_at":1794946345.4220328,"ended_at":1794946345.4231,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794946345.4231,"ended_at":1794946345.42511,"drained_at":1794946345.4251628,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[{"name":"look","state":"finished","run_id":"r-1-a"}],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null,"again":false}}');
-INSERT INTO "events" VALUES('talk',4294967319,1.79494634542645120625e+09,'r-1-16',5,'{"type":"message","text":"child","by":"alice","of":null}');
-INSERT INTO "events" VALUES('talk',4294967320,1.79494634542686438559e+09,'r-1-16',5,'{"type":"started"}');
-INSERT INTO "events" VALUES('talk',4294967323,1.79494634542763590806e+09,'r-1-16',5,'{"type":"child","child":"r-1-1a","session":"run:r-1-1a","agent":"helper","detached":false,"outcome":null}');
-INSERT INTO "events" VALUES('talk',4294967329,1.79494634542890620226e+09,'r-1-16',5,'{"type":"child","child":"r-1-1a","session":"run:r-1-1a","agent":"helper","detached":false,"outcome":{"run_id":"r-1-1a","ending":"completed","text":"helped","started_at":1794946345.4281132,"ended_at":1794946345.4281807}}');
-INSERT INTO "events" VALUES('talk',4294967332,1.79494634543005371091e+09,'r-1-16',5,'{"type":"block","text":"hel"}');
-INSERT INTO "events" VALUES('talk',4294967333,1.79494634543005824093e+09,'r-1-16',5,'{"type":"block","text":"heard child"}');
-INSERT INTO "events" VALUES('talk',4294967334,1.79494634543006014826e+09,'r-1-16',5,'{"type":"ended","outcome":{"run_id":"r-1-16","ending":"completed","text":"hel\n\nheard child","started_at":1794946345.4268596,"ended_at":1794946345.429005},"cut":"","tools":[],"void":[],"children":[]}');
-INSERT INTO "events" VALUES('talk',4294967335,1.79494634543010902409e+09,NULL,NULL,'{"type":"receipt","receipt":{"id":"f-1-23","session":"talk","cause":"completed","by":null,"runs":[{"id":"r-1-16","outcome":{"run_id":"r-1-16","ending":"completed","text":"hel\n\nheard child","started_at":1794946345.4268596,"ended_at":1794946345.429005,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794946345.429005,"ended_at":1794946345.430041,"drained_at":1794946345.4300787,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null,"again":false}}');
-INSERT INTO "events" VALUES('tool',4294967343,1.79494634543549394607e+09,'r-1-2e',7,'{"type":"message","text":"stuck","by":"alice","of":null}');
-INSERT INTO "events" VALUES('tool',4294967345,1.79494634543632197382e+09,'r-1-2e',7,'{"type":"started"}');
-INSERT INTO "events" VALUES('tool',4294967347,1.79494634543643546108e+09,'r-1-2e',7,'{"type":"block","text":"hel"}');
-INSERT INTO "events" VALUES('tool',4294967348,1.79494634543644857407e+09,'r-1-2e',7,'{"type":"tool","call_id":"r-1-2e.1","name":"look","state":"pending","arguments":"{\"what\":\"long\"}","result":null,"error":null}');
-INSERT INTO "events" VALUES('tool',4294967351,1.79494634543740797048e+09,'r-1-2e',7,'{"type":"tool","call_id":"r-1-2e.1","name":"look","state":"running","arguments":null,"result":null,"error":null}');
+INSERT INTO "events" VALUES('busy',4294967354,1.7949482064466772079e+09,'r-1-37',7,'{"type":"message","text":"wait","by":"alice","of":null}');
+INSERT INTO "events" VALUES('busy',4294967360,1.79494820644781780246e+09,'r-1-37',7,'{"type":"started"}');
+INSERT INTO "events" VALUES('busy',4294967361,1.79494820644788932806e+09,'r-1-3c',NULL,'{"type":"message","text":"queued 0","by":"alice","of":null}');
+INSERT INTO "events" VALUES('busy',4294967364,1.79494820644876861568e+09,'r-1-43',NULL,'{"type":"message","text":"queued 1","by":"alice","of":null}');
+INSERT INTO "events" VALUES('question',4294967350,1.79494820644510293008e+09,'r-1-31',7,'{"type":"message","text":"ask","by":"alice","of":null}');
+INSERT INTO "events" VALUES('question',4294967353,1.79494820644659042359e+09,'r-1-31',7,'{"type":"started"}');
+INSERT INTO "events" VALUES('question',4294967357,1.79494820644687747956e+09,'r-1-31',7,'{"type":"block","text":"hel"}');
+INSERT INTO "events" VALUES('question',4294967359,1.79494820644696903228e+09,'r-1-31',7,'{"type":"question","question_id":"q-1-3e","text":"Deploy?","state":"open","choices":["staging","the moon"],"tool":null,"arguments":null,"answer":null,"by":null}');
+INSERT INTO "events" VALUES('run:r-1-1a',4294967324,1.79494820642667889595e+09,'r-1-1a',1,'{"type":"message","text":"help","by":"alice","of":null}');
+INSERT INTO "events" VALUES('run:r-1-1a',4294967325,1.79494820642752718918e+09,'r-1-1a',1,'{"type":"started"}');
+INSERT INTO "events" VALUES('run:r-1-1a',4294967327,1.79494820642893576625e+09,'r-1-1a',1,'{"type":"block","text":"helped"}');
+INSERT INTO "events" VALUES('run:r-1-1a',4294967328,1.79494820642894458775e+09,'r-1-1a',1,'{"type":"ended","outcome":{"run_id":"r-1-1a","ending":"completed","text":"helped","started_at":1794948206.427518,"ended_at":1794948206.4276676},"cut":"","tools":[],"void":[],"children":[]}');
+INSERT INTO "events" VALUES('run:r-1-1a',4294967330,1.79494820642903137207e+09,NULL,NULL,'{"type":"receipt","receipt":{"id":"f-1-1e","session":"run:r-1-1a","cause":"completed","by":null,"runs":[{"id":"r-1-1a","outcome":{"run_id":"r-1-1a","ending":"completed","text":"helped","started_at":1794948206.427518,"ended_at":1794948206.4276676,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794948206.4276676,"ended_at":1794948206.4288785,"drained_at":1794948206.4289756,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","kept":[],"questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null,"again":false}}');
+INSERT INTO "events" VALUES('stopped',4294967337,1.79494820643229746823e+09,'r-1-28',3,'{"type":"message","text":"wait","by":"bob","of":null}');
+INSERT INTO "events" VALUES('stopped',4294967339,1.7949482064338254929e+09,'r-1-28',3,'{"type":"ended","outcome":{"run_id":"r-1-28","ending":"stopped","by":"bob","ended_at":1794948206.4325647},"cut":"","tools":[],"void":[],"children":[]}');
+INSERT INTO "events" VALUES('stopped',4294967340,1.79494820643387842178e+09,NULL,NULL,'{"type":"receipt","receipt":{"id":"f-1-2a","session":"stopped","cause":"stopped","by":"bob","runs":[{"id":"r-1-28","outcome":{"run_id":"r-1-28","ending":"stopped","by":"bob","ended_at":1794948206.4325647,"drained":true},"body":"none","refused":{}}],"fenced_at":1794948206.4325647,"ended_at":1794948206.4338083,"drained_at":1794948206.4338458,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","kept":[],"questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null,"again":false}}');
+INSERT INTO "events" VALUES('talk',4294967298,1.79494820641431736948e+09,'r-1-1',1,'{"type":"message","text":"hello","by":"alice","of":null}');
+INSERT INTO "events" VALUES('talk',4294967299,1.79494820641536116604e+09,'r-1-1',1,'{"type":"started"}');
+INSERT INTO "events" VALUES('talk',4294967302,1.79494820641663646696e+09,'r-1-1',1,'{"type":"block","text":"hel"}');
+INSERT INTO "events" VALUES('talk',4294967303,1.79494820641665148736e+09,'r-1-1',1,'{"type":"block","text":"heard hello"}');
+INSERT INTO "events" VALUES('talk',4294967304,1.79494820641665577889e+09,'r-1-1',1,'{"type":"ended","outcome":{"run_id":"r-1-1","ending":"completed","text":"hel\n\nheard hello","started_at":1794948206.4153514,"ended_at":1794948206.415511},"cut":"","tools":[],"void":[],"children":[]}');
+INSERT INTO "events" VALUES('talk',4294967305,1.79494820641673588756e+09,NULL,NULL,'{"type":"receipt","receipt":{"id":"f-1-5","session":"talk","cause":"completed","by":null,"runs":[{"id":"r-1-1","outcome":{"run_id":"r-1-1","ending":"completed","text":"hel\n\nheard hello","started_at":1794948206.4153514,"ended_at":1794948206.415511,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794948206.415511,"ended_at":1794948206.416608,"drained_at":1794948206.4166837,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","kept":[],"questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null,"again":false}}');
+INSERT INTO "events" VALUES('talk',4294967307,1.7949482064191143513e+09,'r-1-a',3,'{"type":"message","text":"tool","by":"alice","of":null}');
+INSERT INTO "events" VALUES('talk',4294967308,1.79494820641969156263e+09,'r-1-a',3,'{"type":"started"}');
+INSERT INTO "events" VALUES('talk',4294967310,1.79494820641983127596e+09,'r-1-a',3,'{"type":"block","text":"hel"}');
+INSERT INTO "events" VALUES('talk',4294967311,1.79494820641984844204e+09,'r-1-a',3,'{"type":"tool","call_id":"r-1-a.1","name":"look","state":"pending","arguments":"{\"what\":\"short\"}","result":null,"error":null}');
+INSERT INTO "events" VALUES('talk',4294967312,1.79494820642062664029e+09,'r-1-a',3,'{"type":"tool","call_id":"r-1-a.1","name":"look","state":"running","arguments":null,"result":null,"error":null}');
+INSERT INTO "events" VALUES('talk',4294967313,1.79494820642068934448e+09,'r-1-a',3,'{"type":"tool","call_id":"r-1-a.1","name":"look","state":"finished","arguments":null,"result":"\"short 停\"","error":null}');
+INSERT INTO "events" VALUES('talk',4294967315,1.79494820642230534552e+09,'r-1-a',3,'{"type":"block","text":"heard tool"}');
+INSERT INTO "events" VALUES('talk',4294967316,1.79494820642231440541e+09,'r-1-a',3,'{"type":"ended","outcome":{"run_id":"r-1-a","ending":"completed","text":"hel\n\nheard tool","started_at":1794948206.419685,"ended_at":1794948206.420752},"cut":"","tools":[],"void":[],"children":[]}');
+INSERT INTO "events" VALUES('talk',4294967317,1.79494820642239761351e+09,NULL,NULL,'{"type":"receipt","receipt":{"id":"f-1-12","session":"talk","cause":"completed","by":null,"runs":[{"id":"r-1-a","outcome":{"run_id":"r-1-a","ending":"completed","text":"hel\n\nheard tool","started_at":1794948206.419685,"ended_at":1794948206.420752,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794948206.420752,"ended_at":1794948206.4222753,"drained_at":1794948206.4223475,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[{"name":"look","state":"finished","run_id":"r-1-a"}],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","kept":[],"questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null,"again":false}}');
+INSERT INTO "events" VALUES('talk',4294967319,1.79494820642445850368e+09,'r-1-16',5,'{"type":"message","text":"child","by":"alice","of":null}');
+INSERT INTO "events" VALUES('talk',4294967320,1.7949482064253983498e+09,'r-1-16',5,'{"type":"started"}');
+INSERT INTO "events" VALUES('talk',4294967323,1.79494820642666339871e+09,'r-1-16',5,'{"type":"child","child":"r-1-1a","session":"run:r-1-1a","agent":"helper","detached":false,"outcome":null}');
+INSERT INTO "events" VALUES('talk',4294967329,1.79494820642896103857e+09,'r-1-16',5,'{"type":"child","child":"r-1-1a","session":"run:r-1-1a","agent":"helper","detached":false,"outcome":{"run_id":"r-1-1a","ending":"completed","text":"helped","started_at":1794948206.427518,"ended_at":1794948206.4276676}}');
+INSERT INTO "events" VALUES('talk',4294967332,1.79494820643040204049e+09,'r-1-16',5,'{"type":"block","text":"hel"}');
+INSERT INTO "events" VALUES('talk',4294967333,1794948206.43041,'r-1-16',5,'{"type":"block","text":"heard child"}');
+INSERT INTO "events" VALUES('talk',4294967334,1.79494820643041324615e+09,'r-1-16',5,'{"type":"ended","outcome":{"run_id":"r-1-16","ending":"completed","text":"hel\n\nheard child","started_at":1794948206.4253898,"ended_at":1794948206.4291599},"cut":"","tools":[],"void":[],"children":[]}');
+INSERT INTO "events" VALUES('talk',4294967335,1.79494820643048167232e+09,NULL,NULL,'{"type":"receipt","receipt":{"id":"f-1-23","session":"talk","cause":"completed","by":null,"runs":[{"id":"r-1-16","outcome":{"run_id":"r-1-16","ending":"completed","text":"hel\n\nheard child","started_at":1794948206.4253898,"ended_at":1794948206.4291599,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794948206.4291599,"ended_at":1794948206.430378,"drained_at":1794948206.4304452,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","kept":[],"questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null,"again":false}}');
+INSERT INTO "events" VALUES('tool',4294967344,1.79494820644257283212e+09,'r-1-2f',7,'{"type":"message","text":"stuck","by":"alice","of":null}');
+INSERT INTO "events" VALUES('tool',4294967346,1.79494820644438314444e+09,'r-1-2f',7,'{"type":"started"}');
+INSERT INTO "events" VALUES('tool',4294967348,1.79494820644457888604e+09,'r-1-2f',7,'{"type":"block","text":"hel"}');
+INSERT INTO "events" VALUES('tool',4294967349,1.79494820644459939004e+09,'r-1-2f',7,'{"type":"tool","call_id":"r-1-2f.1","name":"look","state":"pending","arguments":"{\"what\":\"long\"}","result":null,"error":null}');
+INSERT INTO "events" VALUES('tool',4294967352,1.79494820644600462915e+09,'r-1-2f',7,'{"type":"tool","call_id":"r-1-2f.1","name":"look","state":"running","arguments":null,"result":null,"error":null}');
 CREATE TABLE facts (
     name TEXT PRIMARY KEY,
     value INTEGER NOT NULL
@@ -86,16 +86,16 @@ CREATE TABLE "marks" (
     stopped_at REAL NOT NULL,
     UNIQUE (session, channel, "by", place)
 );
-INSERT INTO "marks" VALUES(1,'stopped','chat','bob','1002012345678901234567890.','12345678901234567890',1.79494634543142104156e+09);
+INSERT INTO "marks" VALUES(1,'stopped','chat','bob','1002012345678901234567890.','12345678901234567890',1.79494820643245983128e+09);
 CREATE TABLE passing (
     position INTEGER PRIMARY KEY,
     session TEXT NOT NULL,
     run_id TEXT NOT NULL,
     events TEXT NOT NULL
 );
-INSERT INTO "passing" VALUES(4294967346,'tool','r-1-2e','[[4294967346,1794946345.43639,7,{"type":"delta","text":"hel"}]]');
-INSERT INTO "passing" VALUES(4294967353,'question','r-1-30','[[4294967353,1794946345.4379542,7,{"type":"delta","text":"hel"}]]');
-INSERT INTO "passing" VALUES(4294967361,'busy','r-1-36','[[4294967361,1794946345.439247,7,{"type":"delta","text":"hel"}]]');
+INSERT INTO "passing" VALUES(4294967347,'tool','r-1-2f','[[4294967347,1794948206.4445007,7,{"type":"delta","text":"hel"}]]');
+INSERT INTO "passing" VALUES(4294967355,'question','r-1-31','[[4294967355,1794948206.4467287,7,{"type":"delta","text":"hel"}]]');
+INSERT INTO "passing" VALUES(4294967362,'busy','r-1-37','[[4294967362,1794948206.4479368,7,{"type":"delta","text":"hel"}]]');
 CREATE TABLE questions (
     serial INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
@@ -108,7 +108,7 @@ CREATE TABLE questions (
     answer TEXT,
     "by" TEXT
 );
-INSERT INTO "questions" VALUES(1,'q-1-3b','r-1-30','question','alice','Deploy?','["staging","the moon"]','open',NULL,NULL);
+INSERT INTO "questions" VALUES(1,'q-1-3e','r-1-31','question','alice','Deploy?','["staging","the moon"]','open',NULL,NULL);
 CREATE TABLE receipts (
     serial INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
@@ -116,11 +116,11 @@ CREATE TABLE receipts (
     runless INTEGER NOT NULL,
     body TEXT NOT NULL
 );
-INSERT INTO "receipts" VALUES(1,'f-1-5',0,0,'{"id":"f-1-5","session":"talk","cause":"completed","by":null,"runs":[{"id":"r-1-1","outcome":{"run_id":"r-1-1","ending":"completed","text":"hel\n\nheard hello","started_at":1794946345.416018,"ended_at":1794946345.4162068,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794946345.4162068,"ended_at":1794946345.418416,"drained_at":1794946345.4184997,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null,"again":false}');
-INSERT INTO "receipts" VALUES(2,'f-1-12',0,0,'{"id":"f-1-12","session":"talk","cause":"completed","by":null,"runs":[{"id":"r-1-a","outcome":{"run_id":"r-1-a","ending":"completed","text":"hel\n\nheard tool","started_at":1794946345.4220328,"ended_at":1794946345.4231,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794946345.4231,"ended_at":1794946345.42511,"drained_at":1794946345.4251628,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[{"name":"look","state":"finished","run_id":"r-1-a"}],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null,"again":false}');
-INSERT INTO "receipts" VALUES(3,'f-1-1e',0,0,'{"id":"f-1-1e","session":"run:r-1-1a","cause":"completed","by":null,"runs":[{"id":"r-1-1a","outcome":{"run_id":"r-1-1a","ending":"completed","text":"helped","started_at":1794946345.4281132,"ended_at":1794946345.4281807,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794946345.4281807,"ended_at":1794946345.4288783,"drained_at":1794946345.4289148,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null,"again":false}');
-INSERT INTO "receipts" VALUES(4,'f-1-23',0,0,'{"id":"f-1-23","session":"talk","cause":"completed","by":null,"runs":[{"id":"r-1-16","outcome":{"run_id":"r-1-16","ending":"completed","text":"hel\n\nheard child","started_at":1794946345.4268596,"ended_at":1794946345.429005,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794946345.429005,"ended_at":1794946345.430041,"drained_at":1794946345.4300787,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null,"again":false}');
-INSERT INTO "receipts" VALUES(5,'f-1-2a',0,0,'{"id":"f-1-2a","session":"stopped","cause":"stopped","by":"bob","runs":[{"id":"r-1-28","outcome":{"run_id":"r-1-28","ending":"stopped","by":"bob","ended_at":1794946345.431505,"drained":true},"body":"none","refused":{}}],"fenced_at":1794946345.431505,"ended_at":1794946345.4325325,"drained_at":1794946345.432556,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null,"again":false}');
+INSERT INTO "receipts" VALUES(1,'f-1-5',0,0,'{"id":"f-1-5","session":"talk","cause":"completed","by":null,"runs":[{"id":"r-1-1","outcome":{"run_id":"r-1-1","ending":"completed","text":"hel\n\nheard hello","started_at":1794948206.4153514,"ended_at":1794948206.415511,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794948206.415511,"ended_at":1794948206.416608,"drained_at":1794948206.4166837,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","kept":[],"questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null,"again":false}');
+INSERT INTO "receipts" VALUES(2,'f-1-12',0,0,'{"id":"f-1-12","session":"talk","cause":"completed","by":null,"runs":[{"id":"r-1-a","outcome":{"run_id":"r-1-a","ending":"completed","text":"hel\n\nheard tool","started_at":1794948206.419685,"ended_at":1794948206.420752,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794948206.420752,"ended_at":1794948206.4222753,"drained_at":1794948206.4223475,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[{"name":"look","state":"finished","run_id":"r-1-a"}],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","kept":[],"questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null,"again":false}');
+INSERT INTO "receipts" VALUES(3,'f-1-1e',0,0,'{"id":"f-1-1e","session":"run:r-1-1a","cause":"completed","by":null,"runs":[{"id":"r-1-1a","outcome":{"run_id":"r-1-1a","ending":"completed","text":"helped","started_at":1794948206.427518,"ended_at":1794948206.4276676,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794948206.4276676,"ended_at":1794948206.4288785,"drained_at":1794948206.4289756,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","kept":[],"questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null,"again":false}');
+INSERT INTO "receipts" VALUES(4,'f-1-23',0,0,'{"id":"f-1-23","session":"talk","cause":"completed","by":null,"runs":[{"id":"r-1-16","outcome":{"run_id":"r-1-16","ending":"completed","text":"hel\n\nheard child","started_at":1794948206.4253898,"ended_at":1794948206.4291599,"drained":true},"body":"returned","refused":{}}],"fenced_at":1794948206.4291599,"ended_at":1794948206.430378,"drained_at":1794948206.4304452,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","kept":[],"questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null,"again":false}');
+INSERT INTO "receipts" VALUES(5,'f-1-2a',0,0,'{"id":"f-1-2a","session":"stopped","cause":"stopped","by":"bob","runs":[{"id":"r-1-28","outcome":{"run_id":"r-1-28","ending":"stopped","by":"bob","ended_at":1794948206.4325647,"drained":true},"body":"none","refused":{}}],"fenced_at":1794948206.4325647,"ended_at":1794948206.4338083,"drained_at":1794948206.4338458,"drain":"observed","durable":true,"grade":"inline","unseen":[],"refused":{},"tools":[],"processes":{"ended":0,"stuck":0,"detached":0},"host":"none","kept":[],"questions":0,"queued":0,"in_flight":0,"holds":0,"unconfirmed":[],"aborted":false,"already":null,"again":false}');
 CREATE TABLE runs (
     serial INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
@@ -144,17 +144,17 @@ CREATE TABLE runs (
     told INTEGER NOT NULL,
     drained INTEGER NOT NULL DEFAULT 0,
     receipt TEXT
-);
-INSERT INTO "runs" VALUES(1,'r-1-1','talk','alice','chat','hello',1.79494634540996170039e+09,'key of hello',NULL,NULL,NULL,NULL,0,NULL,1,1,'completed','{"run_id":"r-1-1","ending":"completed","text":"hel\n\nheard hello","started_at":1794946345.416018,"ended_at":1794946345.4162068}','',1,1,'f-1-5');
-INSERT INTO "runs" VALUES(2,'r-1-a','talk','alice','chat','tool',1.79494634541886830328e+09,'key of tool',NULL,NULL,NULL,NULL,0,NULL,3,1,'completed','{"run_id":"r-1-a","ending":"completed","text":"hel\n\nheard tool","started_at":1794946345.4220328,"ended_at":1794946345.4231}','',1,1,'f-1-12');
-INSERT INTO "runs" VALUES(3,'r-1-16','talk','alice','chat','child',1.79494634542532515526e+09,'key of child',NULL,NULL,NULL,NULL,0,NULL,5,1,'completed','{"run_id":"r-1-16","ending":"completed","text":"hel\n\nheard child","started_at":1794946345.4268596,"ended_at":1794946345.429005}','',1,1,'f-1-23');
-INSERT INTO "runs" VALUES(4,'r-1-1a','run:r-1-1a','alice','child','help',1.79494634542701578141e+09,NULL,NULL,'r-1-16','talk','helper',0,NULL,1,1,'completed','{"run_id":"r-1-1a","ending":"completed","text":"helped","started_at":1794946345.4281132,"ended_at":1794946345.4281807}','',1,1,'f-1-1e');
-INSERT INTO "runs" VALUES(5,'r-1-28','stopped','bob','chat','wait',1.79494634543018102652e+09,NULL,NULL,NULL,NULL,NULL,0,NULL,3,1,'stopped','{"run_id":"r-1-28","ending":"stopped","by":"bob","ended_at":1794946345.431505}','',1,1,'f-1-2a');
-INSERT INTO "runs" VALUES(6,'r-1-2e','tool','alice','chat','stuck',1.7949463454346725941e+09,NULL,NULL,NULL,NULL,NULL,0,NULL,7,1,NULL,NULL,'',0,0,NULL);
-INSERT INTO "runs" VALUES(7,'r-1-30','question','alice','chat','ask',1.79494634543554139132e+09,NULL,NULL,NULL,NULL,NULL,0,NULL,7,1,NULL,NULL,'',0,0,NULL);
-INSERT INTO "runs" VALUES(8,'r-1-36','busy','alice','chat','wait',1.79494634543689107891e+09,NULL,NULL,NULL,NULL,NULL,0,NULL,7,1,NULL,NULL,'',0,0,NULL);
-INSERT INTO "runs" VALUES(9,'r-1-3e','busy','alice','chat','queued 0',1.79494634543851566319e+09,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,0,NULL,NULL,'',0,0,NULL);
-INSERT INTO "runs" VALUES(10,'r-1-42','busy','alice','chat','queued 1',1.79494634543927502638e+09,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,0,NULL,NULL,'',0,0,NULL);
+, instructions TEXT);
+INSERT INTO "runs" VALUES(1,'r-1-1','talk','alice','chat','hello',1.79494820641244268418e+09,'key of hello',NULL,NULL,NULL,NULL,0,NULL,1,1,'completed','{"run_id":"r-1-1","ending":"completed","text":"hel\n\nheard hello","started_at":1794948206.4153514,"ended_at":1794948206.415511}','',1,1,'f-1-5',NULL);
+INSERT INTO "runs" VALUES(2,'r-1-a','talk','alice','chat','tool',1.79494820641688799861e+09,'key of tool',NULL,NULL,NULL,NULL,0,NULL,3,1,'completed','{"run_id":"r-1-a","ending":"completed","text":"hel\n\nheard tool","started_at":1794948206.419685,"ended_at":1794948206.420752}','',1,1,'f-1-12',NULL);
+INSERT INTO "runs" VALUES(3,'r-1-16','talk','alice','chat','child',1.79494820642257905006e+09,'key of child',NULL,NULL,NULL,NULL,0,NULL,5,1,'completed','{"run_id":"r-1-16","ending":"completed","text":"hel\n\nheard child","started_at":1794948206.4253898,"ended_at":1794948206.4291599}','',1,1,'f-1-23',NULL);
+INSERT INTO "runs" VALUES(4,'r-1-1a','run:r-1-1a','alice','child','help',1.79494820642560720443e+09,NULL,NULL,'r-1-16','talk','helper',0,NULL,1,1,'completed','{"run_id":"r-1-1a","ending":"completed","text":"helped","started_at":1794948206.427518,"ended_at":1794948206.4276676}','',1,1,'f-1-1e',NULL);
+INSERT INTO "runs" VALUES(5,'r-1-28','stopped','bob','chat','wait',1.79494820643066787723e+09,NULL,NULL,NULL,NULL,NULL,0,NULL,3,1,'stopped','{"run_id":"r-1-28","ending":"stopped","by":"bob","ended_at":1794948206.4325647}','',1,1,'f-1-2a',NULL);
+INSERT INTO "runs" VALUES(6,'r-1-2f','tool','alice','chat','stuck',1.79494820644141411781e+09,NULL,NULL,NULL,NULL,NULL,0,NULL,7,1,NULL,NULL,'',0,0,NULL,NULL);
+INSERT INTO "runs" VALUES(7,'r-1-31','question','alice','chat','ask',1.7949482064426846504e+09,NULL,NULL,NULL,NULL,NULL,0,NULL,7,1,NULL,NULL,'',0,0,NULL,NULL);
+INSERT INTO "runs" VALUES(8,'r-1-37','busy','alice','chat','wait',1.7949482064451794624e+09,NULL,NULL,NULL,NULL,NULL,0,NULL,7,1,NULL,NULL,'',0,0,NULL,NULL);
+INSERT INTO "runs" VALUES(9,'r-1-3c','busy','alice','chat','queued 0',1.79494820644681048389e+09,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,0,NULL,NULL,'',0,0,NULL,NULL);
+INSERT INTO "runs" VALUES(10,'r-1-43','busy','alice','chat','queued 1',1.79494820644797873493e+09,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,0,NULL,NULL,'',0,0,NULL,NULL);
 CREATE TABLE sessions (
     id TEXT PRIMARY KEY,
     owner TEXT NOT NULL,
@@ -163,13 +163,21 @@ CREATE TABLE sessions (
     since INTEGER NOT NULL,
     renewed INTEGER NOT NULL,
     crashes INTEGER NOT NULL
+, plain INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
+INSERT INTO "sessions" VALUES('busy','alice',7,NULL,0,0,0,0);
+INSERT INTO "sessions" VALUES('question','alice',7,NULL,0,0,0,0);
+INSERT INTO "sessions" VALUES('run:r-1-1a','alice',2,NULL,0,0,0,0);
+INSERT INTO "sessions" VALUES('stopped','bob',4,NULL,0,0,0,0);
+INSERT INTO "sessions" VALUES('talk','alice',6,NULL,0,0,0,0);
+INSERT INTO "sessions" VALUES('tool','alice',7,NULL,0,0,0,0);
+CREATE TABLE shares (
+    session TEXT NOT NULL,
+    principal TEXT NOT NULL,
+    may TEXT,
+    at INTEGER NOT NULL,
+    PRIMARY KEY (session, principal)
 ) WITHOUT ROWID;
-INSERT INTO "sessions" VALUES('busy','alice',7,NULL,0,0,0);
-INSERT INTO "sessions" VALUES('question','alice',7,NULL,0,0,0);
-INSERT INTO "sessions" VALUES('run:r-1-1a','alice',2,NULL,0,0,0);
-INSERT INTO "sessions" VALUES('stopped','bob',4,NULL,0,0,0);
-INSERT INTO "sessions" VALUES('talk','alice',6,NULL,0,0,0);
-INSERT INTO "sessions" VALUES('tool','alice',7,NULL,0,0,0);
+INSERT INTO "shares" VALUES('talk','bob','read',4294967342);
 CREATE TABLE stops (
     serial INTEGER PRIMARY KEY,
     principal TEXT NOT NULL,
@@ -182,7 +190,7 @@ CREATE TABLE stops (
     already TEXT,
     UNIQUE (principal, key)
 );
-INSERT INTO "stops" VALUES(1,'bob','a stop','stop','6f366ddeb3c0f0abbf7265fc23291d25',1.79494634543355917931e+09,NULL,0,NULL);
+INSERT INTO "stops" VALUES(1,'bob','a stop','stop','6f366ddeb3c0f0abbf7265fc23291d25',1.79494820643511629109e+09,NULL,0,NULL);
 CREATE TABLE tombstones (
     serial INTEGER PRIMARY KEY,
     principal TEXT NOT NULL,
@@ -199,12 +207,12 @@ CREATE TABLE tools (
     state TEXT NOT NULL
 );
 INSERT INTO "tools" VALUES(1,'r-1-a.1','r-1-a','look','{"what":"short"}','finished');
-INSERT INTO "tools" VALUES(2,'r-1-2e.1','r-1-2e','look','{"what":"long"}','running');
+INSERT INTO "tools" VALUES(2,'r-1-2f.1','r-1-2f','look','{"what":"long"}','running');
 CREATE TABLE wakes (
     id TEXT PRIMARY KEY,
     body TEXT NOT NULL
 ) WITHOUT ROWID;
-INSERT INTO "wakes" VALUES('w-1-2d','{"id":"w-1-2d","session":"talk","principal":"alice","text":"look","since":1794946345.434039,"at":null,"every":86400.0,"cron":null}');
+INSERT INTO "wakes" VALUES('w-1-2d','{"id":"w-1-2d","session":"talk","principal":"alice","text":"look","since":1794948206.4356098,"at":null,"every":86400.0,"cron":null}');
 CREATE INDEX runs_of_session ON runs (session, generation);
 CREATE INDEX runs_of_home ON runs (home) WHERE home IS NOT NULL;
 CREATE INDEX runs_of_alias ON runs (alias) WHERE alias IS NOT NULL;
@@ -216,5 +224,7 @@ CREATE INDEX receipts_pending ON receipts (serial) WHERE pending = 1;
 CREATE INDEX receipts_runless ON receipts (serial) WHERE runless = 1;
 CREATE INDEX passing_of_run ON passing (session, run_id);
 CREATE INDEX marks_of_principal ON marks ("by", serial);
+CREATE INDEX shares_of_principal ON shares (principal);
+CREATE INDEX sessions_plain ON sessions (id) WHERE plain = 1;
 COMMIT;
 PRAGMA user_version = 2;

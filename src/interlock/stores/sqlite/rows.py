@@ -66,7 +66,7 @@ def of_run(row: RunRow) -> Row:
     return (
         row.id, row.session, row.principal, row.kind, row.text, row.admitted_at, row.key, row.deadline, row.parent,
         row.home, row.agent, row.detached, row.alias, row.generation, row.started, ending,
-        None if row.outcome is None else text_of(row.outcome), row.cut, row.told,
+        None if row.outcome is None else text_of(row.outcome), row.cut, row.told, row.instructions,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import { Link, place } from "./link.js";
 import { Overview } from "./overview.js";
 import { Sessions } from "./sessions.js";
 import { Timeline } from "./timeline.js";
-import { ask, tell } from "./dialog.js";
+import { ask } from "./dialog.js";
 import { drawDetails } from "./details.js";
 import * as words from "./words.js";
 
@@ -24,10 +24,7 @@ const WAYS = [
   ["followup", "Queue", "after what runs"],
   ["rollback", "Roll back", "take over, and forget the turn that ran"],
 ];
-const DRAWERS = [
-  ["sessions-toggle", "sessions"],
-  ["details-toggle", "details"],
-];
+const DRAWERS = [["sessions-toggle", "sessions"], ["details-toggle", "details"]];
 const STATES = {
   connecting: "connecting…",
   connected: "connected",
@@ -63,15 +60,12 @@ class Page {
     $("newest").addEventListener("click", () => this.chat?.view.toEnd());
     $("earlier").addEventListener("click", () => this.chat?.earlier());
     $("new-session").addEventListener("click", () => this.#newSession());
+    $("share").addEventListener("click", () => this.#others("share", this.chat.session));
     $("unpair").addEventListener("click", () => this.#unpair());
-    $("pair-another").addEventListener("click", () => this.#pairAnother());
+    $("pair-another").addEventListener("click", () => this.#others("pair"));
     $("pairing-form").addEventListener("submit", (event) => {
       event.preventDefault();
-      this.#pair(
-        $("code")
-          .value.trim()
-          .replace(/^.*#pair=/, ""),
-      );
+      this.#pair($("code").value.trim().replace(/^.*#pair=/, ""));
     });
     document.addEventListener("keydown", (event) => this.#key(event));
     for (const [button, panel] of DRAWERS) this.#toggle(button, panel);
@@ -154,9 +148,10 @@ class Page {
       text($("connection"), STATES.denied);
       return;
     }
-    this.link = new Link(token);
+    const me = localStorage.getItem(NAME) ?? "";
+    this.link = new Link(token, me);
     this.token = token;
-    text($("person-name"), localStorage.getItem(NAME) ?? "");
+    text($("person-name"), me);
     this.link.addEventListener("state", ({ detail }) => this.#state(detail));
     this.link.addEventListener("outline", ({ detail }) => this.chat?.heard(detail));
     this.sessions = new Sessions(
@@ -205,20 +200,6 @@ class Page {
     location.assign(location.pathname);
   }
 
-  async #pairAnother() {
-    try {
-      const { code, seconds } = await this.link.request("interlock.pair");
-      const address = `${place("")}#pair=${code}`;
-      await tell(
-        "Pair another device",
-        el("p", {}, `Open this address there. It works once, within ${words.time(seconds)}.`),
-        el("p", {}, el("code.address", { tabindex: 0 }, address)),
-      );
-    } catch (error) {
-      this.notice(error.message);
-    }
-  }
-
   get authority() {
     return { authorization: `Bearer ${this.token}` };
   }
@@ -247,7 +228,7 @@ class Page {
     show($("overview"), what === "overview");
     this.overview.visible = what === "overview";
     this.timeline.show(what === "run" ? id : null);
-    if (what === "s") this.#open(id);
+    if (what === "s") this.#open(id.includes("/") ? this.link.name(id) : id);
     this.#drawers();
     const title = { s: this.chat?.session, run: `Timeline of ${id}`, overview: "Overview" }[what];
     document.title = `${title} · Interlock`;
@@ -273,6 +254,11 @@ class Page {
     const value = `chat-${now.toLocaleDateString("sv")}-${String(now.getHours()).padStart(2, "0")}${String(now.getMinutes()).padStart(2, "0")}${String(now.getSeconds()).padStart(2, "0")}`;
     const name = await ask({ title: "New session", field: { label: "Name", value }, action: "Open" });
     if (name) this.go(`#/s/${encodeURIComponent(name)}`);
+  }
+
+  async #others(what, session) {
+    const others = await import("./others.js"); // fetched when it is wanted
+    await others[what](this.link, session).catch((error) => this.notice(error.message));
   }
 
   // Saying
@@ -372,6 +358,7 @@ class Page {
     const { chat } = this;
     const busy = Boolean(chat?.busy);
     const stop = $("stop");
+    show($("share"), Boolean(chat) && !$("chat").hidden && (this.link?.may("write") ?? false));
     stop.disabled = !busy || !(this.link?.may("write") ?? false);
     text(stop, chat && chat.stopping > 0 ? "Stopping…" : "Stop");
     data(stop, "busy", busy);

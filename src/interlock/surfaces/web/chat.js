@@ -27,6 +27,7 @@ export class Chat {
   #unanswered = new Set(); // keys of messages on their way
   #stopped = new Set(); // those of them that a stop meant: they are not sent again
   #mine = []; // runs we began in a session that did not exist, or is somebody else's
+  #seen = false; // something of it was told, so it is there for us
   #closed = false;
   #opening = true;
   #asking = false;
@@ -92,7 +93,7 @@ export class Chat {
         link.request("interlock.runs", {}, { again: true }), // one that runs is shown, however old it is
       ]);
       if (this.#closed) return;
-      const shown = [...told.tasks.slice(-1), ...live.filter((run) => run.session === this.session)];
+      const shown = [...told.tasks.slice(-1), ...live.filter((run) => link.name(run.session) === this.session)];
       this.#cursor = told.nextCursor ?? null;
       this.#first = shown.length ? Math.min(...shown.map((run) => placeOf(run.id))) : 0;
       this.#follow();
@@ -108,21 +109,30 @@ export class Chat {
   #follow() {
     if (this.#watch || this.#closed) return;
     const event = (each) => {
+      this.#seen = true;
       this.#mine.length = 0;
       this.view.take(each);
     };
     const over = (error) => {
       this.#watch = null;
+      if (error?.code === "NOT_FOUND" && this.#seen) return this.#lose();
       for (const run of this.#mine.splice(0)) this.#watches.add(this.page.link.watch({ run }, 0, { event }));
       if (error && error.code !== "NOT_FOUND") this.page.notice(`This session is no longer followed: ${error.message}`);
     };
     this.#watch = this.page.link.watch({ session: this.session }, this.#first, { event, over });
   }
 
+  // It was shared and is not any more: what was said is left as it is, and nothing is asked for again.
+  #lose() {
+    this.#seen = false;
+    this.page.notice("You no longer have access to this session.");
+    this.page.sessions.forget(this.session);
+  }
+
   // Somebody else has begun this session; or a detached child has ended, behind its parent.
   heard({ session, run_id: id, data: told }) {
     if (told.type === "ended") this.#childEnded(id, told.outcome);
-    if (session === this.session && told.type === "message" && !this.#opening) this.#follow();
+    if (this.page.link.name(session) === this.session && told.type === "message" && !this.#opening) this.#follow();
   }
 
   async earlier() {

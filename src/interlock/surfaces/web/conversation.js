@@ -110,10 +110,7 @@ const PARTS = {
         show(about, Boolean(part.tool));
         if (part.tool) text(about, `${plain(part.tool)} ${part.arguments ? pretty(part.arguments, (all) => all) : ""}`);
         if (!buttons.childNodes.length) {
-          const answers = part.choices?.map((choice) => [choice, choice]) ?? [
-            ["Yes", true],
-            ["No", false],
-          ];
+          const answers = part.choices?.map((choice) => [choice, choice]) ?? [["Yes", true], ["No", false]];
           for (const [label, answer] of answers)
             buttons.append(el("button", { type: "button", onclick: () => on.answer(part, answer) }, plain(label)));
         }

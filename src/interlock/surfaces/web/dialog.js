@@ -2,8 +2,8 @@
 
 import { $, el } from "./dom.js";
 
-// Returns what was typed (or true), or null if it was closed.
-export function ask({ title, body = [], field = null, action, danger = false }) {
+// Returns what was typed (or true), or null if it was closed. With `act` the action does that, and the dialog stays.
+export function ask({ title, body = [], field = null, action, danger = false, act = null }) {
   const dialog = $("dialog");
   return new Promise((resolve) => {
     let answer = null;
@@ -22,6 +22,7 @@ export function ask({ title, body = [], field = null, action, danger = false }) 
       {
         onsubmit: (event) => {
           event.preventDefault();
+          if (act) return act();
           answer = input ? input.value.trim() || null : true;
           close();
         },
@@ -33,7 +34,7 @@ export function ask({ title, body = [], field = null, action, danger = false }) 
       el(
         "p.actions",
         {},
-        el("button", { type: "button", onclick: close }, action ? "Not now" : "Close"),
+        el("button", { type: "button", onclick: close }, action && !act ? "Not now" : "Close"),
         action && el(danger ? "button.danger" : "button.main", { type: "submit" }, action),
       ),
     );

@@ -42,10 +42,12 @@ export class Link extends EventTarget {
   #life = new AbortController();
   state = "connecting"; // connected, lost, denied
   hello = null;
+  names = new Map(); // of sessions, by id
 
-  constructor(token) {
+  constructor(token, me) {
     super();
     this.#token = token;
+    this.me = me;
     const { signal } = this.#life;
     const clock = setInterval(() => this.#listen(), 1_000);
     signal.addEventListener("abort", () => clearInterval(clock));
@@ -56,6 +58,14 @@ export class Link extends EventTarget {
 
   get scopes() {
     return this.hello?.auth.scopes ?? [];
+  }
+
+  // What one calls a session: one's own by its bare name, another's with its owner.
+  name(id) {
+    const own = `${this.me}/`;
+    if (!id || id.startsWith("run:")) return id;
+    if (id.startsWith(own) && !id.includes("/", own.length)) return id.slice(own.length);
+    return this.names.get(id) ?? (id.includes("/") ? id : `local/${id}`);
   }
 
   may(scope) {
@@ -193,6 +203,7 @@ export class Link extends EventTarget {
 
   #welcome(hello) {
     this.hello = hello;
+    this.me = hello.snapshot.presence[0]?.user.id ?? this.me;
     this.#pause = FIRST_PAUSE_MS;
     this.#silence = 2 * hello.policy.tickIntervalMs;
     this.#tell("connected");

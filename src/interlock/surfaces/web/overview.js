@@ -55,7 +55,7 @@ export class Overview {
   // A receipt that was given here grows until it is drained.
   #hear({ data: { receipt } }) {
     const shown = receipt && this.#receipts.find((node) => node.dataset?.receipt === receipt.id);
-    if (shown) words.drawReceipt(shown, receipt, el("strong", {}, receipt.session ?? ""));
+    if (shown) words.drawReceipt(shown, receipt, this.#session(receipt));
     this.#soon();
   }
 
@@ -76,15 +76,17 @@ export class Overview {
         this.link.request("interlock.runs"),
       ]);
       this.problem.textContent = "";
-      this.#draw(
-        told,
-        runs.filter((run) => run.outcome == null),
-      );
+      for (const run of runs) run.session = this.link.name(run.session);
+      this.#draw(told, runs.filter((run) => run.outcome == null));
     } catch (error) {
       this.problem.textContent = error.message;
       this.everything.disabled = true;
     }
     this.#soon(EVERY_MS);
+  }
+
+  #session({ session }) {
+    return el("strong", {}, this.link.name(session) ?? "");
   }
 
   #draw(told, runs) {
@@ -182,11 +184,7 @@ export class Overview {
     const lines = receipts
       .filter((receipt) => receipt.aborted)
       .map((receipt) =>
-        words.drawReceipt(
-          el("details.receipt", { "data-receipt": receipt.id }),
-          receipt,
-          el("strong", {}, receipt.session ?? ""),
-        ),
+        words.drawReceipt(el("details.receipt", { "data-receipt": receipt.id }), receipt, this.#session(receipt)),
       );
     this.#receipts = [
       ...(lines.length ? lines : [el("p.note", {}, "There was nothing to stop any more.")]),

@@ -28,12 +28,15 @@ export class Sessions {
         row.live.clear();
         row.asks.clear();
       }
-      for (const each of sessions) this.#row(each.key, (each.updatedAt ?? 0) / 1000);
+      for (const each of sessions) {
+        this.link.names.set(each.id, each.key);
+        this.#row(each.key, (each.updatedAt ?? 0) / 1000);
+      }
       for (const run of runs.filter((each) => each.parent == null && each.outcome == null)) {
-        const row = this.#row(run.session, run.admitted_at);
+        const row = this.#row(this.link.name(run.session), run.admitted_at);
         if (!row.ended.includes(run.id)) row.live.add(run.id); // heard meanwhile
       }
-      for (const question of questions) this.#rows.get(question.session)?.asks.add(question.id);
+      for (const question of questions) this.#rows.get(this.link.name(question.session))?.asks.add(question.id);
     } catch {
       return; // it is asked again with the next connection
     }
@@ -43,6 +46,11 @@ export class Sessions {
   // Whether something of a session runs or waits, as far as everybody is told.
   busy(session) {
     return (this.#rows.get(session)?.live.size ?? 0) > 0;
+  }
+
+  forget(session) {
+    this.#rows.delete(session);
+    this.#draw();
   }
 
   open(session) {
@@ -77,7 +85,8 @@ export class Sessions {
     return row;
   }
 
-  #hear({ session, run_id: run, at, data: told }) {
+  #hear({ session: id, run_id: run, at, data: told }) {
+    const session = this.link.name(id);
     if (/^run:/.test(session) || told.type === "child" || told.type === "receipt") return;
     const known = this.#rows.get(session);
     if (!known && told.type !== "message") return; // a child's session, which its parent shows

@@ -92,7 +92,7 @@ export class Timeline {
       $("timeline-picture").replaceChildren(image);
       if (last) URL.revokeObjectURL(last);
       show($("timeline-stop"), Boolean(info) && !info.outcome && this.page.link.may("write"));
-      if (info) $("timeline-back").href = `#/s/${encodeURIComponent(info.session)}`;
+      if (info) $("timeline-back").href = `#/s/${encodeURIComponent(this.page.link.name(info.session))}`;
       this.#list(told.moments);
     } catch (error) {
       if (turn === this.#turn) $("timeline-picture").replaceChildren(el("p.note", {}, error.message));

@@ -83,6 +83,7 @@ export function receipt(proof) {
   if (processes.stuck) put(`${many(processes.stuck, "process", "processes")} stuck`, true);
   if (processes.detached) put(`${many(processes.detached, "detached process", "detached processes")} left running`);
   if (proof.host === "killed") put("the agent's process ended");
+  if (proof.kept?.length) put(`${many(proof.kept.length, "idle process", "idle processes")} kept with the agent's`);
   if (proof.runs.length > 1 + (proof.queued ?? 0))
     put(`${many(proof.runs.length - 1 - (proof.queued ?? 0), "child run")} ended`);
   if (proof.questions) put(`${many(proof.questions, "question")} withdrawn`);
@@ -140,6 +141,7 @@ export function facts(proof) {
   const { ended = 0, stuck = 0, detached = 0 } = proof.processes ?? {};
   if (ended || stuck || detached) rows.push(["processes", `${ended} ended, ${stuck} stuck, ${detached} detached`]);
   if (proof.host !== "none") rows.push(["agent's process", proof.host === "killed" ? "ended" : proof.host]);
+  if (proof.kept?.length) rows.push(["kept with it", proof.kept.join(", ")]);
   for (const name of ["questions", "queued", "holds", "in_flight"]) {
     if (proof[name]) rows.push([name.replace("_", " "), String(proof[name])]);
   }

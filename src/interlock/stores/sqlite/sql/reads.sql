@@ -40,22 +40,22 @@ SELECT session, channel, "by", at, stopped_at FROM marks WHERE session = ? ORDER
 -- name: run
 -- One run.
 SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
-    generation, started, outcome, cut, told, drained FROM runs WHERE id = ?;
+    generation, started, outcome, cut, told, instructions, drained FROM runs WHERE id = ?;
 
 -- name: runs
 -- A session's runs, in order of admission.
 SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
-    generation, started, outcome, cut, told, drained FROM runs WHERE session = ? ORDER BY serial;
+    generation, started, outcome, cut, told, instructions, drained FROM runs WHERE session = ? ORDER BY serial;
 
 -- name: children
 -- The children below a session's runs.
 SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
-    generation, started, outcome, cut, told, drained FROM runs WHERE home = ? ORDER BY serial;
+    generation, started, outcome, cut, told, instructions, drained FROM runs WHERE home = ? ORDER BY serial;
 
 -- name: latest_runs
 -- The latest runs of all sessions, or those in sessions (or below them) that are somebody's own or shared with them.
 SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
-    generation, started, outcome, cut, told, drained FROM runs
+    generation, started, outcome, cut, told, instructions, drained FROM runs
 WHERE ?2 IS NULL OR session IN (SELECT id FROM sessions WHERE owner = ?2)
     OR coalesce(home, session) IN (SELECT session FROM shares WHERE principal = ?2 AND may IS NOT NULL)
 ORDER BY serial DESC LIMIT ?1;
@@ -68,13 +68,13 @@ GROUP BY session ORDER BY min(serial);
 -- name: unsettled_runs
 -- Those runs of one session.
 SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
-    generation, started, outcome, cut, told, drained FROM runs
+    generation, started, outcome, cut, told, instructions, drained FROM runs
 WHERE session = ? AND ((ending IS NULL AND alias IS NULL) OR (ending IS NOT NULL AND told = 0)) ORDER BY serial;
 
 -- name: parts
 -- The messages that a run took in.
 SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
-    generation, started, outcome, cut, told, drained FROM runs WHERE alias = ? AND ending IS NULL ORDER BY serial;
+    generation, started, outcome, cut, told, instructions, drained FROM runs WHERE alias = ? AND ending IS NULL ORDER BY serial;
 
 -- name: question
 -- One question.

@@ -1,4 +1,4 @@
--- A stop has a key of its own, and a mark stands for an hour after its stop.
+-- Stops have keys and marks a time, sessions are shared, and messages bring instructions.
 
 -- The first use of each key of a stop, and what came of it, oldest first.
 CREATE TABLE stops (
@@ -31,3 +31,22 @@ INSERT INTO marks_with_time
 DROP TABLE marks;
 ALTER TABLE marks_with_time RENAME TO marks;
 CREATE INDEX marks_of_principal ON marks ("by", serial);
+
+-- With whom a session is shared; `may` is NULL where it no longer is. The latest position stands.
+CREATE TABLE shares (
+    session TEXT NOT NULL,
+    principal TEXT NOT NULL,
+    may TEXT,
+    at INTEGER NOT NULL,
+    PRIMARY KEY (session, principal)
+) WITHOUT ROWID;
+CREATE INDEX shares_of_principal ON shares (principal);
+
+-- `plain`: the session's id does not begin with its owner, who nevertheless writes the bare name.
+ALTER TABLE sessions ADD COLUMN plain INTEGER NOT NULL DEFAULT 0;
+UPDATE sessions SET plain = 1
+WHERE owner <> 'local' AND id NOT GLOB 'run:*' AND substr(id, 1, length(owner) + 1) <> owner || '/';
+CREATE INDEX sessions_plain ON sessions (id) WHERE plain = 1;
+
+-- What a message's sender told its agent beside the message; a message that waits over a restart has it still.
+ALTER TABLE runs ADD COLUMN instructions TEXT;

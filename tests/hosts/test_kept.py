@@ -1,0 +1,139 @@
+"""What stays with a host after an early end: nothing that was not there before the turn, nothing that ran in it.
+
+Control asks the kernel; what the host says of itself is not enough. Every host here is a real process, at both grades.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from interlock import Ending
+from interlock.processes import kernel
+
+from .test_hogs import Act, Stage, Theatre, living, nothing_acts, theatre, there, unhurried, until
+
+__all__ = ["theatre"]  # a stage of each grade, for this file
+
+
+async def before(stage: Stage, name: str, session: str) -> Act:
+    """Have a turn complete that leaves something in its host."""
+    act = await stage.play(name, session)
+    assert (await act.outcome()).ending is Ending.COMPLETED
+    assert (await act.drained()).host == "reused"
+    return act
+
+
+@pytest.mark.parametrize("name", ["gives_helper_work", "gives_helper_work_for_later"])
+def test_a_helper_that_was_given_work_goes_with_its_turn(theatre: Theatre, name: str) -> None:
+    """A process of an earlier turn that a stopped one gave work does not act after drained, asleep over it or not."""
+
+    async def main(stage: Stage) -> None:
+        for number in range(3):
+            session = f"{name}-{number}"
+            kept = await before(stage, "keeps_helper", session)
+            act = await (await stage.play(name, session)).reached()
+            receipt = await act.stop()
+            kept.at_end = kept.beats
+            assert (receipt.cause, receipt.host, receipt.kept) == (Ending.STOPPED, "killed", ())
+            assert receipt.processes.ended >= 1
+            assert living([int((await kept.outcome()).text)]) == []
+            await nothing_acts([act, kept])
+
+    with unhurried():
+        theatre.run(main(theatre.stage))
+
+
+LIES = [("lies_with_thread", None), ("lies_with_old_thread", "keeps_thread"), ("lies_with_sleeper", "keeps_thread")]
+
+
+@pytest.mark.parametrize(("name", "first"), LIES)
+def test_a_host_that_lies_about_its_threads_is_not_believed(theatre: Theatre, name: str, first: str | None) -> None:
+    """An agent that says `settled, clean` itself, with a thread at work, is killed like any other."""
+
+    async def main(stage: Stage) -> None:
+        if first is not None:
+            await before(stage, first, name)
+        act = await (await stage.play(name, name)).reached()
+        receipt = await act.stop()
+        assert (receipt.cause, receipt.host) == (Ending.STOPPED, "killed")
+        await nothing_acts([act])
+
+    with unhurried():
+        theatre.run(main(theatre.stage))
+
+
+def test_what_did_not_run_is_kept_and_named(theatre: Theatre) -> None:
+    """A helper and a thread that nobody woke stay with their host, turn after turn; the receipt names the helper."""
+
+    async def main(stage: Stage) -> None:
+        await before(stage, "keeps_thread", "idle")
+        kept = await before(stage, "keeps_helper", "idle")
+        helper, host = int((await kept.outcome()).text), None
+        name = f"{kernel.stat(helper)[3]} ({helper})"  # type: ignore[index]
+        for _ in range(3):
+            act = await (await stage.play("waits", "idle")).reached()
+            receipt = await act.stop()
+            assert (receipt.cause, receipt.host, receipt.kept) == (Ending.STOPPED, "reused", (name,))
+            assert receipt.processes.ended == 0
+            assert living([helper]) == [helper]
+            host = host or act.pids[0]
+            assert act.pids[0] == host
+        assert (await stage.hosted_by("idle"))[0] == host
+        await stage.control.reset("idle")
+        await stage.hosted_by("idle")
+        await until(lambda: living([helper]) == [], "it went with its host")
+
+    with unhurried():
+        theatre.run(main(theatre.stage))
+
+
+def test_more_than_control_looks_at_is_not_kept(theatre: Theatre) -> None:
+    """A host with more threads than are looked at in one step is not judged: after an early end it goes."""
+
+    async def main(stage: Stage) -> None:
+        await before(stage, "keeps_crowd", "crowd")
+        act = await (await stage.play("waits", "crowd")).reached()
+        receipt = await act.stop()
+        assert (receipt.cause, receipt.host) == (Ending.STOPPED, "killed")
+        assert there(act.pids) == []
+
+    with unhurried():
+        theatre.run(main(theatre.stage))
+
+
+def test_a_thread_that_sleeps_has_the_same_trace_until_it_runs(tmp_path: Path) -> None:
+    """The kernel counts every time a thread leaves its processor: one that ran and sleeps again has another trace."""
+
+    async def main() -> None:
+        child = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE)
+        assert child.stdin is not None
+        try:
+            seen = kernel.traces(child.pid)
+            while (again := kernel.traces(child.pid)) != seen or again[child.pid, child.pid][2]:
+                seen = again
+                await asyncio.sleep(0.05)
+            for _ in range(20):
+                assert kernel.traces(child.pid) == seen
+                child.stdin.write(b"\n")
+                while (again := kernel.traces(child.pid))[child.pid, child.pid][2] or again == seen:
+                    await asyncio.sleep(0.001)
+                assert again[child.pid, child.pid][1] > seen[child.pid, child.pid][1]
+                seen = again
+        finally:
+            child.stdin.close()
+            await child.wait()
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_seen_is_an_error(tmp_path: Path) -> None:
+    """A process that is not there, or more than was asked for, is never told as nothing."""
+    with pytest.raises(OSError):
+        kernel.below(2**22 + 1, 64)
+    with pytest.raises(OSError):
+        kernel.traces(2**22 + 1)
+    with pytest.raises(OSError, match="more than is looked at"):
+        kernel.below(1, 0)

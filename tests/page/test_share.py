@@ -1,0 +1,78 @@
+"""Whose a session is, on the page: one's own `main`, sharing it, and losing what was shared."""
+
+from playwright.sync_api import Page, expect
+
+from page.scene import Visit, connected, ended, go, runs, send, until
+
+
+def listed(page: Page) -> list[str]:
+    """The names in the list of sessions."""
+    return [str(each) for each in page.locator("#session-list .name").all_inner_texts()]
+
+
+def share(page: Page, who: str, may: str) -> None:
+    """Share the open session in the dialog, which stays."""
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("With whom").fill(who)
+    dialog.get_by_label("Who", exact=True).select_option(may)
+    dialog.get_by_role("button", name="Share").click()
+
+
+def test_two_people_have_a_main_of_their_own(visit: Visit) -> None:
+    """The page opens `main`, the person's own; one's own sessions are listed bare, others' with their owner."""
+    ann, bob = visit.tab(), visit.tab()
+    for page, name in ((ann, "ann"), (bob, "bob")):
+        page.goto(f"{visit.base}#pair={visit.operator.code(name)}")
+        connected(page)
+        expect(page.locator("#where")).to_have_text("main")
+        send(page, f"the secret of {name}")
+        ended(runs(page).last, "completed")
+        expect(page.locator("#session-list")).to_contain_text("main")
+        assert "main" in listed(page) and not [each for each in listed(page) if "/" in each]
+    expect(bob.get_by_role("log")).not_to_contain_text("secret of ann")
+    operator = visit.open("ann%2Fmain")
+    expect(operator.get_by_role("log")).to_contain_text("the secret of ann")
+    until(operator, lambda: {"ann/main", "bob/main"} <= set(listed(operator)))
+    go(ann, "#/s/ann%2Fmain")  # her own, written in full
+    expect(ann.locator("#where")).to_have_text("main")
+    expect(ann.get_by_role("log")).to_contain_text("the secret of ann")
+
+
+def test_a_session_is_shared_and_taken_back(visit: Visit, session: str) -> None:
+    """The owner says with whom and what for; the other is told at once when it is over, and asks for it no more."""
+    ann = visit.open(session, name="ann")
+    ann.get_by_role("button", name="Share", exact=True).click()
+    expect(ann.get_by_role("dialog")).to_contain_text("it begins with its first message")
+    ann.keyboard.press("Escape")
+    send(ann, "hello")
+    ended(runs(ann).last, "completed")
+    ann.get_by_role("button", name="Share", exact=True).click()
+    dialog = ann.get_by_role("dialog")
+    expect(dialog).to_contain_text("Shared with nobody.")
+    share(ann, "ann", "write")
+    expect(dialog.get_by_role("status")).to_contain_text("name somebody else")
+    share(ann, "bob", "read")
+    expect(dialog.get_by_role("status")).to_have_text(f"bob may read now, and finds it as ann/{session}.")
+    expect(dialog.get_by_role("list")).to_contain_text("bob may read")
+    bob = visit.open(f"ann%2F{session}", name="bob")
+    expect(bob.get_by_role("log")).to_contain_text("hello")
+    assert f"ann/{session}" in listed(bob)
+    bob.get_by_role("button", name="Share", exact=True).click()
+    expect(bob.get_by_role("dialog")).to_contain_text("It is ann’s, who alone can share it.")
+    expect(bob.get_by_role("dialog").get_by_role("button", name="Remove")).to_have_count(0)
+    bob.keyboard.press("Escape")
+    send(bob, "may I?")
+    expect(bob.get_by_role("alert")).to_contain_text("Not sent: no session")
+    share(ann, "bob", "write")
+    expect(dialog.get_by_role("list")).to_contain_text("bob may write")
+    bob.locator("#message").fill("now I may")
+    bob.keyboard.press("Enter")
+    ended(runs(bob).last, "completed")
+    dialog.get_by_role("button", name="Remove bob").click()
+    expect(dialog).to_contain_text("Shared with nobody.")
+    expect(bob.get_by_role("alert")).to_have_text("You no longer have access to this session.")
+    expect(bob.locator("#session-list")).not_to_contain_text(session)
+    ann.keyboard.press("Escape")
+    send(ann, "between us")
+    ended(runs(ann).last, "completed")
+    expect(bob.get_by_role("log")).not_to_contain_text("between us")

@@ -1,0 +1,223 @@
+"""Processes of one user in different containments: they do not see, signal or trace each other, nor who keeps them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from interlock.processes.base import Grade, SpawnFailed
+from interlock.processes.doctor import examine
+
+from .scene import members_of
+from .test_limits import need_root
+from .test_spawn import BOUND_SECONDS, Witness, both_grades, ended, leave_descriptors, order, play, room, until
+
+REACH = """
+cd /proc
+for pid in "$@"; do
+    test -e /proc/$pid && echo "sees $pid"
+    kill -0 $pid 2>/dev/null && echo "signals $pid"
+    cat /proc/$pid/environ >/dev/null 2>&1 && echo "reads $pid"
+done
+kill -KILL -1 2>/dev/null
+kill -0 1 2>/dev/null && echo "signals its init"
+cat /proc/1/environ >/dev/null 2>&1 && echo "reads its init"
+echo $(echo [0-9]*)
+"""
+
+
+@both_grades
+def test_processes_of_one_user_do_not_reach_each_other(grade: Grade) -> None:
+    """Of two containments neither sees, signals or reads the other's process, its keeper, the helper or control."""
+    need_root("only root can give rights away, and make PID namespaces")
+
+    async def main() -> None:
+        async with room(grade, agent_user="nobody") as processes:
+            assert processes.machine is not None and processes.machine.apart, processes.machine
+            victim, hostile = processes.contain("run r-1.g1"), processes.contain("run r-2.g1")
+            sleeping = victim.spawn(order("sleep", "1000", cwd="/"))
+            await sleeping.started()
+            await ended(hostile.spawn(order("true", cwd="/")))
+            assert processes._helper is not None
+            others = [sleeping.pid, victim.keeper, victim.init, hostile.keeper, processes._helper.process.pid]
+            assert None not in others
+            words = [str(pid) for pid in (*others, os.getpid())]
+            spy = hostile.spawn(order("sh", "-c", REACH, "sh", *words, cwd="/"))
+            said = (await ended(spy)).splitlines()
+            assert len(said) == 1 and said[0].split()[0] == "1" and len(said[0].split()) <= 3, said
+            assert not sleeping.exited.is_set()
+            again = await ended(hostile.spawn(order("echo", "again", cwd="/")))
+            assert again == "again\n"
+
+    play(main())
+
+
+@both_grades
+def test_what_a_process_leaves_inside_goes_on_until_the_end(grade: Grade) -> None:
+    """In a PID namespace, too, a daemon outlives the program that left it, and is ended and counted with the rest."""
+    need_root("only root can make PID namespaces")
+
+    async def main() -> None:
+        async with room(grade, agent_user="nobody") as processes:
+            containment = processes.contain("run r-1.g1")
+            assert await ended(containment.spawn(order("sh", "-c", "setsid sleep 1000 & echo left", cwd="/")))
+            members = await until(lambda: one if len(one := members_of(containment)) == 1 else None, "one is left")
+            with Witness(members) as witness:
+                assert await ended(containment.spawn(order("echo", "next", cwd="/"))) == "next\n"
+                assert witness.alive() == list(members)
+                containment.cut()
+                await containment.done.wait()
+                assert witness.alive() == []
+            assert containment.ended == 1
+
+    play(main())
+
+
+@both_grades
+def test_a_containment_that_serves_once_goes_by_itself(grade: Grade) -> None:
+    """One whose only program ends, with a daemon that ends later, is done when nobody is left inside."""
+    need_root("only root can make PID namespaces")
+
+    async def main() -> None:
+        async with room(grade, agent_user="nobody") as processes:
+            containment = processes.contain("run r-1.g1", once=True)
+            process = containment.spawn(order("sh", "-c", "read go <&0 & sleep 1000 & echo $!", cwd="/"))
+            await process.exited.wait()
+            [left] = await until(lambda: one if len(one := members_of(containment)) == 1 else None, "one is left")
+            assert not containment.done.is_set()
+            os.kill(left, signal.SIGKILL)
+            async with asyncio.timeout(BOUND_SECONDS):
+                await containment.done.wait()
+            assert containment.ended == 0
+
+    play(main())
+
+
+@both_grades
+@pytest.mark.parametrize("who", ["keeper", "helper", "init"])
+def test_the_death_of_who_keeps_it_ends_a_namespace(who: str, grade: Grade) -> None:
+    """A keeper, a helper or an init that is killed takes all that is inside along, and the next spawn works."""
+    need_root("only root can make PID namespaces")
+
+    async def main() -> None:
+        async with room(grade, agent_user="nobody") as processes:
+            containment = processes.contain("run r-1.g1")
+            script = "trap '' TERM; setsid sleep 1000 & echo up; wait"
+            process = containment.spawn(order("sh", "-c", script, cwd="/", streamed=True))
+            assert await process.line() == b"up"
+            assert processes._helper is not None
+            pids = {"keeper": containment.keeper, "helper": processes._helper.process.pid, "init": containment.init}
+            with Witness(members_of(containment)) as witness:
+                os.kill(pids[who] or 0, signal.SIGKILL)
+                assert await until(lambda: not witness.alive(), "all of it is gone") is True
+            containment.cut()
+            async with asyncio.timeout(BOUND_SECONDS):
+                await containment.done.wait()
+            await processes.ready()
+            assert await ended(processes.contain("run r-2.g1").spawn(order("echo", "up", cwd="/"))) == "up\n"
+
+    play(main())
+
+
+@both_grades
+def test_a_grace_inside_a_namespace(grade: Grade) -> None:
+    """A program with a grace is sent TERM, which it may catch, and need not be killed: it is nobody's init."""
+    need_root("only root can make PID namespaces")
+
+    async def main() -> None:
+        async with room(grade, agent_user="nobody") as processes:
+            catching = "trap 'exit 7' TERM; echo up; while :; do sleep 0.05; done"
+            for script, status in ((catching, 7), ("echo up; exec sleep 1000", -15)):
+                containment = processes.contain("run r-1.g1", grace=BOUND_SECONDS, once=True)
+                process = containment.spawn(order("sh", "-c", script, cwd="/", streamed=True, grace=BOUND_SECONDS))
+                assert await process.line() == b"up"
+                containment.cut()
+                async with asyncio.timeout(BOUND_SECONDS):
+                    await containment.done.wait()
+                assert process.status == status
+
+    play(main())
+
+
+UNABLE = """
+import asyncio, logging, sys
+from interlock.processes.base import Confinement
+from interlock.processes.doctor import examine
+from interlock.processes.local import LocalProcesses
+logging.basicConfig(format="%(message)s")
+
+async def main():
+    processes = LocalProcesses(Confinement(agent_user="nobody"))
+    machine = await processes.ready()
+    print(machine.apart, machine.together)
+    await processes.close()
+    for fact in (await examine()).facts:
+        if fact.name == "agents apart":
+            print(fact.good, fact.found, fact.change)
+
+asyncio.run(main())
+"""
+
+
+def test_a_machine_that_keeps_nobody_apart() -> None:
+    """Where PID namespaces are refused that is said at the start and by the doctor, with what to change."""
+    need_root("a capability is taken away, and rights are given away")
+    try:
+        done = subprocess.run(
+            ["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin", sys.executable, "-c", UNABLE],
+            capture_output=True,
+            text=True,
+            timeout=BOUND_SECONDS,
+            check=False,
+        )
+    except FileNotFoundError:
+        pytest.skip("a capability is taken away with setpriv, of util-linux")
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first.startswith("False no PID namespace can be made") and "not permitted" in first
+    assert second.startswith("False no") and "SYS_ADMIN" in second
+    assert "agents of user nobody can reach each other's processes" in done.stderr
+
+
+def test_the_doctor_says_whether_agents_are_apart() -> None:
+    """The doctor tries it, where it could be: as root."""
+    facts = {fact.name: fact for fact in asyncio.run(examine()).facts}
+    if os.geteuid() == 0:
+        assert facts["agents apart"].good and "PID namespace" in facts["agents apart"].found
+    else:
+        assert "agents apart" not in facts
+
+
+def test_whoever_wants_no_namespaces_gets_none() -> None:
+    """Confinement(apart=False): processes of the user have the machine's own pids."""
+    need_root("only root can give rights away")
+
+    async def main() -> None:
+        async with room(agent_user="nobody", apart=False) as processes:
+            process = processes.contain("run r-1.g1").spawn(order("sh", "-c", "echo $$", cwd="/"))
+            assert int(await ended(process)) == process.pid
+
+    play(main())
+
+
+def test_a_namespace_that_cannot_be_made_fails_one_spawn() -> None:
+    """Where none can be made (no descriptors are left) a spawn is refused with that reason, and nothing is left."""
+    need_root("only root can make PID namespaces")
+
+    async def main() -> None:
+        async with room(agent_user="nobody") as processes:
+            containment = processes.contain("run r-1.g1", once=True)
+            keeper = await until(lambda: containment.keeper, "the keeper is there")
+            leave_descriptors(keeper, 2)
+            with pytest.raises(SpawnFailed, match=r"no PID namespace could be made for it \(Too many"):
+                await containment.spawn(order("true", cwd="/")).started()
+            async with asyncio.timeout(BOUND_SECONDS):
+                await containment.done.wait()
+            assert await ended(processes.contain("run r-2.g1").spawn(order("echo", "up", cwd="/"))) == "up\n"
+
+    play(main())
