@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from interlock.core.errors import BadInput, Stale
 from interlock.core.names import Effect, Ending, Principal, RunId, SessionId
@@ -24,6 +24,7 @@ from interlock.hosts import link
 from interlock.hosts.finding import SERVED, find_agent
 from interlock.hosts.port import HostPort, Link, Turn
 from interlock.processes import kernel
+from interlock.runtime import pools
 from interlock.runtime.crew import Crew
 from interlock.runtime.inline import DaemonThreads, Leash, Threads
 from interlock.runtime.run import Agent, Message, Run
@@ -269,17 +270,7 @@ def _busy_threads() -> set[object]:
     names = set(os.listdir("/proc/self/task"))  # noqa: PTH208 (after every turn)
     if len(names) == 1:
         return set()
-    frames = sys._current_frames()
-    pools: Any = sys.modules.get("concurrent.futures.thread")
-    for worker, queue in list(getattr(pools, "_threads_queues", {}).items()):
-        executor = getattr(worker, "_args", (lambda: None,))[0]()
-        frame = frames.get(worker.ident)
-        resting = executor is not None and executor._idle_semaphore._value >= len(executor._threads)
-        if resting and queue.empty() and frame is not None and frame.f_code is pools._worker.__code__:
-            idle.add(worker.native_id)  # (the semaphore alone counts too many once work had to wait)
-    pool = sys.modules.get("anyio._backends._asyncio")
-    if pool is not None:
-        idle |= {worker.native_id for worker in pool._threadpool_idle_workers.get(())}
+    idle |= {worker.native_id for worker in pools.idle()}
     return {(name, *_runs_of(name)) for name in names if int(name) not in idle}
 
 

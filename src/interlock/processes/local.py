@@ -217,7 +217,7 @@ class LocalProcesses:
     def _drop_helper(self, helper: Helper) -> None:
         if helper.alive:
             helper.hang_up()
-            threading.Thread(target=self._bury, args=(helper,), name="reap the helper", daemon=True).start()
+            threading.Thread(target=self._bury, args=(helper,), name="interlock helper", daemon=True).start()
 
     def _bury(self, helper: Helper) -> None:
         helper.bury()

@@ -347,11 +347,7 @@ class Fall:
             questions=sum(len(self.void[run.id]) for run in shown),
             queued=self.queued if whole else 0,
             holds=self.held if whole else 0,
-            unconfirmed=tuple(
-                body.name
-                for body in (*holding, *(body for run in shown for body in run.bodies or ()))
-                if body.state is BodyState.ABANDONED
-            ),
+            unconfirmed=tuple(body.name for body in (*holding, *_own_and_left(shown)) if _is_abandoned(body)),
             aborted=aborted,
             already=already,
         )
@@ -387,6 +383,18 @@ def _with_children(runs: Sequence[LiveRun]) -> Iterator[LiveRun]:
         run = rest.pop()
         yield run
         rest += [child for earlier in run.child_falls or () for child in earlier.runs]
+
+
+def _own_and_left(runs: Sequence[LiveRun]) -> Iterator[Body]:
+    """Yield the bodies of runs, and those of children that ended before them and are not over, or were dropped."""
+    for run in _with_children(runs):
+        for body in run.bodies or ():
+            if run in runs or not body.done.is_set() or getattr(body, "dropped", False):
+                yield body
+
+
+def _is_abandoned(body: Body) -> bool:
+    return body.state is BodyState.ABANDONED
 
 
 def _listed(run: LiveRun) -> list[FallenTool]:
