@@ -22,7 +22,7 @@ from interlock.core.names import BodyState, Drain, Effect, Principal
 from interlock.core.outcome import Cause
 from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
-from interlock.runtime.fall import Fall
+from interlock.runtime.fall import Fall, was_dropped
 from interlock.runtime.live import Body, Falling, LiveRun, delegated
 from interlock.runtime.outlet import Feed, Outlet
 from interlock.runtime.registry import Registry, Session
@@ -210,7 +210,7 @@ class Endings:
     def _mark_drained(self, fall: Fall, left: Sequence[Body]) -> None:
         """Say `observed` only where everything was seen to end: a body that was dropped is over, and was not."""
         abandoned = any(body.state is BodyState.ABANDONED for body in left)
-        dropped = any(getattr(body, "dropped", False) for body in _all_of(fall))
+        dropped = any(was_dropped(body) for body in fall.bodies)
         drain = Drain.UNCONFIRMED if abandoned or dropped else Drain.OBSERVED
         for run in fall.runs:  # what the runs held was kept for as long as anything of them might use it
             self._registry.holds.drained(run, confirmed=drain is Drain.OBSERVED)
