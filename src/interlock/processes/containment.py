@@ -137,19 +137,21 @@ class LocalProcess:
         elif not self.exited.is_set():
             self.lost = True
             self.on_exit(-signal.SIGKILL)
-        self.close(keep_lines=True)
+        if self._output is not None:
+            self._output.last()
+        self.close()
 
     def _close_terminal(self) -> None:
         if self._terminal >= 0:
             terminal, self._terminal = self._terminal, -1
             os.close(terminal)
 
-    def close(self, *, keep_lines: bool = False) -> None:
-        """Let go of its pipes; a reader still gets the lines that are left in them."""
+    def close(self) -> None:
+        """Let go of its pipes."""
         self._close_terminal()
         if self._input is not None:
             self._input.close()
-        if self._output is not None and not (keep_lines and self.order.streamed and not self._output.ended):
+        if self._output is not None:
             self._output.close()
 
 

@@ -83,11 +83,6 @@ class ErrorOutput:
         self._thread: threading.Thread | None = None
         self._close_at: float | None = None
 
-    @property
-    def used(self) -> bool:
-        """True once there was a source."""
-        return self._thread is not None
-
     def pipe(self, name: Callable[[], str], user: int | None = None) -> int:
         """Return the writing end of a new source, to be handed over and closed; `user` may open it by its path."""
         reading, writing = os.pipe2(os.O_CLOEXEC)

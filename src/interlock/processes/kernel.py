@@ -88,11 +88,11 @@ def children() -> list[int]:
 def children_of(pid: int) -> list[int]:
     """Return the children of any process, whichever of its threads started them."""
     found: list[int] = []
-    try:
-        for task in os.listdir(f"/proc/{pid}/task"):
+    for task in _tasks(pid):
+        try:
             found += [int(child) for child in read(f"/proc/{pid}/task/{task}/children").split()]
-    except OSError:
-        return found
+        except OSError:
+            continue  # that thread has exited; its children are another's
     return found
 
 
@@ -134,6 +134,18 @@ def traces(pid: int, but: int = 0) -> dict[tuple[int, int], tuple[int, int, str]
                 raise OSError(errno.ENOSYS, "this system does not count what a thread does") from None
             found[pid, thread] = (_fields(where)[2], switched, state)
     return found
+
+
+def has_threads(pid: int) -> bool:
+    """Return whether a process has more threads than its first, which may have exited alone."""
+    return len(_tasks(pid)) > 1
+
+
+def _tasks(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
 
 
 def pids() -> list[int]:
