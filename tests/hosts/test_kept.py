@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from interlock import Ending
-from interlock.client.shell import _proof
+from interlock.client.shell import proof
 from interlock.processes import kernel
 
 from .test_hogs import Act, Stage, Theatre, living, nothing_acts, theatre, there, unhurried, until
@@ -79,7 +79,7 @@ def test_what_did_not_run_is_kept_and_named(theatre: Theatre) -> None:
             receipt = await act.stop()
             assert (receipt.cause, receipt.host, receipt.kept) == (Ending.STOPPED, "reused", (name,))
             assert receipt.processes.ended == 0
-            assert f"kept with its host: {name}" in _proof(receipt)
+            assert f"kept with its host: {name}" in proof(receipt)
             assert living([helper]) == [helper]
             host = host or act.pids[0]
             assert act.pids[0] == host
