@@ -401,7 +401,7 @@ def judged(play: Callable[[Control, Oracle, MemoryStore], Any], *, latency: floa
 
 async def falls_first(oracle: Oracle) -> None:
     """A message of bob's that is stopped before it founds anything, and one of alice's that does."""
-    await oracle.stop(key="k", by="bob")
+    await oracle.stop(message="k", by="bob")
     sent = await oracle.send("s", "never", by="bob", key="k")
     assert sent is not None and sent.state == "ended"
     assert await oracle.send("s", "stay", by="alice") is not None
