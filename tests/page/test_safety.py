@@ -74,7 +74,7 @@ def test_messages_and_names_of_sessions_stay_text(visit: Visit, session: str) ->
     ended(runs(page), "completed")
     expect(page.locator("article.said")).to_contain_text(EVIL[1])
     for name in (EVIL[0], EVIL[1], "../../x?y=1#z", "a/b %2e %", "</title><script>owned=1</script>"):
-        visit.operator.send(name, "hello")
+        visit.operator.send(f"operator/{name}", "hello")  # a name of one's own with a slash in it is written in full
         named = page.get_by_role("navigation", name="Sessions").get_by_text(name)
         expect(named.first).to_be_visible()
         named.first.click()

@@ -35,6 +35,7 @@ from interlock.core.names import (
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.runtime.control import Control
+from interlock.runtime.inline import DROPPED
 from interlock.runtime.live import Sent
 from interlock.stores.base import Ticket
 from interlock.stores.memory import MemoryStore
@@ -600,7 +601,7 @@ class Oracle:
     def _receipt(self, receipt: Receipt) -> None:
         for run in receipt.runs:
             self._ended(run.outcome, "a receipt")
-            if receipt.drain is Drain.OBSERVED:
+            if receipt.drain is Drain.OBSERVED or _only_dropped(receipt):
                 self._drained.add(run.id)
             if receipt.drain is not Drain.PENDING:
                 self._gone.add(run.id)
@@ -716,3 +717,8 @@ class Oracle:
 
 
 __all__ = ["Oracle", "Violation"]
+
+
+def _only_dropped(receipt: Receipt) -> bool:
+    """True if nothing is in doubt but code that is never resumed: that does nothing any more either."""
+    return bool(receipt.unconfirmed) and all(name.endswith(DROPPED) for name in receipt.unconfirmed)
