@@ -39,14 +39,18 @@ THEMES = (
         latencies=(0.0, 0.01, 0.05),
     ),
     Theme(("asker", "guarded", "gambler"), ("send", "stop", "wait", "reset")),
-    Theme(("parent", "litter", "cuckoo", "orphan", "absentee")),
+    Theme(("parent", "litter", "cuckoo", "orphan", "absentee"), latencies=(0.0, 0.001, 0.05, 0.05)),
     Theme(
         ("dawdle", "dawdle", "sleeper"),
         ("send", "wait", "wait", "stop"),
         ("queue", "queue", None),
         deadlines=(None, 0.002, 0.002, 0.05),
     ),
-    Theme(("never", "polite", "swallow_all"), ("vanish", "vanish", "stop", "twice", "overtake", "late")),
+    Theme(
+        ("never", "polite", "swallow_all"),
+        ("vanish", "vanish", "stop", "twice", "overtake", "late"),
+        latencies=(0.0, 0.001, 0.05),
+    ),
 )
 
 PROCESSES = Theme(

@@ -42,9 +42,8 @@ STRATEGIES = (None, None, None, "queue", "queue", "steer", "collect", "rollback"
 CHARGE_SECONDS = 2e-5
 ACTS = (
     *("send",) * 6, *("stop",) * 4, *("wait",) * 2, *("vanish",) * 2, *("twice",) * 2,
-    "burst", "reset", "wake", "overtake", "late",
+    "burst", "reset", "wake", "overtake", "late", "share", "unshare",
 )  # fmt: skip
-SHARING_ACTS = ("share", "share", "unshare", "unshare")
 GUESTS = ("alice", "bob", "bob", "mallory")
 WATCHERS = ("local", "alice", "bob", "bob", "bob", "mallory", "rita")
 OWN_TASKS = ("later", "talk")  # what hostile agents leave behind their own backs
@@ -88,7 +87,7 @@ class Scene:
         self._known: list[RunId] = []
         self._said = 0
         self._pauses = random.choice((PAUSES_SECONDS, QUICK_SECONDS, QUICK_SECONDS))
-        self._acts = (*theme.acts, *SHARING_ACTS)
+        self._meeting = False
         self._vanishing: list[asyncio.Task[Any]] = []
         self._orders = 10
         self._stops = 0
@@ -98,6 +97,7 @@ class Scene:
         """Let everyone act, then put everything right and end what is left."""
         random = self._random
         crowd = self._theme.crowd or [random.choice(PEOPLE) for _ in range(random.choice((1, 1, 1, 2, 2)))]
+        self._meeting = len(crowd) > 1
         person = self._impatient if self._theme.strained else self._person
         people = [person(name) for name in crowd]
         if self._theme.strained:
@@ -119,7 +119,7 @@ class Scene:
 
     async def _person(self, name: str) -> None:
         await self._send(name)
-        if self._random.random() < 0.7:  # else they would never meet in a session
+        if self._meeting and self._random.random() < 0.7:  # else they would never meet in a session
             await self._share(name)
         await self._go_on(name)
 
@@ -130,7 +130,7 @@ class Scene:
             if self._oracle.questions and random.random() < 0.5:
                 await self._answer(name)
                 continue
-            await self._act(random.choice(self._acts), name)
+            await self._act(random.choice(self._theme.acts), name)
 
     async def _impatient(self, name: str) -> None:
         """Send, and perhaps do more before that is answered: nobody knows yet whose the session will be."""

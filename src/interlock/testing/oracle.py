@@ -17,6 +17,7 @@ import contextlib
 from contextlib import aclosing
 from typing import Any
 
+from interlock.core.decision import Decision
 from interlock.core.errors import InterlockError, Unavailable
 from interlock.core.events import Asked, Block, Correction, Delegated, Delta, Ended, Event, Proof, Said, Started, Tool
 from interlock.core.lifecycle import State
@@ -36,6 +37,7 @@ from interlock.core.receipt import Receipt
 from interlock.runtime.control import Control
 from interlock.runtime.inline import DROPPED
 from interlock.runtime.live import Sent
+from interlock.stores.base import Ticket
 from interlock.stores.memory import MemoryStore
 from interlock.testing.rights import EVERYWHERE, READ, Act, Deed, Rights
 
@@ -80,6 +82,9 @@ class Oracle:
         self._store = store
         self.rights = Rights(store, admins=admins)
         self._loop = asyncio.get_running_loop()
+        self._decide = store.decide
+        store.decide = self._handed_over  # type: ignore[method-assign]
+        self._settled: set[RunId] = set()  # their endings were handed to the store
         self._numbers: dict[str, int] = {}  # ids by order of appearance, so that traces compare across runs
         self._principals: dict[RunId, str] = {}
         self._texts: dict[RunId, list[str]] = {}
@@ -139,6 +144,16 @@ class Oracle:
         if session not in self._sinks:
             self._sinks[session] = sink = _Sink(self)
             self.control.feed.subscribe(SessionId(session), sink)
+
+    def _handed_over(self, decision: Decision) -> Ticket:
+        """A decision is handed to the store: what is recorded of a run's tools is so before its end, or with it."""
+        self.rights.offered(decision)
+        ending = {row.id for row in decision.endings}
+        for tool in decision.tools:
+            if tool.run_id in self._settled - ending:
+                self._fail(f"P1: {tool.name} of {tool.run_id} was recorded as {tool.state} after the run's end was")
+        self._settled |= ending
+        return self._decide(decision)
 
     def arrived(self, event: Event) -> None:
         """An event reached a subscriber."""

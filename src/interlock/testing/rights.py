@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from interlock.core.decision import Decision
 from interlock.core.names import LOCAL, RunId
-from interlock.stores.base import Ticket
 from interlock.stores.memory import MemoryStore
 
 WRITE, READ = "write", "read"
@@ -85,8 +84,6 @@ class Rights:
         self._owners: dict[str, str] = {}
         self._words: dict[tuple[str, str], list[Word]] = {}
         self._open: list[Act] = []
-        self._decide = store.decide
-        store.decide = self._offered  # type: ignore[method-assign]
 
     def is_admin(self, by: str) -> bool:
         """Return whether somebody may do everything."""
@@ -94,11 +91,11 @@ class Rights:
 
     # Whose it is
 
-    def _offered(self, decision: Decision) -> Ticket:
+    def offered(self, decision: Decision) -> None:
+        """A decision was handed to the store."""
         for row in decision.admissions:
             if row.parent is None:  # a child's session is its own
                 self._offers.setdefault(row.session, {}).setdefault(row.id, Offer(row.id, row.principal, row.text))
-        return self._decide(decision)
 
     def stands(self, run_id: RunId) -> None:
         """A sender was told of this run, or everybody of its end."""
