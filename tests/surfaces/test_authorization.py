@@ -274,7 +274,7 @@ def test_the_main_of_two_people_are_two_sessions(scene: Scene) -> None:
             "interlock.history", session="main"
         )
         keys = [row["key"] for row in talk.request("sessions.list")["sessions"]]
-        assert keys.count("main") == 1 and not [each for each in keys if "/" in each]
+        assert keys.count("main") == 1 and not [each for each in keys if each.endswith("/main")]
         heard = [each["payload"] for each in talk.events if each["event"] == "chat"]
         assert {each["sessionKey"] for each in heard if "secret" in json.dumps(each)} == {"main"}
         runs = talk.request("tasks.list", sessionKey="main")["tasks"]
@@ -527,7 +527,7 @@ def test_a_removed_token_that_does_not_read_has_nothing_more_accepted(tmp_path: 
     """From the step in which the server learns of it, whatever lies in the socket; with --stop what it ran is ended."""
     with house(tmp_path / "data", "surfaces.busy:agent", "--driver", "inline") as server, server.connect() as operator:
         sent, over = 0, threading.Event()
-        deaf = Bytes(server.port)
+        deaf = Bytes(server.port, unread_bytes=4_096)
         deaf.let_in(server.add("late", "write"))
 
         def flood() -> None:
@@ -556,7 +556,7 @@ def test_a_removed_token_that_does_not_read_has_nothing_more_accepted(tmp_path: 
         at = datetime.fromisoformat(learnt["time"]).timestamp() + 0.001  # that is how exact it is
         runs = operator.request("interlock.runs", latest=10_000)
         late = [run["admitted_at"] - at for run in runs if run["admitted_at"] > at]
-        assert len(runs) > 50 and not late, (len(late), max(late))
+        assert len(runs) > 50 and not late, (len(runs), len(late), late[-1:])
         live = [run for run in runs if run["outcome"] is None]
         assert not live if stop else live  # without --stop they go on until an admin stops them
         receipts = operator.request("interlock.stopall", of="late")
