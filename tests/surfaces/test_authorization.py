@@ -3,19 +3,24 @@
 `rights.TABLE` is complete: a method of the gateway without a row fails the suite, and what is not a method is denied.
 """
 
+import asyncio
 import json
+import sqlite3
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from interlock import open_control
 from interlock.surfaces import frames
 from interlock.surfaces.access import Scope
+from surfaces import busy
 from surfaces.raw import BOUND_SECONDS, INTERLOCK, Bytes, Headers, House, Talk, WireError, greeting, house
 from surfaces.rights import (
     ASKED,
@@ -283,6 +288,36 @@ def test_the_main_of_two_people_are_two_sessions(scene: Scene) -> None:
     assert {"owner/main", "other/main"} <= keys
     operator.request("chat.history", sessionKey="owner/main")
     assert "secret" not in json.dumps(operator.request("chat.history", sessionKey="main"))
+
+
+def test_what_an_earlier_version_and_an_embedder_kept_is_found_by_its_owner(tmp_path: Path) -> None:
+    """A session whose id does not say whose it is: its owner writes it as ever; the embedder's is `local/NAME`."""
+
+    async def fill() -> None:
+        async with open_control(busy.agent, store=f"sqlite:///{tmp_path / 'data'}") as control:
+            for session, by in (("main", "owner"), ("jobs", "local")):
+                await control.wait((await control.send(session, f"kept of {by}", by=by)).run_id, drained=True)
+
+    asyncio.run(fill())
+    with closing(sqlite3.connect(tmp_path / "data" / "interlock.db")) as kept, kept:  # as the migration leaves it
+        assert kept.execute("UPDATE sessions SET plain = 1 WHERE id = 'main'").rowcount == 1
+    with house(tmp_path / "data", "surfaces.busy:agent", "--driver", "inline") as server:
+        talks = {name: server.connect(server.add(name, "write")) for name in ("owner", "other")}
+        owner, other, operator = talks["owner"], talks["other"], server.connect()
+        sent = owner.request("interlock.send", session="main", text="say more")
+        assert (sent["session"], sent["owner"]) == ("main", "owner")
+        owner.request("agent.wait", runId=sent["run_id"])
+        for talk, name in ((owner, "main"), (owner, "owner/main"), (operator, "owner/main")):
+            assert "kept of owner" in json.dumps(talk.request("chat.history", sessionKey=name)), name
+        assert [row["key"] for row in owner.request("sessions.list")["sessions"]] == ["main"]
+        assert {row["key"] for row in operator.request("sessions.list")["sessions"]} == {"owner/main", "local/jobs"}
+        assert "kept of local" in json.dumps(operator.request("interlock.history", session="local/jobs"))
+        for name in ("owner/main", "local/jobs", "local/main", "main"):
+            assert other.refused("interlock.history", session=name)["code"] == "NOT_FOUND"
+        assert other.request("interlock.send", session="main", text="say mine")["session"] == "other/main"
+        assert operator.refused("interlock.history", session="jobs")["code"] == "NOT_FOUND"
+        for talk in (*talks.values(), operator):
+            talk.close()
 
 
 def test_a_name_that_is_taken_is_told_like_one_that_is_not(scene: Scene) -> None:
