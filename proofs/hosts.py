@@ -9,6 +9,7 @@ import errno
 from collections import deque
 from collections.abc import Callable, Mapping
 from random import Random
+from threading import Thread
 from typing import Any
 
 from interlock.core.names import BodyState
@@ -103,6 +104,9 @@ class _Threads:
     def start(self, work: Callable[[], Any], body: ThreadBody) -> None:
         self.bodies = [*(each for each in self.bodies if not each.done.is_set()), body]
         self._threads.start(work, body)
+
+    def others(self) -> frozenset[Thread]:
+        return self._threads.others()
 
 
 class _Containment:

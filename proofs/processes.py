@@ -115,6 +115,29 @@ def hop(budget=20000):
 """
 
 
+_BOMB = """
+def bomb(born=lambda parent: None, bore=lambda child: None, full=lambda: None):
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    me = os.getpid()
+    first = True
+    while going():
+        try:
+            child = os.fork()
+        except OSError:
+            ready() if first else beat()
+            first = False
+            full()
+            time.sleep(0.001)
+            continue
+        if child:
+            bore(child)
+        else:
+            born(me)
+            me = os.getpid()
+            beat()
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A program, what it does in one sentence, and how one sees that it has begun to."""
@@ -232,6 +255,37 @@ stop()
         what="Eight of those at once.",
         program=_HOP + "for _ in range(8): fork(hop, 4000)",
         marks=8,
+        leaves_group=True,
+    ),
+    Case(
+        name="bomb",
+        what="Forks until it may not, and so does every child, which takes the place of any that is killed.",
+        program=_BOMB + "bomb()",
+    ),
+    Case(
+        name="scatter",
+        what="A bomb of which every part is in a session of its own, and wakes (SIGCONT) those it knows.",
+        program=_BOMB
+        + """
+known = []  # pidfds: a pid may be another's by now
+def know(pid):
+    try:
+        known.append(os.pidfd_open(pid))
+    except OSError:
+        return
+    if len(known) > 10:
+        os.close(known.pop(0))
+def leave(parent):
+    os.setsid()
+    know(parent)
+def wake():
+    for pidfd in known:
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+        except OSError:
+            pass
+bomb(leave, know, wake)
+""",
         leaves_group=True,
     ),
     Case(
@@ -767,10 +821,19 @@ def _hidden(path: Path) -> str | None:
     return None
 
 
-def play_apart(grade: Grade | None, *, seed: int, rounds: int, width: int = 1, uid: int | None = None) -> Batch:
-    """Play a batch in a process of its own, limited, and as another user if asked."""
+def play_apart(
+    grade: Grade | None,
+    *,
+    seed: int,
+    rounds: int,
+    width: int = 1,
+    uid: int | None = None,
+    names: tuple[str, ...] = (),
+) -> Batch:
+    """Play a batch in a process of its own, limited, and as another user if asked; all cases unless some are named."""
     argv = [sys.executable, "-m", __name__, f"--seed={seed}", f"--rounds={rounds}", f"--width={width}"]
     argv += [f"--grade={grade}"] if grade else []
+    argv += [f"--case={name}" for name in names]
     env = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "LANG") if name in os.environ}
     env |= {"PYTHONPATH": os.pathsep.join(PACKAGES), "PYTHONDONTWRITEBYTECODE": "1"}
     bound = 60 + rounds * len(CASES) * 2

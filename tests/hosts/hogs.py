@@ -423,7 +423,7 @@ async def still(threads: int) -> None:
     while True:
         await asyncio.sleep(BEAT_SECONDS)
         before, seen = seen, kernel.traces(me, but=me)
-        if len(seen) >= threads and seen == before and not any(running for _, _, running in seen.values()):
+        if len(seen) >= threads and seen == before and all(state != "R" for _, _, state in seen.values()):
             return
 
 

@@ -1,5 +1,6 @@
 """Sessions of one agent_user: an agent reaches neither another session's host nor what that started, nor its warden."""
 
+import asyncio
 import json
 import os
 import pwd
@@ -8,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.processes.scene import members_of
 
-from interlock import Confinement, Control
+from interlock import Confinement, Control, Message, Run, open_control
 from interlock.processes.base import ENVIRONMENT, Grade
 from interlock.processes.containment import LocalContainment
 from interlock.processes.local import LocalProcesses
+from processes.test_spawn import members
 
 from .test_zygote import hosting, module, reply
 
@@ -85,10 +86,10 @@ def test_one_session_s_agent_reaches_nothing_of_another_s(grade: Grade | None, m
         keepers = [each.keeper for each in containments(control) if each.keeper is not None]
         inits = [each.init for each in containments(control) if each.init is not None]
         victims = [each for each in containments(control) if "victim" in each.name]
-        members = [pid for each in victims for pid in members_of(each)]
-        assert len(victims) == 2 and len(members) == 3  # a host with a child, and a process
+        held = [pid for each in victims for pid in members(each)]
+        assert len(victims) == 2 and len(held) == 3  # a host with a child, and a process
         assert isinstance(control._processes, LocalProcesses) and control._processes._helper is not None
-        others = [*members, *keepers, *inits, control._processes._helper.process.pid, os.getpid()]
+        others = [*held, *keepers, *inits, control._processes._helper.process.pid, os.getpid()]
         assert json.loads(await reply(control, json.dumps(others), session="hostile")) == []
         turns, children, uids = json.loads(await reply(control, "count", session="victim"))
         assert (turns, children, set(uids)) == (2, [None], {pwd.getpwnam("nobody").pw_uid})
@@ -120,11 +121,11 @@ def test_a_host_in_a_namespace_is_stopped_kept_and_replaced(grade: Grade | None,
         async for event in control.watch("s"):
             if "begun" in str(event):
                 break
-        members = {pid for each in containments(control) if each.name == "the host of s" for pid in members_of(each)}
-        assert len(members) >= 2
+        held = {pid for each in containments(control) if each.name == "the host of s" for pid in members(each)}
+        assert len(held) >= 2
         await control.stop(run=sent.run_id)
         await control.wait(sent.run_id, timeout=30, drained=True)
-        assert not [pid for pid in members if Path(f"/proc/{pid}").exists()]
+        assert not [pid for pid in held if Path(f"/proc/{pid}").exists()]
         assert await reply(control)
 
     hosting(agent, use, Confinement(agent_user="nobody", grade=grade))
@@ -156,3 +157,45 @@ def test_files_are_the_agent_user_s_whichever_host_wrote_them(module: Callable[[
         os.chown(scratch, pwd.getpwnam("nobody").pw_uid, -1)
         patch.setenv("SCRATCH", scratch)
         hosting(agent, use, Confinement(agent_user="nobody", environment=(*ENVIRONMENT, "SCRATCH")))
+
+
+def test_a_host_that_imports_for_itself_is_apart(module: Callable[[str], str]) -> None:
+    """Where the module cannot be forked warm, hosts are executed: in a PID namespace each, all the same."""
+    need_root()
+    threads = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    agent = module(
+        f"{threads}import json, os\nasync def agent(run, message):\n"
+        "    return json.dumps(sorted(int(name) for name in os.listdir('/proc') if name.isdigit()))"
+    )
+
+    async def use(control: Control) -> None:
+        assert control.hosts is not None and not control.hosts.warm
+        for session in "ab":
+            pids = json.loads(await reply(control, session=session))
+            assert len(pids) == 2 and pids[0] == 1, pids
+
+    hosting(agent, use, Confinement(agent_user=pwd.getpwuid(0).pw_name))  # who can find this Python, wherever it is
+
+
+def processes_seen() -> list[int]:
+    """A tool that says which processes it sees."""
+    return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+async def counting(run: Run, message: Message) -> str:
+    """An agent that calls it."""
+    return json.dumps(await run.call(processes_seen))
+
+
+def test_a_worker_is_apart() -> None:
+    """A synchronous tool of an inline agent sees its worker and nobody else."""
+    need_root()
+
+    async def main() -> None:
+        rights = Confinement(agent_user=pwd.getpwuid(0).pw_name)
+        async with open_control(counting, confinement=rights) as control:
+            for _ in range(3):
+                pids = json.loads(await reply(control))
+                assert len(pids) == 2 and pids[0] == 1, pids
+
+    asyncio.run(main())

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from interlock import Ending
+from interlock.client.shell import proof
 from interlock.processes import kernel
 
 from .test_hogs import Act, Stage, Theatre, living, nothing_acts, theatre, there, unhurried, until
@@ -37,8 +38,8 @@ def test_a_helper_that_was_given_work_goes_with_its_turn(theatre: Theatre, name:
             act = await (await stage.play(name, session)).reached()
             receipt = await act.stop()
             kept.at_end = kept.beats
-            assert (receipt.cause, receipt.host, receipt.kept) == (Ending.STOPPED, "killed", ())
-            assert receipt.processes.ended >= 1
+            assert (receipt.cause, receipt.host) == (Ending.STOPPED, "killed")
+            assert receipt.processes.ended >= 1 and not receipt.kept
             assert living([int((await kept.outcome()).text)]) == []
             await nothing_acts([act, kept])
 
@@ -78,6 +79,7 @@ def test_what_did_not_run_is_kept_and_named(theatre: Theatre) -> None:
             receipt = await act.stop()
             assert (receipt.cause, receipt.host, receipt.kept) == (Ending.STOPPED, "reused", (name,))
             assert receipt.processes.ended == 0
+            assert f"kept with its host: {name}" in proof(receipt)
             assert living([helper]) == [helper]
             host = host or act.pids[0]
             assert act.pids[0] == host
@@ -112,13 +114,13 @@ def test_a_thread_that_sleeps_has_the_same_trace_until_it_runs(tmp_path: Path) -
         assert child.stdin is not None
         try:
             seen = kernel.traces(child.pid)
-            while (again := kernel.traces(child.pid)) != seen or again[child.pid, child.pid][2]:
+            while (again := kernel.traces(child.pid)) != seen or again[child.pid, child.pid][2] == "R":
                 seen = again
                 await asyncio.sleep(0.05)
             for _ in range(20):
                 assert kernel.traces(child.pid) == seen
                 child.stdin.write(b"\n")
-                while (again := kernel.traces(child.pid))[child.pid, child.pid][2] or again == seen:
+                while (again := kernel.traces(child.pid))[child.pid, child.pid][2] == "R" or again == seen:
                     await asyncio.sleep(0.001)
                 assert again[child.pid, child.pid][1] > seen[child.pid, child.pid][1]
                 seen = again

@@ -182,3 +182,28 @@ def test_a_host_that_lies_about_the_time_is_not_believed() -> None:
             assert endings == {name: ending for name, (_, ending) in stamps.items()}
 
     asyncio.run(main())
+
+
+@both_loops
+def test_a_return_that_lies_unread_is_no_silence(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """The limit on silence is asked after what the host has said was read, whichever the loop comes to first."""
+    peers: list[Peer] = []
+
+    async def play(peer: Peer, begin: link.Begin) -> None:
+        await peer.say(link.Say(peer.turn, "a word"))
+        peers.append(peer)
+        await peer.settle()
+
+    async def main() -> Outcome:
+        async with opened(play, settings=Settings(idle_limit=LIMIT_SECONDS)) as (control, _):
+            sent = await control.send("s", "hello")
+            live = control._registry.runs[sent.run_id]
+            await until(lambda: live.reply.text or live.fallen, "the host was heard")
+            (peer,) = peers
+            peer.sock.send(link.frame(link.Returned(peer.turn, "a word", True, time.monotonic())))
+            time.sleep(LIMIT_SECONDS + LATE_SECONDS)
+            return await control.wait(sent.run_id, timeout=BOUND_SECONDS)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        outcome = runner.run(main())
+    assert (outcome.ending, outcome.text) == (Ending.COMPLETED, "a word")

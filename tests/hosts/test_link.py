@@ -245,7 +245,7 @@ class Place:
         self.helper = SimpleNamespace(alive=True)
         self._played = played
 
-    def company(self, host: int) -> dict[tuple[int, int], tuple[int, int, bool]]:
+    def company(self, host: int) -> dict[tuple[int, int], tuple[int, int, str]]:
         """The host is alone."""
         assert host == self._played.pid
         return {}

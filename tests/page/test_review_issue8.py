@@ -277,7 +277,7 @@ def test_drafts_stay_with_their_session(visit: Visit, session: str) -> None:
     go(page, other)
     expect(box(page)).to_have_value("something else")
     (asked,) = relay.requests("chat.send")
-    error = {"code": "UNAVAILABLE", "message": "not now", "retryable": True}
+    error = {"code": "INVALID_REQUEST", "message": "not now"}
     relay.add({"type": "res", "id": asked["id"], "ok": False, "error": error})
     expect(page.get_by_role("alert")).to_contain_text("not now")
     expect(box(page)).to_have_value("something else")

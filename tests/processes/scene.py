@@ -2,7 +2,6 @@
 
 import functools
 import os
-from typing import Any
 
 import pytest
 from proofs.processes import (
@@ -22,7 +21,6 @@ from proofs.processes import (
     zombies,
 )
 
-from interlock.processes import kernel
 from interlock.processes.base import Grade
 
 __all__ = [
@@ -36,7 +34,6 @@ __all__ = [
     "scope",
     # a witness
     "Witness",
-    "members_of",
     "bearers",
     "children",
     "descriptors",
@@ -75,13 +72,3 @@ def _play(setting: str) -> Batch | str:
         return play_apart(grade, seed=SEED, rounds=ROUNDS[setting], width=WIDTH, uid=uid)
     except NoScope as error:
         return str(error)
-
-
-def members_of(containment: Any) -> frozenset[int]:
-    """The processes that a containment holds, as far as two looks agree; our own programs in it are none."""
-    try:
-        return (
-            frozenset() if containment.keeper is None else kernel.below(containment.keeper, 1_000) - {containment.init}
-        )
-    except OSError:  # they came and went during the look
-        return frozenset()

@@ -13,9 +13,8 @@ import pytest
 from interlock.processes.base import Grade, SpawnFailed
 from interlock.processes.doctor import examine
 
-from .scene import members_of
 from .test_limits import need_root
-from .test_spawn import BOUND_SECONDS, Witness, both_grades, ended, leave_descriptors, order, play, room, until
+from .test_spawn import BOUND_SECONDS, Witness, both_grades, ended, leave_descriptors, members, order, play, room, until
 
 REACH = """
 cd /proc
@@ -66,10 +65,10 @@ def test_what_a_process_leaves_inside_goes_on_until_the_end(grade: Grade) -> Non
         async with room(grade, agent_user="nobody") as processes:
             containment = processes.contain("run r-1.g1")
             assert await ended(containment.spawn(order("sh", "-c", "setsid sleep 1000 & echo left", cwd="/")))
-            members = await until(lambda: one if len(one := members_of(containment)) == 1 else None, "one is left")
-            with Witness(members) as witness:
+            left = await until(lambda: one if len(one := members(containment)) == 1 else None, "one is left")
+            with Witness(left) as witness:
                 assert await ended(containment.spawn(order("echo", "next", cwd="/"))) == "next\n"
-                assert witness.alive() == list(members)
+                assert witness.alive() == list(left)
                 containment.cut()
                 await containment.done.wait()
                 assert witness.alive() == []
@@ -88,7 +87,7 @@ def test_a_containment_that_serves_once_goes_by_itself(grade: Grade) -> None:
             containment = processes.contain("run r-1.g1", once=True)
             process = containment.spawn(order("sh", "-c", "read go <&0 & sleep 1000 & echo $!", cwd="/"))
             await process.exited.wait()
-            [left] = await until(lambda: one if len(one := members_of(containment)) == 1 else None, "one is left")
+            [left] = await until(lambda: one if len(one := members(containment)) == 1 else None, "one is left")
             assert not containment.done.is_set()
             os.kill(left, signal.SIGKILL)
             async with asyncio.timeout(BOUND_SECONDS):
@@ -112,7 +111,7 @@ def test_the_death_of_who_keeps_it_ends_a_namespace(who: str, grade: Grade) -> N
             assert await process.line() == b"up"
             assert processes._helper is not None
             pids = {"keeper": containment.keeper, "helper": processes._helper.process.pid, "init": containment.init}
-            with Witness(members_of(containment)) as witness:
+            with Witness(members(containment)) as witness:
                 os.kill(pids[who] or 0, signal.SIGKILL)
                 assert await until(lambda: not witness.alive(), "all of it is gone") is True
             containment.cut()
@@ -219,5 +218,17 @@ def test_a_namespace_that_cannot_be_made_fails_one_spawn() -> None:
             async with asyncio.timeout(BOUND_SECONDS):
                 await containment.done.wait()
             assert await ended(processes.contain("run r-2.g1").spawn(order("echo", "up", cwd="/"))) == "up\n"
+
+    play(main())
+
+
+def test_a_process_is_not_taken_for_the_worker_that_asked_for_it() -> None:
+    """The mark of a worker or host is its pid, which in another PID namespace is another's: it is not handed on."""
+
+    async def main() -> None:
+        async with room() as processes:
+            env = {"INTERLOCK_WORKER": "2", "OTHER": "kept"}
+            process = processes.contain("run r-1.g1").spawn(order("sh", "-c", "echo $INTERLOCK_WORKER$OTHER", env=env))
+            assert await ended(process) == "kept\n"
 
     play(main())

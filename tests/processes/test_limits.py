@@ -21,8 +21,20 @@ from interlock.processes import kernel
 from interlock.processes.base import Confinement, Grade, SpawnFailed
 from interlock.processes.local import LocalProcesses
 
-from .scene import members_of
-from .test_spawn import BOUND_SECONDS, Witness, both_grades, ended, order, pids_in, play, python, room, tree, until
+from .test_spawn import (
+    BOUND_SECONDS,
+    Witness,
+    both_grades,
+    ended,
+    members,
+    order,
+    pids_in,
+    play,
+    python,
+    room,
+    tree,
+    until,
+)
 
 PIDS = 40
 BOMB = """
@@ -208,11 +220,11 @@ def test_the_agent_s_user_is_ended_as_any(grade: Grade, apart: bool) -> None:
                 assert processes.machine is not None and processes.machine.apart is apart
                 containment = processes.contain("run r-1.g1")
                 await tree(containment, Path(made) / "pids", cwd="/")
-                with Witness(members := members_of(containment)) as witness:
+                with Witness(held := members(containment)) as witness:
                     containment.cut()
                     await containment.done.wait()
                     assert witness.alive() == []
-                assert 3 <= containment.ended <= len(members)
+                assert 3 <= containment.ended <= len(held)
 
     play(main())
 

@@ -141,6 +141,16 @@ def listed(place: Path) -> list[int]:
     return [int(line) for line in place.read_text().splitlines()] if place.exists() else []
 
 
+def members(containment: LocalContainment) -> frozenset[int]:
+    """The processes below a keeper, but for the init of its PID namespace."""
+    found, rest = set[int](), [containment.keeper or 0]
+    while rest:
+        below = set(kernel.children_of(rest.pop())) - found
+        found |= below
+        rest += below
+    return frozenset(found - {containment.init})
+
+
 class Witness:
     """Processes watched from outside through pidfds: a pid that is used again deceives nobody."""
 

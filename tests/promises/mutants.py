@@ -30,6 +30,7 @@ TRANSPORT, OUTBOX = "surfaces/test_transport.py", "surfaces/test_outbox.py"
 AUTHORITY, RIGHTS = "runtime/test_authority.py", "surfaces/test_authorization.py"
 FRAMES, BROUGHT = "surfaces/test_frames.py", "runtime/test_instructions.py"
 KEPT, LATE = "hosts/test_kept.py", "hosts/test_late.py"
+DESCRIPTORS, STRANGERS = "processes/test_descriptors.py", "runtime/test_strangers.py"
 BESIDE = (  # bugs of rules that are no row of the table
     ("unit/refusal-takes-the-session", (AUTHORITY, "test_a_refused_message_does_not_take_a_session_from_its_founder")),
     ("unit/stalled-reader-hoards", (TRANSPORT, "test_a_stalled_reader_holds_little_that_cannot_be_taken_back")),
@@ -38,6 +39,10 @@ BESIDE = (  # bugs of rules that are no row of the table
     ("unit/urgent-not-dropped", (OUTBOX, "test_a_hastened_delta_is_dropped_too")),
     ("unit/read-before-the-removal", (TRANSPORT, "test_what_a_removed_token_has_asked_is_not_begun")),
     ("unit/bare-names-are-everybodys", (RIGHTS, "test_the_main_of_two_people_are_two_sessions")),
+    ("unit/tree-killed-one-by-one", ("processes/test_bombs.py", "test_a_fork_bomb_is_ended")),
+    ("unit/pipe-kept-for-a-reader", (DESCRIPTORS, "test_stops_amid_lines_that_are_not_read_leak_nothing")),
+    ("unit/dropped-called-observed", (STRANGERS, "test_a_body_that_was_dropped_is_not_observed")),
+    ("unit/threads-not-looked-for", (STRANGERS, "test_a_thread_that_a_library_made_is_named")),
     ("unit/stops-share-the-budget", (TRANSPORT, "test_a_stop_has_a_budget_of_its_own")),
     ("unit/rest-of-a-block-untold", (FRAMES, "test_what_a_block_adds_to_its_deltas_is_told_before_the_end")),
     ("unit/unused-fields-passed-over", (FRAMES, "test_a_field_that_is_not_used_is_named_if_it_means_something")),

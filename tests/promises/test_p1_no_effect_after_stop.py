@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from interlock import Control, Ending, MemoryStore, Message, Run, Settings, Stale, ToolState, open_control, tool
-from interlock.core.names import Drain, Effect, EventKind
+from interlock.core.names import BodyState, Drain, Effect, EventKind
 from interlock.testing import VirtualProcesses, VirtualThreads, run_seeded
 
 from .scene import AGENTS, VERBS, Sink, harmless, pester, seeded, swallowed, told
@@ -264,7 +264,7 @@ def test_no_body_begins_after_the_ack(end: str) -> None:
             begun = acts.count("begins")
             receipt = await drained(control, sent.run_id)
             assert acts.count("begins") == begun
-            assert receipt.drain is Drain.OBSERVED
+            assert receipt.drain is not Drain.PENDING
             after = len(acts)
             await asyncio.sleep(30)
             assert len(acts) == after
@@ -300,7 +300,8 @@ def test_a_cut_body_is_named_and_never_acts_again() -> None:
             before = len(acts)
             receipt = await drained(control, sent.run_id)
             assert len(acts) > before, "it had its grace"
-            assert (receipt.drain, receipt.unconfirmed) == (Drain.OBSERVED, ())
+            assert receipt.unconfirmed == (f"agent of {sent.run_id} (never resumed)",)
+            assert (receipt.drain, receipt.runs[0].body) == (Drain.UNCONFIRMED, BodyState.ABANDONED)
             after = len(acts)
             await asyncio.sleep(60)
             assert len(acts) == after

@@ -422,7 +422,7 @@ def test_the_hold_of_a_polite_holder_passes_on_at_its_end() -> None:
 
 
 def test_the_hold_of_a_deaf_holder_passes_on_after_its_grace() -> None:
-    """A holder that swallows every cancel is seen gone once it is not resumed any more (race 32)."""
+    """A holder that swallows every cancel is never resumed after its grace, which the next one is told (race 32)."""
 
     async def main() -> None:
         stage, clock = Stage(), asyncio.get_running_loop().time
@@ -441,7 +441,7 @@ def test_the_hold_of_a_deaf_holder_passes_on_after_its_grace() -> None:
             [b] = await control.runs("b")
             await has_it(control, b.id)
             assert 1.9 < clock() - began < 3
-            assert stage.holds["b"].unconfirmed is None
+            assert (stage.holds["b"].unconfirmed or "").startswith("r-")
 
     seeded(main)
 

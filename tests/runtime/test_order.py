@@ -318,7 +318,7 @@ def test_a_place_belongs_to_the_stop_of_a_session() -> None:
 
 
 def test_a_stop_spares_what_was_written_after_it() -> None:
-    """Delivered late, or twice, it ends what was written before it, and neither what runs nor what waits behind."""
+    """Delivered late, or twice, it ends what was written before it, not what runs or waits behind (race 131)."""
 
     async def main() -> None:
         agent = Began()
@@ -367,7 +367,7 @@ def pass_by(control: Control, seconds: float) -> None:
 
 
 def test_a_mark_stands_for_an_hour() -> None:
-    """A stop far ahead in its channel stops what comes within the hour, and nothing for good."""
+    """A stop far ahead in its channel stops what comes within the hour, and nothing for good (race 132)."""
 
     async def main() -> None:
         async with open_control(Began()) as control:

@@ -10,7 +10,10 @@ from .scene import idles, seeded, started
 
 @pytest.mark.parametrize("of_session", [None, "interrupt", "rollback", "steer", "collect", "queue"])
 def test_a_program_waits_for_a_persons_turn(of_session: str | None) -> None:
-    """It queues whatever the session's strategy is; the person's run goes on, and the next message takes over."""
+    """It queues whatever the session's strategy is; the person's run goes on, and the next message takes over.
+
+    (race 133)
+    """
 
     async def main() -> None:
         async with open_control(idles) as control:

@@ -264,7 +264,7 @@ def test_an_agent_that_goes_on_trying_is_not_resumed_for_ever() -> None:
             await control.stop(run=sent.run_id)
             await control.wait(sent.run_id, drained=True)
             receipt = await control.receipt(sent.run_id)
-            assert receipt.drain == "observed"
+            assert (receipt.drain, receipt.unconfirmed) == ("unconfirmed", (f"agent of {sent.run_id} (never resumed)",))
             assert 0 < receipt.refused[Effect.DELTA] <= REFUSALS + 2
 
     seeded(main, range(3))

@@ -303,7 +303,7 @@ def test_stop_does_not_wait_for_the_agent() -> None:
             assert not (await control.wait(sent.run_id)).drained
             assert (await control.wait(sent.run_id, drained=True)).drained
             final = await control.receipt(receipt.id or "")
-            assert (final.drain, final.unconfirmed) == ("observed", ())
+            assert (final.drain, final.unconfirmed) == ("unconfirmed", (f"agent of {sent.run_id} (never resumed)",))
             assert final.fenced_at <= (final.ended_at or 0) <= (final.drained_at or 0)
 
     seeded(main)
@@ -322,7 +322,7 @@ def test_receipts_are_events_of_the_session() -> None:
             assert kinds(log)[-3:] == ["ended", "receipt", "receipt"]
             proofs = [event for event in log if event.kind is EventKind.RECEIPT]
             assert all(event.run_id is None and event.data.receipt.id == receipt.id for event in proofs)
-            assert [event.data.receipt.drain for event in proofs] == ["pending", "observed"]
+            assert [event.data.receipt.drain for event in proofs] == ["pending", "unconfirmed"]
 
     seeded(main)
 

@@ -34,7 +34,7 @@ async def lives(control: Control, run: str) -> bool:
 
 @pytest.mark.parametrize("stop", STOPS)
 def test_a_stop_delivered_twice_ends_nothing_newer(stop: str) -> None:
-    """Stop, a new message, the same stop again: the same receipt, and the new run goes on (race 138)."""
+    """Stop, a new message, the same stop again: the same receipt, and the new run goes on (race 129)."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -206,7 +206,10 @@ def test_keys_of_stops_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("stop", STOPS)
 def test_a_stop_delivered_again_after_a_restart(stop: str, tmp_path: Path) -> None:
-    """The key is in the store with what it ended: the next start gives the same receipt and ends nothing newer."""
+    """The key is in the store with what it ended: the next start gives the same receipt and ends nothing newer.
+
+    (race 130)
+    """
 
     async def main() -> None:
         store = f"sqlite:///{tmp_path / stop}"

@@ -44,6 +44,7 @@ TABLE = """
     interlock.send         ok     ok     ok      404    404       scope    scope  404
     interlock.chat         ok     ok     ok      404    404       scope    scope  404
     interlock.stop         ok     ok     none    none   none      scope    scope  none
+    interlock.reset        ok     ok     404     404    404       scope    scope  404
     interlock.wait         ok     ok     ok      ok     none      scope    ok     none
     interlock.watch        ok     ok     ok      ok     404       scope    ok     404
     interlock.unwatch      ok     ok     ok      ok     ok        scope    ok     ok
@@ -129,6 +130,7 @@ ASKED: dict[str, tuple[Asked, ...]] = {
     "interlock.send": (lambda t: {"session": t.session, "text": "say", "key": key()},),
     "interlock.chat": (lambda t: {"sessionKey": t.session, "message": "say", "idempotencyKey": key()},),
     "interlock.stop": (lambda t: {"run": t.run}, lambda t: {"session": t.session}),
+    "interlock.reset": (lambda t: {"session": t.session},),
     "interlock.wait": (lambda t: {"run": t.run, "timeout": 0}, lambda t: {"run": t.stopped}),
     "interlock.watch": (lambda t: {"session": t.session}, lambda t: {"run": t.run}),
     "interlock.unwatch": (lambda t: {"watch": 1},),
@@ -150,7 +152,8 @@ ASKED: dict[str, tuple[Asked, ...]] = {
     "interlock.stopall": (lambda t: {}, lambda t: {"of": t.session.partition("/")[0]}),
 }
 USES_UP = {"chat.send", "chat.abort", "agent", "sessions.abort", "sessions.reset", "tasks.cancel", "interlock.send"} | {
-    *("interlock.chat", "exec.approval.resolve", "interlock.stop", "interlock.answer", "interlock.unwake"),
+    *("interlock.chat", "exec.approval.resolve", "interlock.stop", "interlock.reset", "interlock.answer"),
+    "interlock.unwake",
     "interlock.stopall",
 }
 

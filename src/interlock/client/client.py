@@ -22,8 +22,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final, TypeVar
 
-import msgspec
-
 from interlock.client.connection import PAUSE_SECONDS, Connection, Dropped, error_of, params_of
 from interlock.core.errors import Unavailable
 from interlock.core.events import Ended, Entry, Event, Started
@@ -196,10 +194,10 @@ class Client:
             return await self._now(session, "interlock.stop", asked)
         return await self._call("interlock.stop", asked)
 
-    async def reset(self, session: str) -> Receipt:
+    async def reset(self, session: str, *, key: str | None = None) -> Receipt:
         """End everything of a session, detached parts too, and begin a fresh transcript. Its schedules stay."""
-        told: dict[str, Any] = await self._now(session, "sessions.reset", {"key": session})
-        return msgspec.convert(told["receipt"], Receipt)
+        asked = {"session": session, "key": secrets.token_hex(16) if key is None else key}
+        return await self._now(session, "interlock.reset", asked)
 
     async def answer(self, question: str, answer: bool | str) -> QuestionInfo:
         """Answer a question: True or False, or one of its choices. Raises QuestionClosed if it is not open any more."""

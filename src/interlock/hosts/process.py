@@ -54,7 +54,7 @@ class HostProcess:
         self._trouble: str | None = None
         self._left: int | None = None  # bytes in its link when its process died: the last that count
         self._burying: asyncio.Task[None] | None = None
-        self._before: dict[tuple[int, int], tuple[int, int, bool]] | None = None  # what was here before the turn
+        self._before: dict[tuple[int, int], tuple[int, int, str]] | None = None  # what was here before the turn
         self._loop.add_reader(sock.fileno(), self._readable)
         process.on_end = self._exited
 
@@ -100,12 +100,12 @@ class HostProcess:
         if before is None or now is None:
             return None
         for task, trace in now.items():
-            _, _, running = trace
-            if running or before.get(task) != trace:
+            _, _, state = trace
+            if state == "R" or before.get(task) != trace:
                 return None
         return _named(sorted({pid for pid, _ in now} - {self.process.pid}))
 
-    def _company(self) -> dict[tuple[int, int], tuple[int, int, bool]] | None:
+    def _company(self) -> dict[tuple[int, int], tuple[int, int, str]] | None:
         try:
             return self.containment.company(self.process.pid or 0)
         except OSError:

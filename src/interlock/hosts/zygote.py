@@ -29,7 +29,10 @@ from interlock.processes.keeper import Keeper
 from interlock.runtime.run import Agent
 from interlock.runtime.tool import describe_error
 
-PRIMITIVES = ("fork", "waitpid", "kill", "read", "write", "poll", "sleep", "sigtimedwait", "set_wakeup_fd")
+PRIMITIVES = (
+    *("fork", "waitid", "waitpid", "kill", "killpg", "pidfd_open", "pidfd_send_signal", "listdir", "read", "write"),
+    *("poll", "sleep", "sigtimedwait", "set_wakeup_fd"),
+)
 
 
 class Warden(Keeper):

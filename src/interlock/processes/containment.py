@@ -137,19 +137,21 @@ class LocalProcess:
         elif not self.exited.is_set():
             self.lost = True
             self.on_exit(-signal.SIGKILL)
-        self.close(keep_lines=True)
+        if self._output is not None:
+            self._output.last()
+        self.close()
 
     def _close_terminal(self) -> None:
         if self._terminal >= 0:
             terminal, self._terminal = self._terminal, -1
             os.close(terminal)
 
-    def close(self, *, keep_lines: bool = False) -> None:
-        """Let go of its pipes; a reader still gets the lines that are left in them."""
+    def close(self) -> None:
+        """Let go of its pipes."""
         self._close_terminal()
         if self._input is not None:
             self._input.close()
-        if self._output is not None and not (keep_lines and self.order.streamed and not self._output.ended):
+        if self._output is not None:
             self._output.close()
 
 
@@ -278,25 +280,31 @@ class LocalContainment:
         process.attach(output, given, terminal, limit=confinement.output_bytes)
         return process
 
-    def company(self, host: int) -> dict[tuple[int, int], tuple[int, int, bool]]:
+    def company(self, host: int) -> dict[tuple[int, int], tuple[int, int, str]]:
         """Return what is here besides the main thread of a host: the traces of every other thread and process.
 
-        The kernel is asked, and nobody else. Raise OSError if it does not show all of it.
+        The kernel is asked, and nobody else. Raise OSError if it does not show all of it. Processes are listed before
+        the threads and after them: a thread that starts a process and exits between the two would else be missed.
         """
+        held = self._held()
+        if host not in held:
+            raise OSError(errno.ESRCH, "the host is not below its keeper")
+        found: dict[tuple[int, int], tuple[int, int, str]] = {}
+        for pid in held:
+            found.update(kernel.traces(pid, but=host))
+            if len(found) > TASKS:
+                raise OSError(errno.E2BIG, "there is more than is looked at")
+        if self._held() != held:
+            raise OSError(errno.EAGAIN, "processes came and went during the look")
+        return found
+
+    def _held(self) -> frozenset[int]:
         if self.keeper is None:
             raise OSError(errno.ESRCH, "its keeper is not known")
         held = kernel.below(self.keeper, TASKS)  # also one that has left the leaf
         if self.leaf is not None:
             held |= {int(pid) for pid in kernel.read(self.leaf + "/cgroup.procs").split()}
-        if host not in held:
-            raise OSError(errno.ESRCH, "the host is not below its keeper")
-        held -= {self.keeper, self.init}  # our own programs: the keeper is in the leaf while it spawns, and reaps
-        found: dict[tuple[int, int], tuple[int, int, bool]] = {}
-        for pid in held:
-            found.update(kernel.traces(pid, but=host))
-            if len(found) > TASKS:
-                raise OSError(errno.E2BIG, "there is more than is looked at")
-        return found
+        return held - {self.keeper, self.init}  # our own programs: the keeper is in the leaf while it spawns, and reaps
 
     def end_one(self, number: int) -> None:
         """End one process and its group."""

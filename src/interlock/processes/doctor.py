@@ -319,7 +319,7 @@ def _users() -> list[Fact]:
     uid = os.geteuid()
     user = Fact(name="user", found=f"{_user_name(uid)} (uid {uid})")
     if uid == 0:
-        change = "tools share root's rights unless you say --user NAME, or Confinement(agent_user=NAME)"
+        change = "tools share root's rights unless you say run --user, serve --agent-user, or agent_user="
         return [user, Fact(name="another user", found="possible", good=True, change=change)]
     change = "only root can give rights away: start interlock as root and name a user; until then tools share yours"
     return [user, Fact(name="another user", found="not possible", good=False, change=change)]

@@ -96,7 +96,7 @@ class ErrorOutput:
                 self._open().register(reading, select.EPOLLIN)
                 self._sources[reading] = Source(reading, name)
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="error output", daemon=True)
+                    self._thread = threading.Thread(target=self._run, name="interlock error output", daemon=True)
                     self._thread.start()
         except BaseException:
             os.close(reading)

@@ -18,13 +18,15 @@ import time
 from _socket import socket
 
 from interlock.processes import kernel, wire
-from interlock.processes.keeper import FIRST_POLL_SECONDS, LAST_POLL_SECONDS, LINGER_SECONDS, Keeper
+from interlock.processes.keeper import LINGER_SECONDS, Keeper
 from interlock.processes.probe import probe, sweep
+from interlock.processes.tree import Tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+POLL_SECONDS = 0.1  # while keepers go, and nothing else happens
 INSIST_SECONDS = 1.0  # a keeper that has not ended its processes so long after control's death is replaced
 RLIMIT_NPROC, RLIMIT_AS = 6, 9
 
@@ -51,6 +53,7 @@ class Helper:
         self._keepers: dict[int, Kept] = {}  # by the keeper's pid
         self._newest: Kept | None = None  # that a keeper is being forked for
         self._lost: list[Kept] = []  # whose keepers died without having seen them empty
+        self._tree = Tree()
         self._runs: dict[str, int] = {}  # directory of a run → how many containments use it
         self._outbox: list[tuple[Any, ...]] = []
         self._closing_at: float | None = None
@@ -106,8 +109,8 @@ class Helper:
 
     def _timeout(self, busy: bool) -> float | None:
         if busy:
-            return FIRST_POLL_SECONDS * 1000
-        return None if self._closing_at is None else LAST_POLL_SECONDS * 1000
+            return self._tree.pause * 1000
+        return None if self._closing_at is None else POLL_SECONDS * 1000
 
     def _close(self, fd: int) -> None:
         """Control is gone. The keepers see it for themselves."""
@@ -270,11 +273,14 @@ class Helper:
         """Take every dead child. Whatever a keeper leaves behind comes to us."""
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 break
-            if pid == 0:
+            if dead is None:
                 break
+            if self._lost and dead.si_pid not in self._keepers:
+                self._tree.strike(dead.si_pid)
+            pid, status = os.waitpid(dead.si_pid, 0)
             if pid not in self._keepers:
                 continue
             kept = self._keepers.pop(pid)
@@ -293,14 +299,9 @@ class Helper:
         for lost in self._lost:
             if lost.leaf is not None and kernel.populated(lost.leaf):
                 kernel.kill_cgroup(lost.leaf)
-        orphans = [pid for pid in kernel.children() if pid not in self._keepers]
-        for pid in orphans:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except OSError:
-                continue
-        if orphans:
-            self._reap()
+        self._tree.end(spare=self._keepers)
+        self._reap()
+        if any(pid not in self._keepers for pid in kernel.children()):
             return
         for lost in list(self._lost):
             if lost.leaf is None or not kernel.populated(lost.leaf):

@@ -1,9 +1,11 @@
 """The keeper: parent of every process of one containment, and the one who ends them.
 
 1. A subreaper. Whatever a kept process starts stays below it, however often it forks or changes its session.
-2. Contained before exec: it steps into the leaf, spawns, and steps out again. It never forks Python.
+2. Contained before exec: it steps into the leaf, spawns, and steps out again. It forks no Python but the init of a PID
+   namespace, where what it keeps is to be apart from other containments.
 3. Sealed before it kills: once the other side has hung up no request is served, not even one that was sent before.
-4. Gone means ECHILD, and an empty leaf. It signals its own children only, which no other process can have the pid of.
+4. Gone means ECHILD, and an empty leaf. It signals its own children by pid, which no other process can have, and what
+   is further down through pidfds (`tree.py`): whatever forks is stopped before it is killed.
 5. It ends everything when control hangs up, when control dies (a pidfd, since a fork of control may hold the socket),
    and when the helper dies (a pipe). It outlives nobody but what cannot be killed, and that not for long.
 """
@@ -18,6 +20,7 @@ import time
 
 from interlock.processes import kernel, wire
 from interlock.processes.namespace import Namespace
+from interlock.processes.tree import Tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
 
 LINGER_SECONDS = 60.0  # a keeper nobody listens to goes on trying for so long
 STUCK_SECONDS = 0.5  # what is still there so long after a KILL is told
-FIRST_POLL_SECONDS, LAST_POLL_SECONDS = 0.002, 0.1
 SLOW_SECONDS = 0.02
 YIELD_SECONDS = 0.002  # after the last word, so that control can run where we do: the kernel wakes it on our core
 STUCK_LISTED = 20
@@ -77,7 +79,7 @@ class Keeper:
         self._apart = apart  # in a PID namespace of its own
         self._space: Namespace | None = None  # made with the first process
         self._main: dict[int, int] = {}  # pid → number of the request, of processes not reaped yet
-        self._hit: set[int] = set()  # children that were sent KILL and are not reaped: the pids are still theirs
+        self._tree = Tree(self._meanwhile)
         self._groups: list[int] = []  # of process groups, where that is all there is
         self._opened: list[tuple[int, int]] = []
         self._events = -1
@@ -90,6 +92,7 @@ class Keeper:
         self._sealed_at = 0.0
         self._told_stuck = 0.0
         self._childless = True
+        self._hurried = False
         self._ended = 0
         if grade != "group":
             kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
@@ -139,9 +142,10 @@ class Keeper:
 
     def _turn(self) -> None:
         """Wait for something to happen. While things die that is their deaths and nothing else, which costs least."""
-        if self._killed_at is not None and time.monotonic() < self._killed_at + STUCK_SECONDS:
-            signal.sigtimedwait((signal.SIGCHLD,), FIRST_POLL_SECONDS)
-            return
+        if self._killed_at is not None:
+            signal.sigtimedwait((signal.SIGCHLD,), self._tree.pause)
+            if time.monotonic() < self._killed_at + STUCK_SECONDS:
+                return
         for fd, events in self._poll.poll(self._timeout()):
             if fd == self._sock.fileno():
                 self._serve(events)
@@ -156,10 +160,10 @@ class Keeper:
         """Return milliseconds until something must be looked at again; SIGCHLD comes sooner as a rule."""
         if not self._sealed:
             return None
-        if self._killed_at is None:
-            assert self._term_until is not None
-            return max(0.0, self._term_until - time.monotonic()) * 1000 + 1
-        return min(max(time.monotonic() - self._killed_at, FIRST_POLL_SECONDS), LAST_POLL_SECONDS) * 1000
+        if self._killed_at is not None:
+            return 0.0  # a death was waited for already
+        assert self._term_until is not None
+        return max(0.0, self._term_until - time.monotonic()) * 1000 + 1
 
     def _lose(self, fd: int, why: str) -> None:
         """Someone died: there is no one left to be polite for."""
@@ -334,16 +338,26 @@ class Keeper:
             self._kill()
         elif self._killed_at is not None:
             self._kill_children()
-            if now - self._killed_at > STUCK_SECONDS and now - self._told_stuck > STUCK_SECONDS:
-                self._told_stuck = now
-                self._tell("stuck", [kernel.describe(pid) for pid in self._left()[:STUCK_LISTED]])
+            self._meanwhile()
+
+    def _meanwhile(self) -> None:
+        """Hurry if it takes long, and say what is still there: the helper stands in for a keeper that says nothing."""
+        now = time.monotonic()
+        assert self._killed_at is not None
+        if not self._hurried and now > self._killed_at + SLOW_SECONDS:
+            self._hurried = True
+            _go_first()
+        if now > max(self._killed_at, self._told_stuck) + STUCK_SECONDS:
+            self._told_stuck = now
+            self._tell("stuck", [kernel.describe(pid) for pid in self._left()[:STUCK_LISTED]])
+            self._flush()
 
     def _kill(self) -> None:
         if self._killed_at is None:
             self._killed_at = time.monotonic()
             signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))  # from here on it is waited for
         for pid in self._main:  # these we know without asking: they begin to die while the rest is looked for
-            self._hit.add(pid)
+            _signal_group(pid, signal.SIGKILL)
             _signal(pid, signal.SIGKILL)
         if self._space is not None:
             self._space.end()
@@ -356,7 +370,7 @@ class Keeper:
         self._reap()
 
     def _kill_children(self) -> None:
-        """KILL the leaf once more if it is slow to empty, and whoever is our child by now and was not hit yet."""
+        """KILL the leaf once more if it is slow to empty, and whoever is below us by now."""
         if self._leaf is not None and self._populated():
             assert self._killed_at is not None
             if time.monotonic() < self._killed_at + SLOW_SECONDS:
@@ -365,10 +379,8 @@ class Keeper:
         if self._space is not None:  # its init ends all that is inside, and nothing of ours is outside
             self._space.end()
             return
-        for pid in kernel.children() if not self._childless else ():
-            if pid not in self._hit:
-                self._hit.add(pid)
-                _signal(pid, signal.SIGKILL)
+        if not self._childless and self._grade != "group":  # (there what left its group is out of reach)
+            self._tree.end()
 
     def _left(self) -> list[int]:
         children = kernel.children()
@@ -406,18 +418,20 @@ class Keeper:
             return
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 self._childless = True
                 break
-            if pid == 0:
+            if dead is None:
                 self._childless = False
                 break
+            if self._killed_at is not None:
+                self._tree.strike(dead.si_pid)
+            pid, status = os.waitpid(dead.si_pid, 0)
             if self._space is not None and pid == self._space.init:
                 self._ended += self._space.reaped()
                 continue
             self._ended += self._sealed
-            self._hit.discard(pid)
             number = self._main.pop(pid, None)
             if number is not None:
                 self._tell("exit", number, os.waitstatus_to_exitcode(status))
@@ -525,6 +539,14 @@ def _is_file(path: str) -> bool:
         return os.stat(path).st_mode & 0o170000 == 0o100000
     except OSError:
         return False
+
+
+def _go_first() -> None:
+    """Run ahead of whatever forks; only root may."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    except OSError:
+        return
 
 
 def _signal(pid: int, number: int) -> None:

@@ -88,26 +88,19 @@ def children() -> list[int]:
 def children_of(pid: int) -> list[int]:
     """Return the children of any process, whichever of its threads started them."""
     found: list[int] = []
-    try:
-        for task in os.listdir(f"/proc/{pid}/task"):
+    for task in _tasks(pid):
+        try:
             found += [int(child) for child in read(f"/proc/{pid}/task/{task}/children").split()]
-    except OSError:
-        return found
+        except OSError:
+            continue  # that thread has exited; its children are another's
     return found
 
 
 def below(pid: int, most: int) -> frozenset[int]:
-    """Return every process below one, as two looks agree; raise OSError where that, or all of it, cannot be seen.
+    """Return every process below one; raise OSError where that cannot be seen, or where there are more threads.
 
-    One look may miss a process that lost its parent meanwhile and came up. More than `most` threads are not looked at.
+    One look may miss a process that lost its parent meanwhile and came up: two that agree are worth more.
     """
-    found = _walk(pid, most)
-    if _walk(pid, most) != found:
-        raise OSError(errno.EAGAIN, "processes came and went during the look")
-    return found
-
-
-def _walk(pid: int, most: int) -> frozenset[int]:
     found, rest, tasks = set[int](), [pid], 0
     while rest:
         at = rest.pop()
@@ -122,12 +115,12 @@ def _walk(pid: int, most: int) -> frozenset[int]:
     return frozenset(found)
 
 
-def traces(pid: int, but: int = 0) -> dict[tuple[int, int], tuple[int, int, bool]]:
+def traces(pid: int, but: int = 0) -> dict[tuple[int, int], tuple[int, int, str]]:
     """Return what each thread of a process, but one, has done so far, by process and thread. Raise OSError if unseen.
 
-    That is when it started, how often it was switched off its processor, and whether it has one now or waits for one.
-    A thread that sleeps and has not been switched off since an earlier look has not run since: CPU time, which is told
-    in hundredths of a second, would not show that.
+    That is when it started, how often it was switched off its processor, and its state now. One that is not running (R)
+    and has the same trace as at an earlier look has not run since. CPU time, which is told in hundredths of a second,
+    would not show that.
     """
     found = {}
     for thread in map(int, os.listdir(f"/proc/{pid}/task")):
@@ -136,11 +129,23 @@ def traces(pid: int, but: int = 0) -> dict[tuple[int, int], tuple[int, int, bool
             lines = dict(line.partition(":")[::2] for line in read(where + "/status").splitlines())
             try:
                 switched = int(lines["voluntary_ctxt_switches"]) + int(lines["nonvoluntary_ctxt_switches"])
-                running = lines["State"].split()[0] == "R"
+                state = lines["State"].split()[0]
             except (KeyError, IndexError, ValueError):
                 raise OSError(errno.ENOSYS, "this system does not count what a thread does") from None
-            found[pid, thread] = (_fields(where)[2], switched, running)
+            found[pid, thread] = (_fields(where)[2], switched, state)
     return found
+
+
+def has_threads(pid: int) -> bool:
+    """Return whether a process has more threads than its first, which may have exited alone."""
+    return len(_tasks(pid)) > 1
+
+
+def _tasks(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
 
 
 def pids() -> list[int]:

@@ -27,6 +27,7 @@ from interlock.processes import kernel, wire
 from interlock.processes.base import ROOT, Confinement, Grade, Machine, SpawnFailed, SpawnOrder, allowed
 from interlock.processes.containment import ERRORS, LocalContainment, LocalProcess, Sender
 from interlock.processes.error_output import ErrorOutput
+from interlock.processes.tree import Tree
 from interlock.processes.workers import Worker, Workers
 
 log = logging.getLogger("interlock")
@@ -113,6 +114,7 @@ class LocalProcesses:
         self._rescues: set[asyncio.Task[None]] = set()
         self._owner = f"{kernel.owner_of(os.getpid())}-{next(_controls)}"  # no two controls share a leaf
         self._before = set(kernel.children()) if subreaper else set()  # of a shell that exec'd us, say
+        self._tree = Tree()
         self._workers = Workers(self)
         self._closed = False
         self._homes: set[str] = set()
@@ -237,7 +239,7 @@ class LocalProcesses:
     def _drop_helper(self, helper: Helper) -> None:
         if helper.alive:
             helper.hang_up()
-            threading.Thread(target=self._bury, args=(helper,), name="reap the helper", daemon=True).start()
+            threading.Thread(target=self._bury, args=(helper,), name="interlock helper", daemon=True).start()
 
     def _bury(self, helper: Helper) -> None:
         helper.bury()
@@ -287,11 +289,14 @@ class LocalProcesses:
     def _orphans(self) -> list[int]:
         """KILL and reap what came to us as the subreaper; return what is left of it."""
         with self._starts:
-            orphans = [pid for pid in kernel.children() if pid not in self._helpers | self._before]
+            spare = self._helpers | self._before
+            self._tree.end(spare)
+            orphans = [pid for pid in kernel.children() if pid not in spare]
             for pid in orphans:
                 with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, os.WNOHANG)
+                    if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                        self._tree.strike(pid)
+                        os.waitpid(pid, 0)
         return orphans
 
     # Containments
@@ -396,6 +401,8 @@ class LocalProcesses:
             else:
                 env[name] = value
         env[kernel.OWNER] = self._owner
+        # Handed on by an agent it would name the wrong process: in two PID namespaces there are equal pids.
+        env.pop("INTERLOCK_WORKER", None)
         return env
 
     def error_pipe(self, name: Callable[[], str]) -> int:

@@ -20,7 +20,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-COUNT, LEAVE, END = signal.SIGUSR2, signal.SIGUSR1, signal.SIGTERM  # from the keeper: see below
+# What the keeper says. Of several that wait the kernel gives the lowest number first: an init that was told to leave
+# before it was told to count would not count the last it reaps.
+COUNT, LEAVE, END = signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM
 HEARD = (COUNT, LEAVE, END, signal.SIGCHLD)
 READY = b"+"
 

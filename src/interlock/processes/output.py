@@ -136,6 +136,17 @@ class Output:
         if self._fd < 0:
             self._end()
 
+    def last(self) -> None:
+        """Nobody is left who could write: take what is in the pipe, also beyond the limit, and let go of it.
+
+        A reader that is behind still gets its lines. One whose run has fallen never comes for them, and the pipe would
+        stay open for good.
+        """
+        self._exited = True
+        while self._fd >= 0 and not self.ended and self._read():
+            continue
+        self.close()
+
     def _end(self) -> None:
         self.ended = True
         self._more.set()

@@ -18,11 +18,11 @@ import msgspec
 from interlock.core.decision import Decision, Verdict
 from interlock.core.events import Correction, Proof
 from interlock.core.lifecycle import Move, may
-from interlock.core.names import Drain, Effect, Principal
+from interlock.core.names import BodyState, Drain, Effect, Principal
 from interlock.core.outcome import Cause
 from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
-from interlock.runtime.fall import Fall
+from interlock.runtime.fall import Fall, was_dropped
 from interlock.runtime.live import Body, Falling, LiveRun, delegated
 from interlock.runtime.outlet import Feed, Outlet
 from interlock.runtime.registry import Registry, Session
@@ -166,7 +166,7 @@ class Endings:
         for session in fall.resets:
             self.begin_anew(session)
         if drained:
-            self._mark_drained(fall, Drain.OBSERVED)
+            self._mark_drained(fall, ())
         self._show_receipt(fall)
         fall.ended.set()
         if durable:
@@ -217,10 +217,14 @@ class Endings:
         """t3: complete the receipt."""
         for body in left:
             body.abandon()
-        self._mark_drained(fall, Drain.UNCONFIRMED if left else Drain.OBSERVED)
+        self._mark_drained(fall, left)
         self._show_receipt(fall)
 
-    def _mark_drained(self, fall: Fall, drain: Drain) -> None:
+    def _mark_drained(self, fall: Fall, left: Sequence[Body]) -> None:
+        """Say `observed` only where everything was seen to end: a body that was dropped is over, and was not."""
+        abandoned = any(body.state is BodyState.ABANDONED for body in left)
+        dropped = any(was_dropped(body) for body in fall.bodies)
+        drain = Drain.UNCONFIRMED if abandoned or dropped else Drain.OBSERVED
         for run in fall.runs:  # what the runs held was kept for as long as anything of them might use it
             self._registry.holds.drained(run, confirmed=drain is Drain.OBSERVED)
         fall.drain = drain

@@ -354,10 +354,9 @@ class Fall:
             questions=sum(len(self.void[run.id]) for run in shown),
             queued=self.queued if whole else 0,
             holds=self.held if whole else 0,
-            unconfirmed=tuple(
-                body.name
-                for body in (*holding, *(body for run in shown for body in run.bodies or ()))
-                if body.state is BodyState.ABANDONED
+            unconfirmed=(
+                *(each.name for each in holding if each.state is BodyState.ABANDONED),
+                *dict.fromkeys(body.name for body in _abandoned(shown)),
             ),
             aborted=aborted,
             already=already,
@@ -398,6 +397,23 @@ def _with_children(runs: Sequence[LiveRun]) -> Iterator[LiveRun]:
         run = rest.pop()
         yield run
         rest += [child for earlier in run.child_falls or () for child in earlier.runs]
+
+
+def _abandoned(runs: Sequence[LiveRun]) -> Iterator[Body]:
+    """Yield what was given up: of runs, and of children that ended before them what is not over, or was dropped."""
+    for run in runs:
+        for body in run.bodies or ():
+            if body.state is BodyState.ABANDONED:
+                yield body
+        for fall in run.child_falls or ():
+            below = (body for child in _with_children(fall.runs) for body in child.bodies or ())
+            given_up = (body for body in below if body.state is BodyState.ABANDONED)
+            yield from (body for body in given_up if was_dropped(body) or not body.done.is_set())
+
+
+def was_dropped(body: Body) -> bool:
+    """Return whether a body is over because it is never resumed: nobody saw it end."""
+    return body.state is BodyState.ABANDONED and getattr(body, "dropped", False)
 
 
 def _listed(run: LiveRun) -> list[FallenTool]:

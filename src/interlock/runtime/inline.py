@@ -1,8 +1,10 @@
 """Where agents run in the embedder's own loop, on a leash.
 
 1. A body is cut with one cancel, so that it may clean up; after its grace it is simply never resumed.
-2. A coroutine that was dropped is kept for ever: collecting it would enter its code again.
-3. What cannot be ended from here (a thread, tasks the agent made itself) is fenced, and abandoned by name.
+2. A coroutine that was dropped is kept for ever: collecting it would enter its code again. It is abandoned by name:
+   what it had begun elsewhere nobody saw end.
+3. What cannot be ended from here (a thread, tasks the agent made itself) is fenced, and abandoned by name. So are
+   threads that a library started, or gave work, while the run ran: whether they act for it cannot be seen.
 """
 
 import asyncio
@@ -15,11 +17,15 @@ from typing import Any, Protocol
 
 from interlock.core.errors import Refused, Stale
 from interlock.core.names import BodyState, RunId, ToolState
+from interlock.runtime import pools
 from interlock.runtime.crew import Crew
 from interlock.runtime.live import Body, ToolCall
 from interlock.runtime.tool import ToolSpec
 
+DROPPED = " (never resumed)"  # what a receipt adds to the name of a body that was dropped
 THREADS = 64  # synchronous tools that may run at once
+THREADS_NAMED = 5  # in a receipt
+FIRST_LOOK_SECONDS, LAST_LOOK_SECONDS = 0.001, 0.05  # at threads that were left at work
 
 
 def _keep(body: Coroutine[Any, Any, Any]) -> None:
@@ -47,6 +53,7 @@ class Leash:
         self._body = body
         self._call = call
         self.task: asyncio.Task[Any] | None = None
+        self.dropped = False  # for good: its code is where it was
         self._dropped = False
 
     def holds(self, task: asyncio.Task[Any] | None) -> bool:
@@ -72,6 +79,13 @@ class Leash:
         if self._call is not None:
             self._call.state = ToolState.ABANDONED
 
+    def _leave(self) -> None:
+        """Leave the body where it stands, and say so: nobody saw it end."""
+        _keep(self._body)
+        self.dropped = True
+        self.state = BodyState.ABANDONED
+        self.name += DROPPED
+
     def __await__(self) -> Generator[Any, None, Any]:
         self.task = asyncio.current_task()
         thrown: BaseException | None = None
@@ -88,11 +102,11 @@ class Leash:
                 try:
                     yield wanted
                 except GeneratorExit:
-                    _keep(self._body)
+                    self._leave()
                     raise
                 except BaseException as error:
                     thrown = error
-            _keep(self._body)
+            self._leave()
             raise Dropped
         finally:
             if self.state is BodyState.RUNNING:
@@ -145,6 +159,10 @@ class Threads(Protocol):
         """Run the work elsewhere and call `body.finish` on the loop."""
         ...
 
+    def others(self) -> frozenset[threading.Thread]:
+        """Return the threads of this process that may act and are not known here."""
+        ...
+
 
 class DaemonThreads:
     """A daemon thread per call: an abandoned one must not keep the interpreter from ending."""
@@ -158,8 +176,13 @@ class DaemonThreads:
         if self._running >= THREADS:
             raise Refused(f"{THREADS} synchronous tools are still running; make this one async or wait for them")
         run = contextvars.copy_context().run
-        threading.Thread(target=run, args=(self._work, work, body), name=body.name, daemon=True).start()
+        name = f"{pools.OWN} {body.name}"
+        threading.Thread(target=run, args=(self._work, work, body), name=name, daemon=True).start()
         self._running += 1
+
+    def others(self) -> frozenset[threading.Thread]:
+        """Return the threads of this process that may act and are not known here."""
+        return pools.at_work()
 
     def _work(self, work: Callable[[], Any], body: ThreadBody) -> None:
         value, error = None, None
@@ -173,6 +196,61 @@ class DaemonThreads:
     def _done(self, body: ThreadBody, value: Any, error: BaseException | None) -> None:
         self._running -= 1
         body.finish(value, error)
+
+
+class Strangers:
+    """Threads that were started, or given work, by nobody knows whom while a run ran: seen idle or gone, or named.
+
+    One that began while several runs ran may act for each of them.
+    """
+
+    def __init__(self, run_id: RunId, running: list[Body], threads: Threads) -> None:
+        self.name = f"threads of {run_id}"
+        self.grace = 0.0
+        self.state = BodyState.RUNNING
+        self.done = asyncio.Event()
+        self._running = running
+        self._threads = threads
+        self._before = threads.others()
+        self._fallen = False
+        self._wait = FIRST_LOOK_SECONDS
+        self._timer: asyncio.TimerHandle | None = None
+
+    def cut(self) -> None:
+        """Nothing reaches into a thread; from here on it is looked for."""
+        self._fallen = True
+        self.look()
+
+    def drop(self) -> None:
+        """Nothing reaches into a thread."""
+
+    def look(self) -> None:
+        """See whether any is left at work, once the run's own code is over and it has fallen; if so, look again."""
+        if not self._fallen or self.done.is_set() or not self._running[0].done.is_set():
+            return
+        if all(body is self or body.done.is_set() for body in self._running) and not self._left():
+            self._end(BodyState.RETURNED)
+            return
+        self._timer = asyncio.get_running_loop().call_later(self._wait, self.look)
+        self._wait = min(2 * self._wait, LAST_LOOK_SECONDS)
+
+    def abandon(self) -> None:
+        """Name those that are still at work."""
+        if self._timer is not None:
+            self._timer.cancel()
+        names = sorted(thread.name for thread in self._left())
+        if names:
+            listed = ", ".join(names[:THREADS_NAMED]) + (", …" if len(names) > THREADS_NAMED else "")
+            self.name = f"{self.name}, or of a run beside it: {listed}"
+        self._end(BodyState.ABANDONED if names else BodyState.RETURNED)
+
+    def _left(self) -> frozenset[threading.Thread]:
+        return self._threads.others() - self._before
+
+    def _end(self, state: BodyState) -> None:
+        self.state = state
+        self._before = frozenset()  # (a thread that has ended is not to be kept in memory)
+        self.done.set()
 
 
 class Bodies:

@@ -9,7 +9,7 @@ from interlock.core.errors import BadInput
 from interlock.core.names import CallId
 from interlock.processes.workers import pack
 from interlock.runtime.driver import HostsInfo
-from interlock.runtime.inline import Bodies, DaemonThreads, Leash, Threads
+from interlock.runtime.inline import Bodies, DaemonThreads, Leash, Strangers, Threads
 from interlock.runtime.live import LiveRun
 from interlock.runtime.run import Agent, Message, Run, Work
 from interlock.runtime.tool import ToolSpec
@@ -78,8 +78,12 @@ class InlineDriver:
         if not asyncio.iscoroutine(body):
             raise BadInput("the agent is not async; declare it with `async def agent(run, message)`")
         leash = Leash(body, name=f"agent of {run.id}")
-        run.bodies.append(leash)
-        text: str | None = await leash
+        strangers = Strangers(run.id, run.bodies, self._threads)
+        run.bodies += [leash, strangers]
+        try:
+            text: str | None = await leash
+        finally:
+            strangers.look()
         if text is not None and not isinstance(text, str):
             raise BadInput(f"the agent returned {type(text).__name__}; return the reply as text, or None")
         return None if text is None else str.__str__(text)

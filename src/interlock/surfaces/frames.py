@@ -268,6 +268,13 @@ class OwnStop(Own, frozen=True, kw_only=True):
     typed: bool = False
 
 
+class OwnReset(Own, frozen=True, kw_only=True):
+    """`Control.reset`."""
+
+    session: SessionName
+    key: str | None = None  # the reset's own
+
+
 class OwnWait(Own, frozen=True, kw_only=True):
     """`Control.wait`."""
 
@@ -523,6 +530,7 @@ METHODS: Final[Mapping[str, Method]] = {
     "interlock.send": Method(OwnSend, _CHANGE, result=Sent),
     "interlock.chat": Method(OwnChat, _CHANGE, result=dict[str, Any]),
     "interlock.stop": Method(OwnStop, _CHANGE, stops=True, result=Receipt),
+    "interlock.reset": Method(OwnReset, _CHANGE, stops=True, result=Receipt),
     "interlock.wait": Method(OwnWait, _LOOK, result=Outcome),
     "interlock.watch": Method(OwnWatch, _LOOK, result=dict[str, int]),
     "interlock.unwatch": Method(OwnUnwatch, _LOOK, result=dict[str, int]),

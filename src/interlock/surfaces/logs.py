@@ -65,7 +65,7 @@ def set_up_logging(level: str) -> Callable[[], None]:
     listener.start()
 
     def finish() -> None:
-        waiting = threading.Thread(target=listener.stop, daemon=True)
+        waiting = threading.Thread(target=listener.stop, name="interlock logs", daemon=True)
         waiting.start()
         waiting.join(FINISH_SECONDS)
 

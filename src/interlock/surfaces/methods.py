@@ -429,6 +429,7 @@ HANDLERS: dict[str, Handler] = {
     "interlock.send": _verb("send", *frames.OwnSend.__struct_fields__),
     "interlock.chat": chat_send,
     "interlock.stop": _verb("stop", "session", "run", "message", "key", "order", "typed"),
+    "interlock.reset": _verb("reset", "session", "key"),
     "interlock.wait": own_wait,
     "interlock.watch": own_watch,
     "interlock.unwatch": own_unwatch,

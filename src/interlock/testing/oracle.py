@@ -34,6 +34,7 @@ from interlock.core.names import (
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.runtime.control import Control
+from interlock.runtime.inline import DROPPED
 from interlock.runtime.live import Sent
 from interlock.stores.memory import MemoryStore
 from interlock.testing.rights import EVERYWHERE, READ, Act, Deed, Rights
@@ -585,7 +586,7 @@ class Oracle:
     def _receipt(self, receipt: Receipt) -> None:
         for run in receipt.runs:
             self._ended(run.outcome, "a receipt")
-            if receipt.drain is Drain.OBSERVED:
+            if receipt.drain is Drain.OBSERVED or _only_dropped(receipt):
                 self._drained.add(run.id)
             if receipt.drain is not Drain.PENDING:
                 self._gone.add(run.id)
@@ -701,3 +702,8 @@ class Oracle:
 
 
 __all__ = ["Oracle", "Violation"]
+
+
+def _only_dropped(receipt: Receipt) -> bool:
+    """True if nothing is in doubt but code that is never resumed: that does nothing any more either."""
+    return bool(receipt.unconfirmed) and all(name.endswith(DROPPED) for name in receipt.unconfirmed)

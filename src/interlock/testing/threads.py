@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from random import Random
+from threading import Thread
 from typing import Any
 
 from interlock.runtime.inline import ThreadBody
@@ -19,6 +20,10 @@ class VirtualThreads:
     def start(self, work: Callable[[], Any], body: ThreadBody) -> None:
         """Do the work later, whether or not anyone still waits for it."""
         asyncio.get_running_loop().call_later(self._random.choice(DELAYS_SECONDS), self._work, work, body)
+
+    def others(self) -> frozenset[Thread]:
+        """Return no threads: those of the process that plays are no part of the play."""
+        return frozenset()
 
     @staticmethod
     def _work(work: Callable[[], Any], body: ThreadBody) -> None:
