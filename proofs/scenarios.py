@@ -59,6 +59,7 @@ PROCESSES = Theme(
     (None,),
     "s",
     (0.0, 0.0, 0.001),
+    crowd=("alice", "alice"),
 )
 HOSTS = Theme(
     ("tools", "deaf", "listener", "listener", "swallow_one", "parallel"),

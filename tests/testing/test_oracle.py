@@ -469,6 +469,23 @@ def test_a_message_that_fell_while_the_store_refused_it_founds_its_session() -> 
     assert oracle.violation is None and oracle.rights.owner("s") == "bob"
 
 
+def test_a_session_that_is_nobody_s_is_there_for_everybody() -> None:
+    """Whoever is told that it is not there for them, because of an owner whose message was withdrawn, is found."""
+
+    async def play(control: Control, oracle: Oracle, store: MemoryStore) -> None:
+        store.faults.fail = True
+        assert await oracle.send("s", "refused", by="bob") is None
+        store.resume()
+        with control._registry.pinned(SessionId("s")) as session:
+            session.loaded, session.owner = True, Principal("bob")
+            assert await oracle.send("s", "mine", by="alice") is None
+
+    with pytest.raises(
+        Violation, match=r"^P7: alice was told that session s is not there for them, and it was nobody's"
+    ):
+        judged(play, latency=0.01)
+
+
 def test_nobody_owns_what_the_store_does_not_have() -> None:
     """Whoever is only about to own a session has no right to what others send there."""
 

@@ -18,7 +18,7 @@ from contextlib import aclosing
 from typing import Any
 
 from interlock.core.decision import Decision
-from interlock.core.errors import InterlockError, Unavailable
+from interlock.core.errors import InterlockError, Unavailable, Unknown
 from interlock.core.events import Asked, Block, Correction, Delegated, Delta, Ended, Event, Proof, Said, Started, Tool
 from interlock.core.lifecycle import State
 from interlock.core.names import (
@@ -393,6 +393,8 @@ class Oracle:
             sent = await self.control.send(session, text, by=by, **options)
         except InterlockError as refusal:
             self._note("refused", None, type(refusal).__name__)
+            if isinstance(refusal, Unknown):
+                self.rights.turn_away(by, session)
             if options.get("key") is None:
                 self._refused.add(text)
                 self.rights.refuse(text)

@@ -84,6 +84,9 @@ class Rights:
         self._owners: dict[str, str] = {}
         self._words: dict[tuple[str, str], list[Word]] = {}
         self._open: list[Act] = []
+        self._turned_away: list[
+            tuple[str, str, tuple[Offer, ...]]
+        ] = []  # who, where, and what had been offered by then
 
     def is_admin(self, by: str) -> bool:
         """Return whether somebody may do everything."""
@@ -105,6 +108,14 @@ class Rights:
         """The sender of a message was told that it was not taken."""
         self._refused.add(text)
 
+    def turn_away(self, by: str, session: str) -> None:
+        """Somebody was told that there is no such session for them; where it is nobody's, it would have been theirs."""
+        if session not in self._store._sessions:
+            self._turned_away.append((by, session, tuple(self._offers.get(session, {}).values())))
+
+    def _stood(self, offer: Offer) -> bool:
+        return offer.run_id in self._store._runs or offer.run_id in self._standing
+
     def owner(self, session: str) -> str | None:
         """Return whose a session is, None while that is nobody, or not known for certain."""
         return self._founder(session)[0]
@@ -114,7 +125,7 @@ class Rights:
         if session in self._owners:
             return self._owners[session], True
         for offer in self._offers.get(session, {}).values():
-            if offer.run_id in self._store._runs or offer.run_id in self._standing:
+            if self._stood(offer):
                 self._owners[session] = offer.by
                 return offer.by, True
             if offer.text not in self._refused and not final:
@@ -154,6 +165,9 @@ class Rights:
         for act in self._open:
             if not self._allows(act, self._founder(act.session, final=True)[0]):
                 return act.told
+        for by, session, offers in self._turned_away:
+            if not any(map(self._stood, offers)):
+                return f"P7: {by} was told that session {session} is not there for them, and it was nobody's"
         for session, row in self._store._sessions.items():
             if session in self._offers and row.owner != (owner := self._founder(session, final=True)[0]):
                 return f"P7: session {session} is kept as {row.owner}'s; it was founded by a message of {owner}"
