@@ -84,6 +84,7 @@ PARAMS: dict[str, Frame] = {
         "order": ["c", 1],
     },
     "interlock.stop": {"session": "s", "order": ["c", 2.5], "typed": True},
+    "interlock.reset": {"session": "s", "key": "k"},
     "interlock.wait": {"run": "r-1-1", "timeout": 0.01, "drained": True},
     "interlock.watch": {"watch": 1, "session": "s", "after": 0},
     "interlock.unwatch": {"watch": 1},

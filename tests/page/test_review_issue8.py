@@ -277,12 +277,33 @@ def test_drafts_stay_with_their_session(visit: Visit, session: str) -> None:
     go(page, other)
     expect(box(page)).to_have_value("something else")
     (asked,) = relay.requests("chat.send")
-    error = {"code": "UNAVAILABLE", "message": "not now", "retryable": True}
+    error = {"code": "INVALID_REQUEST", "message": "not now"}
     relay.add({"type": "res", "id": asked["id"], "ok": False, "error": error})
     expect(page.get_by_role("alert")).to_contain_text("not now")
     expect(box(page)).to_have_value("something else")
     go(page, f"#/s/{session}")
     expect(box(page)).to_have_value("a whole thought")
+
+
+def test_a_message_that_could_not_be_kept_is_sent_again(visit: Visit, session: str) -> None:
+    """A refusal that says so is no news for a person: the same key goes out again; a stop means that message too."""
+    relay = Relay()
+    page = visit.open(session, relay=relay)
+    error = {"code": "UNAVAILABLE", "message": "not now", "retryable": True}
+    relay.swallow = {"chat.send"}
+    send(page, "hello")
+    until(page, lambda: relay.requests("chat.send"))
+    (first,) = relay.requests("chat.send")
+    relay.add({"type": "res", "id": first["id"], "ok": False, "error": error})
+    until(page, lambda: len(relay.requests("chat.send")) == 2)
+    second = relay.requests("chat.send")[1]
+    assert second["params"] == first["params"]
+    page.keyboard.press("Escape")
+    until(page, lambda: relay.requests("interlock.stop"))
+    relay.add({"type": "res", "id": second["id"], "ok": False, "error": error})
+    expect(page.get_by_role("alert")).to_contain_text("not now")
+    expect(box(page)).to_have_value("hello")
+    assert len(relay.requests("chat.send")) == 2
 
 
 # The connection
