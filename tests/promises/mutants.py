@@ -27,7 +27,7 @@ PIDS = 4_000  # processes of one test, those of the hostile ones it starts inclu
 ENTER = 'test -z "$1" || echo 0 > "$1/cgroup.procs"; shift; exec "$@"'
 JOBS = 2
 TRANSPORT, OUTBOX = "surfaces/test_transport.py", "surfaces/test_outbox.py"
-AUTHORITY = "runtime/test_authority.py"
+AUTHORITY, RIGHTS = "runtime/test_authority.py", "surfaces/test_authorization.py"
 FRAMES, BROUGHT = "surfaces/test_frames.py", "runtime/test_instructions.py"
 KEPT, LATE = "hosts/test_kept.py", "hosts/test_late.py"
 DESCRIPTORS, STRANGERS = "processes/test_descriptors.py", "runtime/test_strangers.py"
@@ -37,6 +37,8 @@ BESIDE = (  # bugs of rules that are no row of the table
     ("unit/joined-without-bound", (OUTBOX, "test_a_joined_frame_is_short")),
     ("unit/outbox-not-dropped", (TRANSPORT, "test_a_fall_drops_from_every_outbox")),
     ("unit/urgent-not-dropped", (OUTBOX, "test_a_hastened_delta_is_dropped_too")),
+    ("unit/read-before-the-removal", (TRANSPORT, "test_what_a_removed_token_has_asked_is_not_begun")),
+    ("unit/bare-names-are-everybodys", (RIGHTS, "test_the_main_of_two_people_are_two_sessions")),
     ("unit/tree-killed-one-by-one", ("processes/test_bombs.py", "test_a_fork_bomb_is_ended")),
     ("unit/pipe-kept-for-a-reader", (DESCRIPTORS, "test_stops_amid_lines_that_are_not_read_leak_nothing")),
     ("unit/dropped-called-observed", (STRANGERS, "test_a_body_that_was_dropped_is_not_observed")),

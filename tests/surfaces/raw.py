@@ -244,8 +244,12 @@ def house(data: Path, agent: str = "surfaces.busy:agent", *options: str) -> Iter
 class Bytes:
     """A bare TCP connection, upgraded if asked; it reads frames as they come and checks nothing."""
 
-    def __init__(self, port: int, *, upgrade: bool = True, extra: str = "") -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), BOUND_SECONDS)
+    def __init__(self, port: int, *, upgrade: bool = True, extra: str = "", unread_bytes: int | None = None) -> None:
+        self.socket = socket.socket()
+        self.socket.settimeout(BOUND_SECONDS)
+        if unread_bytes is not None:  # what the kernel takes for it while it does not read
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, unread_bytes)
+        self.socket.connect(("127.0.0.1", port))
         self._read = b""
         if upgrade:
             key = base64.b64encode(os.urandom(16)).decode()

@@ -5,6 +5,7 @@ Readers here are real sockets. A stalled one leaves what comes in its kernel; a 
 
 import asyncio
 import gc
+import json
 import os
 import resource
 import socket
@@ -15,7 +16,9 @@ import pytest
 from msgspec.structs import replace
 
 from interlock import Message, Run
+from interlock.core.names import SessionId
 from interlock.surfaces import frames, gateway, server
+from interlock.surfaces.access import Access, Scope
 from interlock.surfaces.gateway import Connection
 from interlock.surfaces.outbox import Texts
 
@@ -507,3 +510,35 @@ def test_a_thousand_connections(tmp_path: Path) -> None:
         asyncio.run(main())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_what_a_removed_token_has_asked_is_not_begun(tmp_path: Path) -> None:
+    """Neither what was read before the server learnt of it and not begun, nor what is read while it says goodbye."""
+
+    async def main() -> None:
+        async with serving(tmp_path, agent) as served, await served.dial() as operator:
+            late = await Wire.dial(served.url, Access(tmp_path).add("late", [Scope.WRITE]), caps=(frames.QUIET,))
+            there = served.connection(late)
+
+            def say(session: str) -> None:
+                params = {"session": session, "text": "wait"}
+                frame = {"type": "req", "id": session, "method": "interlock.send", "params": params}
+                there._take(frames.read_request(json.dumps(frame)))
+
+            say("begun")
+            await eventually(lambda: served.control.whose(SessionId("late/begun")).owner, "its first message")
+            Access(tmp_path).remove("late")
+            say("read")  # in one step: it is read, and then the server learns of it
+            served.gateway.look_again()
+            say("behind")
+            await eventually(lambda: there not in served.connections, "its end")
+            sessions = await operator.request("interlock.sessions")
+            assert [each["session"]["id"] for each in sessions] == ["late/begun"]
+            runs = await operator.request("interlock.runs")
+            assert [(run["session"], run["outcome"]) for run in runs] == [("late/begun", None)]  # what it began goes on
+            assert [each["session"] for each in await operator.request("interlock.stopall", of="late")] == [
+                "late/begun"
+            ]
+            await late.vanish()
+
+    asyncio.run(main())

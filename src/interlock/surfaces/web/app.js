@@ -7,7 +7,6 @@
 import { Chat } from "./chat.js";
 import { $, data, el, show, text } from "./dom.js";
 import { Link, place } from "./link.js";
-import { Overview } from "./overview.js";
 import { Sessions } from "./sessions.js";
 import { Timeline } from "./timeline.js";
 import { ask } from "./dialog.js";
@@ -135,7 +134,7 @@ class Page {
   #connect(token, why) {
     this.chat?.close();
     this.link?.close();
-    this.chat = this.link = this.shown = null;
+    this.chat = this.link = this.shown = this.overview = null;
     $("log").replaceChildren($("earlier"), $("empty"));
     $("details").replaceChildren();
     show($("pairing"), !token);
@@ -159,7 +158,6 @@ class Page {
       (session) => this.go(`#/s/${encodeURIComponent(session)}`),
       () => this.refresh(),
     );
-    this.overview = new Overview(this.link, this);
     this.timeline = new Timeline(this);
     this.#route();
   }
@@ -226,7 +224,7 @@ class Page {
     show($("chat"), what === "s");
     show($("timeline"), what === "run");
     show($("overview"), what === "overview");
-    this.overview.visible = what === "overview";
+    this.#overview(what === "overview");
     this.timeline.show(what === "run" ? id : null);
     if (what === "s") this.#open(id.includes("/") ? this.link.name(id) : id);
     this.#drawers();
@@ -234,6 +232,15 @@ class Page {
     document.title = `${title} · Interlock`;
     text($("where"), title ?? "");
     this.refresh();
+  }
+
+  // Few are admins: what they alone see is fetched when it is wanted.
+  async #overview(visible) {
+    const { link } = this;
+    const { Overview } = visible && !this.overview ? await import("./overview.js") : {};
+    if (link !== this.link) return;
+    if (Overview) this.overview ??= new Overview(link, this);
+    if (this.overview) this.overview.visible = !$("overview").hidden;
   }
 
   #open(session) {
