@@ -89,7 +89,7 @@ async def main():
                         signal.pause()
                 say(child=child)
             case "thread":  # the one that started the helper ends
-                lasting = ("MainThread", "error output")
+                lasting = ("MainThread", "interlock error output")
                 started = {thread for thread in threading.enumerate() if thread.name not in lasting}
                 await loop.shutdown_default_executor()
                 say(threads=len(started), left=sum(thread.is_alive() for thread in started))
