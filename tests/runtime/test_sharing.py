@@ -1,8 +1,10 @@
 """Whose a session is: its owner's, an admin's, and theirs it is shared with, for as long as it is."""
 
 import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -345,3 +347,35 @@ def test_a_right_that_goes_while_it_is_read_is_not_used(last: int) -> None:
                 await watching
 
     seeded(main)
+
+
+def test_a_right_that_is_gone_does_not_come_back_from_the_store(tmp_path: Path) -> None:
+    """A share that was taken away while nothing can be written stays away, though the store still has it.
+
+    The session left memory before; a message of the one who had the right would load it as the store knows it.
+    """
+
+    async def main() -> None:
+        settings = Settings(commit_seconds=0.5)
+        async with open_control(echoes, store=SqliteStore(tmp_path / "data"), settings=settings) as control:
+            await control.wait((await control.send("s", "hello", by="alice")).run_id, drained=True)
+            await control.share("s", with_="bob", by="alice")
+            while control._registry.sessions:
+                await asyncio.sleep(0.01)
+            other = sqlite3.connect(tmp_path / "data" / "interlock.db", isolation_level=None)
+            other.execute("BEGIN IMMEDIATE")
+            shared = await control.unshare("s", with_="bob", by="alice")
+            assert (shared.shares, shared.durable) == ({}, False)
+            assert await control.sessions(by="bob") == []
+            sending = asyncio.create_task(word(control.send("s", "late", by="bob", key="late")))
+            await asyncio.sleep(0.2)  # it may be loading
+            with pytest.raises(Unknown):
+                await control.history("s", by="bob")
+            other.execute("ROLLBACK")
+            other.close()
+            assert "no session" in await sending
+            with pytest.raises(Unknown):
+                await control.send("s", "later", by="bob")
+            assert (await control.session("s", by="alice")).session.shares == {}
+
+    asyncio.run(main())

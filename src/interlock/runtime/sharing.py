@@ -77,7 +77,8 @@ class Sharing:
             if before is not None:
                 self._set(session, row.principal, row.may)
         if row.may is None:
-            ticket = self._endings.insist(Decision(shares=(row,)))
+            # Until it is in, the session stays in memory: read from the store it would have the share again.
+            ticket = self._endings.insist(Decision(shares=(row,)), session)
             await ticket.within(self._settings.commit_seconds)
             return _shared(session, durable=ticket.inside)
         ticket = self._store.decide(Decision(shares=(row,)))

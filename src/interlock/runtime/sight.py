@@ -101,8 +101,11 @@ class Sight:
         return [
             info
             for info in infos
-            if self._authority.may(Action.SEE_SESSION, by, whose=Whose(info.session.owner, info.session.shares))
+            if self._authority.may(Action.SEE_SESSION, by, whose=self._now(info))
         ]
+
+    def _now(self, info: SessionInfo) -> Whose:
+        return self._registry.fresher(info.session.id, Whose(info.session.owner, info.session.shares))
 
     async def kept_receipt(self, wanted: ReceiptId, by: Principal) -> Receipt | None:
         """Return a stored receipt by its id or a run's."""
