@@ -217,6 +217,10 @@ def test_a_right_is_gone_whatever_the_store_does() -> None:
             with pytest.raises(StoreFailed, match="nothing more was shared"):
                 await control.share("s", with_="eve", by="alice")
             assert (await control.wait(sent.run_id, by="eve", timeout=0)).ending is Ending.UNKNOWN
+            shared = await control.share("s", with_="bob", may="read", by="alice")
+            assert (shared.shares, shared.durable) == ({"bob": May.READ}, False)
+            with pytest.raises(Unknown):
+                await control.send("s", "me too", by="bob")
             shared = await control.unshare("s", with_="bob", by="alice")
             assert (shared.shares, shared.durable) == ({}, False)
             assert (await control.wait(sent.run_id, by="bob", timeout=0)).ending is Ending.UNKNOWN
@@ -364,6 +368,10 @@ def test_a_right_that_is_gone_does_not_come_back_from_the_store(tmp_path: Path) 
                 await asyncio.sleep(0.01)
             other = sqlite3.connect(tmp_path / "data" / "interlock.db", isolation_level=None)
             other.execute("BEGIN IMMEDIATE")
+            shared = await control.share("s", with_="bob", may="read", by="alice")
+            assert (shared.shares, shared.durable) == ({"bob": May.READ}, False)
+            with pytest.raises(Unknown):
+                await control.send("s", "me too", by="bob")
             shared = await control.unshare("s", with_="bob", by="alice")
             assert (shared.shares, shared.durable) == ({}, False)
             assert await control.sessions(by="bob") == []

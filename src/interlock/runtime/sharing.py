@@ -72,11 +72,10 @@ class Sharing:
                     del self._latest[place]
 
     async def _keep(self, session: Session, row: ShareRow) -> Shared:
-        if row.may is not May.WRITE:  # something may be taken away: that counts now
-            before = session.shares.get(row.principal)
+        before = session.shares.get(row.principal)
+        if row.may is None or (row.may, before) == (May.READ, May.WRITE):  # something is taken away: that counts now
             if before is not None:
                 self._set(session, row.principal, row.may)
-        if row.may is None:
             # Until it is in, the session stays in memory: read from the store it would have the share again.
             ticket = self._endings.insist(Decision(shares=(row,)), session)
             await ticket.within(self._settings.commit_seconds)
