@@ -110,6 +110,7 @@ def test_a_flood_is_bounded_and_counted(capfd: pytest.CaptureFixture[str]) -> No
         os.close(flood)
         os.close(quiet)
         errors.close()
+        errors.join()
     lines = capfd.readouterr().err.splitlines()
     assert "the quiet one: here" in lines
     told = [line for line in lines if line.startswith("the flood: x")]
@@ -158,6 +159,7 @@ def test_whoever_does_not_read_our_error_output_holds_nobody_up(monkeypatch: pyt
     finally:
         os.close(pipe)
         errors.close()
+        errors.join()
         os.close(reading)
         os.close(writing)
 

@@ -198,7 +198,10 @@ def test_stopping_works_where_starting_is_refused() -> None:
                 await control.send("s", "one too many", by="alice")
             store.faults.stall = True
             for _ in range(ARRIVALS):
-                control._arrive("t", "text", by="alice", key=None, strategy=Strategy.QUEUE, deadline=None, order=None)
+                control._arrive(
+                    "t", "text", by="alice", key=None, strategy=Strategy.QUEUE, deadline=None, order=None, agent=None,
+                    instructions=None,
+                )  # fmt: skip
             with pytest.raises(QueueFull):
                 await control.send("t", "text", by="alice")
             undecided = await control.stop(session="t", by="alice")
