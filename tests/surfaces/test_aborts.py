@@ -137,7 +137,7 @@ def test_a_run_is_stopped_by_who_may_whatever_session_is_named_beside_it(
     assert refused.get("remaining") == never.get("remaining")
     assert (bob.request("tasks.get", taskId=first))["task"]["status"] == "running"
     answer = bob.request("chat.abort", sessionKey=beside, runId=first)
-    assert (answer["aborted"], answer["runIds"], answer["receipt"]["session"]) == (True, [first], session)
+    assert (answer["aborted"], answer["runIds"], answer["receipt"]["session"]) == (True, [first], f"bob/{session}")
     for talk, mine in ((alice, hers), (bob, session)):
         talk.request("chat.abort", sessionKey=mine)
         emptied(talk, mine)
