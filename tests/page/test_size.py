@@ -34,7 +34,7 @@ def fill(data: Path) -> None:
     async def talk() -> None:
         async with open_control(talkative, store=f"sqlite:///{data}") as control:
             for number in range(TURNS):
-                sent = await control.send("long", f"message {number}", by="operator")
+                sent = await control.send("operator/long", f"message {number}", by="operator")
                 await control.wait(sent.run_id)
 
     # In a thread, as the browser's loop is this one's.

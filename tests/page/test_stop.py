@@ -189,7 +189,9 @@ def test_a_stop_word_stops(visit: Visit, session: str) -> None:
     expect(runs(page)).to_have_count(1)
 
 
-@pytest.mark.parametrize("text", ["Do not do that", "Stop don't do anything", "STOP OPENCLAW"])
+@pytest.mark.parametrize(
+    "text", ["Do not do that", "Stop don't do anything", "STOP OPENCLAW"], ids=["that", "all", "name"]
+)
 @pytest.mark.parametrize("how", [None, "Steer", "Queue", "Roll back"])
 def test_what_is_typed_in_a_hurry_stops_however_it_is_sent(
     visit: Visit, session: str, how: str | None, text: str
