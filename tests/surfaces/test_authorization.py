@@ -313,7 +313,7 @@ def test_a_session_that_an_earlier_version_kept_is_told_like_one_that_never_was(
     with house(data, "surfaces.busy:agent", "--driver", "inline") as server:
         alice, mallory = (server.connect(server.add(name, "write")) for name in ("alice", "mallory"))
         assert alice.request("chat.history", sessionKey="talk")["messages"], "she finds it by its bare name"
-        names = ("alice/talk", "alice/never-was", "bob/talk", "local/talk", "local/never-was")
+        names = ("alice/talk", "alice/never-was", "bob/talk")
         things = [Thing(name, "r-9-1", "q-9-1", "w-9-1", "r-9-2", "f-9-1") for name in names]
         for method, ways in ASKED.items():
             for way in ways if method != "interlock.pair" else ():
