@@ -16,17 +16,6 @@ class Unknown(InterlockError, LookupError):
     """There is no such thing for this caller: not found and not yours look the same."""
 
 
-class UnknownSession(Unknown):
-    """There is no such session for this caller. A surface says it again with the name that its caller writes."""
-
-    def __init__(self, session: str, by: str) -> None:
-        super().__init__(
-            f"no session {session!r} for {by}; a session begins with its first message, "
-            "and another's (owner/name) is there only for those it is shared with"
-        )
-        self.session = session
-
-
 class Refused(InterlockError):
     """A move the lifecycle does not have, or a message the session does not take now."""
 

@@ -16,7 +16,7 @@ import msgspec
 
 from interlock.core.authority import Action, Authority, Whose
 from interlock.core.decision import Decision, RunRow, WakeRow
-from interlock.core.errors import BadInput, Unavailable, Unknown, UnknownSession
+from interlock.core.errors import BadInput, Unavailable, Unknown
 from interlock.core.events import Entry, Event, transcript
 from interlock.core.lifecycle import State
 from interlock.core.names import (
@@ -45,7 +45,7 @@ from interlock.runtime.guards import Guard, Guards, cut_short
 from interlock.runtime.inbox import Inbox
 from interlock.runtime.listing import RunInfo, as_tree, info_of, info_of_row
 from interlock.runtime.live import RUN_SESSION, LiveRun, Order, Sent, own_session
-from interlock.runtime.naming import Naming
+from interlock.runtime.naming import Naming, UnknownSession
 from interlock.runtime.outlet import Feed
 from interlock.runtime.recovery import Recovery
 from interlock.runtime.registry import Registry, StopCall

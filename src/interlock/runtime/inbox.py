@@ -17,15 +17,7 @@ import msgspec
 
 from interlock.core.authority import Action, Authority, Whose, may_found
 from interlock.core.decision import Decision, KeyRow
-from interlock.core.errors import (
-    InterlockError,
-    KeyConflict,
-    QueueFull,
-    Refused,
-    Rejected,
-    Unavailable,
-    UnknownSession,
-)
+from interlock.core.errors import InterlockError, KeyConflict, QueueFull, Refused, Rejected, Unavailable
 from interlock.core.lifecycle import Move, State
 from interlock.core.names import Effect, Ending, Principal, RunKind, Strategy
 from interlock.core.outcome import Cause
@@ -35,6 +27,7 @@ from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.ending import Endings, earlier
 from interlock.runtime.fall import Fall, seat_next
 from interlock.runtime.live import Collection, LiveRun, Sent, delegated, own_session
+from interlock.runtime.naming import UnknownSession
 from interlock.runtime.outlet import Feed, Outlet
 from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import ARRIVALS, COLLECT_TIMES, COLLECTED, Settings

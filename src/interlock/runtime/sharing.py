@@ -9,11 +9,12 @@ import msgspec
 
 from interlock.core.authority import Action, Authority
 from interlock.core.decision import Decision, ShareRow
-from interlock.core.errors import BadInput, Refused, UnknownSession
+from interlock.core.errors import BadInput, Refused
 from interlock.core.names import LOCAL, May, Principal, SessionId
 from interlock.runtime.ending import Endings
 from interlock.runtime.guards import Guards
 from interlock.runtime.inbox import Inbox
+from interlock.runtime.naming import UnknownSession
 from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import SHARES, Settings
 from interlock.stores.base import Store, StoreFailed, committed, read

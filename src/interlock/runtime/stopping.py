@@ -17,7 +17,7 @@ import msgspec
 
 from interlock.core.authority import Action, Authority, Whose
 from interlock.core.decision import Decision, StopKey, StopMark, Tombstone
-from interlock.core.errors import KeyConflict, Unavailable, UnknownSession
+from interlock.core.errors import KeyConflict, Unavailable
 from interlock.core.lifecycle import Move, State, may
 from interlock.core.names import Ending, Principal, ReceiptId, RunId, SessionId
 from interlock.core.outcome import Cause
@@ -28,6 +28,7 @@ from interlock.runtime.ending import Endings
 from interlock.runtime.fall import Fall
 from interlock.runtime.inbox import Inbox
 from interlock.runtime.live import Falling, LiveRun, Order
+from interlock.runtime.naming import UnknownSession
 from interlock.runtime.registry import Registry, Session, StopCall
 from interlock.runtime.settings import Settings
 from interlock.runtime.sight import Sight

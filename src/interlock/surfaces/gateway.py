@@ -28,12 +28,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 
-from interlock.core.errors import BadInput, InterlockError, Refused, Unknown, UnknownSession
+from interlock.core.errors import BadInput, InterlockError, Refused, Unknown
 from interlock.core.events import Ended, Event
 from interlock.core.names import EventKind, Principal, RunId, SessionId
 from interlock.core.receipt import Receipt
 from interlock.core.stopwords import is_stop
 from interlock.runtime.control import Control
+from interlock.runtime.naming import UnknownSession
 from interlock.surfaces import frames
 from interlock.surfaces.access import (
     RATE_LIMITED,
