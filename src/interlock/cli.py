@@ -414,7 +414,9 @@ def serve_command(
     agent_user: Annotated[str | None, typer.Option(metavar="NAME", help="Run agent and tools as this user.")] = None,
     environment: Annotated[
         list[str] | None,
-        typer.Option("--env", metavar="NAME", help="A variable of ours that the agent sees too; may be repeated."),
+        typer.Option(
+            "--env", metavar="NAME", help="A variable of ours that the agent sees too, by its name. Repeatable."
+        ),
     ] = None,
     approval: Annotated[
         str | None, typer.Option(metavar="TOOLS", help="ask, never, or the tools that need no asking.")
@@ -544,7 +546,8 @@ def token_remove_command(
 ) -> int:
     """Take a principal's token away; a gateway that is up closes its sockets. What it started goes on unless --stop.
 
-    With --stop everything in its sessions is stopped as well, whoever sent it, and a receipt printed for each ending.
+    With --stop everything in its sessions, whoever sent it, and what it sent to others' is stopped as well; a receipt
+    is printed for each ending.
     """
     access = Access(data)
     try:

@@ -58,4 +58,4 @@ def visit(browser: Browser, server: Served, operator: Person) -> Iterator[Visit]
 @pytest.fixture
 def session(request: pytest.FixtureRequest) -> str:
     """A session of the test's own."""
-    return str(request.node.name).removeprefix("test_").replace("_", "-")[:60]
+    return str(request.node.name).removeprefix("test_").replace("_", "-")[-60:]

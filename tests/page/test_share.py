@@ -14,7 +14,7 @@ def share(page: Page, who: str, may: str) -> None:
     """Share the open session in the dialog, which stays."""
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("With whom").fill(who)
-    dialog.get_by_label("Who", exact=True).select_option(may)
+    dialog.get_by_label("They", exact=True).select_option(may)
     dialog.get_by_role("button", name="Share").click()
 
 
@@ -76,3 +76,25 @@ def test_a_session_is_shared_and_taken_back(visit: Visit, session: str) -> None:
     send(ann, "between us")
     ended(runs(ann).last, "completed")
     expect(bob.get_by_role("log")).not_to_contain_text("between us")
+
+
+def test_a_stop_that_may_not_be_says_so(visit: Visit, session: str) -> None:
+    """Typed or pressed in a session that is shared: what runs is another's, goes on, and the page says whose it is."""
+    ann = visit.open(session, name="ann")
+    send(ann, "stream")
+    expect(runs(ann).last).to_have_attribute("data-state", "running")
+    visit.operator.request("interlock.share", session=f"ann/{session}", **{"with": "bob", "may": "write"})
+    bob = visit.open(f"ann%2F{session}", name="bob")
+    expect(runs(bob).last).to_have_attribute("data-state", "running")
+    alert, told = bob.get_by_role("alert"), "Not stopped: nothing of yours runs here. What runs is of ann"
+    send(bob, "Do not do that")
+    expect(alert).to_contain_text(told)
+    send(bob, "stop")
+    bob.get_by_role("button", name="Stop", exact=True).click()
+    expect(alert).to_contain_text(told)
+    expect(runs(ann).last).to_have_attribute("data-state", "running")
+    visit.operator.request("interlock.unshare", session=f"ann/{session}", **{"with": "bob"})
+    expect(alert).to_have_text("You no longer have access to this session.")
+    expect(bob.get_by_role("button", name="Stop", exact=True)).to_be_disabled()
+    send(ann, "stop")
+    ended(runs(ann).last, "stopped")

@@ -279,7 +279,7 @@ def test_the_main_of_two_people_are_two_sessions(scene: Scene) -> None:
             "interlock.history", session="main"
         )
         keys = [row["key"] for row in talk.request("sessions.list")["sessions"]]
-        assert keys.count("main") == 1 and not [each for each in keys if each.endswith("/main")]
+        assert keys.count("main") == 1 and not [each for each in keys if each.endswith("/main")]  # others were shared
         heard = [each["payload"] for each in talk.events if each["event"] == "chat"]
         assert {each["sessionKey"] for each in heard if "secret" in json.dumps(each)} == {"main"}
         runs = talk.request("tasks.list", sessionKey="main")["tasks"]
@@ -332,6 +332,29 @@ def test_a_name_that_is_taken_is_told_like_one_that_is_not(scene: Scene) -> None
         assert len(set(told)) == 1 and "NOT_FOUND" in told[0]
     for wrong in ("owner/", "/main", " ", "owner/ "):
         assert other.refused("chat.send", sessionKey=wrong, message="say", idempotencyKey=key())["code"] != "NOT_FOUND"
+
+
+OLD = Path(__file__).parents[1] / "stores" / "corpus" / "0001.sql"
+
+
+def test_a_session_that_an_earlier_version_kept_is_told_like_one_that_never_was(tmp_path: Path) -> None:
+    """Its id does not say whose it is; a stranger who writes its owner before it is told nothing by the words."""
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    database = sqlite3.connect(data / "interlock.db")
+    database.executescript(OLD.read_text())  # it has a session `talk` of alice's
+    database.close()
+    with house(data, "surfaces.busy:agent", "--driver", "inline") as server:
+        alice, mallory = (server.connect(server.add(name, "write")) for name in ("alice", "mallory"))
+        assert alice.request("chat.history", sessionKey="talk")["messages"], "she finds it by its bare name"
+        names = ("alice/talk", "alice/never-was", "bob/talk")
+        things = [Thing(name, "r-9-1", "q-9-1", "w-9-1", "r-9-2", "f-9-1") for name in names]
+        for method, ways in ASKED.items():
+            for way in ways if method != "interlock.pair" else ():
+                told = {same(ask(mallory, method, way(thing), thing)[1], thing) for thing in things}
+                assert len(told) == 1, (method, told)
+        alice.close()
+        mallory.close()
 
 
 def test_a_right_that_is_taken_away_is_gone_at_once(scene: Scene) -> None:

@@ -42,10 +42,10 @@ from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.driver import Driver, HostsInfo
 from interlock.runtime.ending import Endings
 from interlock.runtime.guards import Guard, Guards, cut_short
-from interlock.runtime.inbox import Inbox, unknown_session
+from interlock.runtime.inbox import Inbox
 from interlock.runtime.listing import RunInfo, as_tree, info_of, info_of_row
 from interlock.runtime.live import RUN_SESSION, LiveRun, Order, Sent, own_session
-from interlock.runtime.naming import Naming
+from interlock.runtime.naming import Naming, UnknownSession
 from interlock.runtime.outlet import Feed
 from interlock.runtime.recovery import Recovery
 from interlock.runtime.registry import Registry, StopCall
@@ -307,7 +307,7 @@ class Control:
         if self._registry.closing:
             raise Unavailable("this control is closing; send it to the next one")
         if not self._authority.may(Action.FOUND, Principal(by)):
-            raise unknown_session(SessionId(session_id or "of its own"), Principal(by))
+            raise UnknownSession(SessionId(session_id or "of its own"), Principal(by))
         if len(self._registry.falls) >= FALLS:
             raise Unavailable("too many endings wait for the store; nothing was taken, send it again later")
         run_id = RunId(self._registry.new_id("r"))
@@ -407,7 +407,7 @@ class Control:
         await self._owned(session_id, Principal(name_of(by, "by")))
         row, runs = await read(self._store.session(session_id)), await read(self._store.runs(session_id))
         if row is None:
-            raise unknown_session(session_id, Principal(by))
+            raise UnknownSession(session_id, Principal(by))
         open_ones = sum(run.outcome is None and run.alias is None for run in runs)
         latest = max((run.admitted_at for run in runs), default=None)
         return self._as_it_is(SessionInfo(session=row, runs=len(runs), open=open_ones, latest_at=latest))
@@ -438,7 +438,7 @@ class Control:
             if not live.loaded:
                 self._inbox.take_up(live, await read(self._store.load(session_id, principal=LOCAL, key=None)))
             if not live.stored:
-                raise unknown_session(session_id, Principal(principal))
+                raise UnknownSession(session_id, Principal(principal))
             before, live.strategy = live.strategy, chosen
             try:
                 await self._keep(Decision(sessions=(self._registry.session_row(live),)))
@@ -697,7 +697,7 @@ class Control:
         """Raise unless there is such a session and the caller may act on it; return where its transcript begins."""
         whose, since = await read(self._sight.session(session_id))
         if whose.owner is None or not self._authority.may(action, by, whose=whose):
-            raise unknown_session(session_id, by)
+            raise UnknownSession(session_id, by)
         return since
 
     # Closing

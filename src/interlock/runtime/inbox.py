@@ -17,9 +17,9 @@ import msgspec
 
 from interlock.core.authority import Action, Authority, Whose, may_found
 from interlock.core.decision import Decision, KeyRow
-from interlock.core.errors import InterlockError, KeyConflict, QueueFull, Refused, Rejected, Unavailable, Unknown
+from interlock.core.errors import InterlockError, KeyConflict, QueueFull, Refused, Rejected, Unavailable
 from interlock.core.lifecycle import Move, State
-from interlock.core.names import Effect, Ending, Principal, RunKind, SessionId, Strategy
+from interlock.core.names import Effect, Ending, Principal, RunKind, Strategy
 from interlock.core.outcome import Cause
 from interlock.core.takeover import Admission, Scene, decide, strategy_of
 from interlock.runtime.clock import Clock
@@ -27,6 +27,7 @@ from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.ending import Endings, earlier
 from interlock.runtime.fall import Fall, seat_next
 from interlock.runtime.live import Collection, LiveRun, Sent, delegated, own_session
+from interlock.runtime.naming import UnknownSession
 from interlock.runtime.outlet import Feed, Outlet
 from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import ARRIVALS, COLLECT_TIMES, COLLECTED, Settings
@@ -142,7 +143,7 @@ class Inbox:
             self._tell_sender(run)
             return None
         if not self._may_send(run):
-            raise unknown_session(run.session.id, run.principal)
+            raise UnknownSession(run.session.id, run.principal)
         if self._registry.closing:
             raise Unavailable("this control is closing; send it to the next one")
         if self._registry.stop_of(run.principal, run.key) is not None:
@@ -484,14 +485,6 @@ async def endings_told(session: Session) -> None:
     """Wait until earlier endings of a session are public; each is at most COMMIT_SECONDS away."""
     for fall in tuple(session.falls or ()):
         await fall.ended.wait()
-
-
-def unknown_session(session: SessionId, by: Principal) -> Unknown:
-    """The refusal of a session that is not there, or not the caller's: the two look the same."""
-    return Unknown(
-        f"no session {session!r} for {by}; a session begins with its first message, "
-        "and another's (owner/name) is there only for those it is shared with"
-    )
 
 
 def _same_body(run: LiveRun, method: str, digest: str) -> None:

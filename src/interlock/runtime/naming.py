@@ -8,9 +8,20 @@
 
 from collections.abc import Iterable
 
-from interlock.core.errors import BadInput
+from interlock.core.errors import BadInput, Unknown
 from interlock.core.names import LOCAL, Principal, SessionId
 from interlock.runtime.live import RUN_SESSION
+
+
+class UnknownSession(Unknown):
+    """There is no such session for this caller. A surface says it again with the name that its caller writes."""
+
+    def __init__(self, session: str, by: str) -> None:
+        super().__init__(
+            f"no session {session!r} for {by}; a session begins with its first message, "
+            "and another's (owner/name) is there only for those it is shared with"
+        )
+        self.session = session
 
 
 class Naming:

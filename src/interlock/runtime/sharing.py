@@ -13,7 +13,8 @@ from interlock.core.errors import BadInput, Refused
 from interlock.core.names import LOCAL, May, Principal, SessionId
 from interlock.runtime.ending import Endings
 from interlock.runtime.guards import Guards
-from interlock.runtime.inbox import Inbox, unknown_session
+from interlock.runtime.inbox import Inbox
+from interlock.runtime.naming import UnknownSession
 from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import SHARES, Settings
 from interlock.stores.base import Store, StoreFailed, committed, read
@@ -57,7 +58,7 @@ class Sharing:
             if not session.loaded:
                 self._inbox.take_up(session, await read(self._store.load(session_id, principal=by, key=None)))
             if session.confirmed_owner is None or not self._authority.may(Action.SHARE, by, whose=session.whose):
-                raise unknown_session(session_id, by)
+                raise UnknownSession(session_id, by)
             if who in (session.owner, LOCAL):
                 raise BadInput(f"{who} may do everything in session {session_id} as it is; name somebody else")
             if may is not None and who not in session.shares and len(session.shares) >= SHARES:

@@ -26,8 +26,9 @@ from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
 from interlock.runtime.ending import Endings
 from interlock.runtime.fall import Fall
-from interlock.runtime.inbox import Inbox, unknown_session
+from interlock.runtime.inbox import Inbox
 from interlock.runtime.live import Falling, LiveRun, Order
+from interlock.runtime.naming import UnknownSession
 from interlock.runtime.registry import Registry, Session, StopCall
 from interlock.runtime.settings import Settings
 from interlock.runtime.sight import Sight
@@ -94,7 +95,7 @@ class Stopping:
     async def _told_again(self, row: StopKey, session: SessionId | None) -> Receipt:
         """Return what a stop's key was answered first, as it stands now."""
         if row.already is Ending.UNKNOWN:
-            raise unknown_session(SessionId(session or ""), row.principal)
+            raise UnknownSession(SessionId(session or ""), row.principal)
         told = nothing(session=session, by=row.principal, now=row.at)
         if row.receipt is None:
             told = msgspec.structs.replace(told, durable=await self._keep(Decision(stops=(row,)), self._until()))
@@ -213,7 +214,7 @@ class Stopping:
                 self._inbox.take_up(session, known)
             if session.confirmed_owner is None or not self._authority.may(Action.RESET, by, whose=session.whose):
                 self._note(call, now, already=Ending.UNKNOWN)
-                raise unknown_session(session_id, by)
+                raise UnknownSession(session_id, by)
             processes = list(session.kept.running) if session.kept is not None else []
             fall = self._end_all(session, _everyone(session), call, processes=processes, resets=True)
             if fall is None:

@@ -15,12 +15,13 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, MutableMapping
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Final, Protocol
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
@@ -33,6 +34,7 @@ from interlock.core.names import EventKind, Principal, RunId, SessionId
 from interlock.core.receipt import Receipt
 from interlock.core.stopwords import is_stop
 from interlock.runtime.control import Control
+from interlock.runtime.naming import UnknownSession
 from interlock.surfaces import frames
 from interlock.surfaces.access import (
     RATE_LIMITED,
@@ -575,7 +577,8 @@ class Connection:
             return
         try:
             params, ignored, refused = frames.read_params(request, method)
-            params = frames.resolve(params, self._session_id)
+            written: dict[str, str] = {}
+            params = frames.resolve(params, partial(self._session_id, written))
             stops = method.stops or (isinstance(params, frames.OwnChat) and is_typed(params, self.gateway.is_stop))
             if refused and not stops:  # a stop is never refused for what else it asks
                 raise frames.not_done(request, refused)
@@ -588,19 +591,38 @@ class Connection:
             return
         assert self._tasks is not None
         self._busy[stops] += 1
-        self._tasks.start_soon(self._answer, request, params, stops, (*ignored, *refused))
+        self._tasks.start_soon(self._answer, request, params, stops, (*ignored, *refused), written)
 
-    def _session_id(self, name: str) -> SessionId:
-        return self.control.naming.id_of(name, self.by)
+    def _session_id(self, written: dict[str, str], name: str) -> SessionId:
+        """Return a session's id. A refusal repeats what was written: an id without an owner tells that it is there."""
+        session = self.control.naming.id_of(name, self.by)
+        written[session] = name if "/" in name else session
+        return session
 
-    async def _answer(self, request: Request, params: Any, stops: bool, ignored: tuple[str, ...]) -> None:
+    def _error(self, error: InterlockError, written: Mapping[str, str]) -> dict[str, Any]:
+        if isinstance(error, UnknownSession):
+            error = UnknownSession(written.get(error.session, error.session), self.by)
+        return frames.error_of(error)
+
+    def _nothing(self, payload: Any, written: Mapping[str, str]) -> Any:
+        """Return an answer whose receipt, if nothing was stopped, names the session as it was written."""
+        found = payload.get("receipt") if isinstance(payload, dict) else payload
+        if not isinstance(found, Receipt) or found.id is not None or found.session is None:
+            return payload
+        named = SessionId(written.get(found.session, found.session))
+        receipt = msgspec.structs.replace(found, session=named)
+        return payload | {"receipt": receipt} if isinstance(payload, dict) else receipt
+
+    async def _answer(
+        self, request: Request, params: Any, stops: bool, ignored: tuple[str, ...], written: Mapping[str, str]
+    ) -> None:
         arrived = time.time()
         session: SessionId | None = None
         if self._revoked:  # it was read before the right went, and its task begins after
             return
         try:
-            asking = Asking(self, request, ignored)
-            payload = asking.told(await HANDLERS[request.method](asking, params))
+            asking = Asking(self, request, ignored, written)
+            payload = self._nothing(asking.told(await HANDLERS[request.method](asking, params)), written)
             frame = frames.response(request.id, payload)
             receipts = _receipts_in(payload)
             for receipt in receipts:
@@ -610,7 +632,7 @@ class Connection:
             if not receipts and request.method in AUDITED:
                 self._note(AUDITED[request.method], request, params)
         except InterlockError as error:
-            frame = frames.refusal(request.id, frames.error_of(error))
+            frame = frames.refusal(request.id, self._error(error, written))
             if stops or request.method in AUDITED:
                 self._note("refused", request, params, why=str(error))
         except asyncio.CancelledError:
@@ -641,15 +663,15 @@ class Connection:
 
     # Watching
 
-    def watch(self, wanted: frames.OwnWatch) -> None:
+    def watch(self, wanted: frames.OwnWatch, written: Mapping[str, str]) -> None:
         """Tell this connection a session's or a run's events, in our own words."""
         if wanted.watch in self._watches or len(self._watches) >= WATCHES:
             raise BadInput(f"watch {wanted.watch} is taken, or there are {WATCHES} already; unwatch one")
         assert self._tasks is not None
         self._watches[wanted.watch] = scope = anyio.CancelScope()
-        self._tasks.start_soon(self._follow, wanted, scope)
+        self._tasks.start_soon(self._follow, wanted, scope, written)
 
-    async def _follow(self, wanted: frames.OwnWatch, scope: anyio.CancelScope) -> None:
+    async def _follow(self, wanted: frames.OwnWatch, scope: anyio.CancelScope, written: Mapping[str, str]) -> None:
         over = frames.Watched(watch=wanted.watch)
         try:
             with scope:
@@ -659,7 +681,7 @@ class Connection:
                         self.outbox.put(self.gateway.watcher.tell(wanted.watch, event))
                         await self.outbox.room()
         except InterlockError as error:
-            over = frames.Watched(watch=wanted.watch, error=frames.error_of(error))
+            over = frames.Watched(watch=wanted.watch, error=self._error(error, written))
         self._watches.pop(wanted.watch, None)
         self.outbox.put(event_item("interlock.event", over))
 
@@ -684,10 +706,13 @@ class Asking:
 
     __slots__ = ("_connection", "_ignored", "_request", "by", "control", "is_stop", "overview", "unwatch", "watch")
 
-    def __init__(self, connection: Connection, request: Request, ignored: tuple[str, ...]) -> None:
+    def __init__(
+        self, connection: Connection, request: Request, ignored: tuple[str, ...], written: Mapping[str, str]
+    ) -> None:
         self._connection, self._request, self._ignored = connection, request, ignored
+        self.watch = partial(connection.watch, written=written)
         self.control, self.by, self.is_stop = connection.control, connection.by, connection.gateway.is_stop
-        self.watch, self.unwatch, self.overview = connection.watch, connection.unwatch, connection.gateway.overview
+        self.unwatch, self.overview = connection.unwatch, connection.gateway.overview
 
     def first(self, payload: dict[str, Any], about: SessionId) -> None:
         """Send the first of two answers."""

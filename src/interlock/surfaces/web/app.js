@@ -322,7 +322,7 @@ class Page {
     try {
       const receipt = await chat.stop(runs);
       chat.view.loose(receipt);
-      if (!receipt.aborted) this.notice("There was nothing to stop any more.");
+      if (!receipt.aborted) this.notice(chat.unstopped());
       performance.measure("interlock.stop", { start: began, end: performance.now() });
       text(
         $("spoken"),
@@ -331,7 +331,7 @@ class Page {
               .receipt(receipt)
               .map((part) => part.words)
               .join(", ")
-          : "There was nothing to stop any more",
+          : chat.unstopped(),
       );
     } catch (error) {
       this.notice(
@@ -369,7 +369,7 @@ class Page {
     stop.disabled = !busy || !(this.link?.may("write") ?? false);
     text(stop, chat && chat.stopping > 0 ? "Stopping…" : "Stop");
     data(stop, "busy", busy);
-    const running = Boolean(chat?.model.running);
+    const running = Boolean(chat?.model.running) && !chat.lost;
     text($("send"), running || this.way !== WAYS[0] ? this.way[1] : "Send");
     data($("composer"), "way", this.way[0]);
     if (chat) {

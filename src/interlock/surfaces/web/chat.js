@@ -6,7 +6,7 @@
 // 3. What was left by another chat's late answer changes nothing here: a closed chat is silent.
 
 import { ConversationView } from "./conversation.js";
-import { $, el, show, text } from "./dom.js";
+import { $, el, plain, show, text } from "./dom.js";
 import { Failed } from "./link.js";
 import { Conversation, placeOf } from "./model.js";
 
@@ -32,6 +32,7 @@ export class Chat {
   #opening = true;
   #asking = false;
   why = "";
+  lost = false; // it was shared, and is not any more
   stopping = -Infinity; // when a stop was pressed that is not answered yet
 
   constructor(page, session) {
@@ -57,6 +58,7 @@ export class Chat {
   }
 
   get busy() {
+    if (this.lost) return false; // nobody here can stop what runs there
     const own = this.#unanswered.size > 0 || this.model.busy || this.#children.some((view) => view.model.busy);
     return own || this.page.sessions.busy(this.session);
   }
@@ -110,6 +112,7 @@ export class Chat {
     if (this.#watch || this.#closed) return;
     const event = (each) => {
       this.#seen = true;
+      this.lost = false;
       this.#mine.length = 0;
       this.view.take(each);
     };
@@ -125,6 +128,7 @@ export class Chat {
   // It was shared and is not any more: what was said is left as it is, and nothing is asked for again.
   #lose() {
     this.#seen = false;
+    this.lost = true;
     this.page.notice("You no longer have access to this session.");
     this.page.sessions.forget(this.session);
   }
@@ -212,7 +216,8 @@ export class Chat {
       const told = await this.page.link.request(method, params, { again: true, still });
       if (told.runId) this.#mine.push(told.runId); // until the session's own watch has told something
       if (told.runId && !this.#opening) this.#follow();
-      if ("aborted" in told) text($("spoken"), told.aborted ? "Stopped" : "There was nothing to stop");
+      if (told.aborted) text($("spoken"), "Stopped");
+      else if ("aborted" in told) this.page.notice(this.unstopped());
     } catch (error) {
       this.page.notice(`Not sent: ${error.message}`);
       this.page.giveBack(message, this.session);
@@ -223,6 +228,13 @@ export class Chat {
       note.remove();
       this.page.refresh();
     }
+  }
+
+  // Why a stop ended nothing: whoever wrote here what still runs may stop it, and this person may not.
+  unstopped() {
+    const others = new Set(this.model.live.flatMap((run) => run.said.map((message) => plain(message.by))));
+    if (!others.size) return "There was nothing to stop any more.";
+    return `Not stopped: nothing of yours runs here. What runs is of ${[...others].join(", ")}; its sender or the session’s owner can stop it.`;
   }
 
   async stop(runs) {

@@ -58,7 +58,7 @@ export async function share(link, session) {
   const title = `Share ${plain(session)}`;
   if (!mine) await tell(title, el("p", {}, `It is ${plain(told.owner)}’s, who alone can share it.`), list);
   else {
-    const body = [el("label", { for: name.id }, "With whom"), name, el("label", { for: may.id }, "Who"), may, list, news];
+    const body = [el("label", { for: name.id }, "With whom"), name, el("label", { for: may.id }, "They"), may, list, news];
     await ask({ title, body, action: "Share", act });
   }
 }
