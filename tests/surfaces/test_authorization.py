@@ -761,3 +761,21 @@ def test_an_address_that_others_can_reach_must_be_wanted(tmp_path: Path, host: s
     command = [str(INTERLOCK), "serve", "--host", host, "--port", "0", "--data", str(tmp_path / "data")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_SECONDS, check=False)
     assert done.returncode != 0 and "--public" in done.stderr and not done.stdout
+
+
+def test_nobody_founds_a_session_of_the_embedder_s(tmp_path: Path) -> None:
+    """What the program that embeds control calls `jobs` is its own to begin: taken or not, it is not found."""
+    with (
+        house(tmp_path / "data", "surfaces.agents:agent") as server,
+        server.connect(server.add("ann", "write")) as ann,
+        server.connect(server.add("bob", "write")) as bob,
+    ):
+        for method, more in (
+            ("chat.send", {"sessionKey": "local/jobs", "message": "mine", "idempotencyKey": "one"}),
+            ("agent", {"sessionKey": "local/jobs", "message": "mine", "idempotencyKey": "two"}),
+            ("interlock.send", {"session": "local/jobs", "text": "mine"}),
+        ):
+            first, second = ann.refused(method, **more), bob.refused(method, **more)
+            assert first["code"] == second["code"] == "NOT_FOUND"
+            assert first["message"].replace("for ann;", "for bob;") == second["message"]
+        assert ann.request("sessions.list")["sessions"] == []

@@ -45,7 +45,7 @@ from interlock.runtime.guards import Guard, Guards, cut_short
 from interlock.runtime.inbox import Inbox, unknown_session
 from interlock.runtime.listing import RunInfo, as_tree, info_of, info_of_row
 from interlock.runtime.live import RUN_SESSION, LiveRun, Order, Sent, own_session
-from interlock.runtime.naming import Naming
+from interlock.runtime.naming import Anothers, Naming
 from interlock.runtime.outlet import Feed
 from interlock.runtime.recovery import Recovery
 from interlock.runtime.registry import Registry, StopCall
@@ -259,6 +259,7 @@ class Control:
             order=order_of(order),
             agent=self.named(agent),
             instructions=instructions_of(instructions),
+            begins=not isinstance(session, Anothers),
         )
         again = run.acked.is_set()  # a used key: told how its run ended, as it would be after a restart
         await run.acked.wait()
@@ -302,6 +303,7 @@ class Control:
         order: Order | None,
         agent: str | None,
         instructions: str | None,
+        begins: bool,
     ) -> LiveRun:
         """Register a message and start the task that carries it; one synchronous step."""
         if self._registry.closing:
@@ -326,6 +328,7 @@ class Control:
             order=order,
             agent=agent,
             instructions=instructions,
+            begins=begins,
         )
         return self._stage.begin(run)
 

@@ -2,7 +2,7 @@
 
 1. A name without an owner is the caller's own: `main` of two people are two sessions.
 2. Another's session is written with its owner, `owner/name`. Its id is just that, and only its owner may found it.
-3. The embedder names its sessions as it likes; on a surface they are written `local/NAME`.
+3. The embedder names its sessions as it likes; on a surface they are written `local/NAME`, and nobody else founds them.
 4. Sessions of a version whose ids did not say whose they are keep their ids; their owners write the bare names.
 """
 
@@ -11,6 +11,12 @@ from collections.abc import Iterable
 from interlock.core.errors import BadInput
 from interlock.core.names import LOCAL, Principal, SessionId
 from interlock.runtime.live import RUN_SESSION
+
+
+class Anothers(str):
+    """A bare id as somebody writes it whose session it is not: a message to it founds nothing."""
+
+    __slots__ = ()
 
 
 class Naming:
@@ -37,7 +43,7 @@ class Naming:
                 f"{name!r:.80} is no session's name; write NAME for one of your own, OWNER/NAME for another's"
             )
         if owner == LOCAL or self._plain.get(rest) == owner:
-            return SessionId(rest)
+            return SessionId(rest if owner == by else Anothers(rest))
         return SessionId(f"{owner}/{rest}")
 
     def name_of(self, session: SessionId, by: Principal) -> str:

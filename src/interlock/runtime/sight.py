@@ -98,11 +98,7 @@ class Sight:
         """Return stored sessions, the latest first."""
         of = None if self._authority.may(Action.SEE_SESSION, by) else by
         infos = await self._store.sessions(limit=limit, of=of)
-        return [
-            info
-            for info in infos
-            if self._authority.may(Action.SEE_SESSION, by, whose=self._now(info))
-        ]
+        return [info for info in infos if self._authority.may(Action.SEE_SESSION, by, whose=self._now(info))]
 
     def _now(self, info: SessionInfo) -> Whose:
         return self._registry.fresher(info.session.id, Whose(info.session.owner, info.session.shares))
