@@ -4,10 +4,13 @@
 """
 
 import json
+import re
+import sqlite3
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,7 @@ from surfaces.rights import (
     same,
     state_of,
 )
+from surfaces.scene import ROOT
 
 SCOPES = {"owner": "write", "other": "write", "approve": "approve", "read": "read"}
 
@@ -779,3 +783,36 @@ def test_nobody_founds_a_session_of_the_embedder_s(tmp_path: Path) -> None:
             assert first["code"] == second["code"] == "NOT_FOUND"
             assert first["message"].replace("for ann;", "for bob;") == second["message"]
         assert ann.request("sessions.list")["sessions"] == []
+
+
+def test_nobody_learns_the_names_of_sessions_that_an_earlier_version_kept(tmp_path: Path) -> None:
+    """Their ids do not say whose they are; to a stranger each is named, and not found, as one that never was."""
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    with closing(sqlite3.connect(data / "interlock.db")) as kept:
+        kept.executescript((ROOT / "tests" / "stores" / "corpus" / "0001.sql").read_text("utf-8"))
+    (data / "interlock.db").chmod(0o600)
+
+    def told(talk: Talk, name: str) -> str:
+        session, answers = f"alice/{name}", []
+        for number, (method, field) in enumerate(
+            (
+                ("interlock.history", "session"), ("interlock.stop", "session"), ("chat.abort", "sessionKey"),
+                ("sessions.abort", "key"), ("sessions.describe", "key"), ("sessions.reset", "key"),
+                ("chat.history", "sessionKey"), ("interlock.wakes", "session"), ("interlock.runs", "session"),
+            )
+        ):  # fmt: skip
+            try:
+                answers.append(talk.request(method, **{field: session}))
+            except WireError as refused:
+                answers.append(refused.error)
+            typed = {"sessionKey": session, "message": "stop", "idempotencyKey": f"{name} {number}"}
+            answers.append(talk.request("chat.send", **typed))
+        answers.append(talk.refused("chat.send", sessionKey=session, message="hello", idempotencyKey=name))
+        number = len(talk.events)
+        talk.request("interlock.watch", watch=number, session=session)
+        answers.append(talk.event("interlock.event", lambda event: event["watch"] == number)["error"])
+        return re.sub(r"[0-9]{9,}(\.[0-9]+)?", "T", json.dumps(answers)).replace(name, "NAME")
+
+    with house(data, "surfaces.agents:agent") as server, server.connect(server.add("carol", "write")) as carol:
+        assert told(carol, "talk") == told(carol, "hush")

@@ -46,6 +46,11 @@ class Naming:
             return SessionId(rest if owner == by else Anothers(rest))
         return SessionId(f"{owner}/{rest}")
 
+    def told(self, session: SessionId, by: Principal) -> SessionId:
+        """Return the id that a refusal names: of another's it has the owner, or it would tell which there are (4)."""
+        owner = self._plain.get(session, by)
+        return session if owner == by else SessionId(f"{owner}/{session}")
+
     def name_of(self, session: SessionId, by: Principal) -> str:
         """Return a session's name as somebody writes it: bare where it is their own, else with its owner."""
         if session.startswith(RUN_SESSION):

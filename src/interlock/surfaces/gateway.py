@@ -33,6 +33,7 @@ from interlock.core.names import EventKind, Principal, RunId, SessionId
 from interlock.core.receipt import Receipt
 from interlock.core.stopwords import is_stop
 from interlock.runtime.control import Control
+from interlock.runtime.inbox import NoSession
 from interlock.surfaces import frames
 from interlock.surfaces.access import (
     RATE_LIMITED,
@@ -610,7 +611,7 @@ class Connection:
             if not receipts and request.method in AUDITED:
                 self._note(AUDITED[request.method], request, params)
         except InterlockError as error:
-            frame = frames.refusal(request.id, frames.error_of(error))
+            frame = frames.refusal(request.id, frames.error_of(self._refused(error)))
             if stops or request.method in AUDITED:
                 self._note("refused", request, params, why=str(error))
         except asyncio.CancelledError:
@@ -625,6 +626,12 @@ class Connection:
             self._busy[stops] -= 1
         about = getattr(params, "session_key", None) or getattr(params, "session", None)
         self.outbox.answer(frame, about=about, hasten=session, urgent=stops)
+
+    def _refused(self, error: InterlockError) -> InterlockError:
+        """Return a refusal as the caller is told; it names a session alike, whether there is one or not."""
+        if not isinstance(error, NoSession):
+            return error
+        return NoSession(self.control.naming.told(error.session, self.by), self.by)
 
     def _note_stop(self, request: Request, receipt: Receipt, arrived: float) -> None:
         if receipt.aborted:
@@ -659,7 +666,7 @@ class Connection:
                         self.outbox.put(self.gateway.watcher.tell(wanted.watch, event))
                         await self.outbox.room()
         except InterlockError as error:
-            over = frames.Watched(watch=wanted.watch, error=frames.error_of(error))
+            over = frames.Watched(watch=wanted.watch, error=frames.error_of(self._refused(error)))
         self._watches.pop(wanted.watch, None)
         self.outbox.put(event_item("interlock.event", over))
 
