@@ -15,6 +15,8 @@ class BadInput(InterlockError, ValueError):
 class Unknown(InterlockError, LookupError):
     """There is no such thing for this caller: not found and not yours look the same."""
 
+    session: str | None = None  # of the refusal of a session: its id
+
 
 class Refused(InterlockError):
     """A move the lifecycle does not have, or a message the session does not take now."""

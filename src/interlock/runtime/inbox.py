@@ -517,20 +517,14 @@ async def endings_told(session: Session) -> None:
         await fall.ended.wait()
 
 
-class NoSession(Unknown):
+def unknown_session(session: SessionId, by: Principal) -> Unknown:
     """The refusal of a session that is not there, or not the caller's: the two look the same."""
-
-    def __init__(self, session: SessionId, by: Principal) -> None:
-        super().__init__(
-            f"no session {str(session)!r} for {by}; a session begins with its first message, "
-            "and another's (owner/name) is there only for those it is shared with"
-        )
-        self.session, self.by = session, by
-
-
-def unknown_session(session: SessionId, by: Principal) -> NoSession:
-    """Return the refusal of a session."""
-    return NoSession(session, by)
+    refusal = Unknown(
+        f"no session {str(session)!r} for {by}; a session begins with its first message, "
+        "and another's (owner/name) is there only for those it is shared with"
+    )
+    refusal.session = session
+    return refusal
 
 
 def _same_body(run: LiveRun, method: str, digest: str) -> None:

@@ -33,7 +33,7 @@ from interlock.core.names import EventKind, Principal, RunId, SessionId
 from interlock.core.receipt import Receipt
 from interlock.core.stopwords import is_stop
 from interlock.runtime.control import Control
-from interlock.runtime.inbox import NoSession
+from interlock.runtime.inbox import unknown_session
 from interlock.surfaces import frames
 from interlock.surfaces.access import (
     RATE_LIMITED,
@@ -629,9 +629,9 @@ class Connection:
 
     def _refused(self, error: InterlockError) -> InterlockError:
         """Return a refusal as the caller is told; it names a session alike, whether there is one or not."""
-        if not isinstance(error, NoSession):
+        if not isinstance(error, Unknown) or error.session is None:
             return error
-        return NoSession(self.control.naming.told(error.session, self.by), self.by)
+        return unknown_session(self.control.naming.told(SessionId(error.session), self.by), self.by)
 
     def _note_stop(self, request: Request, receipt: Receipt, arrived: float) -> None:
         if receipt.aborted:
