@@ -816,3 +816,37 @@ def test_nobody_learns_the_names_of_sessions_that_an_earlier_version_kept(tmp_pa
 
     with house(data, "surfaces.agents:agent") as server, server.connect(server.add("carol", "write")) as carol:
         assert told(carol, "talk") == told(carol, "hush")
+
+
+def test_a_replay_is_whole_whatever_is_shared_meanwhile(tmp_path: Path) -> None:
+    """What waits to be written to a slow reader, of a session that is not in memory, is not taken back for nothing."""
+    quiet, runs = {"caps": [frames.QUIET]}, 60
+    with house(tmp_path / "data", "surfaces.agents:agent") as server:
+        token = server.add("ann", "write")
+        with server.connect(token, **quiet) as ann:
+            ann.request("interlock.send", session="main", text="hello")
+            for number in range(runs):
+                sent = ann.request("interlock.send", session="long", text=f"{number} " + "x" * 60_000)
+                ann.request("interlock.wait", run=sent["run_id"])
+    with house(tmp_path / "data", "surfaces.agents:agent") as server, server.connect(token, **quiet) as ann:
+        slow = Bytes(server.port)
+        for number, (method, params) in enumerate(
+            (("connect", greeting(token, **quiet)), ("interlock.watch", {"watch": 1, "session": "long"}))
+        ):
+            request = {"type": "req", "id": str(number), "method": method, "params": params}
+            slow.send(0x81, json.dumps(request).encode())
+        heard = [json.loads(slow.frame()[1])]
+        while "watch" not in json.dumps(heard[-1].get("payload", {})):  # it is being replayed, and nobody reads
+            heard.append(json.loads(slow.frame()[1]))
+        for _ in range(20):
+            ann.request("interlock.share", session="main", **{"with": "bob", "may": "read"})
+            ann.request("interlock.unshare", session="main", **{"with": "bob"})
+        ended, until = 0, time.monotonic() + BOUND_SECONDS
+        while ended < runs:
+            opcode, payload = slow.frame()
+            assert opcode not in (-1, 8) and time.monotonic() < until, f"{ended} of {runs} were told"
+            if opcode != 1:  # a ping
+                continue
+            event = json.loads(payload).get("payload", {}).get("event") or {}
+            ended += event.get("data", {}).get("type") == "ended"
+        slow.socket.close()

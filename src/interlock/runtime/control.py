@@ -301,9 +301,9 @@ class Control:
         strategy: Strategy | None,
         deadline: float | None,
         order: Order | None,
-        agent: str | None,
-        instructions: str | None,
-        begins: bool,
+        agent: str | None = None,
+        instructions: str | None = None,
+        begins: bool = True,
     ) -> LiveRun:
         """Register a message and start the task that carries it; one synchronous step."""
         if self._registry.closing:
