@@ -387,3 +387,51 @@ def test_a_right_that_is_gone_does_not_come_back_from_the_store(tmp_path: Path) 
             assert (await control.session("s", by="alice")).session.shares == {}
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("verb", ["history", "runs", "session", "timeline", "wait"])
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
+def test_what_is_read_while_a_right_goes_is_not_told(verb: str, number: int) -> None:
+    """A read that the right allowed, and that ends after it was taken away, tells nothing; nor what came since."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(echoes, store=store) as control:
+            sent = await control.send("s", "before", by="alice")
+            await control.wait(sent.run_id, drained=True)
+            await control.share("s", with_="bob", by="alice")
+            await asyncio.sleep(5)
+            slow, reads = asyncio.Event(), 0
+
+            def slowed(ask: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+                async def asked(*args: Any, **named: Any) -> Any:
+                    nonlocal reads
+                    reads += 1
+                    if reads == number:
+                        await slow.wait()
+                    return await ask(*args, **named)
+
+                return asked
+
+            names = ("session", "runs", "run", "receipt", "events")
+            whole = {name: getattr(store, name) for name in names}
+            for name, ask in whole.items():
+                setattr(store, name, slowed(ask))
+            about = "s" if verb in ("history", "runs", "session") else sent.run_id
+            asking = asyncio.create_task(getattr(control, verb)(about, by="bob"))
+            await asyncio.sleep(1)
+            for name, ask in whole.items():
+                setattr(store, name, ask)
+            if reads < number:  # it asks less often, and is answered
+                await asking
+                return
+            await control.unshare("s", with_="bob", by="alice")
+            await control.wait((await control.send("s", "after", by="alice")).run_id, drained=True)
+            slow.set()
+            if verb == "wait":
+                assert (await asking).ending is Ending.UNKNOWN
+            else:
+                with pytest.raises(Unknown):
+                    await asking
+
+    seeded(main, range(3))

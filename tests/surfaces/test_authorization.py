@@ -5,6 +5,7 @@
 
 import asyncio
 import json
+import re
 import sqlite3
 import subprocess
 import threading
@@ -40,6 +41,7 @@ from surfaces.rights import (
     same,
     state_of,
 )
+from surfaces.scene import ROOT
 
 SCOPES = {"owner": "write", "other": "write", "approve": "approve", "read": "read"}
 
@@ -819,3 +821,88 @@ def test_an_address_that_others_can_reach_must_be_wanted(tmp_path: Path, host: s
     command = [str(INTERLOCK), "serve", "--host", host, "--port", "0", "--data", str(tmp_path / "data")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_SECONDS, check=False)
     assert done.returncode != 0 and "--public" in done.stderr and not done.stdout
+
+
+def test_nobody_founds_a_session_of_the_embedder_s(tmp_path: Path) -> None:
+    """What the program that embeds control calls `jobs` is its own to begin: taken or not, it is not found."""
+    with (
+        house(tmp_path / "data", "surfaces.agents:agent") as server,
+        server.connect(server.add("ann", "write")) as ann,
+        server.connect(server.add("bob", "write")) as bob,
+    ):
+        for method, more in (
+            ("chat.send", {"sessionKey": "local/jobs", "message": "mine", "idempotencyKey": "one"}),
+            ("agent", {"sessionKey": "local/jobs", "message": "mine", "idempotencyKey": "two"}),
+            ("interlock.send", {"session": "local/jobs", "text": "mine"}),
+        ):
+            first, second = ann.refused(method, **more), bob.refused(method, **more)
+            assert first["code"] == second["code"] == "NOT_FOUND"
+            assert first["message"].replace("for ann;", "for bob;") == second["message"]
+        assert ann.request("sessions.list")["sessions"] == []
+
+
+def test_nobody_learns_the_names_of_sessions_that_an_earlier_version_kept(tmp_path: Path) -> None:
+    """Their ids do not say whose they are; to a stranger each is named, and not found, as one that never was."""
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    with closing(sqlite3.connect(data / "interlock.db")) as kept:
+        kept.executescript((ROOT / "tests" / "stores" / "corpus" / "0001.sql").read_text("utf-8"))
+    (data / "interlock.db").chmod(0o600)
+
+    def told(talk: Talk, name: str) -> str:
+        session, answers = f"alice/{name}", []
+        for number, (method, field) in enumerate(
+            (
+                ("interlock.history", "session"), ("interlock.stop", "session"), ("chat.abort", "sessionKey"),
+                ("sessions.abort", "key"), ("sessions.describe", "key"), ("sessions.reset", "key"),
+                ("chat.history", "sessionKey"), ("interlock.wakes", "session"), ("interlock.runs", "session"),
+            )
+        ):  # fmt: skip
+            try:
+                answers.append(talk.request(method, **{field: session}))
+            except WireError as refused:
+                answers.append(refused.error)
+            typed = {"sessionKey": session, "message": "stop", "idempotencyKey": f"{name} {number}"}
+            answers.append(talk.request("chat.send", **typed))
+        answers.append(talk.refused("chat.send", sessionKey=session, message="hello", idempotencyKey=name))
+        number = len(talk.events)
+        talk.request("interlock.watch", watch=number, session=session)
+        answers.append(talk.event("interlock.event", lambda event: event["watch"] == number)["error"])
+        return re.sub(r"[0-9]{9,}(\.[0-9]+)?", "T", json.dumps(answers)).replace(name, "NAME")
+
+    with house(data, "surfaces.agents:agent") as server, server.connect(server.add("carol", "write")) as carol:
+        assert told(carol, "talk") == told(carol, "hush")
+
+
+def test_a_replay_is_whole_whatever_is_shared_meanwhile(tmp_path: Path) -> None:
+    """What waits to be written to a slow reader, of a session that is not in memory, is not taken back for nothing."""
+    quiet, runs = {"caps": [frames.QUIET]}, 60
+    with house(tmp_path / "data", "surfaces.agents:agent") as server:
+        token = server.add("ann", "write")
+        with server.connect(token, **quiet) as ann:
+            ann.request("interlock.send", session="main", text="hello")
+            for number in range(runs):
+                sent = ann.request("interlock.send", session="long", text=f"{number} " + "x" * 60_000)
+                ann.request("interlock.wait", run=sent["run_id"])
+    with house(tmp_path / "data", "surfaces.agents:agent") as server, server.connect(token, **quiet) as ann:
+        slow = Bytes(server.port)
+        for number, (method, params) in enumerate(
+            (("connect", greeting(token, **quiet)), ("interlock.watch", {"watch": 1, "session": "long"}))
+        ):
+            request = {"type": "req", "id": str(number), "method": method, "params": params}
+            slow.send(0x81, json.dumps(request).encode())
+        heard = [json.loads(slow.frame()[1])]
+        while "watch" not in json.dumps(heard[-1].get("payload", {})):  # it is being replayed, and nobody reads
+            heard.append(json.loads(slow.frame()[1]))
+        for _ in range(20):
+            ann.request("interlock.share", session="main", **{"with": "bob", "may": "read"})
+            ann.request("interlock.unshare", session="main", **{"with": "bob"})
+        ended, until = 0, time.monotonic() + BOUND_SECONDS
+        while ended < runs:
+            opcode, payload = slow.frame()
+            assert opcode not in (-1, 8) and time.monotonic() < until, f"{ended} of {runs} were told"
+            if opcode != 1:  # a ping
+                continue
+            event = json.loads(payload).get("payload", {}).get("event") or {}
+            ended += event.get("data", {}).get("type") == "ended"
+        slow.socket.close()

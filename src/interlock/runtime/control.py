@@ -45,7 +45,7 @@ from interlock.runtime.guards import Guard, Guards, cut_short
 from interlock.runtime.inbox import Inbox
 from interlock.runtime.listing import RunInfo, as_tree, info_of, info_of_row
 from interlock.runtime.live import RUN_SESSION, LiveRun, Order, Sent, own_session
-from interlock.runtime.naming import Naming, UnknownSession
+from interlock.runtime.naming import Anothers, Naming, UnknownSession
 from interlock.runtime.outlet import Feed
 from interlock.runtime.recovery import Recovery
 from interlock.runtime.registry import Registry, StopCall
@@ -259,6 +259,7 @@ class Control:
             order=order_of(order),
             agent=self.named(agent),
             instructions=instructions_of(instructions),
+            begins=not isinstance(session, Anothers),
         )
         again = run.acked.is_set()  # a used key: told how its run ended, as it would be after a restart
         await run.acked.wait()
@@ -300,8 +301,9 @@ class Control:
         strategy: Strategy | None,
         deadline: float | None,
         order: Order | None,
-        agent: str | None,
-        instructions: str | None,
+        agent: str | None = None,
+        instructions: str | None = None,
+        begins: bool = True,
     ) -> LiveRun:
         """Register a message and start the task that carries it; one synchronous step."""
         if self._registry.closing:
@@ -326,6 +328,7 @@ class Control:
             order=order,
             agent=agent,
             instructions=instructions,
+            begins=begins,
         )
         return self._stage.begin(run)
 
@@ -404,8 +407,8 @@ class Control:
         """Return a session as a list shows it."""
         self._here()
         session_id = SessionId(name_of(session, "session"))
-        await self._owned(session_id, Principal(name_of(by, "by")))
         row, runs = await read(self._store.session(session_id)), await read(self._store.runs(session_id))
+        await self._owned(session_id, Principal(name_of(by, "by")))  # behind the reads: the right may go meanwhile
         if row is None:
             raise UnknownSession(session_id, Principal(by))
         open_ones = sum(run.outcome is None and run.alias is None for run in runs)
@@ -578,8 +581,8 @@ class Control:
         stored = count_of(latest, "latest")
         principal = Principal(name_of(by, "by"))
         wanted = None if session is None else SessionId(name_of(session, "session"))
-        live = [
-            info_of(run)
+        alive = [
+            run
             for run in self._registry.runs.values()
             if wanted in (None, run.session.id, run.home.id if tree else None) and self._sight.may_see(principal, run)
         ]
@@ -588,8 +591,10 @@ class Control:
             rows = await read(self._sight.rows(wanted, principal, tree=tree))
         elif stored:
             rows = await read(self._sight.latest(stored, principal))
-        known = {info.id for info in live}
-        ended = [info_of_row(row) for row in rows if row.id not in known]
+        known = {run.id for run in alive}
+        # Asked behind the reads: the right may have gone meanwhile.
+        live = [info_of(run) for run in alive if self._sight.may_see(principal, run)]
+        ended = [info_of_row(row) for row in rows if row.id not in known and self._sight.still(principal, row)]
         if wanted is not None and not live and not ended:
             await self._owned(wanted, principal)  # raises if there is no such session for the caller
         return as_tree([*ended, *live]) if tree else [*ended, *live]
@@ -611,9 +616,11 @@ class Control:
     async def history(self, session: str, *, by: str = LOCAL) -> list[Entry]:
         """Return a session's conversation."""
         self._here()
-        session_id = SessionId(name_of(session, "session"))
-        since = await self._owned(session_id, Principal(name_of(by, "by")))
-        return transcript(await whole_log(self._store, session_id, after=since))
+        session_id, principal = SessionId(name_of(session, "session")), Principal(name_of(by, "by"))
+        since = await self._owned(session_id, principal)
+        log = await whole_log(self._store, session_id, after=since)
+        await self._owned(session_id, principal)  # asked behind the read: the right may have gone meanwhile
+        return transcript(log)
 
     async def timeline(self, run: str, *, by: str = LOCAL) -> list[Moment]:
         """Return what happened in a run, in order: a few lines that a surface can draw."""
@@ -627,7 +634,9 @@ class Control:
         fall = None if live is None else live.itself.fall
         kept = None if live is not None else await read(self._sight.kept_receipt(ReceiptId(run_id), principal))
         receipt = kept if fall is None else self._sight.receipt(fall, principal)
-        return timeline(run_id, await whole_log(self._store, session_id), receipt)
+        log = await whole_log(self._store, session_id)
+        await self._seen(run_id, principal)  # behind the reads: the right may have gone meanwhile
+        return timeline(run_id, log, receipt)
 
     async def watch(
         self, session: str | None = None, *, run: str | None = None, after: int = 0, by: str = LOCAL

@@ -10,7 +10,8 @@ one synchronous step, in the order of arrival: duplicate? · tombstone? · takeo
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import anyio
 import msgspec
@@ -89,6 +90,8 @@ class Inbox:
             except Unavailable as problem:
                 run.problem = run.problem or problem
             await run.turn.wait()
+            while run.session.reading:
+                await next(iter(run.session.reading)).wait()
             if run.problem is not None:
                 raise run.problem
             ticket = run.admission = self._step(run, known)
@@ -164,10 +167,38 @@ class Inbox:
         session = run.session
         if session.owner is None:
             found = self._authority.may(Action.FOUND, run.principal)
-            return found and may_found(run.principal, session.id)
+            return found and run.begins and may_found(run.principal, session.id)
         if run.parent is not None:  # a child comes by its parent's right, and nobody else can name its session
             return True
         return self._authority.may(Action.SEND, run.principal, whose=Whose(session.owner, session.shares))
+
+    def may_come(self, run: LiveRun) -> bool:
+        """Return whether a message can be admitted, or was: one that is to be refused leaves no trace when it falls.
+
+        Where the founder is not in the store yet, or nothing was read, nobody can say so; then it may.
+        """
+        session = run.session
+        if run.state is not State.ARRIVING or not session.loaded or (session.owner is not None and not session.stored):
+            return True
+        return self._may_send(run)
+
+    @contextmanager
+    def held_up(self, session: Session) -> Iterator[None]:
+        """Decide on nothing that arrives while a stop of it reads whose session this is."""
+        reading = asyncio.Event()
+        session.reading = {*(session.reading or ()), reading}
+        try:
+            yield
+        finally:
+            session.reading.discard(reading)
+            reading.set()
+
+    def unsure(self, run: LiveRun) -> bool:
+        """Return whether a message arrives for a session that may be another's, and nothing was read of it yet."""
+        session, by = run.session, run.principal
+        if session.loaded or run.state is not State.ARRIVING or run.parent is not None:
+            return False
+        return not (run.begins and may_found(by, session.id)) and not self._authority.may(Action.SEND, by)
 
     def _stopped_after(self, run: LiveRun) -> Principal | None:
         whose = Whose(run.session.owner, run.session.shares)

@@ -262,10 +262,10 @@ class LiveRun:
 
     __slots__ = (
         "absorbed", "acked", "admission", "admitted_at", "agent", "alias", "alias_ticket", "announced", "asking",
-        "begun", "blamed", "bodies", "called", "calls", "calls_made", "child_falls", "children", "collection",
-        "deadline", "descendants", "detached", "digest", "ended", "fall", "fence", "finished", "founds", "generation",
-        "hear_out", "heard", "holds", "home", "id", "instructions", "joining", "kept", "key", "kind", "limits",
-        "method", "order", "outcome", "parent", "passed", "phase", "principal", "problem", "provider_started",
+        "begins", "begun", "blamed", "bodies", "called", "calls", "calls_made", "child_falls", "children",
+        "collection", "deadline", "descendants", "detached", "digest", "ended", "fall", "fence", "finished", "founds",
+        "generation", "hear_out", "heard", "holds", "home", "id", "instructions", "joining", "kept", "key", "kind",
+        "limits", "method", "order", "outcome", "parent", "passed", "phase", "principal", "problem", "provider_started",
         "questions", "refusal_budget", "reply", "resting", "returned", "said", "sealed", "sent", "session",
         "started_at", "state", "steers", "strategy", "superseded", "text", "timers", "took", "touched", "turn",
         "withheld", "within",
@@ -290,9 +290,11 @@ class LiveRun:
         instructions: str | None = None,
         parent: LiveRun | None = None,
         detached: bool = False,
+        begins: bool = True,
     ) -> None:
         self.id = run_id
         self.session = session
+        self.begins = begins  # it may found its session, if nobody has
         self.principal = principal
         self.text = text
         self.kind = kind

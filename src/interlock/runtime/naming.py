@@ -2,7 +2,7 @@
 
 1. A name without an owner is the caller's own: `main` of two people are two sessions.
 2. Another's session is written with its owner, `owner/name`. Its id is just that, and only its owner may found it.
-3. The embedder names its sessions as it likes; on a surface they are written `local/NAME`.
+3. The embedder names its sessions as it likes; on a surface they are written `local/NAME`, and nobody else founds them.
 4. Sessions of a version whose ids did not say whose they are keep their ids; their owners write the bare names.
 """
 
@@ -22,6 +22,12 @@ class UnknownSession(Unknown):
             "and another's (owner/name) is there only for those it is shared with"
         )
         self.session = session
+
+
+class Anothers(str):
+    """A bare id as somebody writes it whose session it is not: a message to it founds nothing."""
+
+    __slots__ = ()
 
 
 class Naming:
@@ -48,7 +54,7 @@ class Naming:
                 f"{name!r:.80} is no session's name; write NAME for one of your own, OWNER/NAME for another's"
             )
         if owner == LOCAL or self._plain.get(rest) == owner:
-            return SessionId(rest)
+            return SessionId(rest if owner == by else Anothers(rest))
         return SessionId(f"{owner}/{rest}")
 
     def name_of(self, session: SessionId, by: Principal) -> str:

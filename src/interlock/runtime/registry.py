@@ -34,8 +34,8 @@ class Session:
     """A conversation: one seat, a line of arrivals, a queue. Its lists are made when first needed."""
 
     __slots__ = (
-        "crashes", "detached", "falls", "home", "id", "kept", "line", "live", "loaded", "owner", "previous", "renewed",
-        "seat", "shares", "since", "stored", "strategy", "waiting",
+        "crashes", "detached", "falls", "home", "id", "kept", "line", "live", "loaded", "owner", "previous",
+        "reading", "renewed", "seat", "shares", "since", "stored", "strategy", "waiting",
     )  # fmt: skip
 
     def __init__(self, session_id: SessionId) -> None:
@@ -47,6 +47,7 @@ class Session:
         self.stored = False  # the store has it
         self.seat: LiveRun | None = None
         self.line: deque[LiveRun] | None = None  # arrivals, not decided yet
+        self.reading: set[asyncio.Event] | None = None  # set when stops that must read before they decide have read
         self.waiting: list[LiveRun] | None = None  # admitted, without the seat
         self.falls: list[Falling] | None = None  # from t0 until nothing is left of them
         self.detached: dict[RunId, LiveRun] | None = None  # of its tree, alive, and not bound to their parents

@@ -51,6 +51,11 @@ class Sight:
         whose = await self.whose(row.home or row.session)
         return self._authority.may(Action.SEE_RUN, by, whose=whose, principal=row.principal)
 
+    def still(self, by: Principal, row: RunRow) -> bool:
+        """Return whether a stored run that was the caller's to see when it was read is so now, as memory knows it."""
+        whose = self._registry.whose(row.home or row.session)
+        return whose.owner is None or self._authority.may(Action.SEE_RUN, by, whose=whose, principal=row.principal)
+
     async def may_answer_row(self, by: Principal, row: QuestionRow) -> bool:
         """Return whether a question whose run is gone was the caller's to answer."""
         run = await self._store.run(row.run_id)
@@ -72,6 +77,8 @@ class Sight:
         if row.outcome is None:
             return Outcome(run_id=row.id, ending=Ending.PENDING)
         receipt = await self._store.receipt(row.id)
+        if not self.still(by, row):
+            return None
         over = receipt is None or receipt.drain is not Drain.PENDING
         return msgspec.structs.replace(row.outcome, drained=over, durable=True)
 

@@ -111,7 +111,7 @@ class Stopping:
         await fall.ended.wait()
         return self._sight.receipt(fall, by)
 
-    async def _own(self, call: StopCall, work: Coroutine[Any, Any, Receipt]) -> Receipt:
+    async def _own(self, call: StopCall, work: Coroutine[Any, Any, Receipt], *, always: bool = False) -> Receipt:
         """Let a stop that has to read before it decides go on though its caller leaves: else its key would be free."""
         answer: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
 
@@ -128,7 +128,7 @@ class Stopping:
                 if not answer.done():
                     answer.set_exception(problem)
 
-        if call.key is None or self._crew.start(carry(), name="a stop by its key") is None:
+        if (call.key is None and not always) or self._crew.start(carry(), name="a stop by its key") is None:
             return await work
         return await answer
 
@@ -151,18 +151,24 @@ class Stopping:
         session = self._registry.sessions.get(session_id)
         if session is None or self._registry.closed:
             return await self._own(call, self._absent(session_id, call))
-        if not session.loaded and not all(self._may(call.by, run) for run in session.line or ()):
-            return await self._own(call, self._load_and_stop(session_id, call, order))
+        arriving = () if session.loaded else session.line or ()
+        unsure = any(self._inbox.unsure(run) for run in arriving)
+        if unsure or not all(self._may(call.by, run) for run in arriving):
+            return await self._own(call, self._load_and_stop(session_id, call, order), always=unsure)
         with self._registry.pinned(session_id):  # whatever is raised here must be forgotten again
             return await self._stop_here(session, call, order)
 
     async def _load_and_stop(self, session_id: SessionId, call: StopCall, order: Order | None) -> Receipt:
         """Whose session it is decides; until that is read nothing of these arrivals is decided on either."""
         with self._registry.pinned(session_id) as session:
-            known = await self._soon(self._store.load(session_id, principal=call.by, key=None), self._until())
+            await self._load(session, call.by)
+            return await self._stop_here(session, call, order)
+
+    async def _load(self, session: Session, by: Principal) -> None:
+        with self._inbox.held_up(session):  # else what arrives would be decided on first, and dispatched
+            known = await self._soon(self._store.load(session.id, principal=by, key=None), self._until())
             if known is not None:
                 self._inbox.take_up(session, known)
-            return await self._stop_here(session, call, order)
 
     async def _stop_here(self, session: Session, call: StopCall, order: Order | None) -> Receipt:
         everyone = [run for run in _everyone(session) if self._may(call.by, run)]
@@ -216,7 +222,8 @@ class Stopping:
                 self._note(call, now, already=Ending.UNKNOWN)
                 raise UnknownSession(session_id, by)
             processes = list(session.kept.running) if session.kept is not None else []
-            fall = self._end_all(session, _everyone(session), call, processes=processes, resets=True)
+            everyone = [run for run in _everyone(session) if self._inbox.may_come(run)]
+            fall = self._end_all(session, everyone, call, processes=processes, resets=True)
             if fall is None:
                 self._note(call, now)
                 if session.seat is None:
@@ -302,6 +309,23 @@ class Stopping:
 
     async def run(self, run_id: RunId, call: StopCall) -> Receipt:
         """End one run, wherever it is; its session's queue goes on."""
+        return await self._sure(self._registry.runs.get(run_id), call, lambda: self._run(run_id, call))
+
+    async def _sure(
+        self, run: LiveRun | None, call: StopCall, stop: Callable[[], Coroutine[Any, Any, Receipt]]
+    ) -> Receipt:
+        """Stop what one run is; of a message to somebody else's session it is read first whether it may come at all."""
+
+        async def loaded(session: Session) -> Receipt:
+            with self._registry.pinned(session.id):
+                await self._load(session, call.by)
+                return await stop()
+
+        if run is None or not self._inbox.unsure(run):
+            return await stop()
+        return await self._own(call, loaded(run.session), always=True)
+
+    async def _run(self, run_id: RunId, call: StopCall) -> Receipt:
         run, by = self._registry.runs.get(run_id), call.by
         if run is not None and self._may(by, run.itself):
             return await self._live(run.itself, call)
@@ -334,6 +358,9 @@ class Stopping:
 
     async def message(self, key: str, call: StopCall) -> Receipt:
         """End the caller's message that was sent under a key; if it was not seen yet it will be born stopped."""
+        return await self._sure(self._registry.keys.get((call.by, key)), call, lambda: self._message(key, call))
+
+    async def _message(self, key: str, call: StopCall) -> Receipt:
         by = call.by
         run = self._registry.keys.get((by, key))
         if run is not None and self._may(by, run.itself):
@@ -346,7 +373,7 @@ class Stopping:
         found = None
         if known is not None and known.key is not None:
             came = self._registry.runs.get(known.key.run_id)
-            if came is not None:  # it arrived while we asked, and was born stopped
+            if came is not None and self._may(by, came.itself):  # it arrived while we asked, and was born stopped
                 return await self._live(came.itself, call)
             found = await self._soon(self._stored(known.key.run_id, by), until)
         return await self._noted(call, found or nothing(session=None, by=by, now=self._clock.wall(), durable=durable))
@@ -368,7 +395,9 @@ class Stopping:
         return shown or nothing(session=run.session.id, by=by, now=self._clock.wall(), already=already)
 
     def _may(self, by: Principal, run: LiveRun) -> bool:
-        return self._authority.may(Action.STOP, by, whose=run.session.whose, principal=run.principal)
+        return self._inbox.may_come(run) and self._authority.may(
+            Action.STOP, by, whose=run.session.whose, principal=run.principal
+        )
 
     def detached(self, session: Session, by: Principal) -> list[Running]:
         """The detached processes of a session that the caller may end."""

@@ -207,11 +207,14 @@ class Gateway:
     def _take_back(self) -> None:
         """Rights have changed: what a connection has not been sent yet, and may not see any more, it is not sent."""
         for connection in self._everyone():
-            connection.outbox.keep(partial(self._sees, connection.by))
+            connection.outbox.keep(partial(self._sees, connection))
 
-    def _sees(self, by: Principal, item: Item) -> bool:
+    def _sees(self, connection: "Connection", item: Item) -> bool:
+        by = connection.by
         if item.session is None or (item.question and Scope.APPROVE in self._scopes_of(by)):
             return True
+        if self.control.whose(item.session).owner is None and not connection.scopes & {Scope.ADMIN, Scope.READ}:
+            return True  # every change of a session's sharing is in memory: it was theirs to see, and is
         return self.control.sees(by, item.session, item.run_id, question=item.question)
 
     def drop(self, run_id: RunId) -> None:
