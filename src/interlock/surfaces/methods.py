@@ -11,8 +11,6 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from msgspec.structs import replace
-
 from interlock.core.errors import BadInput, Unknown
 from interlock.core.events import Entry
 from interlock.core.lifecycle import State
@@ -110,8 +108,7 @@ async def _command(on: Asker, asked: frames.OwnChat) -> Any:
     key = asked.idempotency_key
     if normalise(asked.message) in ANEW:
         return await _reset(on, asked.session_key, key)
-    receipt = await on.control.stop(session=asked.session_key, key=key, typed=True, by=on.by)
-    return telling.stop_payload(_told(on, receipt))
+    return telling.stop_payload(await on.control.stop(session=asked.session_key, key=key, typed=True, by=on.by))
 
 
 async def agent(on: Asker, asked: frames.Agent) -> Any:
@@ -184,7 +181,7 @@ async def _stop(on: Asker, name: str) -> Receipt:
 
 async def chat_abort(on: Asker, asked: frames.ChatAbort) -> Any:
     if asked.run_id is None:
-        receipt = _told(on, await on.control.stop(session=asked.session_key, by=on.by))
+        receipt = await on.control.stop(session=asked.session_key, by=on.by)
         return telling.stop_payload(receipt) | _left(on, asked.session_key)
     # The right to stop a run does not depend on the session that is named beside it.
     receipt = await _stop(on, asked.run_id)
@@ -200,7 +197,7 @@ async def sessions_abort(on: Asker, asked: frames.SessionsAbort) -> Any:
     elif asked.key is None:
         raise BadInput("sessions.abort: name a session by key, or a run by runId")
     elif asked.clear_queued:
-        receipts = [_told(on, await on.control.stop(session=asked.key, by=on.by))]
+        receipts = [await on.control.stop(session=asked.key, by=on.by)]
     else:
         seated = [
             run for run in await on.control.runs(by=on.by) if run.session == SessionId(asked.key) and _at_work(run)
@@ -212,19 +209,6 @@ async def sessions_abort(on: Asker, asked: frames.SessionsAbort) -> Any:
     told["status"] = "aborted" if any(receipt.aborted for receipt in receipts) else "no-active-run"
     told |= {"receipt": receipts[0]} if receipts else {}
     return told | _left(on, session_id) | ({} if asked.run_id is None else _unknown(on, asked.run_id, receipts[0]))
-
-
-def _told(on: Asker, receipt: Receipt) -> Receipt:
-    """Return a receipt as its caller is told; one of nothing names a session alike, whether there is one or not."""
-    if receipt.id is not None or receipt.session is None:
-        return receipt
-    return replace(receipt, session=on.control.naming.told(receipt.session, on.by))
-
-
-async def own_stop(on: Asker, asked: frames.OwnStop) -> Receipt:
-    """`Control.stop`."""
-    words = {name: getattr(asked, name) for name in ("session", "run", "message", "key", "order", "typed")}
-    return _told(on, await on.control.stop(**words, by=on.by))
 
 
 def _left(on: Asker, session: str | None) -> dict[str, Any]:
@@ -444,7 +428,7 @@ HANDLERS: dict[str, Handler] = {
     "runs.timeline": runs_timeline,
     "interlock.send": _verb("send", *frames.OwnSend.__struct_fields__),
     "interlock.chat": chat_send,
-    "interlock.stop": own_stop,
+    "interlock.stop": _verb("stop", "session", "run", "message", "key", "order", "typed"),
     "interlock.reset": _verb("reset", "session", "key"),
     "interlock.wait": own_wait,
     "interlock.watch": own_watch,
