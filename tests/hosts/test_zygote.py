@@ -332,3 +332,34 @@ def test_a_host_s_death_is_told_with_its_signal(module: Callable[[str], str]) ->
         assert signal.SIGBUS.name in (outcome.error or "")
 
     hosting(agent, use)
+
+
+def test_a_loop_that_does_not_show_its_timers_is_not_judged_clean(module: Callable[[str], str], tmp_path: Path) -> None:
+    """An agent on uvloop that put something off is stopped: its host goes, and nothing acts after drained."""
+    agent = module(
+        """
+        import asyncio, pathlib, uvloop
+        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+
+        async def agent(run, message):
+            place = pathlib.Path(message.text)
+            asyncio.get_running_loop().call_later(0.5, (place / "late").touch)
+            (place / "begun").touch()
+            await asyncio.sleep(120)
+        """
+    )
+
+    async def use(control: Control) -> None:
+        sent = await control.send("s", str(tmp_path))
+        async with asyncio.timeout(30):
+            while not (tmp_path / "begun").exists():
+                await asyncio.sleep(0.01)
+            await control.stop(session="s")
+            await control.wait(sent.run_id, drained=True)
+        receipt = await control.receipt(sent.run_id)
+        late = (tmp_path / "late").exists()  # (on a slow machine it came before the end)
+        assert receipt.host == "killed"
+        await asyncio.sleep(1.0)
+        assert (tmp_path / "late").exists() is late
+
+    hosting(agent, use)

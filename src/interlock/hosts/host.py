@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from interlock.core.errors import BadInput, Stale
 from interlock.core.names import Effect, Ending, Principal, RunId, SessionId
@@ -244,11 +244,11 @@ def _at_work() -> frozenset[object]:
 
     What was put off in a turn would be an effect of it after its end.
     """
-    loop = asyncio.get_running_loop()
-    found: set[object] = {*asyncio.all_tasks(), *(timer for timer in getattr(loop, "_scheduled", ()))}
-    found.update(getattr(loop, "_ready", ()))
-    selector = getattr(loop, "_selector", None)
-    for key in () if selector is None else tuple(selector.get_map().values()):
+    loop: Any = asyncio.get_running_loop()
+    if not isinstance(loop, asyncio.SelectorEventLoop):
+        return frozenset([object()])  # another's (uvloop) shows nothing of what it will do: never twice the same
+    found: set[object] = {*asyncio.all_tasks(), *loop._scheduled, *loop._ready}
+    for key in tuple(loop._selector.get_map().values()):
         found.update(key.data)  # whoever reads or writes: a server acts when somebody connects
     acting = {each for each in found if not _ours(each)}
     acting.update(("alarm", which) for which in ALARMS if signal.getitimer(which)[0])
