@@ -244,9 +244,9 @@ def _at_work() -> frozenset[object]:
 
     What was put off in a turn would be an effect of it after its end.
     """
-    loop: Any = asyncio.get_running_loop()
-    if not isinstance(loop, asyncio.SelectorEventLoop):
+    if not isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
         return frozenset([object()])  # another's (uvloop) shows nothing of what it will do: never twice the same
+    loop: Any = asyncio.get_running_loop()
     found: set[object] = {*asyncio.all_tasks(), *loop._scheduled, *loop._ready}
     for key in tuple(loop._selector.get_map().values()):
         found.update(key.data)  # whoever reads or writes: a server acts when somebody connects
