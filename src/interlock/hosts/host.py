@@ -2,8 +2,8 @@
 
 1. A fallen turn is cut here as it would be inline: one cancel, and nothing more. Whoever takes too long is killed from
    outside, with the whole host.
-2. After an early end the host says whether anything the turn began is left (tasks, timers, threads); then it is not
-   used again.
+2. After an early end the host says whether anything the turn began is left (tasks, timers, threads), or gave work (a
+   task of an earlier turn that ran); then it is not used again.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from interlock.core.errors import BadInput, Stale
 from interlock.core.names import Effect, Ending, Principal, RunId, SessionId
@@ -226,9 +226,24 @@ class Serving:
         self._collect()  # finalizers of what the turn left in cycles are its effects, and none may come later
         for _ in range(LAST_ROUNDS):  # tasks that have just ended leave, and what they called back is over soon
             await asyncio.sleep(0)
-            if not (left := self._at_work() - turn.before - frozenset(self._crew.tasks)):
+            if not (left := [each for each in self._at_work() - turn.before if not self._is_ours(each)]):
                 break
         self._link.send(link.Settled(turn.number, clean=not left))
+
+    def _is_ours(self, each: object) -> bool:
+        return (each.task if isinstance(each, Standing) else each) in self._crew.tasks
+
+
+class Standing(NamedTuple):
+    """A task, and what it waits for. One that waits for the same as before has not run since, as with threads."""
+
+    task: "asyncio.Task[Any]"
+    waits_for: object
+
+
+def _standing(task: "asyncio.Task[Any]") -> Standing:
+    waits_for: Any = getattr(task, "_fut_waiter", None)
+    return Standing(task, object() if waits_for is None or waits_for.done() else waits_for)  # (about to run)
 
 
 def _utf8(text: str) -> str:
@@ -247,7 +262,7 @@ def _at_work() -> frozenset[object]:
     if not isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
         return frozenset([object()])  # another's (uvloop) shows nothing of what it will do: never twice the same
     loop: Any = asyncio.get_running_loop()
-    found: set[object] = {*asyncio.all_tasks(), *loop._scheduled, *loop._ready}
+    found: set[object] = {*map(_standing, asyncio.all_tasks()), *loop._scheduled, *loop._ready}
     for key in tuple(loop._selector.get_map().values()):
         found.update(key.data)  # whoever reads or writes: a server acts when somebody connects
     acting = {each for each in found if not _ours(each)}
