@@ -6,20 +6,17 @@ Control asks the kernel; what the host says of itself is not enough. Every host 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
-from interlock import Control, Ending, EventKind
+from interlock import Ending
 from interlock.client.shell import proof
 from interlock.processes import kernel
 
 from .test_hogs import Act, Stage, Theatre, living, nothing_acts, theatre, there, unhurried, until
-from .test_zygote import hosting, module, reply
 
-__all__ = ["module", "theatre"]  # a stage of each grade, for this file
+__all__ = ["theatre"]  # a stage of each grade, for this file
 
 
 async def before(stage: Stage, name: str, session: str) -> Act:
@@ -142,69 +139,3 @@ def test_what_cannot_be_seen_is_an_error(tmp_path: Path) -> None:
         kernel.traces(2**22 + 1)
     with pytest.raises(OSError, match="more than is looked at"):
         kernel.below(1, 0)
-
-
-def test_a_task_of_an_earlier_turn_that_was_given_work_goes_with_its_turn(
-    module: Callable[[str], str], tmp_path: Path
-) -> None:
-    """A task that an earlier turn left and that a stopped one woke does not act after drained; one at rest is kept."""
-    agent = module(
-        """
-        import asyncio, pathlib
-        work = task = None
-
-        async def works(reader, writer):
-            while True:
-                place = await work.get()
-                writer.write(b"asked\\n")
-                await reader.readline()
-                (place / "late").touch()
-
-        async def agent(run, message):
-            global work, task
-            what, _, rest = message.text.partition(" ")
-            if what == "keep":
-                work = asyncio.Queue()
-                task = asyncio.create_task(works(*await asyncio.open_connection("127.0.0.1", int(rest))))
-                await asyncio.sleep(0.05)
-                return "kept"
-            if what == "work":
-                work.put_nowait(pathlib.Path(rest))
-            await run.say("begun")
-            await asyncio.sleep(120)
-        """
-    )
-    asked, answer = asyncio.Event(), asyncio.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if await reader.readline():
-            asked.set()
-            await answer.wait()
-            writer.write(b"answered\n")
-        writer.close()
-
-    async def stopped(control: Control, text: str) -> str | None:
-        sent = await control.send("s", text)
-        async with aclosing(control.watch(run=sent.run_id)) as events:
-            async for event in events:
-                if event.kind is EventKind.DELTA:
-                    break
-        if text.startswith("work"):
-            await asked.wait()
-        await control.stop(session="s")
-        await control.wait(sent.run_id, drained=True)
-        return (await control.receipt(sent.run_id)).host
-
-    async def use(control: Control) -> None:
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        async with asyncio.timeout(60):
-            assert await reply(control, f"keep {server.sockets[0].getsockname()[1]}") == "kept"
-            assert await stopped(control, "rest") == "reused"
-            assert await stopped(control, f"work {tmp_path}") == "killed"
-        answer.set()
-        await asyncio.sleep(0.5)
-        assert not (tmp_path / "late").exists()
-        server.close()
-
-    with unhurried():
-        hosting(agent, use)

@@ -11,13 +11,15 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from interlock import BadInput, Confinement, Control, Ending, open_control
+from interlock import BadInput, Confinement, Control, Ending, EventKind, open_control
 from interlock.core.names import ErrorKind
+from interlock.hosts import turn
 from interlock.hosts.doctor import examine_agent
 from interlock.processes import kernel
 from interlock.processes.base import Grade
@@ -362,5 +364,71 @@ def test_a_loop_that_does_not_show_its_timers_is_not_judged_clean(module: Callab
         assert receipt.host == "killed"
         await asyncio.sleep(1.0)
         assert (tmp_path / "late").exists() is late
+
+    hosting(agent, use)
+
+
+def test_a_task_of_an_earlier_turn_that_was_given_work_goes_with_its_turn(
+    module: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that an earlier turn left and that a stopped one woke does not act after drained; one at rest is kept."""
+    agent = module(
+        """
+        import asyncio, pathlib
+        work = task = None
+
+        async def works(reader, writer):
+            while True:
+                place = await work.get()
+                writer.write(b"asked\\n")
+                await reader.readline()
+                (place / "late").touch()
+
+        async def agent(run, message):
+            global work, task
+            what, _, rest = message.text.partition(" ")
+            if what == "keep":
+                work = asyncio.Queue()
+                task = asyncio.create_task(works(*await asyncio.open_connection("127.0.0.1", int(rest))))
+                await asyncio.sleep(0.05)
+                return "kept"
+            if what == "work":
+                work.put_nowait(pathlib.Path(rest))
+            await run.say("begun")
+            await asyncio.sleep(120)
+        """
+    )
+    monkeypatch.setattr(turn, "SETTLE_SECONDS", 30.0)  # who settles is in time, however slow the machine
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.readline():
+            asked.set()
+            await answer.wait()
+            writer.write(b"answered\n")
+        writer.close()
+
+    async def stopped(control: Control, text: str) -> str | None:
+        sent = await control.send("s", text)
+        async with aclosing(control.watch(run=sent.run_id)) as events:
+            async for event in events:
+                if event.kind is EventKind.DELTA:
+                    break
+        if text.startswith("work"):
+            await asked.wait()
+        await control.stop(session="s")
+        await control.wait(sent.run_id, drained=True)
+        return (await control.receipt(sent.run_id)).host
+
+    async def use(control: Control) -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with asyncio.timeout(60):
+            assert await reply(control, f"keep {server.sockets[0].getsockname()[1]}") == "kept"
+            assert await stopped(control, "rest") == "reused"
+            assert await stopped(control, f"work {tmp_path}") == "killed"
+        answer.set()
+        await asyncio.sleep(0.5)
+        assert not (tmp_path / "late").exists()
+        server.close()
 
     hosting(agent, use)

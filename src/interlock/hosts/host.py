@@ -156,6 +156,7 @@ class Serving:
         self._at_work = at_work or _at_work
         self._collect = collect
         self._port: HostPort | None = None
+        self._root = asyncio.current_task()  # whoever serves: it waits for ever
         self._before = self._at_work()
 
     def hear(self, word: link.Told) -> None:
@@ -231,7 +232,8 @@ class Serving:
         self._link.send(link.Settled(turn.number, clean=not left))
 
     def _is_ours(self, each: object) -> bool:
-        return (each.task if isinstance(each, Standing) else each) in self._crew.tasks
+        task = each.task if isinstance(each, Standing) else each
+        return task is self._root or task in self._crew.tasks
 
 
 class Standing(NamedTuple):
