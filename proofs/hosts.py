@@ -20,6 +20,7 @@ from interlock.hosts.turn import HostTurn
 from interlock.processes.base import Grade, SpawnFailed
 from interlock.runtime.inline import DaemonThreads, ThreadBody, Threads
 from interlock.runtime.live import LiveRun
+from interlock.runtime.pools import Nameless
 from interlock.runtime.run import Agent
 
 DELAYS_SECONDS = (0.0, 0.0, 0.0, 1e-5, 1e-4, 0.001, 0.003)
@@ -105,7 +106,7 @@ class _Threads:
         self.bodies = [*(each for each in self.bodies if not each.done.is_set()), body]
         self._threads.start(work, body)
 
-    def others(self) -> frozenset[Thread]:
+    def others(self) -> frozenset[Thread | Nameless]:
         return self._threads.others()
 
 

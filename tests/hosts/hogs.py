@@ -16,6 +16,7 @@ import re
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -697,7 +698,7 @@ async def stops_loop_at_work(run: Run, place: Path) -> None:
 
 
 def sockets() -> list[int]:
-    """Return this process's sockets: one of them is its link."""
+    """Return this process's sockets: on one of them it hears."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -714,9 +715,9 @@ async def rehearsed() -> None:
 
 @play
 async def closes_link(run: Run, place: Path) -> None:
-    """Close every socket behind our back."""
+    """Close the link behind our back."""
     await rehearsed()
-    for fd in sockets():
+    for fd in [*sockets(), run._port._link._saying]:  # type: ignore[attr-defined]
         os.close(fd)
     await idle(place)
 
@@ -726,6 +727,32 @@ async def closes_everything(run: Run, place: Path) -> None:
     """Close every descriptor."""
     await rehearsed()
     os.closerange(3, 1024)
+    await idle(place)
+
+
+def unsent() -> socket.socket:
+    """Return a connection that takes whoever closes it LIFE_SECONDS, since its other side does not read."""
+    server = socket.create_server(("127.0.0.1", 0))
+    ours = socket.create_connection(server.getsockname())
+    kept.append((server, server.accept()))
+    ours.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            ours.send(bytes(64 * 1024))
+    ours.setblocking(True)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, int(LIFE_SECONDS)))
+    return ours
+
+
+@play
+async def sends_descriptor(run: Run, place: Path) -> None:
+    """Have control close something that takes for ever to close."""
+    line: socket.socket = run._port._link._sock  # type: ignore[attr-defined]
+    word = link.frame(link.SetTyping(run._port.turn.number, True))  # type: ignore[attr-defined]
+    kept.append(unsent())
+    with contextlib.suppress(OSError):
+        socket.send_fds(line, [word], [kept[-1].fileno()])
+        kept.pop().close()  # control is the last to close it
     await idle(place)
 
 
@@ -753,10 +780,10 @@ async def dies_beside_talker(run: Run, place: Path) -> None:
     if os.fork() == 0:
         note(place, os.getpid())
         end = time.monotonic() + LIFE_SECONDS
-        line = socket.socket(fileno=min(sockets()))  # the link: the loop's own pair is younger
-        line.setblocking(True)
+        line = run._port._link._saying  # type: ignore[attr-defined]
+        os.set_blocking(line, True)
         while time.monotonic() < end:
-            line.sendall(word)
+            os.write(line, word)
         os._exit(0)
     time.sleep(0.05)
     os._exit(3)

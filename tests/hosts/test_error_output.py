@@ -110,7 +110,7 @@ def test_a_flood_is_bounded_and_counted(capfd: pytest.CaptureFixture[str]) -> No
         os.close(flood)
         os.close(quiet)
         errors.close()
-        errors.join()
+        errors.join()  # until the last gap is told
     lines = capfd.readouterr().err.splitlines()
     assert "the quiet one: here" in lines
     told = [line for line in lines if line.startswith("the flood: x")]

@@ -25,6 +25,7 @@ MIB = 1024 * 1024
 AGENT = '''
 """Agents that say too much, or listen too little."""
 
+import os
 import time
 
 from interlock import BadInput, SpawnFailed, tool
@@ -47,10 +48,10 @@ async def agent(run, message):
 def bytes_of(run, word):
     """Put words on the link that nobody holds back, for a while."""
     port, until = run._port, time.monotonic() + LIFE_SECONDS
-    port._link._sock.setblocking(True)
+    os.set_blocking(port._link._saying, True)
     data = link.frame(word(port.turn.number)) * 1_000
     while time.monotonic() < until:
-        port._link._sock.sendall(data)
+        os.write(port._link._saying, data)
 
 
 @play
@@ -86,10 +87,10 @@ async def deaf(run, rest):
     process = await run.spawn("sh", "-c", "head -c 1000000 /dev/zero | tr '\\\\0' x", background=True)
     await process.wait()
     port = run._port
-    port._link._sock.setblocking(True)
+    os.set_blocking(port._link._saying, True)
     for number in range(1, 1_000):
         number += port.turn.number << 33
-        port._link._sock.sendall(link.frame(link.ReadOutput(port.turn.number, number, process.handle)))
+        os.write(port._link._saying, link.frame(link.ReadOutput(port.turn.number, number, process.handle)))
     time.sleep(LIFE_SECONDS)
 
 

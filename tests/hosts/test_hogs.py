@@ -328,6 +328,18 @@ def test_a_host_that_does_not_settle_is_killed(theatre: Theatre) -> None:
     theatre.run(main(theatre.stage))
 
 
+def test_a_host_cannot_hand_control_something_to_close(theatre: Theatre) -> None:
+    """A descriptor that takes for ever to close does not reach control through the link: its loop goes on."""
+
+    async def main(stage: Stage) -> None:
+        async with streaming(stage):
+            act = await (await stage.play("sends_descriptor")).reached()
+            receipt = await act.stop()
+            assert receipt.cause is Ending.STOPPED
+
+    theatre.run(main(theatre.stage))
+
+
 def test_a_keeper_that_was_stopped_is_replaced(theatre: Theatre) -> None:
     """A host that stops its own keeper with SIGSTOP is ended all the same, with the child it left."""
 

@@ -6,8 +6,10 @@ The loop is blocked for real, over the limits of runs whose agents return meanwh
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import fcntl
 import math
-import socket
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ import uvloop
 
 from interlock import Control, Ending, Outcome, Settings
 from interlock.hosts import link
+from interlock.hosts.forked import LINK_BYTES
 from interlock.processes.base import Grade
 
 from .test_hogs import BOUND_SECONDS, Act, Stage, staged, until
@@ -26,6 +29,7 @@ from .test_link import Peer, opened
 ROUNDS = 10
 LIMIT_SECONDS = 2.0
 LATE_SECONDS = 0.1
+SPLICE_F_NONBLOCK = 2
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 both_loops = pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 
@@ -35,19 +39,28 @@ def limit_of(control: Control, run: str) -> float:
     return control._registry.runs[run].limits[0].at  # type: ignore[index]
 
 
-def line_of(control: Control, run: str) -> socket.socket:
-    """Control's end of the link of a run's host."""
+def line_of(control: Control, run: str) -> int:
+    """Control's end of what a run's host says."""
     turn: Any = control._registry.runs[run].bodies[0]  # type: ignore[index]
-    line: socket.socket = turn.host._sock
+    line: int = turn.host._said
     return line
 
 
-def said(line: socket.socket, word: bytes) -> bool:
-    """True if a word lies in a link, whole, and nobody has read it."""
+def lying_in(line: int) -> bytes:
+    """Return what lies in a pipe, and leave it there."""
+    reading, writing = os.pipe()
     try:
-        data = line.recv(256 * 1024, socket.MSG_PEEK)
-    except BlockingIOError:
-        return False
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, LINK_BYTES)
+        found: int = ctypes.CDLL(None).tee(line, writing, LINK_BYTES, SPLICE_F_NONBLOCK)
+        return os.read(reading, found) if found > 0 else b""
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def said(line: int, word: bytes) -> bool:
+    """True if a word lies in a link, whole, and nobody has read it."""
+    data = lying_in(line)
     at = data.rfind(word)
     if at < 0:
         return False

@@ -1,5 +1,6 @@
 """What an inline run may have left at work, and nobody can see end, is named; what was seen idle or gone is not."""
 
+import _thread
 import asyncio
 import contextlib
 import threading
@@ -85,6 +86,26 @@ def test_a_thread_that_a_library_made_is_named(stopped: bool) -> None:
             [named] = receipt.unconfirmed
             assert named.startswith(f"threads of {sent.run_id}") and "poller of a library" in named
             assert receipt.runs[0].body is (BodyState.CUT if stopped else BodyState.RETURNED)
+
+    play(main)
+
+
+def test_a_thread_without_a_name_is_named_all_the_same() -> None:
+    """A thread that a library started without `threading` runs Python: it is seen."""
+    library = Library()
+
+    async def agent(run: Run, message: Message) -> None:
+        _thread.start_new_thread(library.work, ())
+        await asyncio.sleep(3600)
+
+    async def main() -> None:
+        async with opened(agent, library, SHORT) as control:
+            sent = await control.send("s", "go")
+            await asyncio.to_thread(library.works.wait)
+            await control.stop(session="s")
+            receipt = await over(control, sent.run_id)
+            assert receipt.drain is Drain.UNCONFIRMED
+            assert "a thread without a name" in receipt.unconfirmed[0]
 
     play(main)
 

@@ -8,7 +8,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import fcntl
 import itertools
 import logging
 import os
@@ -29,6 +31,7 @@ log = logging.getLogger("interlock")
 
 IMPORT_SECONDS = 60.0
 HELLO_SECONDS = 30.0
+LINK_BYTES = 256 * 1024  # that a host may have said and control not read, where the system gives as much
 BOOT = "import os, sys; sys.path[:] = sys.argv[1].split(os.pathsep); from interlock.hosts.{} import main; main()"
 
 
@@ -104,20 +107,24 @@ class ForkedHosts:
         limits = (self._processes.confinement.pids, self._processes.confinement.host_memory)
         mine, theirs = socket.socketpair()
         mine.setblocking(False)
+        mine.shutdown(socket.SHUT_RD)  # nothing it sends there can reach us, descriptors least of all
+        said, saying = _pipe()
         containment = None
         try:
             containment = self._processes.contain(
                 f"host-{next(self._numbers)}", once=True, helper=zygote, limits=limits
             )
-            process = containment.spawn(self._order("host"), stdio=(theirs.fileno(), ERRORS, ERRORS))
+            process = containment.spawn(self._order("host"), stdio=(theirs.fileno(), saying, ERRORS))
         except BaseException:
             mine.close()
+            os.close(said)
             if containment is not None:
                 containment.cut()
             raise
         finally:
             theirs.close()
-        host = HostProcess(containment, process, mine)
+            os.close(saying)
+        host = HostProcess(containment, process, mine, said)
         try:
             async with asyncio.timeout(HELLO_SECONDS if zygote is not None else IMPORT_SECONDS):
                 await process.started()
@@ -139,3 +146,14 @@ class ForkedHosts:
             await asyncio.wait([self._starting])
         if self._zygote is not None:
             await self._processes.close_second(self._zygote)
+
+
+def _pipe() -> tuple[int, int]:
+    """Return what a host speaks on, both ends. A pipe: a socket carries descriptors too.
+
+    Whoever closes one that was sent to it waits as long as its sender likes, and control would have to.
+    """
+    said, saying = os.pipe()
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(saying, fcntl.F_SETPIPE_SZ, LINK_BYTES)
+    return said, saying

@@ -2,8 +2,8 @@
 
 1. A fallen turn is cut here as it would be inline: one cancel, and nothing more. Whoever takes too long is killed from
    outside, with the whole host.
-2. After an early end the host says whether anything the turn began is left (tasks, timers, threads); then it is not
-   used again.
+2. After an early end the host says whether anything the turn began is left (tasks, timers, threads), or gave work (a
+   task of an earlier turn that ran); then it is not used again.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from interlock.core.errors import BadInput, Stale
 from interlock.core.names import Effect, Ending, Principal, RunId, SessionId
@@ -36,11 +36,13 @@ ALARMS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
 class SocketLink:
-    """The link of a process of its own."""
+    """The link of a process of its own: a socket to hear, a pipe to speak."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, saying: int) -> None:
         sock.setblocking(False)
+        os.set_blocking(saying, False)
         self._sock = sock
+        self._saying = saying
         self._loop = asyncio.get_running_loop()
         self._out = bytearray()
         self._frames = link.Frames(link.Told)
@@ -63,9 +65,9 @@ class SocketLink:
     def _flush(self) -> None:
         while self._out:
             try:
-                del self._out[: self._sock.send(self._out)]
+                del self._out[: os.write(self._saying, self._out)]
             except (BlockingIOError, InterruptedError):
-                self._loop.add_writer(self._sock.fileno(), self._writable)
+                self._loop.add_writer(self._saying, self._writable)
                 break
             except OSError:
                 self._gone()
@@ -73,7 +75,7 @@ class SocketLink:
             self._room.set()
 
     def _writable(self) -> None:
-        self._loop.remove_writer(self._sock.fileno())
+        self._loop.remove_writer(self._saying)
         self._flush()
 
     async def room(self) -> None:
@@ -100,11 +102,12 @@ class SocketLink:
         """Ask for something and wait for the answer here and now; whatever else arrives is heard afterwards."""
         self._out += link.frame(word)
         self._sock.setblocking(True)
+        os.set_blocking(self._saying, True)
         later: list[link.Told] = []
         answer: link.Answer | link.Refusal | None = None
         try:
-            self._sock.sendall(self._out)
-            self._out.clear()
+            while self._out:
+                del self._out[: os.write(self._saying, self._out)]
             while answer is None:
                 self._frames.feed(self._sock.recv(READ_BYTES) or self._gone())
                 for heard in self._frames:
@@ -119,13 +122,15 @@ class SocketLink:
             self._gone()
         finally:
             self._sock.setblocking(False)
+            os.set_blocking(self._saying, False)
             for heard in later:
                 self._loop.call_soon(self.hear, heard)
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Let go of both."""
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
+        os.close(self._saying)
 
     @staticmethod
     def _gone() -> NoReturn:
@@ -151,6 +156,7 @@ class Serving:
         self._at_work = at_work or _at_work
         self._collect = collect
         self._port: HostPort | None = None
+        self._root = asyncio.current_task()  # whoever serves: it waits for ever
         self._before = self._at_work()
 
     def hear(self, word: link.Told) -> None:
@@ -221,9 +227,25 @@ class Serving:
         self._collect()  # finalizers of what the turn left in cycles are its effects, and none may come later
         for _ in range(LAST_ROUNDS):  # tasks that have just ended leave, and what they called back is over soon
             await asyncio.sleep(0)
-            if not (left := self._at_work() - turn.before - frozenset(self._crew.tasks)):
+            if not (left := [each for each in self._at_work() - turn.before if not self._is_ours(each)]):
                 break
         self._link.send(link.Settled(turn.number, clean=not left))
+
+    def _is_ours(self, each: object) -> bool:
+        task = each.task if isinstance(each, Standing) else each
+        return task is self._root or task in self._crew.tasks
+
+
+class Standing(NamedTuple):
+    """A task, and what it waits for. One that waits for the same as before has not run since, as with threads."""
+
+    task: "asyncio.Task[Any]"
+    waits_for: object
+
+
+def _standing(task: "asyncio.Task[Any]") -> Standing:
+    waits_for: Any = getattr(task, "_fut_waiter", None)
+    return Standing(task, object() if waits_for is None or waits_for.done() else waits_for)  # (about to run)
 
 
 def _utf8(text: str) -> str:
@@ -239,11 +261,11 @@ def _at_work() -> frozenset[object]:
 
     What was put off in a turn would be an effect of it after its end.
     """
-    loop = asyncio.get_running_loop()
-    found: set[object] = {*asyncio.all_tasks(), *(timer for timer in getattr(loop, "_scheduled", ()))}
-    found.update(getattr(loop, "_ready", ()))
-    selector = getattr(loop, "_selector", None)
-    for key in () if selector is None else tuple(selector.get_map().values()):
+    if not isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
+        return frozenset([object()])  # another's (uvloop) shows nothing of what it will do: never twice the same
+    loop: Any = asyncio.get_running_loop()
+    found: set[object] = {*map(_standing, asyncio.all_tasks()), *loop._scheduled, *loop._ready}
+    for key in tuple(loop._selector.get_map().values()):
         found.update(key.data)  # whoever reads or writes: a server acts when somebody connects
     acting = {each for each in found if not _ours(each)}
     acting.update(("alarm", which) for which in ALARMS if signal.getitimer(which)[0])
@@ -277,7 +299,7 @@ async def rehearse() -> None:
     """Play a turn of an agent of our own, with all that a real one goes through: what it touches is warm afterwards."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    line = SocketLink(theirs)
+    line = SocketLink(theirs, os.dup(theirs.fileno()))
     line.hear = Serving(line, {SERVED: _greet}).hear
     message = Message(text="hello", by=Principal("nobody"), session=SessionId("none"), run_id=RunId("none"))
     ours.send(link.frame(link.Begin(1, SERVED, message.run_id, message.session, 1, message)))
@@ -294,19 +316,19 @@ async def rehearse() -> None:
 # The process
 
 
-async def _serve(sock: socket.socket, agents: Mapping[str, Agent]) -> None:
-    line = SocketLink(sock)
+async def _serve(sock: socket.socket, saying: int, agents: Mapping[str, Agent]) -> None:
+    line = SocketLink(sock, saying)
     line.hear = Serving(line, agents).hear
     line.send(link.Hello(link.VERSION, os.getpid()))
     await asyncio.get_running_loop().create_future()  # for ever: it exits when control hangs up
 
 
-def serve(sock: socket.socket, agents: Mapping[str, Agent]) -> NoReturn:
+def serve(sock: socket.socket, saying: int, agents: Mapping[str, Agent]) -> NoReturn:
     """Be a host whose agents are imported, until control hangs up."""
     kernel.prctl(kernel.PR_SET_NAME, b"interlock-host")
     runner = asyncio.Runner()  # never closed: that would wait for whatever the agent left, and run it once more
     try:
-        runner.run(_serve(sock, agents))
+        runner.run(_serve(sock, saying, agents))
     except BaseException as error:  # an agent stopped the loop, or raised SystemExit in a task of its own
         sys.stderr.write(f"interlock: a host ended: {describe_error(error)}\n")
     finally:
@@ -325,9 +347,19 @@ def take_link() -> socket.socket:
     return sock
 
 
+def take_pipe() -> int:
+    """Take what we speak on from where it was handed over, the standard output, which is the error output from now on.
+
+    A pipe: unlike a socket it carries no descriptors. To close one that was sent to it may take control for ever.
+    """
+    saying = os.dup(1)
+    os.dup2(2, 1)
+    return saying
+
+
 def main() -> NoReturn:
     """Be a host that imports its agents itself."""
-    sock = take_link()
+    sock, saying = take_link(), take_pipe()
     frames = link.Frames(link.Told)
     load: link.Load | None = None
     while load is None:
@@ -336,9 +368,9 @@ def main() -> NoReturn:
     try:
         agents = load_agents(load.path, load.agents)
     except BaseException as error:
-        sock.sendall(link.frame(link.Broken(describe_error(error))))
+        os.write(saying, link.frame(link.Broken(describe_error(error))))
         os._exit(1)
-    serve(sock, agents)
+    serve(sock, saying, agents)
 
 
 def load_agents(path: Sequence[str], agents: Mapping[str, str]) -> dict[str, Agent]:

@@ -1,6 +1,7 @@
 """The link: a run's verbs as messages, between control and a host.
 
-1. Length-prefixed msgpack on a stream socket; each message is a closed struct with a tag, and checked when decoded.
+1. Length-prefixed msgpack, to a host on a stream socket and from it on a pipe; each message is a closed struct with a
+   tag, and checked when decoded.
 2. Control trusts nothing a host says: what is too long, unknown or out of order ends the host, not control.
 3. Both sides are bounded. A host waits when control does not read; one that does not read is ended.
 4. What a host sends of a turn carries the turn's number; a request carries a number of its own, which only rises.

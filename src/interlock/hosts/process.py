@@ -35,9 +35,9 @@ STATUS_SECONDS = 1.0  # to learn how it ended once its link is closed
 
 
 class HostProcess:
-    """A host process and our end of its link."""
+    """A host process and our ends of its link: a socket that we only write to, and a pipe."""
 
-    def __init__(self, containment: LocalContainment, process: LocalProcess, sock: socket.socket) -> None:
+    def __init__(self, containment: LocalContainment, process: LocalProcess, sock: socket.socket, said: int) -> None:
         self.containment = containment
         self.process = process
         self.turns = 0
@@ -45,7 +45,8 @@ class HostProcess:
         self.hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.turn: HostTurn | None = None
         self.heard = 0.0  # when all that it had said was read: what is read later was said later
-        self._sock = sock
+        self._sock = sock  # what we say
+        self._said = said  # what it says
         self._loop = asyncio.get_running_loop()
         self._frames = link.Frames(link.Said, link.FRAME_BYTES)
         self._out = bytearray()
@@ -55,7 +56,8 @@ class HostProcess:
         self._left: int | None = None  # bytes in its link when its process died: the last that count
         self._burying: asyncio.Task[None] | None = None
         self._before: dict[tuple[int, int], tuple[int, int, str]] | None = None  # what was here before the turn
-        self._loop.add_reader(sock.fileno(), self._readable)
+        os.set_blocking(said, False)
+        self._loop.add_reader(said, self._readable)
         process.on_end = self._exited
 
     @property
@@ -157,7 +159,7 @@ class HostProcess:
         began = self._loop.time()
         wanted = min(max(self._frames.missing, BURST_BYTES), LONG_BYTES)
         try:
-            data = self._sock.recv(wanted)
+            data = os.read(self._said, wanted)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
@@ -227,7 +229,7 @@ class HostProcess:
         """Its keeper has seen it die. What it said still counts; whoever holds its link, and may talk on, is ended."""
         if self._sock.fileno() >= 0:
             self.containment.cut()
-            self._left = int.from_bytes(fcntl.ioctl(self._sock, termios.FIONREAD, bytes(4)), sys.byteorder)
+            self._left = int.from_bytes(fcntl.ioctl(self._said, termios.FIONREAD, bytes(4)), sys.byteorder)
             if not self._left:  # else when that much was read, in bursts
                 self._ended()
 
@@ -259,8 +261,9 @@ class HostProcess:
     def _close(self) -> None:
         self._close_pidfd()
         if self._sock.fileno() >= 0:
-            self._loop.remove_reader(self._sock.fileno())
+            self._loop.remove_reader(self._said)
             self._loop.remove_writer(self._sock.fileno())
+            os.close(self._said)
             self._sock.close()
 
     def _close_pidfd(self) -> None:

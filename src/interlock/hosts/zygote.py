@@ -70,7 +70,7 @@ class Warden(Keeper):
         os.environ.clear()
         os.environ.update(env)
         gc.enable()
-        host.serve(host.take_link(), self.agents)
+        host.serve(host.take_link(), host.take_pipe(), self.agents)
 
 
 class Zygote(Helper):

@@ -159,7 +159,7 @@ class Threads(Protocol):
         """Run the work elsewhere and call `body.finish` on the loop."""
         ...
 
-    def others(self) -> frozenset[threading.Thread]:
+    def others(self) -> frozenset[threading.Thread | pools.Nameless]:
         """Return the threads of this process that may act and are not known here."""
         ...
 
@@ -180,7 +180,7 @@ class DaemonThreads:
         threading.Thread(target=run, args=(self._work, work, body), name=name, daemon=True).start()
         self._running += 1
 
-    def others(self) -> frozenset[threading.Thread]:
+    def others(self) -> frozenset[threading.Thread | pools.Nameless]:
         """Return the threads of this process that may act and are not known here."""
         return pools.at_work()
 
@@ -244,7 +244,7 @@ class Strangers:
             self.name = f"{self.name}, or of a run beside it: {listed}"
         self._end(BodyState.ABANDONED if names else BodyState.RETURNED)
 
-    def _left(self) -> frozenset[threading.Thread]:
+    def _left(self) -> frozenset[threading.Thread | pools.Nameless]:
         return self._threads.others() - self._before
 
     def _end(self, state: BodyState) -> None:

@@ -1,21 +1,35 @@
 """Threads of this process that may act for a run: all but control's own, and those of a pool that wait for work.
 
 1. Nobody can end a thread, and nobody is told what it does. What can be seen is that one of a pool waits for work.
-2. Only Python's threads are seen: one that a library made without telling Python has no name here.
+2. Only threads that run Python are seen: one that a library made without telling Python is not.
 """
 
 import sys
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 OWN = "interlock"  # what the names of control's own threads begin with, those of tools included
 
 
-def at_work() -> frozenset[threading.Thread]:
+class Nameless(NamedTuple):
+    """A thread that runs Python and was started without `threading`."""
+
+    ident: int
+
+    @property
+    def name(self) -> str:
+        """How a receipt calls it."""
+        return f"a thread without a name ({self.ident})"
+
+
+def at_work() -> frozenset[threading.Thread | Nameless]:
     """Return the threads that are not known to be idle; to be asked on the loop."""
     here = threading.current_thread()
-    found = {each for each in threading.enumerate() if each is not here and not each.name.startswith(OWN)}
-    return frozenset(found - idle() if found else ())
+    running = set(sys._current_frames())  # first: whoever has a name by now had it then, or is in its first step
+    known = threading.enumerate()
+    found = {each for each in known if each is not here and not each.name.startswith(OWN)}
+    nameless = map(Nameless, running - {each.ident for each in known if each.ident is not None})
+    return frozenset([*(found - idle() if found else ()), *nameless])
 
 
 def idle() -> set[threading.Thread]:

@@ -7,6 +7,7 @@ from threading import Thread
 from typing import Any
 
 from interlock.runtime.inline import ThreadBody
+from interlock.runtime.pools import Nameless
 
 DELAYS_SECONDS = (0.0, 0.001, 0.05, 3.0, 30.0)
 
@@ -21,7 +22,7 @@ class VirtualThreads:
         """Do the work later, whether or not anyone still waits for it."""
         asyncio.get_running_loop().call_later(self._random.choice(DELAYS_SECONDS), self._work, work, body)
 
-    def others(self) -> frozenset[Thread]:
+    def others(self) -> frozenset[Thread | Nameless]:
         """Return no threads: those of the process that plays are no part of the play."""
         return frozenset()
 
