@@ -55,6 +55,24 @@ def shell(served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     return Shell(capsys)
 
 
+# Messages that stop
+
+
+@pytest.mark.parametrize("strategy", [None, "queue", "steer", "collect", "reject", "rollback"])
+def test_what_is_typed_in_a_hurry_stops(shell: Shell, strategy: str | None) -> None:
+    """A message that says stop and nothing else is no message, whatever the strategy; `--literal` sends it as it is."""
+    name, more = f"hurry-{strategy}", () if strategy is None else ("--strategy", strategy)
+    for text in ("Do not do that", "Stop don't do anything", "STOP INTERLOCK"):
+        run = shell("send", "--session", name, "hang").out.strip()
+        stopped = shell("send", "--session", name, "--json", *more, text)
+        assert (stopped.code, stopped.json["aborted"], stopped.json["runs"][0]["id"]) == (0, True, run)
+        assert shell("wait", run).code == 130
+    again = shell("send", "--session", name, "--json", "stop")
+    assert (again.code, again.json["aborted"]) == (0, False)
+    said = shell("send", "--session", name, "--literal", "stop")
+    assert said.code == 0 and said.out.startswith("r-")
+
+
 # Sending and endings
 
 

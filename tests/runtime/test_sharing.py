@@ -72,7 +72,7 @@ def test_a_stranger_learns_nothing(verb: str) -> None:
         async with open_control(idles) as control:
             await control.send("alice/main", "a secret", by="alice")
             here, nowhere = [await word(VERBS[verb](control, name, "bob")) for name in ("alice/main", "alice/none")]
-            assert here.startswith("Unknown: ")
+            assert here.startswith("UnknownSession: ")
             assert here.replace("alice/main", "alice/none") == nowhere
             for receipt in [await control.stop(session=name, by="bob") for name in ("alice/main", "alice/none")]:
                 assert (receipt.id, receipt.aborted, receipt.already, receipt.runs) == (None, False, None, ())

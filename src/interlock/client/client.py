@@ -22,9 +22,12 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from interlock.client.connection import PAUSE_SECONDS, Connection, Dropped, error_of, params_of
-from interlock.core.errors import Unavailable
+from interlock.core.errors import Unavailable, Unknown
 from interlock.core.events import Ended, Entry, Event, Started
+from interlock.core.lifecycle import State
 from interlock.core.names import PASSING, Ending, RunId
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
@@ -172,6 +175,43 @@ class Client:
             return await self._call("interlock.send", asked, insist=lambda: not sending.stopped)
         finally:
             self._sends.remove(sending)
+
+    async def chat(
+        self,
+        session: str,
+        text: str,
+        *,
+        key: str | None = None,
+        strategy: str | None = None,
+        deadline: float | None = None,
+    ) -> Sent | Receipt:
+        """Send what a person typed: a message, or, if it says nothing else, a stop or `/new`, which has a receipt."""
+        for stop in self._stops:
+            stop.overtake(session)
+        asked: dict[str, Any] = {"sessionKey": session, "message": text}
+        asked["idempotencyKey"] = secrets.token_hex(16) if key is None else key
+        asked["queueMode"] = "followup" if strategy == "queue" else strategy
+        asked["timeoutMs"] = None if deadline is None else round(deadline * 1000)
+        sending = _Sending(session)
+        self._sends.add(sending)
+        try:
+            told: dict[str, Any] = await self._call("interlock.chat", asked, insist=lambda: not sending.stopped)
+        finally:
+            self._sends.remove(sending)
+        if "receipt" in told:
+            receipt: Receipt = msgspec.convert(told["receipt"], Receipt)
+            return receipt
+        if "runId" not in told:
+            raise Unknown(f"nothing was ever said in session {session!r}; there is nothing to begin anew")
+        state = State.QUEUED if told.get("queued") else State.SEATED if told["status"] == "started" else State.ENDED
+        return Sent(
+            run_id=RunId(told["runId"]),
+            session=told.get("session", session),
+            owner=told.get("owner"),
+            generation=told.get("generation"),
+            superseded=told.get("superseded"),
+            state=state,
+        )
 
     async def stop(
         self,

@@ -96,15 +96,23 @@ def send_command(
     key: Annotated[str | None, typer.Option(metavar="KEY", help="The same key is the same message, once.")] = None,
     strategy: Annotated[Strategy | None, typer.Option(help="What it does while the session is busy.")] = None,
     deadline: Annotated[str | None, typer.Option(metavar="TIME", help="End it after this time: 90, 2m, 1h.")] = None,
+    literal: Annotated[bool, typer.Option("--literal", help="Send it as it is, also if it says stop.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Send a message and print its run's id; with --watch print the reply as it comes, and exit as it ends."""
+    """Send a message and print its run's id; with --watch print the reply as it comes, and exit as it ends.
 
-    async def send(client: "Client") -> int:
+    A message that says stop and nothing else stops the session, and its receipt is printed.
+    """
+
+    async def sending(client: "Client") -> int:
         said = sys.stdin.buffer.read().decode("utf-8", "replace") if text == ["-"] else " ".join(text)
         limit, mine = None if deadline is None else seconds(deadline), secrets.token_hex(16) if key is None else key
         stopping = _Stopping(client, mine) if watch else None
-        sent = await client.send(_named(session), said, key=mine, strategy=strategy, deadline=limit)
+        send = client.send if literal else client.chat
+        sent = await send(_named(session), said, key=mine, strategy=strategy, deadline=limit)
+        if isinstance(sent, Receipt):
+            _json(sent) if as_json else _print(proof(sent))
+            return 0
         if stopping is None:
             _json(sent) if as_json else _print(sent.run_id)
             return 0
@@ -113,7 +121,7 @@ def send_command(
         await stopping.over()
         return code
 
-    return _ask(url, data, send)
+    return _ask(url, data, sending)
 
 
 class _Stopping:

@@ -97,7 +97,7 @@ async def chat_send(on: Asker, asked: frames.OwnChat) -> Any:
         if outcome.ended:
             return telling.wait_payload(outcome)
     told: dict[str, Any] = {"runId": sent.run_id, "status": "started", "generation": sent.generation}
-    told |= {"sessionKey": on.name(sent.session), "owner": sent.owner}
+    told |= {"sessionKey": on.name(sent.session), "session": sent.session, "owner": sent.owner}
     if sent.superseded is not None:
         told |= {"interruptedActiveRun": True, "superseded": sent.superseded}
     return told | ({"queued": True} if sent.state is State.QUEUED else {})
