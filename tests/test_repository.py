@@ -18,7 +18,7 @@ PACKAGE = ROOT / "src" / "interlock"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 CORE_LINES = 1_250  # of code, as cloc counts: neither blank nor comment nor docstring, nor the tables of words
 TABLES = PACKAGE / "core" / "vocabulary.py"
-SOURCE_LINES = 21_000
+SOURCE_LINES = 22_500
 CONTRIBUTING_LINES = 80
 
 
