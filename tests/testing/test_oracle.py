@@ -11,7 +11,7 @@ import pytest
 from interlock import Control, Ending, MemoryStore, Message, Outcome, Receipt, Run, Settings, ToolState, open_control
 from interlock.core.decision import RunRow, SessionRow, ToolRow
 from interlock.core.events import Block, Data, Delta, Ended, Event, Proof, Said, Started, Tool
-from interlock.core.names import Drain, EventKind, Principal, RunId, RunKind, SessionId
+from interlock.core.names import Drain, EventKind, May, Principal, RunId, RunKind, SessionId
 from interlock.core.receipt import FallenRun
 from interlock.testing import Oracle, Violation, run_seeded
 from interlock.testing.rights import EVERYWHERE, Act, Deed, Offer, Rights
@@ -495,7 +495,8 @@ def test_nobody_owns_what_the_store_does_not_have() -> None:
         store.faults.stall = True
         second = asyncio.ensure_future(oracle.send("s", "two", by="bob"))
         await asyncio.sleep(0.005)
-        control._registry.sessions[SessionId("s")].stored = True
+        session = control._registry.sessions[SessionId("s")]
+        session.stored, session.shares = True, {Principal("bob"): May.WRITE}  # else bob's would be turned away
         await oracle.stop(session="s", by="alice")
         store.resume()
         await asyncio.gather(first, second)
