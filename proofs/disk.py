@@ -202,9 +202,7 @@ BARE: dict[str, dict[str, Any]] = {
         "tombstones": [{"principal": "local", "key": "late"}],
         "marks": [{"session": "s", "channel": "chat", "by": "local", "at": 7, "stopped_at": 1.0}],
         "shares": [{"session": "s", "principal": "bob", "may": "read", "at": 7}],
-        "stops": [
-            {"principal": "local", "key": "k", "method": "stop", "digest": "d", "at": 1.0, "aborted": False}
-        ],
+        "stops": [{"principal": "local", "key": "k", "method": "stop", "digest": "d", "at": 1.0, "aborted": False}],
     },
     "queue": {"sessions": _session(5), **_message("r3"), "wakes": [WAKE]},
     "collect": {**_message("r4", alias="r3"), "unwakes": ["w"]},
