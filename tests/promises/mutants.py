@@ -32,7 +32,16 @@ FRAMES, BROUGHT = "surfaces/test_frames.py", "runtime/test_instructions.py"
 KEPT, LATE = "hosts/test_kept.py", "hosts/test_late.py"
 DESCRIPTORS, STRANGERS = "processes/test_descriptors.py", "runtime/test_strangers.py"
 SHARING = "runtime/test_sharing.py"
+ZYGOTE = "hosts/test_zygote.py"
 BESIDE = (  # bugs of rules that are no row of the table
+    (
+        "unit/task-known-by-itself-alone",
+        (ZYGOTE, "test_a_task_of_an_earlier_turn_that_was_given_work_goes_with_its_turn"),
+    ),
+    (
+        "unit/another-s-loop-believed",
+        (ZYGOTE, "test_a_loop_that_does_not_show_its_timers_is_not_judged_clean"),
+    ),
     (
         "unit/refused-leaves-a-trace",
         ("runtime/test_foreign_arrivals.py", "test_a_stranger_s_message_that_is_stopped_while_it_arrives"),
