@@ -28,11 +28,10 @@ from interlock.processes.base import Confinement, Grade, SpawnFailed
 from interlock.processes.workers import ToolFailed
 from interlock.runtime.approvals import QuestionInfo
 from interlock.runtime.control import Control
-from interlock.runtime.delegation import Child
 from interlock.runtime.driver import HostsInfo
 from interlock.runtime.holds import Hold
 from interlock.runtime.listing import RunInfo
-from interlock.runtime.live import Sent
+from interlock.runtime.live import Child, Sent
 from interlock.runtime.run import Message, Part, Run
 from interlock.runtime.settings import Settings
 from interlock.runtime.spawning import Finished, ProcessInfo, Running

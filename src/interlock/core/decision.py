@@ -8,6 +8,7 @@ import msgspec
 
 from interlock.core.events import Json
 from interlock.core.names import (
+    Announce,
     CallId,
     Ending,
     May,
@@ -36,6 +37,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     since: int = 0  # the transcript begins behind this position; only rises
     renewed: int = 0  # the generation at its last reset: a turn up to there is no previous one
     crashes: int = 0  # times in a row that the server died while a run of it was going
+    announced: int = 0  # turns in a row that announcements began
     shares: dict[Principal, May] = {}
 
 
@@ -70,6 +72,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     cut: str = ""
     told: bool = False  # its terminal event is in the log
     instructions: str | None = None  # of its sender to the agent, beside the message
+    announce: Announce | None = None  # of a detached child: how its ending comes to its home
 
 
 class KeyRow(msgspec.Struct, frozen=True, kw_only=True):

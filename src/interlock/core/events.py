@@ -36,12 +36,16 @@ class _Data(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):
 
 
 class Said(_Data, frozen=True, tag="message"):
-    """A message was accepted. `of` is its own id where another run took it in (steered, or collected)."""
+    """A message was accepted. `of` is its own id where another run took it in (steered, or collected).
+
+    `child` is the run whose ending it announces, where nobody wrote it.
+    """
 
     kind: ClassVar[EventKind] = EventKind.MESSAGE
     text: str
     by: Principal
     of: RunId | None = None
+    child: RunId | None = None
 
 
 class Started(_Data, frozen=True, tag="started"):
@@ -228,6 +232,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     cut: bool = False
     ending: Ending | None = None
     hidden: bool = False  # of a turn that was rolled back: shown to people, not to the model
+    child: RunId | None = None  # of a message that announces how this child ended; nobody wrote it
 
 
 def transcript(events: Iterable[Event]) -> list[Entry]:
@@ -257,7 +262,7 @@ def _entries(event: Event, waiting: dict[RunId, list[Entry]]) -> list[Entry]:
         return []
     match data:
         case Said():
-            said = Entry(role="user", run_id=run_id, text=data.text, by=data.by)
+            said = Entry(role="user", run_id=run_id, text=data.text, by=data.by, child=data.child)
             if data.of is not None and run_id not in waiting:  # steered into a turn that has begun
                 waiting.pop(data.of, None)
                 return [said]

@@ -124,6 +124,19 @@ class RunKind(StrEnum):
     AGENT = "agent"
     CHILD = "child"
     WAKE = "wake"
+    ANNOUNCE = "announce"  # a detached child's ending, told to the session that it belongs to: a turn
+    NOTE = "note"  # the same as an entry alone: the next turn reads it
+
+
+REPORTS = frozenset({RunKind.ANNOUNCE, RunKind.NOTE})
+"""What children's endings become in the session at the top; nobody sends these."""
+
+
+class Announce(StrEnum):
+    """How a detached child's ending comes to the session at the top."""
+
+    TURN = "turn"  # offered to the run at work there, else a turn of its own
+    NOTE = "note"
 
 
 class ToolState(StrEnum):

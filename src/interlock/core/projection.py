@@ -232,6 +232,19 @@ def parent_word(outcome: Outcome) -> str | None:
     return _fill(row(outcome).parent, outcome)
 
 
+def announcement(outcome: Outcome, agent: str, limit: int) -> str:
+    """Return what the session at the top is told of a detached child: which, how it ended, and what it said.
+
+    A reply that is longer than a message may be has its end left out, and that is said.
+    """
+    ended = f"{agent or 'a child'} ({outcome.run_id}), which was started here, has ended: {parent_word(outcome)}"
+    room = limit - len(ended) - 100
+    said = outcome.text
+    if len(said) > room:
+        said = f"{said[:room]}\n\n(cut here: it said {len(said):,} characters)"
+    return f"{ended}\n\n{said}" if said else ended
+
+
 def client_words(outcome: Outcome) -> str:
     """Return what our client, the page and the terminal say."""
     if not outcome.ended:

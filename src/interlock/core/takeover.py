@@ -6,14 +6,19 @@
 3. A waiting message of someone else is passed over by a takeover at most once (`overdue` then), so that repeated
    takeovers starve nobody: the old run still falls, but the overdue message gets the seat first.
 4. A wake yields: it is skipped while anything is there, and any message takes it over.
+5. An announcement ends nobody's turn and is ended by nobody's message: it waits behind whatever people and programs
+   send (`place`). So many turns in a row begin by announcements alone, then they are notes (`report_kind`): children
+   that announce to a parent which begins new ones would else go on for ever with nobody there.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
 
-from interlock.core.names import RunKind, Strategy
+from interlock.core.names import REPORTS, Announce, RunKind, Strategy
 
+ANNOUNCED = 8  # turns in a row that announcements may begin without a message of a person
 PROGRAMS = frozenset({RunKind.AGENT})  # kinds that programs start; a wake has a rule of its own
 
 
@@ -54,6 +59,18 @@ def strategy_of(kind: RunKind, own: Strategy | None, *, session: Strategy | None
     if own is None and kind in PROGRAMS and chosen is not Strategy.REJECT:
         return Strategy.QUEUE
     return chosen
+
+
+def report_kind(wish: Announce, *, in_a_row: int, stopped: bool) -> RunKind:
+    """Return what a child's ending becomes at the top; a stop of the child begins no turn there either."""
+    turn = wish is Announce.TURN and not stopped and in_a_row < ANNOUNCED
+    return RunKind.ANNOUNCE if turn else RunKind.NOTE
+
+
+def place(kind: RunKind, waiting: Sequence[RunKind]) -> int:
+    """Return where in the queue a message stands: announcements last."""
+    ahead = sum(other not in REPORTS for other in waiting)
+    return len(waiting) if kind in REPORTS else ahead
 
 
 def decide(strategy: Strategy, scene: Scene, *, wake: bool = False) -> Admission:

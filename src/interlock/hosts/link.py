@@ -14,7 +14,7 @@ import msgspec
 
 from interlock.core.errors import BadInput
 from interlock.core.events import Json
-from interlock.core.names import CallId, Effect, RunId, SessionId, ToolState
+from interlock.core.names import Announce, CallId, Effect, RunId, SessionId, ToolState
 from interlock.core.outcome import Cause
 from interlock.processes.base import ARGUMENTS, SpawnOrder
 from interlock.runtime.run import Message
@@ -205,6 +205,7 @@ class Delegate(Request):
     text: str
     deadline: float | None
     detached: bool
+    announce: Announce | None = None
 
 
 class TakeHold(Request):

@@ -18,16 +18,15 @@ from interlock.core import errors
 from interlock.core.errors import BadInput, InterlockError, Refused, Stale
 from interlock.core.events import Entry, Json
 from interlock.core.fence import describe
-from interlock.core.names import CallId, Effect, RunId, ToolState
+from interlock.core.names import Announce, CallId, Effect, RunId, ToolState
 from interlock.core.outcome import Cause
 from interlock.hosts import link
 from interlock.processes.base import SpawnFailed, SpawnOrder
 from interlock.processes.workers import ToolFailed
 from interlock.runtime.crew import Crew
-from interlock.runtime.delegation import Child
 from interlock.runtime.holds import Hold
 from interlock.runtime.inline import Bodies, Threads
-from interlock.runtime.live import Body
+from interlock.runtime.live import Body, Child
 from interlock.runtime.run import Message, Work
 from interlock.runtime.settings import OPEN_CALLS, REFUSALS, REPLY_BYTES
 from interlock.runtime.spawning import Finished, Running
@@ -234,10 +233,12 @@ class HostPort:
         )
         return answer
 
-    async def delegate(self, agent: str, text: str, deadline: float | None, detached: bool) -> Child:
+    async def delegate(
+        self, agent: str, text: str, deadline: float | None, detached: bool, announce: Announce | None
+    ) -> Child:
         self.check(Effect.CHILD)
         child: Child = await self._ask(
-            lambda n: link.Delegate(self.turn.number, n, agent, text, deadline, detached), Child
+            lambda n: link.Delegate(self.turn.number, n, agent, text, deadline, detached, announce), Child
         )
         return child
 

@@ -29,7 +29,7 @@ from interlock.runtime.run import Message, check_choices, check_order
 from interlock.runtime.settings import PROCESSES, PROGRESS_CHARACTERS, QUESTION_BYTES
 from interlock.runtime.spawning import Running, Spawning, kept_of
 from interlock.runtime.tool import ERROR_CHARACTERS, ToolSpec, describe_error
-from interlock.runtime.values import name_of, seconds_of, text_of
+from interlock.runtime.values import announce_of, name_of, seconds_of, text_of
 from interlock.runtime.verbs import Verbs
 
 log = logging.getLogger("interlock")
@@ -377,8 +377,8 @@ class HostTurn:
                 return verbs.permit(call)
             case link.Ask(_, _, text, choices, seconds):
                 return self._ask(text, choices, seconds)
-            case link.Delegate(_, _, agent, text, deadline, detached):
-                return self._delegate(agent, text, deadline, detached)
+            case link.Delegate() as asked:
+                return self._delegate(asked)
             case link.TakeHold(_, number, name):
                 return self._hold(number, name)
             case link.Spawn(_, number, order, argv, env):
@@ -415,9 +415,10 @@ class HostTurn:
             check_choices(choices)
         return await self._verbs.ask(text, choices, seconds_of(seconds, "timeout", None))
 
-    async def _delegate(self, agent: str, text: str, deadline: float | None, detached: bool) -> Any:
-        seconds = seconds_of(deadline, "timeout", None)
-        return await self._verbs.delegate(name_of(agent, "agent"), text_of(text), seconds, detached)
+    async def _delegate(self, asked: link.Delegate) -> Any:
+        agent, seconds = name_of(asked.agent, "agent"), seconds_of(asked.deadline, "timeout", None)
+        announce = announce_of(asked.announce, detached=asked.detached)
+        return await self._verbs.delegate(agent, text_of(asked.text), seconds, asked.detached, announce)
 
     async def _hold(self, number: int, name: str) -> Any:
         held = await self._verbs.hold(name_of(name, "hold"))

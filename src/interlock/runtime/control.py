@@ -49,6 +49,7 @@ from interlock.runtime.naming import Anothers, Naming, UnknownSession
 from interlock.runtime.outlet import Feed
 from interlock.runtime.recovery import Recovery
 from interlock.runtime.registry import Registry, StopCall
+from interlock.runtime.reporting import Reporting
 from interlock.runtime.settings import FALLS, Settings
 from interlock.runtime.sharing import Shared, Sharing
 from interlock.runtime.sight import Sight
@@ -164,6 +165,16 @@ class Control:
             clock=self._clock,
             settings=settings,
         )
+        reporting = Reporting(
+            self._registry,
+            stage=self._stage,
+            inbox=self._inbox,
+            endings=self._endings,
+            feed=self.feed,
+            crew=self._crew,
+            clock=self._clock,
+            settings=settings,
+        )
         self._recovery = Recovery(
             self._registry,
             store=store,
@@ -171,6 +182,7 @@ class Control:
             endings=self._endings,
             inbox=self._inbox,
             stage=self._stage,
+            reporting=reporting,
             processes=processes,
             clock=self._clock,
             settings=settings,

@@ -2,29 +2,20 @@
 
 1. A child begins in the step that passes its parent's fence; one whose parent falls while it arrives is born ended.
 2. It falls with its parent, in the same step (`Fall.take`); a detached one belongs to the session at the top instead.
-3. The parent learns the child's ending when it is public, and never waits for its cleanup.
+3. The parent learns the child's ending when it is public, and never waits for its cleanup. A detached child's comes to
+   the session at the top as a message (`reporting`).
 """
 
 from typing import Protocol
 
-import msgspec
-
 from interlock.core.errors import BadInput, Refused
-from interlock.core.names import Effect, Ending, KnownPhase, RunId, RunKind, Strategy
+from interlock.core.names import Announce, Effect, Ending, KnownPhase, RunId, RunKind, Strategy
 from interlock.core.outcome import Cause, Outcome
 from interlock.runtime.clock import Clock
 from interlock.runtime.ending import Endings
-from interlock.runtime.live import LiveRun, own_session
+from interlock.runtime.live import Child, LiveRun, own_session
 from interlock.runtime.registry import Registry
 from interlock.runtime.settings import CHILDREN, DEPTH, Settings
-
-
-class Child(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of delegated work. `outcome` is `pending` for a detached child, which goes on by itself."""
-
-    run_id: RunId
-    outcome: Outcome
-    text: str = ""
 
 
 class Starter(Protocol):
@@ -55,9 +46,11 @@ class Delegation:
         self._clock = clock
         self._settings = settings
 
-    async def delegate(self, parent: LiveRun, agent: str, text: str, deadline: float | None, detached: bool) -> Child:
+    async def delegate(
+        self, parent: LiveRun, agent: str, text: str, deadline: float | None, detached: bool, announce: Announce | None
+    ) -> Child:
         """Begin a child and, unless it is detached, wait for its ending."""
-        child = self._begin(parent, agent, text, deadline, detached)
+        child = self._begin(parent, agent, text, deadline, detached, announce)
         parent.resting += 1
         parent.enter(child, KnownPhase.CHILD)
         try:
@@ -73,12 +66,14 @@ class Delegation:
         parent.fence.check(Effect.CHILD)  # the result of a child is an effect on its parent
         if child.problem is not None:
             raise child.problem.with_traceback(None)
-        if child.fall is None:
+        if child.fall is None or child.announce is not None:  # it comes once: by its announcement
             return Child(run_id=child.id, outcome=Outcome(run_id=child.id, ending=Ending.PENDING))
         outcome = child.fall.told(child)
         return Child(run_id=child.id, outcome=outcome, text=outcome.text)
 
-    def _begin(self, parent: LiveRun, agent: str, text: str, deadline: float | None, detached: bool) -> LiveRun:
+    def _begin(
+        self, parent: LiveRun, agent: str, text: str, deadline: float | None, detached: bool, announce: Announce | None
+    ) -> LiveRun:
         """Admit a child: fence, limits and registration in one synchronous step."""
         parent.fence.check(Effect.CHILD)
         if agent not in self._names:
@@ -105,7 +100,9 @@ class Delegation:
             agent=agent,
             parent=parent,
             detached=detached,
+            announce=announce,
         )
+        child.announce_to = parent.agent if parent.parent is None else parent.announce_to
         return self._stage.begin(child)
 
     def _room(self, parent: LiveRun, detached: bool) -> None:

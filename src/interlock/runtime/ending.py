@@ -31,6 +31,9 @@ from interlock.stores.base import Store, StoreFailed, Ticket, committed
 
 log = logging.getLogger("interlock")
 
+Reporter = Callable[[Fall], None]
+"""Makes the messages that announce a fall's detached children, in its step."""
+
 UNKEPT_SECONDS = 0.1  # beyond COMMIT_SECONDS, for a takeover to be known as kept or not before its end is told
 LAST_SECONDS = 0.1  # for a body that has just been dropped to be seen gone
 
@@ -47,6 +50,7 @@ class Endings:
         self._crew = crew
         self._clock = clock
         self._settings = settings
+        self.report: Reporter = lambda fall: None
 
     # t0: synchronous
 
@@ -56,6 +60,7 @@ class Endings:
 
     def close(self, fall: Fall, *, admission: Decision | None = None) -> Ticket:
         """Finish t0: seat who waits, hand one Decision to the store, and let t1 to t3 run on their own."""
+        self.report(fall)
         if admission is None:
             fall.seat_next()
         decision = fall.decision()
@@ -186,7 +191,7 @@ class Endings:
     def begin_anew(self, session: Session) -> None:
         """Let a session's transcript begin behind everything that was told so far."""
         session.since = self._registry.position()
-        session.crashes = 0
+        session.crashes = session.announced = 0
         self.insist(Decision(sessions=(self._registry.session_row(session),)), session)
 
     def _show_receipt(self, fall: Fall) -> None:
@@ -315,6 +320,6 @@ def _merge(fall: Decision, admission: Decision) -> Decision:
     return msgspec.structs.replace(
         fall,
         sessions=tuple({row.id: row for row in (*fall.sessions, *admission.sessions)}.values()),
-        admissions=admission.admissions,
+        admissions=fall.admissions + admission.admissions,
         keys=fall.keys + admission.keys,
     )

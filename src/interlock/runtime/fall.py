@@ -68,6 +68,7 @@ class Fall:
         self.swept: list[Running] = []  # detached processes that a stop of their session took along
         self.resets: list[Session] = []  # whose transcripts begin anew behind it
         self.keys: list[KeyRow] = []  # of runs that end before their ack: a retry is told how it ended
+        self.reports: list[LiveRun] = []  # messages that announce children of it at home, admitted with their endings
         self.successor: LiveRun | None = None  # the message that takes over, in the same Decision
         self.stops: tuple[StopKey, ...] = ()  # the key of the stop that this is, kept with what it ended
         self.queued = 0
@@ -267,8 +268,9 @@ class Fall:
                 sessions[run.session.id] = self._registry.session_row(run.session)
         return Decision(
             sessions=tuple(sessions.values()),
+            admissions=tuple(report.row() for report in self.reports),
             endings=tuple(self._row(run) for run in self.runs),
-            keys=tuple(self.keys),
+            keys=(*self.keys, *(key for report in self.reports if (key := report.key_row()) is not None)),
             stops=self.stops,
             tools=tuple(row for run in self.runs for row in _tool_rows(run)),
             questions=tuple(row for run in self.runs for row in _closed_rows(run)),
@@ -367,10 +369,10 @@ def seat_next(registry: Registry, session: Session) -> LiveRun | None:
     """Give a free seat to the first message that waits for it."""
     if session.seat is not None or registry.settling or registry.closing or session.parked or not session.waiting:
         return None
-    collection = session.waiting[0].collection
-    if collection is not None and not collection.ready:
+    run = next((run for run in session.waiting if run.due), None)
+    if run is None or (run.collection is not None and not run.collection.ready):
         return None  # more may be added to it; it comes back here when it is ready
-    run = session.waiting.pop(0)
+    session.waiting.remove(run)
     registry.seat(run)
     return run
 

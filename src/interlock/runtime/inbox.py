@@ -20,9 +20,9 @@ from interlock.core.authority import Action, Authority, Whose, may_found
 from interlock.core.decision import Decision, KeyRow
 from interlock.core.errors import InterlockError, KeyConflict, QueueFull, Refused, Rejected, Unavailable
 from interlock.core.lifecycle import Move, State
-from interlock.core.names import Effect, Ending, Principal, RunKind, Strategy
+from interlock.core.names import REPORTS, Effect, Ending, Principal, RunKind, Strategy
 from interlock.core.outcome import Cause
-from interlock.core.takeover import Admission, Scene, decide, strategy_of
+from interlock.core.takeover import Admission, Scene, decide, place, strategy_of
 from interlock.runtime.clock import Clock
 from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.ending import Endings, earlier
@@ -220,6 +220,7 @@ class Inbox:
             session.since = known.session.since
             session.renewed = known.session.renewed
             session.crashes = known.session.crashes
+            session.announced = known.session.announced
             self._registry.generations.restore(session.id, known.session.generation)
         else:  # nobody's: what fell before this was known is not for whoever founds it
             for run in [run for fall in session.falls or () for run in fall.runs]:
@@ -259,14 +260,15 @@ class Inbox:
             )
         if session.owner is None:  # whoever is first admitted created it
             session.owner, run.founds = run.principal, True
-        waiting = session.waiting or []
+        everyone = session.waiting or []
+        waiting = [other for other in everyone if other.kind not in REPORTS]  # those stay, and count for nobody
         staying = [other for other in waiting if not self._may_stop(run, other)]
         collector = self._collector(run, waiting)
         scene = Scene(
             seated=seated is not None,
             wake_seated=seated is not None and seated.kind is RunKind.WAKE,
             may_stop=seated is None or self._may_stop(run, seated),
-            waiting=len(waiting),
+            waiting=len(everyone if run.kind is RunKind.WAKE else waiting),
             capacity=self._settings.queue,
             overdue=bool(staying) and staying[0].passed >= PASSES,
             collecting=collector is not None,
@@ -302,8 +304,9 @@ class Inbox:
             run.superseded = old.id
             rolled_back = self._strategy(run) is Strategy.ROLLBACK
             fall.take(old, msgspec.structs.replace(cause, hidden=True) if rolled_back else cause)
-        for other in [waiting for waiting in session.waiting or () if waiting not in staying]:
-            fall.take(other, cause)
+        for other in tuple(session.waiting or ()):
+            if other not in staying and other.kind not in REPORTS:
+                fall.take(other, cause)
         if behind:
             fall.seat_next()
             self._wait_for_seat(run)
@@ -332,6 +335,25 @@ class Inbox:
         run.acked.set()
         self._wait_for_seat(run)
 
+    # Children's endings
+
+    def take_report(self, report: LiveRun) -> None:
+        """Let the report of a child's ending wait in its home; it is in the store with that ending, or not at all."""
+        self._registry.register(report)
+        report.due = False  # not before the ending is public
+        self.take_back(report)
+
+    def may_report(self, report: LiveRun) -> bool:
+        """Return whether whoever began the child may still write where it is announced."""
+        return report.session.owner is not None and self._may_send(report)
+
+    def offer(self, report: LiveRun) -> None:
+        """The ending is public: offer its report to the run at work, and let it wait for a turn of its own."""
+        seated = report.session.seat
+        report.due = True
+        report.steers = seated if seated is not None and seated.agent == report.agent else None
+        seat_next(self._registry, report.session)
+
     # Steering
 
     def steered(self, run: LiveRun) -> list[LiveRun]:
@@ -344,6 +366,8 @@ class Inbox:
         """Make messages that a current run was handed part of it."""
         outlet = Outlet(run, self._feed)
         for message in taken:
+            if message.kind is RunKind.CHAT:
+                run.session.count_turn(message.kind)
             self._registry.absorb(message, run)
             outlet.close_block(Effect.BLOCK)  # what was said before stands before it
             outlet.introduce_part(message)
@@ -417,7 +441,8 @@ class Inbox:
         run.move(Move.QUEUE)
         if run.session.waiting is None:
             run.session.waiting = []
-        run.session.waiting.append(run)
+        waiting = run.session.waiting
+        waiting.insert(place(run.kind, [other.kind for other in waiting]), run)
         self._deadlines.queued(run)
 
     def _admission(self, run: LiveRun) -> Decision:

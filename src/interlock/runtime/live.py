@@ -19,6 +19,7 @@ from interlock.core.events import Delegated, Json
 from interlock.core.fence import Fence
 from interlock.core.lifecycle import Move, State, advance
 from interlock.core.names import (
+    Announce,
     BodyState,
     CallId,
     Ending,
@@ -110,6 +111,14 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     state: State = State.SEATED
     stopped_by: Principal | None = None  # who stopped it before it was taken
     born_stopped: bool = False  # and that before it came: its key was stopped, or a stop stood behind it in its channel
+
+
+class Child(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of delegated work. `outcome` is `pending` for a detached child, which goes on by itself."""
+
+    run_id: RunId
+    outcome: Outcome
+    text: str = ""
 
 
 class ToolCall:
@@ -261,14 +270,80 @@ class LiveRun:
     """A run that is not yet both durable and drained."""
 
     __slots__ = (
-        "absorbed", "acked", "admission", "admitted_at", "agent", "alias", "alias_ticket", "announced", "asking",
-        "begins", "begun", "blamed", "bodies", "called", "calls", "calls_made", "child_falls", "children",
-        "collection", "deadline", "descendants", "detached", "digest", "ended", "fall", "fence", "finished", "founds",
-        "generation", "hear_out", "heard", "holds", "home", "id", "instructions", "joining", "kept", "key", "kind",
-        "limits", "method", "order", "outcome", "parent", "passed", "phase", "principal", "problem", "provider_started",
-        "questions", "refusal_budget", "reply", "resting", "returned", "said", "sealed", "sent", "session",
-        "started_at", "state", "steers", "strategy", "superseded", "text", "timers", "took", "touched", "turn",
-        "withheld", "within",
+        "absorbed",
+        "acked",
+        "admission",
+        "admitted_at",
+        "agent",
+        "alias",
+        "alias_ticket",
+        "announce",
+        "announce_to",
+        "announced",
+        "announces",
+        "asking",
+        "begins",
+        "begun",
+        "blamed",
+        "bodies",
+        "called",
+        "calls",
+        "calls_made",
+        "child_falls",
+        "children",
+        "collection",
+        "deadline",
+        "descendants",
+        "detached",
+        "digest",
+        "due",
+        "ended",
+        "fall",
+        "fence",
+        "finished",
+        "founds",
+        "generation",
+        "hear_out",
+        "heard",
+        "holds",
+        "home",
+        "id",
+        "instructions",
+        "joining",
+        "kept",
+        "key",
+        "kind",
+        "limits",
+        "method",
+        "order",
+        "outcome",
+        "parent",
+        "passed",
+        "phase",
+        "principal",
+        "problem",
+        "provider_started",
+        "questions",
+        "refusal_budget",
+        "reply",
+        "resting",
+        "returned",
+        "said",
+        "sealed",
+        "sent",
+        "session",
+        "started_at",
+        "state",
+        "steers",
+        "strategy",
+        "superseded",
+        "text",
+        "timers",
+        "took",
+        "touched",
+        "turn",
+        "withheld",
+        "within",
     )  # fmt: skip
 
     def __init__(
@@ -290,6 +365,7 @@ class LiveRun:
         instructions: str | None = None,
         parent: LiveRun | None = None,
         detached: bool = False,
+        announce: Announce | None = None,
         begins: bool = True,
     ) -> None:
         self.id = run_id
@@ -309,6 +385,10 @@ class LiveRun:
         self.instructions = instructions
         self.parent = parent
         self.detached = detached
+        self.announce = announce  # of a detached child: how its ending comes to its home
+        self.announce_to: str | None = None  # and which agent answers it there; None: the one that control serves
+        self.announces: Child | None = None  # of such a report: what it tells
+        self.due = True  # it may take the seat when its turn comes
         self.home: Session = session if parent is None else parent.home  # at the top of its tree
         self.children: dict[RunId, LiveRun] | None = None  # alive ones, detached or not
         self.announced = False  # of a child: its parent was told how it ended
@@ -444,6 +524,7 @@ class LiveRun:
             cut=self.reply.open if self.fallen else "",
             told=self.sealed,
             instructions=self.instructions,
+            announce=self.announce,
         )
 
     def key_row(self) -> KeyRow | None:

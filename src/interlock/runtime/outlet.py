@@ -13,7 +13,7 @@ from typing import Protocol
 from interlock.core.decision import RunRow
 from interlock.core.errors import BadInput
 from interlock.core.events import Block, Data, Delta, Ended, Event, Said
-from interlock.core.names import Effect, RunId, SessionId
+from interlock.core.names import REPORTS, Effect, RunId, SessionId
 from interlock.runtime.clock import Clock
 from interlock.runtime.live import LiveRun
 from interlock.runtime.registry import Registry
@@ -125,7 +125,8 @@ class Feed:
 def tell_again(feed: Feed, row: RunRow, terminal: Ended, *, said: bool, blocks: Iterable[str]) -> None:
     """Publish the end of a run that an earlier start decided and did not tell: its last, as `Outlet.seal` is."""
     if not said:
-        feed.publish(row.session, row, Said(text=row.text, by=row.principal))
+        child = RunId(row.key) if row.kind in REPORTS and row.key is not None else None
+        feed.publish(row.session, row, Said(text=row.text, by=row.principal, child=child))
     for text in blocks:
         feed.publish(row.session, row, Block(text=text))
     feed.publish(row.session, row, terminal)
@@ -188,14 +189,14 @@ class Outlet:
             run.said = True
             nobodys = run.generation is None and not run.session.stored
             text = "" if run.withheld or nobodys else run.text
-            self._feed.publish(run.session.id, run, Said(text=text, by=run.principal))
+            self._feed.publish(run.session.id, run, Said(text=text, by=run.principal, child=_announced(run)))
             for part in run.collection.parts if run.collection is not None else ():
                 self.introduce_part(part)
 
     def introduce_part(self, part: LiveRun) -> None:
         """Publish a message that this run has taken in; the run must be current, or it is not for the run to say."""
         assert not self._run.sealed, "nothing follows a run's terminal event"
-        told = Said(text=part.text, by=part.principal, of=part.id)
+        told = Said(text=part.text, by=part.principal, of=part.id, child=_announced(part))
         self._feed.publish(self._run.session.id, self._run, told)
 
     def seal(self, terminal: Ended, closing: tuple[str, ...]) -> None:
@@ -207,3 +208,8 @@ class Outlet:
         for text in closing:
             self._feed.publish(self._run.session.id, self._run, Block(text=text))
         self._feed.publish(self._run.session.id, self._run, terminal)
+
+
+def _announced(run: LiveRun) -> RunId | None:
+    """Return the child whose ending a message announces."""
+    return None if run.announces is None else run.announces.run_id

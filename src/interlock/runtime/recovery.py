@@ -32,6 +32,7 @@ from interlock.core.events import (
 from interlock.core.lifecycle import Move, State
 from interlock.core.names import (
     PASSING,
+    REPORTS,
     BodyState,
     CallId,
     Drain,
@@ -50,9 +51,10 @@ from interlock.runtime.clock import Clock
 from interlock.runtime.ending import Endings
 from interlock.runtime.fall import seat_next, without_result
 from interlock.runtime.inbox import Inbox
-from interlock.runtime.live import RUN_SESSION, Collection, LiveRun, Question, Sent, ToolCall
+from interlock.runtime.live import RUN_SESSION, Child, Collection, LiveRun, Question, Sent, ToolCall
 from interlock.runtime.outlet import Feed, Outlet, tell_again
 from interlock.runtime.registry import Registry, Session
+from interlock.runtime.reporting import Reporting
 from interlock.runtime.settings import CRASHES, RECOVERED, Settings
 from interlock.runtime.stage import Stage
 from interlock.runtime.watch import whole_log
@@ -141,6 +143,7 @@ class Recovery:
         endings: Endings,
         inbox: Inbox,
         stage: Stage,
+        reporting: Reporting,
         processes: Processes,
         clock: Clock,
         settings: Settings,
@@ -151,12 +154,14 @@ class Recovery:
         self._endings = endings
         self._inbox = inbox
         self._stage = stage
+        self._reporting = reporting
         self._processes = processes
         self._clock = clock
         self._settings = settings
         self._swept = True
         self._insisted: list[Ticket] = []
         self._gaps: set[SessionId] = set()
+        self._reports: list[LiveRun] = []
 
     async def settle(self) -> None:
         """Settle everything; returns when every ending is told."""
@@ -179,6 +184,9 @@ class Recovery:
         for ticket in self._insisted:
             await ticket.within(self._settings.commit_seconds)
         self._insisted.clear()
+        for report in self._reports:  # every child's ending is public by now
+            self._reporting.resume(report)
+        self._reports.clear()
         self._registry.settling = False
         for session in list(self._registry.sessions.values()):
             seat_next(self._registry, session)
@@ -232,7 +240,25 @@ class Recovery:
 
     async def _bring_back(self, session: Session, row: RunRow, story: Story, living: dict[RunId, LiveRun]) -> LiveRun:
         """Return a run that had begun as it last was known, on its seat."""
-        run = await self._live(session, row, living.get(row.parent) if row.parent is not None else None)
+        with self._registry.pinned(row.home or session.id) as home:
+            if not home.loaded:
+                self._inbox.take_up(home, await read(self._store.load(home.id, principal=row.principal, key=None)))
+            run = await self._live(session, row, living.get(row.parent) if row.parent is not None else None)
+            run.home = home
+            if run.announce is not None:
+                run.announce_to = await self._agent_above(row)
+            await self._put_in_place(run, row, story)
+        return run
+
+    async def _agent_above(self, row: RunRow) -> str | None:
+        """Return the agent of the run at the top of a child's tree."""
+        above: RunRow | None = row
+        while above is not None and above.parent is not None:
+            above = await read(self._store.run(above.parent))
+        return None if above is None else above.agent
+
+    async def _put_in_place(self, run: LiveRun, row: RunRow, story: Story) -> None:
+        session = run.session
         run.said = True  # before it began; its log may have been shortened since
         run.generation = self._registry.generations.get(session.id)  # it rose when this one took the seat
         run.started_at = story.started_at or row.admitted_at
@@ -251,7 +277,6 @@ class Recovery:
         run.sent = Sent(run_id=run.id, session=session.id, generation=run.generation)
         run.acked.set()
         run.called.set()
-        return run
 
     async def _live(self, session: Session, row: RunRow, parent: LiveRun | None) -> LiveRun:
         method, digest = "send", ""
@@ -273,7 +298,8 @@ class Recovery:
             agent=row.agent,
             instructions=row.instructions,
             parent=parent,
-            detached=row.detached and parent is not None,
+            detached=row.detached,
+            announce=row.announce,
         )
 
     async def _open_calls(self, run: LiveRun, row: RunRow, story: Story) -> dict[CallId, ToolCall]:
@@ -306,6 +332,9 @@ class Recovery:
             run = await self._live(session, row, None)
             story = stories.get(row.id, Story())
             run.said = story.said
+            if row.kind in REPORTS:
+                await self._read_report(run)
+                continue
             self._registry.register(run)
             parts = await read(self._store.parts(row.id))
             if parts:
@@ -316,6 +345,13 @@ class Recovery:
             self._stage.resume(run)
             if not run.said:
                 Outlet(run, self._feed).introduce()
+
+    async def _read_report(self, report: LiveRun) -> None:
+        """Put a child's report aside, with what it tells, until everything before it is told."""
+        child = await read(self._store.run(RunId(report.key or "")))
+        if child is not None and child.outcome is not None:
+            report.announces = Child(run_id=child.id, outcome=child.outcome, text=child.outcome.text)
+        self._reports.append(report)
 
     async def _put_back(self, row: RunRow, into: LiveRun, *, told: bool) -> None:
         """Make a message part of the turn again that it was collected into."""

@@ -17,7 +17,7 @@ from interlock.core.authority import NOBODYS, Whose
 from interlock.core.decision import SessionRow, StopKey, StopMark, Tombstone, with_mark
 from interlock.core.fence import Generations
 from interlock.core.lifecycle import Move
-from interlock.core.names import Ending, May, Principal, QuestionId, ReceiptId, RunId, SessionId, Strategy
+from interlock.core.names import Ending, May, Principal, QuestionId, ReceiptId, RunId, RunKind, SessionId, Strategy
 from interlock.core.outcome import Outcome
 from interlock.runtime.holds import Holds
 from interlock.runtime.live import Falling, Kept, LiveRun, Order, Question
@@ -34,8 +34,8 @@ class Session:
     """A conversation: one seat, a line of arrivals, a queue. Its lists are made when first needed."""
 
     __slots__ = (
-        "crashes", "detached", "falls", "home", "id", "kept", "line", "live", "loaded", "owner", "previous",
-        "reading", "renewed", "seat", "shares", "since", "stored", "strategy", "waiting",
+        "announced", "crashes", "detached", "falls", "home", "id", "kept", "line", "live", "loaded", "owner",
+        "previous", "reading", "renewed", "seat", "shares", "since", "stored", "strategy", "waiting",
     )  # fmt: skip
 
     def __init__(self, session_id: SessionId) -> None:
@@ -57,12 +57,20 @@ class Session:
         self.since = 0  # its transcript begins behind this position
         self.renewed = 0  # its generation when it was last reset
         self.crashes = 0  # times in a row that the server died while a run of it was going
+        self.announced = 0  # turns in a row that announcements began
         self.live = 0  # runs of this session in the registry, and its detached ones elsewhere
 
     @property
     def parked(self) -> bool:
         """True if it may be what brings the server down: nothing of it begins until it is reset."""
         return self.crashes >= CRASHES
+
+    def count_turn(self, kind: RunKind) -> None:
+        """Count the turns that announcements begin in a row; what a person writes ends the row."""
+        if kind is RunKind.ANNOUNCE:
+            self.announced += 1
+        elif kind is RunKind.CHAT:
+            self.announced = 0
 
     @property
     def confirmed_owner(self) -> Principal | None:
@@ -174,6 +182,7 @@ class Registry:
             since=session.since,
             renewed=session.renewed,
             crashes=session.crashes,
+            announced=session.announced,
             shares=session.shares,
         )
 
@@ -184,6 +193,7 @@ class Registry:
         run.move(Move.SEAT)
         session.seat = run
         run.generation = self.generations.rise(session.id)
+        session.count_turn(run.kind)
         run.called.set()
 
     def unseat(self, run: LiveRun) -> None:
@@ -232,12 +242,11 @@ class Registry:
             self.retire(part)
 
     def _link(self, run: LiveRun) -> None:
-        """Bind a child to its parent, or if it is detached to the session at the top."""
-        if run.parent is None:
-            return
-        if run.parent.children is None:
-            run.parent.children = {}
-        run.parent.children[run.id] = run
+        """Bind a child to its parent, and if it is detached to the session at the top, which may outlive the parent."""
+        if run.parent is not None:
+            if run.parent.children is None:
+                run.parent.children = {}
+            run.parent.children[run.id] = run
         if run.detached:
             if run.home.detached is None:
                 run.home.detached = {}
@@ -251,10 +260,10 @@ class Registry:
 
     def unlink(self, run: LiveRun) -> None:
         """Undo that, once: a child that has ended, or never was, is nobody's any more."""
-        if run.parent is None or (run.parent.children or {}).pop(run.id, None) is None:
-            return
+        bound = None if run.parent is None else (run.parent.children or {}).pop(run.id, None)
         if run.detached:
             (run.home.detached or {}).pop(run.id, None)
+        if bound is None or run.detached:
             return
         above: LiveRun | None = run.parent
         while above is not None:

@@ -16,15 +16,15 @@ import msgspec
 
 from interlock.core.errors import BadInput, Denied, Stale
 from interlock.core.events import Entry, Json
-from interlock.core.names import CallId, Effect, Principal, RunId, SessionId, ToolState
+from interlock.core.names import Announce, CallId, Effect, Principal, RunId, SessionId, ToolState
 from interlock.core.outcome import Outcome
 from interlock.processes.base import SpawnFailed, SpawnOrder
-from interlock.runtime.delegation import Child
 from interlock.runtime.holds import Hold
+from interlock.runtime.live import Child
 from interlock.runtime.settings import INPUT_BYTES, PROGRESS_CHARACTERS, QUESTION_BYTES
 from interlock.runtime.spawning import Finished, Running
 from interlock.runtime.tool import ToolResult, ToolSpec, describe_error, plain, spec_of
-from interlock.runtime.values import name_of, need_utf8, number_of, seconds_of, text_of
+from interlock.runtime.values import announce_of, name_of, need_utf8, number_of, seconds_of, text_of
 
 T = TypeVar("T")
 
@@ -34,12 +34,14 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     by: Principal
+    child: Child | None = None
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     """What the user said. `previous` tells how the session's last turn ended, `parts` each message in it.
 
-    `instructions` are what the sender tells the agent beside the message, as a system prompt does.
+    `instructions` are what the sender tells the agent beside the message, as a system prompt does. `child` is there
+    where nobody wrote the message: it announces how that detached child ended.
     """
 
     text: str
@@ -49,6 +51,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     previous: Outcome | None = None
     parts: tuple[Part, ...] = ()
     instructions: str | None = None
+    child: Child | None = None
 
 
 Agent = Callable[["Run", Message], Coroutine[Any, Any, str | None]]
@@ -73,7 +76,9 @@ class Port(Protocol):
     def phase(self, name: str | None) -> str | None: ...
     async def steered(self) -> list[Message]: ...
     async def ask(self, text: str, choices: tuple[str, ...] | None, seconds: float | None) -> bool | str: ...
-    async def delegate(self, agent: str, text: str, deadline: float | None, detached: bool) -> Child: ...
+    async def delegate(
+        self, agent: str, text: str, deadline: float | None, detached: bool, announce: Announce | None
+    ) -> Child: ...
     async def hold(self, name: str) -> Hold: ...
     def release(self, name: str) -> None: ...
     async def spawn(self, order: SpawnOrder) -> Running: ...
@@ -238,17 +243,25 @@ class Run:
         return await self._port.ask(text, offered, seconds)
 
     async def delegate(
-        self, agent: str, message: str, *, timeout: float | None = None, detached: bool = False
+        self,
+        agent: str,
+        message: str,
+        *,
+        timeout: float | None = None,
+        detached: bool = False,
+        announce: Literal["turn", "note"] | None = "turn",
     ) -> Child:
         """Hand work to another agent and wait for its ending; it falls with this run. `timeout` is its deadline.
 
         How the child ended is in what is returned, never raised. A detached child is not waited for, and is ended with
-        the session instead.
+        the session instead. How it ended comes to the session as one message: offered to the run at work there, else a
+        turn of its own (`turn`), or an entry that the next turn reads (`note`); None: nobody is told.
         """
         text = text_of(message, "the message")
         deadline = seconds_of(timeout, "timeout", None)
+        how = announce_of(announce, detached=bool(detached))
         await self._port.checkpoint()
-        return await self._port.delegate(name_of(agent, "agent"), text, deadline, bool(detached))
+        return await self._port.delegate(name_of(agent, "agent"), text, deadline, bool(detached), how)
 
     @asynccontextmanager
     async def hold(self, name: str) -> AsyncIterator[Hold]:

@@ -187,7 +187,7 @@ class Stage:
 def _message(run: LiveRun) -> Message:
     """What the agent is told; collected messages are one, in order, and with their authors where there are several."""
     said = [run, *(run.collection.parts if run.collection is not None else ())]
-    parts = tuple(Part(text=part.text, by=part.principal) for part in said)
+    parts = tuple(Part(text=part.text, by=part.principal, child=part.announces) for part in said)
     named = len({part.by for part in parts}) > 1
     return Message(
         text="\n\n".join(f"{part.by}: {part.text}" if named else part.text for part in parts),
@@ -197,6 +197,7 @@ def _message(run: LiveRun) -> Message:
         previous=run.session.previous,
         parts=parts,
         instructions=run.instructions,
+        child=run.announces,
     )
 
 

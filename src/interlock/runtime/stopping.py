@@ -19,7 +19,7 @@ from interlock.core.authority import Action, Authority, Whose
 from interlock.core.decision import Decision, StopKey, StopMark, Tombstone
 from interlock.core.errors import KeyConflict, Unavailable
 from interlock.core.lifecycle import Move, State, may
-from interlock.core.names import Ending, Principal, ReceiptId, RunId, SessionId
+from interlock.core.names import REPORTS, Ending, Principal, ReceiptId, RunId, SessionId
 from interlock.core.outcome import Cause
 from interlock.core.receipt import Receipt, nothing
 from interlock.runtime.clock import Clock
@@ -336,6 +336,7 @@ class Stopping:
         by = call.by
         if run.state not in (State.WITHDRAWN, State.ALIASED):
             steering = [other for other in run.session.waiting or () if other.steers is run and self._may(by, other)]
+            steering = [other for other in steering if other.kind not in REPORTS]  # a queue goes on, and so do these
             live = not run.fallen and not self._registry.closed
             fall = self._end_all(run.session, [run, *steering], call) if live else None
             if fall is not None:

@@ -3,7 +3,7 @@
 import math
 
 from interlock.core.errors import BadInput
-from interlock.core.names import May, RunKind, Strategy
+from interlock.core.names import Announce, May, RunKind, Strategy
 from interlock.runtime.live import Order
 from interlock.runtime.settings import INSTRUCTION_BYTES, MESSAGE_BYTES
 
@@ -57,6 +57,16 @@ def kind_of(value: object) -> RunKind:
         if kind == value:
             return kind
     raise BadInput(f"kind= is chat or agent, not {value!r:.40}")
+
+
+def announce_of(value: object, *, detached: bool) -> Announce | None:
+    """Return how a detached child's ending is to come to its session."""
+    how = next((each for each in Announce if each == value), None)
+    if how is None and value is not None:
+        raise BadInput(f"announce= is turn, note or None, not {value!r:.40}")
+    if not detached and how is Announce.NOTE:
+        raise BadInput("announce= is for a detached child; what became of this one is what delegate() returns")
+    return how if detached else None
 
 
 def may_of(value: object) -> May:

@@ -9,15 +9,15 @@ from collections.abc import Collection, Sequence
 
 from interlock.core.errors import BadInput
 from interlock.core.events import Entry, Json, Phase, Progress, Typing, transcript
-from interlock.core.names import CallId, Effect, KnownPhase, RunId, ToolState
+from interlock.core.names import Announce, CallId, Effect, KnownPhase, RunId, ToolState
 from interlock.processes.base import SpawnOrder
 from interlock.runtime.approvals import Approvals
 from interlock.runtime.crew import Crew
-from interlock.runtime.delegation import Child, Delegation
+from interlock.runtime.delegation import Delegation
 from interlock.runtime.gate import Gate
 from interlock.runtime.holds import Hold, Holds, Place
 from interlock.runtime.inbox import Inbox
-from interlock.runtime.live import Falling, LiveRun, ToolCall
+from interlock.runtime.live import Child, Falling, LiveRun, ToolCall
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.run import Message, Part
 from interlock.runtime.spawning import Running, Spawning
@@ -117,8 +117,9 @@ class Verbs:
                 by=other.principal,
                 session=run.session.id,
                 run_id=other.id,
-                parts=(Part(text=other.text, by=other.principal),),
+                parts=(Part(text=other.text, by=other.principal, child=other.announces),),
                 instructions=other.instructions,
+                child=other.announces,
             )
             for other in self._inbox.steered(run)
         ]
@@ -132,8 +133,10 @@ class Verbs:
         self.outlet.close_block(Effect.QUESTION)
         return await self._approvals.answered(self._approvals.open(self.run, text, choices, seconds))
 
-    async def delegate(self, agent: str, text: str, deadline: float | None, detached: bool) -> Child:
-        return await self._delegation.delegate(self.run, agent, text, deadline, detached)
+    async def delegate(
+        self, agent: str, text: str, deadline: float | None, detached: bool, announce: Announce | None
+    ) -> Child:
+        return await self._delegation.delegate(self.run, agent, text, deadline, detached, announce)
 
     async def hold(self, name: str) -> Hold:
         self.run.fence.check(Effect.HOLD)

@@ -248,6 +248,7 @@ class MemoryStore:
             renewed=max(known.renewed, row.renewed),
             strategy=row.strategy if row.generation >= known.generation else known.strategy,
             crashes=row.crashes if row.generation >= known.generation else known.crashes,
+            announced=row.announced if row.generation >= known.generation else known.announced,
         )
 
     def _insert_run(self, row: RunRow) -> None:

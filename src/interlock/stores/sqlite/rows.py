@@ -46,7 +46,7 @@ def _record(kind: type[R], row: Row) -> R:
 
 def of_session(row: SessionRow) -> Row:
     """As `keep_session` takes it."""
-    return (row.id, row.owner, row.generation, row.strategy, row.since, row.renewed, row.crashes)
+    return (row.id, row.owner, row.generation, row.strategy, row.since, row.renewed, row.crashes, row.announced)
 
 
 def session_of(row: Row) -> SessionRow:
@@ -66,7 +66,7 @@ def of_run(row: RunRow) -> Row:
     return (
         row.id, row.session, row.principal, row.kind, row.text, row.admitted_at, row.key, row.deadline, row.parent,
         row.home, row.agent, row.detached, row.alias, row.generation, row.started, ending,
-        None if row.outcome is None else text_of(row.outcome), row.cut, row.told, row.instructions,
+        None if row.outcome is None else text_of(row.outcome), row.cut, row.told, row.instructions, row.announce,
     )  # fmt: skip
 
 

@@ -16,10 +16,12 @@ SELECT generation FROM sessions WHERE id = ?;
 
 -- name: keep_session
 -- A generation only rises; what else a session has is the latest generation's.
-INSERT INTO sessions (id, owner, generation, strategy, since, renewed, crashes) VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO sessions (id, owner, generation, strategy, since, renewed, crashes, announced)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET
     strategy = CASE WHEN excluded.generation >= generation THEN excluded.strategy ELSE strategy END,
     crashes = CASE WHEN excluded.generation >= generation THEN excluded.crashes ELSE crashes END,
+    announced = CASE WHEN excluded.generation >= generation THEN excluded.announced ELSE announced END,
     generation = max(generation, excluded.generation),
     since = max(since, excluded.since),
     renewed = max(renewed, excluded.renewed);
@@ -36,18 +38,18 @@ UPDATE sessions SET generation = generation + 1 WHERE id = ?;
 -- name: admit_run
 -- A message is admitted once.
 INSERT INTO runs (id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
-    generation, started, ending, outcome, cut, told, instructions)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    generation, started, ending, outcome, cut, told, instructions, announce)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO NOTHING;
 
 -- name: end_run
 -- An ending is written where none stands; `lost` was a guess and yields. What ended before its session was anybody's
 -- leaves no text: it is not for whoever founds that.
 INSERT INTO runs (id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
-    generation, started, ending, outcome, cut, told, instructions)
+    generation, started, ending, outcome, cut, told, instructions, announce)
 VALUES (?1, ?2, ?3, ?4, CASE WHEN ?14 IS NULL AND NOT EXISTS (SELECT 1 FROM sessions WHERE id = ?2) THEN '' ELSE ?5 END,
     ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19,
-    CASE WHEN ?14 IS NULL AND NOT EXISTS (SELECT 1 FROM sessions WHERE id = ?2) THEN NULL ELSE ?20 END)
+    CASE WHEN ?14 IS NULL AND NOT EXISTS (SELECT 1 FROM sessions WHERE id = ?2) THEN NULL ELSE ?20 END, ?21)
 ON CONFLICT (id) DO UPDATE SET
     ending = excluded.ending,
     outcome = excluded.outcome,

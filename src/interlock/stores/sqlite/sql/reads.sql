@@ -1,6 +1,6 @@
 -- name: session
 -- One session.
-SELECT id, owner, generation, strategy, since, renewed, crashes,
+SELECT id, owner, generation, strategy, since, renewed, crashes, announced,
     (SELECT json_group_object(principal, may) FROM shares WHERE session = sessions.id AND may IS NOT NULL)
 FROM sessions WHERE id = ?;
 
@@ -10,7 +10,7 @@ SELECT owner, id FROM sessions WHERE plain = 1;
 
 -- name: sessions
 -- Sessions that people send to (not runs' own), of all or those that are somebody's own or shared with them, the latest first, with how many runs they have and when one last came.
-SELECT s.id, s.owner, s.generation, s.strategy, s.since, s.renewed, s.crashes,
+SELECT s.id, s.owner, s.generation, s.strategy, s.since, s.renewed, s.crashes, s.announced,
     (SELECT json_group_object(principal, may) FROM shares WHERE session = s.id AND may IS NOT NULL),
     count(r.serial), sum(r.serial IS NOT NULL AND r.ending IS NULL AND r.alias IS NULL), max(r.admitted_at)
 FROM sessions s LEFT JOIN runs r ON r.session = s.id
@@ -40,22 +40,22 @@ SELECT session, channel, "by", at, stopped_at FROM marks WHERE session = ? ORDER
 -- name: run
 -- One run.
 SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
-    generation, started, outcome, cut, told, instructions, drained FROM runs WHERE id = ?;
+    generation, started, outcome, cut, told, instructions, announce, drained FROM runs WHERE id = ?;
 
 -- name: runs
 -- A session's runs, in order of admission.
 SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
-    generation, started, outcome, cut, told, instructions, drained FROM runs WHERE session = ? ORDER BY serial;
+    generation, started, outcome, cut, told, instructions, announce, drained FROM runs WHERE session = ? ORDER BY serial;
 
 -- name: children
 -- The children below a session's runs.
 SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
-    generation, started, outcome, cut, told, instructions, drained FROM runs WHERE home = ? ORDER BY serial;
+    generation, started, outcome, cut, told, instructions, announce, drained FROM runs WHERE home = ? ORDER BY serial;
 
 -- name: latest_runs
 -- The latest runs of all sessions, or those in sessions (or below them) that are somebody's own or shared with them.
 SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
-    generation, started, outcome, cut, told, instructions, drained FROM runs
+    generation, started, outcome, cut, told, instructions, announce, drained FROM runs
 WHERE ?2 IS NULL OR session IN (SELECT id FROM sessions WHERE owner = ?2)
     OR coalesce(home, session) IN (SELECT session FROM shares WHERE principal = ?2 AND may IS NOT NULL)
 ORDER BY serial DESC LIMIT ?1;
@@ -68,13 +68,13 @@ GROUP BY session ORDER BY min(serial);
 -- name: unsettled_runs
 -- Those runs of one session.
 SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
-    generation, started, outcome, cut, told, instructions, drained FROM runs
+    generation, started, outcome, cut, told, instructions, announce, drained FROM runs
 WHERE session = ? AND ((ending IS NULL AND alias IS NULL) OR (ending IS NOT NULL AND told = 0)) ORDER BY serial;
 
 -- name: parts
 -- The messages that a run took in.
 SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
-    generation, started, outcome, cut, told, instructions, drained FROM runs WHERE alias = ? AND ending IS NULL ORDER BY serial;
+    generation, started, outcome, cut, told, instructions, announce, drained FROM runs WHERE alias = ? AND ending IS NULL ORDER BY serial;
 
 -- name: question
 -- One question.

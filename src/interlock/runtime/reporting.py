@@ -1,0 +1,120 @@
+"""Reports: a detached child's ending comes to the session at the top of its tree, as one message.
+
+1. A report is admitted in the Decision that ends its child, so it comes once: no crash can fall between the two. Its
+   key is the child's id. From that step on it waits in its home, so a stop or a reset there voids it like anything
+   else that waits; one that ends the child itself makes none.
+2. It is told, offered and due only when the child's ending is public and kept; never when it is drained.
+3. It ends nobody's turn. It is offered to the run at work there; not taken, it has a turn of its own behind everything
+   that people and programs have sent. A note has no turn: it is told and is over, and the next turn reads it.
+"""
+
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+from interlock.core.names import Ending, RunId, RunKind
+from interlock.core.outcome import Cause
+from interlock.core.projection import announcement
+from interlock.core.takeover import report_kind
+from interlock.runtime.clock import Clock
+from interlock.runtime.crew import Crew
+from interlock.runtime.ending import Endings
+from interlock.runtime.fall import Fall
+from interlock.runtime.inbox import Inbox
+from interlock.runtime.live import RUN_SESSION, Child, LiveRun
+from interlock.runtime.outlet import Feed, Outlet
+from interlock.runtime.registry import Registry
+from interlock.runtime.settings import MESSAGE_BYTES, Settings
+
+
+class Carrier(Protocol):
+    """Whoever carries a message that is admitted to its end."""
+
+    def carry(self, run: LiveRun, *, admitted: bool = False) -> Coroutine[Any, Any, None]:
+        """Wait for the seat, and go on from there."""
+        ...
+
+
+class Reporting:
+    """Makes reports of detached children that fall, and brings them home."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        stage: Carrier,
+        inbox: Inbox,
+        endings: Endings,
+        feed: Feed,
+        crew: Crew,
+        clock: Clock,
+        settings: Settings,
+    ) -> None:
+        self._registry = registry
+        self._stage = stage
+        self._inbox = inbox
+        self._endings = endings
+        self._feed = feed
+        self._crew = crew
+        self._clock = clock
+        self._settings = settings
+        endings.report = self.report
+
+    def report(self, fall: Fall) -> None:
+        """Make the reports of a fall, in its step; they are part of its Decision."""
+        for child in fall.runs:
+            if child.announce is None or fall.session is child.home:  # (what fell with its home is not news there)
+                continue
+            report = self._report_of(child)
+            if not self._inbox.may_report(report):
+                continue
+            fall.reports.append(report)
+            if self._registry.closing:  # it waits in the store, for the next start
+                continue
+            self._inbox.take_report(report)
+            self._crew.start(self._bring(report, child, fall), name=f"report {child.id}")
+
+    def _report_of(self, child: LiveRun) -> LiveRun:
+        home, outcome = child.home, child.outcome
+        assert child.announce is not None
+        assert outcome is not None
+        in_a_row = home.announced + sum(other.kind is RunKind.ANNOUNCE for other in home.waiting or ())
+        alone = home.id.startswith(RUN_SESSION)  # a run's own session has no turn but that one
+        kind = report_kind(child.announce, in_a_row=in_a_row, stopped=alone or outcome.ending is Ending.STOPPED)
+        report = LiveRun(
+            RunId(self._registry.new_id("r")),
+            home,
+            principal=child.principal,
+            text=announcement(outcome, child.agent or "", MESSAGE_BYTES),
+            kind=kind,
+            method=RunKind.ANNOUNCE,
+            key=child.id,
+            digest="",
+            strategy=None,
+            deadline=self._settings.deadline,
+            admitted_at=self._clock.wall(),
+            agent=child.announce_to,
+        )
+        report.announces = Child(run_id=child.id, outcome=outcome, text=outcome.text)
+        return report
+
+    async def _bring(self, report: LiveRun, child: LiveRun, fall: Fall) -> None:
+        await fall.ended.wait()
+        await fall.kept.wait()
+        told = fall.told(child)  # another ending may have stood in the store
+        report.announces = Child(run_id=child.id, outcome=told, text=told.text)
+        await self._deliver(report)
+
+    def resume(self, report: LiveRun) -> None:
+        """Bring a report home that an earlier start admitted; its child's ending is public."""
+        self._inbox.take_report(report)
+        self._crew.start(self._deliver(report), name=f"report {report.key}")
+
+    async def _deliver(self, report: LiveRun) -> None:
+        if report.fallen or self._registry.closing:
+            return
+        Outlet(report, self._feed).introduce()
+        if report.kind is RunKind.NOTE:
+            self._endings.end(report, Cause(ending=Ending.COMPLETED))
+            return
+        self._inbox.offer(report)
+        await self._stage.carry(report, admitted=True)
