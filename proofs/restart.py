@@ -18,7 +18,7 @@ import msgspec
 from interlock.app import open_control
 from interlock.core.decision import RunRow
 from interlock.core.events import Block, Ended, Event, transcript
-from interlock.core.names import Ending, RunId, SessionId
+from interlock.core.names import REPORTS, Ending, RunId, RunKind, SessionId
 from interlock.core.outcome import Outcome
 from interlock.runtime.control import Control
 from interlock.runtime.run import Message, Run
@@ -136,7 +136,8 @@ class Life:
         self._sent: set[RunId] = set()
         self._violation: Violation | None = None
         waiting = [row for row in death.store._runs.values() if row.outcome is None and not row.started]
-        self._line = [row.id for row in sorted(waiting, key=lambda row: row.generation is None)]
+        waiting = [row for row in waiting if row.kind is not RunKind.NOTE]
+        self._line = [row.id for row in sorted(waiting, key=_place)]
         self.next: Death | None = None
 
     async def live(self) -> None:
@@ -259,6 +260,15 @@ class Life:
             if any(log.passing.values()):
                 raise _broken(f"P2: deltas of {list(log.passing)} outlived their runs")
 
+        reports = Counter(row.key for row in store._runs.values() if row.kind in REPORTS)
+        for row in store._runs.values():
+            if reports[row.id] > 1:
+                raise _broken(f"P4: {row.id} was announced {reports[row.id]} times")
+            owner = None if row.home is None else store._sessions[row.home].owner
+            stopped = row.outcome is not None and row.outcome.ending is Ending.STOPPED  # with its home, it may be
+            if row.announce is not None and row.principal == owner and not stopped and not reports[row.id]:
+                raise _broken(f"P5: {row.id} ended and was not announced")
+
     @staticmethod
     def _judge_log(store: MemoryStore, session: str, events: list[Event]) -> None:
         ended: dict[RunId, Outcome] = {}
@@ -288,6 +298,11 @@ class Life:
         for entry in transcript(events):
             if entry.role == "call" and results[entry.call_id] != 1:
                 raise _broken(f"P1: call {entry.call_id} has {results[entry.call_id]} results in the transcript")
+
+
+def _place(row: RunRow) -> tuple[bool, bool]:
+    """Where a message stands that waits again: the one that had the seat first, announcements last."""
+    return row.kind in REPORTS, row.generation is None
 
 
 def _broken(text: str) -> Violation:

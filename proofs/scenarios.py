@@ -92,9 +92,17 @@ SHARED = Theme(
     crowd=("alice", "alice"),
     readers=1.0,
 )  # one's session, and somebody else in it who may be there, and then may not
+REPORTS = Theme(
+    ("cuckoo", "nester", "nester", "listener", "polite"),
+    ("send", "send", "stop", "reset", "wait", "wait", "program"),
+    (None, None, "queue", "steer", "collect"),
+    "s",
+    (0.0, 0.001, 0.05),
+)  # children that announce how they ended
 OTHERS = tuple(name for name in BEHAVIOURS if name not in PROCESSES.behaviours)
 PROCESS_SEEDS = 8  # every so many seeds play with processes
 SHARED_SEEDS = 16  # every so many seeds a session is shared, and not any more
+REPORT_SEEDS = 16  # every so many seeds children announce how they ended, once more where the server dies
 FOUNDING_SEEDS = 16  # every so many seeds begin with a store in trouble
 HOST_SEEDS = 8  # every so many seeds the agents run in hosts
 DELIVERY_SEEDS = 8  # every so many seeds stops are delivered twice, and programs start something
@@ -141,6 +149,8 @@ def _theme(seed: int, random: Random) -> Theme:
         theme = FOUNDING
     if seed % SHARED_SEEDS == 1:
         theme = SHARED
+    if seed % REPORT_SEEDS in (10, 11):
+        theme = REPORTS
     if seed % HOST_SEEDS == 4 and random.random() < 0.7:
         theme = HOSTS
     return theme

@@ -484,7 +484,7 @@ def test_a_lost_tree(place: Place) -> None:
         await asyncio.Event().wait()
 
     async def agent(run: Run, message: Message) -> None:
-        await run.delegate("helper", "detached", detached=True)
+        await run.delegate("helper", "detached", detached=True, announce=None)
         await run.delegate("helper", "deep")
 
     async def scene(control: Control) -> None:
@@ -1289,7 +1289,7 @@ def test_a_detached_child_whose_parent_was_done_is_lost(place: Place) -> None:
         await asyncio.Event().wait()
 
     async def agent(run: Run, message: Message) -> str:
-        return (await run.delegate("helper", "go on", detached=True)).run_id
+        return (await run.delegate("helper", "go on", detached=True, announce=None)).run_id
 
     async def scene(control: Control) -> None:
         sent = await control.send("s", "go")

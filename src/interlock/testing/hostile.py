@@ -36,7 +36,9 @@ class Kit:
         if self.oracle is not None:
             for part in said:
                 self.oracle.begun(run.id, part)
-        behave = BEHAVIOURS[said[0].split(" ", 1)[0]]
+        if message.child is not None and self.oracle is not None:
+            self.oracle.announced(run.id, message.child)
+        behave = BEHAVIOURS[said[0].split(" ", 1)[0]] if message.child is None else _told_of_a_child(message)
         text = await behave(self, run, message)
         if self.oracle is not None:
             self.oracle.returned(run.id)
@@ -415,10 +417,24 @@ async def litter(kit: Kit, run: Run, message: Message) -> str | None:
 
 
 async def cuckoo(kit: Kit, run: Run, message: Message) -> str | None:
-    """Leave a child behind that is not bound to it."""
-    await _delegate(kit, run, message, detached=True)
+    """Leave a child behind that is not bound to it, and may be told of it."""
+    announce = (None, "note", "turn", "turn")[zlib.crc32(message.text.encode()) % 4]
+    await _delegate(kit, run, message, detached=True, announce=announce)
     await asyncio.sleep(0.01)
     return "gone"
+
+
+async def nester(kit: Kit, run: Run, message: Message) -> str | None:
+    """Leave quick children behind, one after another announcement if need be, for ever."""
+    for number in range(1 + len(message.text) % 2):
+        await kit.delegate(run, f"reply {number} below {message.text[:20]} {run.id}", detached=True)
+    await _take_in(kit, run)
+    return "nested"
+
+
+def _told_of_a_child(message: Message) -> Behaviour:
+    """What an agent does that is told of a child."""
+    return (reply, nester, listener, polite)[zlib.crc32(message.text.encode()) % 4]
 
 
 async def absentee(kit: Kit, run: Run, message: Message) -> str | None:
@@ -500,14 +516,20 @@ async def hasty(kit: Kit, run: Run, message: Message) -> str | None:
 async def listener(kit: Kit, run: Run, message: Message) -> str | None:
     """Take in whatever is steered to it."""
     for _ in range(8):
-        steered = await run.check()
-        for taken in steered:
-            if kit.oracle is not None:
-                kit.oracle.took_in(run.id, taken.text)
-        for taken in steered:
+        for taken in await _take_in(kit, run):
             await run.say(f"and {taken.text}")
         await asyncio.sleep(0.002)
     return "listened"
+
+
+async def _take_in(kit: Kit, run: Run) -> list[Message]:
+    steered = await run.check()
+    for taken in steered:
+        if kit.oracle is not None:
+            kit.oracle.took_in(run.id, taken.text)
+        if kit.oracle is not None and taken.child is not None:
+            kit.oracle.announced(run.id, taken.child)
+    return steered
 
 
 async def spawner(kit: Kit, run: Run, message: Message) -> str | None:
@@ -566,7 +588,7 @@ BEHAVIOURS: dict[str, Behaviour] = {
     for behave in (
         polite, reply, flood, chatter, deaf, dawdle, shrug, swallow_one, swallow_all, hammer, never, raises, dirty,
         haunt, tools, batch, parallel, obstinate, thread, impatient, suicide, sleeper, nested, asker, guarded, gambler,
-        parent, litter, cuckoo, absentee, orphan, holder, mole, miser, hasty, listener,
+        parent, litter, cuckoo, nester, absentee, orphan, holder, mole, miser, hasty, listener,
         spawner, daemon, leaver, cruncher,
     )
 }  # fmt: skip

@@ -34,9 +34,10 @@ from interlock.core.names import (
 )
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
+from interlock.core.takeover import ANNOUNCED
 from interlock.runtime.control import Control
 from interlock.runtime.inline import DROPPED
-from interlock.runtime.live import Sent
+from interlock.runtime.live import Child, Sent
 from interlock.stores.base import Ticket
 from interlock.stores.memory import MemoryStore
 from interlock.testing.rights import EVERYWHERE, READ, Act, Deed, Rights
@@ -110,7 +111,12 @@ class Oracle:
         self._parents: dict[RunId, RunId] = {}  # of children that share their parent's fate
         self._children: dict[RunId, list[RunId]] = {}
         self._delegated: dict[RunId, None] = {}
-        self._announced: set[RunId] = set()
+        self._announced: set[RunId] = set()  # children whose endings their parents were told
+        self._detached: dict[RunId, str] = {}  # children by where their endings are announced, if they are
+        self._reports: dict[RunId, RunId] = {}  # which message announced a child
+        self._in_a_row: dict[SessionId, int] = {}  # turns that announcements began
+        self._void: set[RunId] = set()  # children whose home was stopped or reset before it was told of them
+        self._excused: set[RunId] = set()  # children whose home somebody asked to stop or reset, with whatever result
         self._heirs: dict[str, RunId] = {}  # who wanted a child, by what it was to be told
         self._ended_at: dict[RunId, float] = {}
         self._joined: set[RunId] = set()
@@ -180,6 +186,10 @@ class Oracle:
         match data:
             case Said():
                 self._home.setdefault(run_id, event.session)
+                if data.child is not None:
+                    self._reported(data.child, data.of or run_id)
+                else:
+                    self._in_a_row[event.session] = 0
                 if data.of is None:
                     self._principals.setdefault(run_id, data.by)
                     self._said[run_id] = (event.session, data.text)
@@ -241,6 +251,10 @@ class Oracle:
             self._fail(f"P1: {run_id} started in generation {generation}; a fall and a start raise it by one each")
         self._generations[event.session] = generation
         self._started[run_id] = self._loop.time()
+        if run_id in self._reports.values():
+            self._in_a_row[event.session] = self._in_a_row.get(event.session, 0) + 1
+            if self._in_a_row[event.session] > ANNOUNCED:
+                self._fail(f"P7: {run_id} is the {self._in_a_row[event.session]}th announced turn in a row")
 
     def _tool(self, run_id: RunId, tool: Tool) -> None:
         before = self._calls.get(tool.call_id)
@@ -263,10 +277,30 @@ class Oracle:
         self._delegated[child] = None
         self._home[child] = self._home[parent]
         self._principals[child] = self._principals.get(parent, "")
-        if not data.detached:
+        if data.detached:
+            self._detached[child] = self._home[parent]
+        else:
             self._parents[child] = parent
             self._children.setdefault(parent, []).append(child)
         self.follow(data.session)
+
+    def _reported(self, child: RunId, report: RunId) -> None:
+        """A session was told how a detached child of its tree ended: once, when that was public, and not in vain."""
+        if self._reports.setdefault(child, report) != report:
+            self._fail(f"P4: the ending of {child} was announced twice")
+        if child in self._void:
+            self._fail(f"P1: {child} was announced after its session was stopped or reset")
+        if child in self._delegated and child not in self._terminal:
+            self._fail(f"P4: {child} was announced before its ending was public")
+
+    def announced(self, run_id: RunId, child: Child) -> None:
+        """An agent was handed the ending of a child: the one that everybody is told."""
+        if self._reports.get(child.run_id) is None:
+            self._fail(f"P4: {run_id} was handed an announcement of {child.run_id} that nobody was told")
+        self._ended(child.outcome, "an announcement")
+
+    def _unannounced(self, session: str) -> list[RunId]:
+        return [child for child, home in self._detached.items() if home == session and child not in self._reports]
 
     def _announced_once(self, child: RunId) -> None:
         if child in self._announced:
@@ -447,6 +481,8 @@ class Oracle:
     async def reset(self, session: str, *, by: str = "local") -> None:
         """Reset a session: whatever was in it, at every depth, is over."""
         before, asked = self._living(session), self._loop.time()
+        unannounced = self._unannounced(session)
+        self._excused.update(unannounced)
         self._renewed.add(session)
         try:
             receipt = await self.control.reset(session, by=by)
@@ -457,6 +493,8 @@ class Oracle:
         self._did(Deed.OWN, by, session, asked, f"P7: {by} reset session {session}")
         self._receipt(receipt)
         self._ended_with(session, before)
+        self._excused.update(self._unannounced(session))
+        self._void.update(child for child in unannounced if child not in self._reports)
 
     async def wake(self, session: str, text: str, *, at: float, by: str) -> None:
         """Have a session woken, and remember what the schedule will send."""
@@ -508,11 +546,16 @@ class Oracle:
         unseen = "message" in what and self._healthy() and (by, what["message"]) not in self._keys
         ended_before = set(self._terminal)
         before = self._living(what["session"]) if "session" in what and self.rights.is_admin(by) else []
+        unannounced = self._unannounced(what.get("session", ""))
+        self._excused.update(unannounced)
         if "order" in what:  # (it spares what was written after it)
             before = [run for run in before if run in self._places and (self._places[run] or 0) <= what["order"][1]]
         receipt = await self.control.stop(**what)
         if receipt.aborted and not receipt.again:
             self._ended_with(what.get("session", ""), before)
+        self._excused.update(self._unannounced(what.get("session", "")))
+        if not receipt.again and self.rights.is_admin(by) and "order" not in what:
+            self._void.update(child for child in unannounced if child not in self._reports)
         if "key" in what:
             came_to = (receipt.id, receipt.aborted, receipt.already)
             if self._stops.setdefault((by, what["key"]), came_to) != came_to:
@@ -663,13 +706,28 @@ class Oracle:
         for old, new in self._superseded.items():
             if self._said.get(new, ("", ""))[1] in self._wakes:
                 self._fail(f"P1: a wake took over {old}")
+            if new in self._reports.values():
+                self._fail(f"P7: the announcement {new} took over {old}")
             if not (await self.control.wait(new, timeout=0)).ended:
                 self._fail(f"P4: {old} was told as superseded by {new}, which nobody can find")
         self._look_at_holds()
+        await self._all_reported()
         await asyncio.sleep(self._patience)  # whatever founded a session is told by then, or never stood
         if (wrong := self.rights.wrong_in_the_end()) is not None:
             self._fail(wrong)
         self.finished = True
+
+    async def _all_reported(self) -> None:
+        """Every message that announced a child has ended; whoever asked for one that no stop voided has been told."""
+        for child, home in self._detached.items():
+            row = self._store._runs.get(child)
+            wanted = row is not None and row.announce is not None and child not in self._excused
+            sure = self._principals.get(child) == self.rights.owner(home)  # else the right may be gone by then
+            if wanted and sure and child not in self._reports:
+                self._fail(f"P5: {child} ended and was not announced in {home}")
+        for report in self._reports.values():
+            if not (await self.wait(report, drained=True)).ended:
+                self._fail(f"P5: the announcement {report} never ended")
 
     def _taken_in(self, run_id: RunId) -> None:
         """A message that became part of another run was seen there, once."""

@@ -189,7 +189,7 @@ class Reads:
 
     async def sessions(self, *, limit: int, of: Principal | None = None) -> tuple[SessionInfo, ...]:
         return tuple(
-            SessionInfo(session=rows.session_of(row[:8]), runs=row[8], open=row[9] or 0, latest_at=row[10])
+            SessionInfo(session=rows.session_of(row[:9]), runs=row[9], open=row[10] or 0, latest_at=row[11])
             for row in await self._all("sessions", limit, of)
         )
 
