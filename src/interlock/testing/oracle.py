@@ -200,6 +200,8 @@ class Oracle:
                 self._began(event, run_id)
             case Ended():
                 self._terminal[run_id] = data.outcome
+                if run_id in self._reports.values() and event.generation is None and data.outcome.superseded_by:
+                    self._fail(f"P5: the announcement {run_id} was taken over while it waited")
                 self._ended_at[run_id] = self._loop.time()
                 for question in data.void:
                     self.questions.pop(question, None)

@@ -1,0 +1,573 @@
+"""A detached child's ending comes to the session that it belongs to: once, as a message, and it ends nobody's turn."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import anyio
+import pytest
+
+from interlock import BadInput, Control, Message, Outcome, Run, Settings, open_control
+from interlock.core.decision import RunRow
+from interlock.core.events import Said
+from interlock.core.names import REPORTS, Ending, RunKind
+from interlock.core.takeover import ANNOUNCED
+from interlock.testing.loop import Mode
+
+from .lives import Place
+from .scene import deaf, idles, log_of, raises, seeded, started
+
+
+class Nest:
+    """Agents with children whose endings the test decides."""
+
+    def __init__(self) -> None:
+        self.ends: dict[str, asyncio.Event] = {}
+        self.heard: list[Message] = []
+        self.read: list[str] = []  # what the last turn found in the history
+        self.announce: Any = "turn"
+        self.rest = asyncio.Event()
+
+    async def agent(self, run: Run, message: Message) -> str | None:
+        """Begin a child for "begin NAME", wait for "wait", take steers for "listen"; answer an announcement."""
+        self.heard.append(message)
+        self.read = [entry.text for entry in await run.history()]
+        if message.child is not None:
+            return f"heard {message.child.outcome.ending} {message.child.text}"
+        for word in message.text.split(";"):
+            what, _, name = word.strip().partition(" ")
+            if what == "begin":
+                child = await run.delegate("child", name, detached=True, announce=self.announce)
+                assert child.outcome.ending is Ending.PENDING
+            elif what == "wait":
+                await self.rest.wait()
+            elif what == "idle":
+                await anyio.sleep_forever()
+            elif what == "listen":
+                while not (taken := await run.check()):
+                    await anyio.sleep(0.01)
+                self.heard += taken
+        return f"did {message.text}"
+
+    async def child(self, run: Run, message: Message) -> str:
+        """End when the test says so, as the name says."""
+        await run.say("so far")
+        await self.ends.setdefault(message.text, asyncio.Event()).wait()
+        if message.text.startswith("fail"):
+            raise ValueError("no such branch")
+        return f"result of {message.text}"
+
+    def end(self, name: str) -> None:
+        """Let a child end."""
+        self.ends.setdefault(name, asyncio.Event()).set()
+
+    def open(self, **options: Any) -> Any:
+        """Open a control that serves these."""
+        return open_control(self.agent, agents={"child": self.child, "deaf": deaf}, **options)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for something to be so, on whatever clock."""
+    for _ in range(20_000):
+        if condition():
+            return
+        await anyio.sleep(0.005)
+    raise AssertionError("it never was so")
+
+
+async def reports(control: Control, session: str = "s") -> list[RunRow]:
+    """The announcements of a session, as the store has them."""
+    return [row for row in await control._store.runs(session, tree=False) if row.kind in REPORTS]
+
+
+async def said(control: Control, session: str = "s") -> list[str]:
+    """The children that a session's watchers were told of, in order, each time."""
+    events = await log_of(control, session)
+    return [
+        event.data.child for event in events if isinstance(event.data, Said) and event.data.child and not event.data.of
+    ]
+
+
+async def only_child(control: Control, session: str = "s") -> str:
+    """The id of the one child there is below a session."""
+    while True:
+        rows = [row for row in await control._store.runs(session, tree=True) if row.kind is RunKind.CHILD]
+        if rows:
+            return rows[-1].id
+        await anyio.sleep(0.005)
+
+
+def played(scene: Callable[[Nest], Coroutine[Any, Any, None]], seeds: range = range(5)) -> None:
+    """Play a scene under several schedules, with cancellation swallowed and not."""
+
+    async def main() -> None:
+        await scene(Nest())
+
+    for mode in Mode:
+        seeded(main, seeds, mode=mode)
+
+
+# A turn
+
+
+@pytest.mark.parametrize("name", ["well", "fail"])
+def test_an_ending_becomes_a_turn_of_its_session(name: str) -> None:
+    """It tells outcome, text and id; its key is the child's id; people read it in the history."""
+
+    async def scene(nest: Nest) -> None:
+        async with nest.open() as control:
+            first = await control.send("s", f"begin {name}", by="alice")
+            await control.wait(first.run_id, drained=True)
+            child = await only_child(control)
+            assert await reports(control) == []
+            nest.end(name)
+            await until(lambda: len(nest.heard) == 2)
+            message = nest.heard[1]
+            assert message.child is not None
+            outcome = await control.wait(child)
+            assert (message.child.run_id, message.child.text) == (child, outcome.text)
+            assert message.child.outcome.same_story(outcome)
+            assert (message.by, message.session) == ("alice", "s")
+            assert child in message.text and outcome.text in message.text
+            assert message.previous is not None and message.previous.run_id == first.run_id
+            [row] = await reports(control)
+            assert (row.kind, row.key, row.id) == (RunKind.ANNOUNCE, child, message.run_id)
+            answer = await control.wait(message.run_id, drained=True)
+            assert answer.text == f"heard {outcome.ending} {outcome.text}"
+            told_of = [(entry.role, entry.child) for entry in await control.history("s")]
+            assert told_of == [("user", None), ("assistant", None), ("user", child), ("assistant", None)]
+
+    played(scene)
+
+
+def test_a_child_that_timed_out_is_announced_while_it_is_being_cleaned_up() -> None:
+    """The session hears of it when the ending is public, and not when everything of the child is gone."""
+
+    async def main() -> None:
+        heard: list[Message] = []
+
+        async def agent(run: Run, message: Message) -> None:
+            heard.append(message)
+            if message.child is None:
+                await run.delegate("deaf", "work", detached=True, timeout=1)
+
+        async with open_control(agent, agents={"deaf": deaf}) as control:
+            await control.send("s", "go")
+            await until(lambda: len(heard) == 2)
+            assert heard[1].child is not None
+            outcome = heard[1].child.outcome
+            assert (outcome.ending, outcome.drained) == (Ending.TIMED_OUT, False)
+            assert "timeout" in heard[1].text
+
+    seeded(main)
+
+
+def test_it_comes_to_the_agent_that_the_tree_began_with() -> None:
+    """A child of a child, begun by a named agent, is announced at the top, to that agent."""
+
+    async def main() -> None:
+        heard: list[tuple[str, Message]] = []
+
+        def named(name: str, below: str | None) -> Any:
+            async def agent(run: Run, message: Message) -> str:
+                heard.append((name, message))
+                if below is not None and message.child is None:
+                    await run.delegate(below, "go on", detached=below == "last")
+                return name
+
+            return agent
+
+        agents = {"top": named("top", "middle"), "middle": named("middle", "last"), "last": named("last", None)}
+        async with open_control(named("served", None), agents=agents) as control:
+            await control.send("s", "go", agent="top")
+            await until(lambda: any(message.child for _, message in heard))
+            [(name, message)] = [(name, message) for name, message in heard if message.child]
+            assert (name, message.session, message.text.startswith("last (r-")) == ("top", "s", True)
+            assert message.child is not None and message.child.text == "last"
+
+    seeded(main)
+
+
+# A note
+
+
+def test_a_note_is_read_by_the_next_turn_and_has_none() -> None:
+    """No agent is called for it; the turn after it finds it in its history."""
+
+    async def scene(nest: Nest) -> None:
+        nest.announce = "note"
+        async with nest.open() as control:
+            await control.send("s", "begin well")
+            child = await only_child(control)
+            nest.end("well")
+            await control.wait(child)
+            await until(lambda: not control._registry.runs)
+            assert len(nest.heard) == 1
+            [row] = await reports(control)
+            assert (row.kind, row.started, row.key) == (RunKind.NOTE, False, child)
+            assert row.outcome is not None and row.outcome.ending is Ending.COMPLETED
+            sent = await control.send("s", "next")
+            await control.wait(sent.run_id)
+            assert nest.read[-2:] == [row.text, "next"]
+            assert nest.heard[1].previous is not None and nest.heard[1].previous.text == "did begin well"
+
+    played(scene)
+
+
+def test_nobody_is_told_where_nobody_asked() -> None:
+    """announce=None: the child's ending is the child's."""
+
+    async def scene(nest: Nest) -> None:
+        nest.announce = None
+        async with nest.open() as control:
+            await control.send("s", "begin well")
+            child = await only_child(control)
+            nest.end("well")
+            await control.wait(child, drained=True)
+            await anyio.sleep(5)
+            assert (len(nest.heard), await reports(control)) == (1, [])
+
+    played(scene)
+
+
+def test_a_child_that_somebody_stopped_begins_no_turn() -> None:
+    """The session reads that it was stopped; the stop does not set its agent going."""
+
+    async def scene(nest: Nest) -> None:
+        async with nest.open() as control:
+            await control.send("s", "begin well", by="alice")
+            child = await only_child(control)
+            await control.stop(run=child, by="alice")
+            await until(lambda: not control._registry.runs)
+            [row] = await reports(control)
+            assert (row.kind, len(nest.heard)) == (RunKind.NOTE, 1)
+            assert "cancelled" in row.text
+
+    played(scene)
+
+
+# Who comes first
+
+
+def test_it_is_offered_to_the_run_at_work() -> None:
+    """A run that takes steers is handed it, and it has no turn of its own."""
+
+    async def scene(nest: Nest) -> None:
+        async with nest.open() as control:
+            sent = await control.send("s", "begin well; listen")
+            child = await only_child(control)
+            nest.end("well")
+            await control.wait(sent.run_id)
+            await until(lambda: not control._registry.runs)
+            [_, taken] = nest.heard
+            assert taken.child is not None and taken.child.run_id == child
+            [row] = await reports(control)
+            assert (row.alias, row.started) == (sent.run_id, False)
+            assert (await control.wait(row.id)).run_id == sent.run_id
+            assert [entry.text for entry in await control.history("s")].count(row.text) == 1
+
+    played(scene)
+
+
+@pytest.mark.parametrize("strategy", [None, "queue", "rollback", "steer", "collect"])
+def test_it_waits_behind_whatever_a_person_writes(strategy: str | None) -> None:
+    """Whether a message takes over or waits: it goes first, the announcement is kept, and takes over nobody."""
+
+    async def scene(nest: Nest) -> None:
+        async with nest.open() as control:
+            first = await control.send("s", "begin well; wait", by="alice")
+            child = await only_child(control)
+            nest.end("well")
+            await control.wait(child)
+            await until(lambda: control._registry.sessions["s"].waiting)
+            await anyio.sleep(0.1)  # nobody takes it
+            second = await control.send("s", "wait", by="alice", strategy=strategy)
+            await anyio.sleep(0.1)
+            assert len(nest.heard) == (2 if strategy in (None, "rollback") else 1)
+            nest.rest.set()
+            await until(lambda: not control._registry.runs)
+            heard = [message.child.run_id if message.child else message.run_id for message in nest.heard]
+            assert heard == [first.run_id, second.run_id, child]
+            assert [row.outcome and row.outcome.ending for row in await reports(control)] == [Ending.COMPLETED]
+            assert (await control.wait(first.run_id)).superseded_by in (None, second.run_id)
+
+    played(scene, range(3))
+
+
+def test_it_takes_no_room_from_people_and_keeps_wakes_away() -> None:
+    """A full queue of people's messages is theirs alone; a wake is skipped while an announcement waits."""
+
+    async def scene(nest: Nest) -> None:
+        async with nest.open(settings=Settings(queue=2)) as control:
+            await control.send("s", "begin a; begin b; begin c; wait")
+            await until(lambda: len(control._registry.sessions["s"].detached or ()) == 3)
+            for name in "abc":
+                nest.end(name)
+            await until(lambda: len(control._registry.sessions["s"].waiting or ()) == 3)
+            for number in range(2):
+                await control.send("s", f"queued {number}", strategy="queue")
+            nest.rest.set()
+            await until(lambda: not control._registry.runs)
+            assert [message.child is None for message in nest.heard] == [True, True, True, False, False, False]
+
+    played(scene, range(3))
+
+
+@pytest.mark.parametrize("how", ["stop", "reset"])
+def test_an_end_of_the_session_voids_it_at_any_instant(how: str) -> None:
+    """However far the child's ending has come, nothing of it is told or run once a stop of its session is answered."""
+
+    async def scene(nest: Nest) -> None:
+        for number in range(0, 40, 3):
+            nest.heard.clear()
+            nest.ends.clear()
+            session = f"s{number}"
+            async with nest.open() as control:
+                await control.send(session, "begin well; wait", by="alice")
+                child = await only_child(control, session)
+                nest.end("well")
+                for _ in range(number):
+                    await asyncio.sleep(0)
+                if how == "stop":
+                    await control.stop(session=session, by="alice")
+                else:
+                    await control.reset(session, by="alice")
+                before, events = len(nest.heard), await said(control, session)
+                await anyio.sleep(10)
+                assert await said(control, session) == events
+                assert len(nest.heard) == before
+                assert (await control.wait(child)).ended
+                assert not control._registry.runs
+
+    played(scene, range(3))
+
+
+def test_an_end_of_the_run_at_work_does_not() -> None:
+    """A stop of one run, or its deadline, leaves what waits in its session, announcements too."""
+
+    async def scene(nest: Nest) -> None:
+        async with nest.open() as control:
+            sent = await control.send("s", "begin well; idle")
+            child = await only_child(control)
+            nest.end("well")
+            await control.wait(child)
+            await anyio.sleep(0.1)
+            await control.stop(run=sent.run_id)
+            await until(lambda: len(nest.heard) == 2)
+            assert nest.heard[1].child is not None and nest.heard[1].child.run_id == child
+
+    played(scene)
+
+
+def test_turns_in_a_row_are_bounded() -> None:
+    """An agent that begins a child at every announcement comes to rest; what a person writes lets it go on."""
+
+    async def main() -> None:
+        heard: list[Message] = []
+
+        async def agent(run: Run, message: Message) -> str:
+            heard.append(message)
+            await run.delegate("child", f"{len(heard)}", detached=True)
+            return "and again"
+
+        async def child(run: Run, message: Message) -> str:
+            return message.text
+
+        async with open_control(agent, agents={"child": child}) as control:
+            for times in (1, 2):
+                await control.send("s", "go")
+                await until(lambda: not control._registry.runs)
+                assert len(heard) == times * (1 + ANNOUNCED)
+                kinds = [row.kind for row in await reports(control)]
+                assert kinds == [*([RunKind.ANNOUNCE] * ANNOUNCED), RunKind.NOTE] * times
+
+    seeded(main)
+
+
+def test_a_run_without_a_session_reads_it_and_has_no_second_turn() -> None:
+    """A run's own session has one turn: how its child ended is a note there."""
+
+    async def scene(nest: Nest) -> None:
+        async with nest.open() as control:
+            sent = await control.send(None, "begin well; wait", kind="agent")
+            child = await only_child(control, sent.session)
+            nest.end("well")
+            await control.wait(child)
+            await until(lambda: control._registry.runs.keys() == {sent.run_id})
+            nest.rest.set()
+            await control.wait(sent.run_id)
+            [row] = await reports(control, sent.session)
+            assert (row.kind, len(nest.heard)) == (RunKind.NOTE, 1)
+
+    played(scene)
+
+
+def test_whoever_may_no_longer_write_there_begins_no_turn() -> None:
+    """A guest's child is announced by the guest's right; taken away, nothing of it comes to the session."""
+
+    async def scene(nest: Nest) -> None:
+        async with nest.open() as control:
+            first = await control.send("s", "hello", by="alice")
+            await control.wait(first.run_id)
+            await control.share("s", with_="bob", may="write", by="alice")
+            await control.send("s", "begin well", by="bob")
+            child = await only_child(control)
+            await control.unshare("s", with_="bob", by="alice")
+            nest.end("well")
+            await control.wait(child, drained=True)
+            await anyio.sleep(5)
+            assert (await reports(control), len(nest.heard)) == ([], 2)
+
+    played(scene)
+
+
+@pytest.mark.parametrize("announce", ["now", 1, "", True, ["turn"]])
+def test_an_unknown_way_is_refused(announce: Any) -> None:
+    """The agent is told which there are; nothing has begun."""
+
+    async def main() -> None:
+        async def agent(run: Run, message: Message) -> None:
+            with raises(BadInput, "announce= is turn, note or None"):
+                await run.delegate("child", "x", detached=True, announce=announce)
+            with raises(BadInput, "for a detached child"):
+                await run.delegate("child", "x", announce="note")
+
+        async with open_control(agent, agents={"child": idles}) as control:
+            sent = await control.send("s", "go")
+            assert (await control.wait(sent.run_id)).ending is Ending.COMPLETED
+            assert len(await control.runs("s", tree=True)) == 1
+
+    seeded(main, range(1))
+
+
+# Over a restart
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def place(request: pytest.FixtureRequest, tmp_path: Any) -> Place:
+    """A store that outlives its controls."""
+    return Place(request.param, tmp_path / "store")
+
+
+async def _after(control: Control, nest: Nest, child: str, ending: Ending) -> None:
+    """The next start announces a child once, with the ending that everybody is told."""
+    await until(lambda: not control._registry.runs)
+    outcome: Outcome = await control.wait(child)
+    assert outcome.ending is ending
+    [row] = await reports(control)
+    assert (row.key, row.outcome and row.outcome.ending) == (child, Ending.COMPLETED)
+    assert await said(control) == [child]
+    turns = [message.child for message in nest.heard if message.child is not None]
+    assert [turn.outcome.ending for turn in turns if turn.run_id == child] == [ending]
+
+
+@pytest.mark.parametrize("parent", ["begin well; idle", "begin well"])
+def test_a_child_that_a_crash_took_is_announced_by_the_next_start(place: Place, parent: str) -> None:
+    """Lost, whether its parent was lost with it or had been done."""
+
+    async def scene(control: Control) -> None:
+        sent = await control.send("s", parent, by="alice")
+        child = await only_child(control)
+        await started(control, child)
+        if "idle" not in parent:
+            await control.wait(sent.run_id, drained=True)
+        place.die(child)
+
+    nest = Nest()
+    child = place.killed(scene, nest.agent, agents={"child": nest.child})
+    again = Nest()
+    place.life(lambda control: _after(control, again, child, Ending.LOST), again.agent, agents={"child": again.child})
+    once_more = Nest()
+
+    async def nothing_new(control: Control) -> None:
+        await control.send("s", "hello", by="alice")
+        await until(lambda: not control._registry.runs)
+        assert len(await reports(control)) == 1 and not any(message.child for message in once_more.heard)
+
+    place.life(nothing_new, once_more.agent, agents={"child": once_more.child})
+
+
+@pytest.mark.parametrize("kind", ["turn", "note"])
+def test_a_crash_at_the_child_s_end_announces_it_once(place: Place, kind: str) -> None:
+    """Killed in the very step that decides the ending, or any of the next: it is announced, and not twice."""
+    for number in range(0, 12, 3):
+        here = Place(place.kind, place.directory.with_name(f"{kind}{number}"))
+
+        nest = Nest()
+        nest.announce = kind
+
+        async def scene(control: Control, here: Place = here, number: int = number, nest: Nest = nest) -> None:
+            await control.send("s", "begin well", by="alice")
+            child = await only_child(control)
+            await started(control, child)
+            steps = 0
+            decide = control._store.decide
+
+            def counted(decision: Any) -> Any:
+                ticket = decide(decision)
+                if any(row.id == child for row in decision.endings):
+                    asyncio.get_running_loop().call_soon(step)
+                return ticket
+
+            def step() -> None:
+                nonlocal steps
+                steps += 1
+                if steps > number:
+                    here.die(child, written=bool(number % 2))
+                asyncio.get_running_loop().call_soon(step)
+
+            control._store.decide = counted  # type: ignore[method-assign]
+            nest.end("well")
+            await anyio.sleep_forever()
+
+        child = here.killed(scene, nest.agent, agents={"child": nest.child})
+        again = Nest()
+
+        async def after(control: Control, child: str = child, again: Nest = again) -> None:
+            await until(lambda: not control._registry.runs)
+            assert [row.key for row in await reports(control)] == [child]
+            assert await said(control) == [child]
+            assert len([message for message in again.heard if message.child]) <= 1
+
+        here.life(after, again.agent, agents={"child": again.child})
+
+
+def test_what_a_close_cut_short_is_announced_by_the_next_start(place: Place) -> None:
+    """A clean shutdown ends the child, and the session hears of it when somebody serves it again."""
+    nest = Nest()
+
+    async def scene(control: Control) -> str:
+        sent = await control.send("s", "begin well", by="alice")
+        child = await only_child(control)
+        await started(control, child)
+        await control.wait(sent.run_id, drained=True)
+        return child
+
+    child = place.life(scene, nest.agent, agents={"child": nest.child})
+    again = Nest()
+    place.life(
+        lambda control: _after(control, again, child, Ending.SHUTDOWN), again.agent, agents={"child": again.child}
+    )
+
+
+def test_a_stop_is_not_forgotten_over_a_restart(place: Place) -> None:
+    """A waiting announcement that a stop voided stays void after a crash."""
+    nest = Nest()
+
+    async def scene(control: Control) -> None:
+        await control.send("s", "begin well; wait", by="alice")
+        child = await only_child(control)
+        nest.end("well")
+        await control.wait(child)
+        await control.stop(session="s", by="alice")
+        place.die(child)
+
+    place.killed(scene, nest.agent, agents={"child": nest.child})
+    again = Nest()
+
+    async def after(control: Control) -> None:
+        await until(lambda: not control._registry.runs)
+        assert [row.outcome and row.outcome.ending for row in await reports(control)] == [Ending.STOPPED]
+        assert again.heard == []
+
+    place.life(after, again.agent, agents={"child": again.child})
