@@ -31,6 +31,7 @@ EXAMPLES = {
         "Allow, too late: question q-1-",
         " is void: its run is over, and nothing was done",
     ],
+    "batched.py": ["begun: 1/20 2/20 3/20 4/20; 5/20 6/20 7/20 8/20; 1/6 2/6 3/6 4/6; 5/6 6/6"],
     "durable.py": [
         "log: the last start was cut short",
         "r-1-1 lost: 'Booking.'",
@@ -66,6 +67,7 @@ EXAMPLES = {
         "bob:     turn 2 of bob (still his own)",
     ],
     "mounted.py": ["operator stopped it: stopped", "You said: hello"],
+    "paced.py": ["before the answer to the stop: line 1 of 20 to line", "after it: line 1 of 2, line 2 of 2, the end"],
     "processes.py": [
         "agent: it exited with 3 and wrote 'hello",
         "agent: too slow: True",
@@ -107,6 +109,7 @@ EXAMPLES = {
         "result: not run: stopped by local",
         "(cut: stopped)",
     ],
+    "webhook.py": ["posted: 1/20 2/20 3/20 1/1"],
 }
 
 
