@@ -169,7 +169,7 @@ def test_an_example_is_short(name: str) -> None:
 
 PAGES = [
     (f"{page}-{number}", language, program, told)
-    for page in ("README.md", "docs/guide.md")
+    for page in ("README.md", "docs/guide.md", "docs/sinks.md")
     for number, (language, program, told) in enumerate(
         re.findall(r"```(python|sh)\n([^`]*?)```\n+```\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL), start=1
     )
@@ -197,6 +197,17 @@ def test_the_pages_have_programs() -> None:
     kinds = [(name.rpartition("-")[0], language) for name, language, *_ in PAGES]
     assert [kinds.count(kind) for kind in (("README.md", "python"), ("docs/guide.md", "python"))] == [1, 9]
     assert [kinds.count(kind) for kind in (("README.md", "sh"), ("docs/guide.md", "sh"))] == [1, 3]
+    assert kinds.count(("docs/sinks.md", "python")) == 1
+
+
+@pytest.mark.parametrize("name", ["paced", "batched", "webhook"])
+def test_a_sink_in_the_page_is_the_one_that_is_tried(name: str) -> None:
+    """The page shows each sink as its example has it, to the letter."""
+    shown = re.findall(
+        rf"```python\n(async def {name}\(.*?)```", (ROOT / "docs" / "sinks.md").read_text("utf-8"), re.DOTALL
+    )
+    assert len(shown) == 1
+    assert shown[0] in (ROOT / "examples" / f"{name}.py").read_text("utf-8")
 
 
 @pytest.mark.parametrize(
