@@ -47,7 +47,7 @@ async def chatty(run: Run, message: Message) -> str:
 
 
 class Hook:
-    """A web server on the loopback that answers everything posted to it; `begun` is who began to write to it."""
+    """A web server on the loopback that answers everything posted to it."""
 
     def __init__(self) -> None:
         self.requests: list[str] = []
@@ -137,12 +137,12 @@ async def batched(module: Any, scene: Scene, session: str) -> None:
 SINKS = {"paced": paced, "batched": batched}
 
 
-def stopped(module: Any, rounds: int, patch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+def stopped(module: Any, rounds: int, patch: pytest.MonkeyPatch, store: str = "memory://") -> list[tuple[int, int]]:
     """Stop what an example delivers so many times; of each, how many deliveries began before and after the answer."""
     name = module.__name__.removeprefix("example_")
 
     async def main() -> list[tuple[int, int]]:
-        async with Hook() as hook, open_control(chatty, settings=Settings(grace_seconds=0.05)) as control:
+        async with Hook() as hook, open_control(chatty, store=store, settings=Settings(grace_seconds=0.05)) as control:
 
             async def sink(scene: Scene, session: str) -> None:
                 if name in SINKS:
@@ -172,12 +172,14 @@ def listen_to_writes(patch: pytest.MonkeyPatch, scene: Scene) -> None:
     patch.setattr(asyncio.StreamWriter, "write", written)
 
 
+@pytest.mark.parametrize("kept", [False, True], ids=["in memory", "on disk"])
 @pytest.mark.parametrize("name", ["paced", "batched", "webhook"])
 def test_a_sink_begins_nothing_after_the_answer_to_a_stop(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, kept: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each sink is stopped 200 times amid its deliveries: some began before the answer, none after it; race 135."""
-    counted = stopped(load(name, tmp_path), STOPS, monkeypatch)
+    store = f"sqlite:///{tmp_path}/data" if kept else "memory://"
+    counted = stopped(load(name, tmp_path), STOPS, monkeypatch, store)
     assert len(counted) == STOPS
     assert all(before > 0 for before, _ in counted)
     assert sum(after for _, after in counted) == 0
