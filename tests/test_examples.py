@@ -31,6 +31,7 @@ EXAMPLES = {
         "Allow, too late: question q-1-",
         " is void: its run is over, and nothing was done",
     ],
+    "batched.py": ["begun: 1/20 2/20 3/20 4/20; 5/20 6/20 7/20 8/20; 1/6 2/6 3/6 4/6; 5/6 6/6"],
     "durable.py": [
         "log: the last start was cut short",
         "r-1-1 lost: 'Booking.'",
@@ -66,6 +67,7 @@ EXAMPLES = {
         "bob:     turn 2 of bob (still his own)",
     ],
     "mounted.py": ["operator stopped it: stopped", "You said: hello"],
+    "paced.py": ["before the answer to the stop: line 1 of 20 to line", "after it: line 1 of 2, line 2 of 2, the end"],
     "processes.py": [
         "agent: it exited with 3 and wrote 'hello",
         "agent: too slow: True",
@@ -107,6 +109,7 @@ EXAMPLES = {
         "result: not run: stopped by local",
         "(cut: stopped)",
     ],
+    "webhook.py": ["posted: 1/20 2/20 3/20 1/1"],
 }
 
 
@@ -166,7 +169,7 @@ def test_an_example_is_short(name: str) -> None:
 
 PAGES = [
     (f"{page}-{number}", language, program, told)
-    for page in ("README.md", "docs/guide.md")
+    for page in ("README.md", "docs/guide.md", "docs/sinks.md")
     for number, (language, program, told) in enumerate(
         re.findall(r"```(python|sh)\n([^`]*?)```\n+```\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL), start=1
     )
@@ -194,6 +197,17 @@ def test_the_pages_have_programs() -> None:
     kinds = [(name.rpartition("-")[0], language) for name, language, *_ in PAGES]
     assert [kinds.count(kind) for kind in (("README.md", "python"), ("docs/guide.md", "python"))] == [1, 9]
     assert [kinds.count(kind) for kind in (("README.md", "sh"), ("docs/guide.md", "sh"))] == [1, 3]
+    assert kinds.count(("docs/sinks.md", "python")) == 1
+
+
+@pytest.mark.parametrize("name", ["paced", "batched", "webhook"])
+def test_a_sink_in_the_page_is_the_one_that_is_tried(name: str) -> None:
+    """The page shows each sink as its example has it, to the letter."""
+    shown = re.findall(
+        rf"```python\n(async def {name}\(.*?)```", (ROOT / "docs" / "sinks.md").read_text("utf-8"), re.DOTALL
+    )
+    assert len(shown) == 1
+    assert shown[0] in (ROOT / "examples" / f"{name}.py").read_text("utf-8")
 
 
 @pytest.mark.parametrize(

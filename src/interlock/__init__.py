@@ -19,6 +19,7 @@ from interlock.core.errors import (
     Unknown,
 )
 from interlock.core.events import Entry, Event
+from interlock.core.fence import Generations
 from interlock.core.names import Drain, Effect, Ending, EventKind, QuestionState, Strategy, ToolState
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
@@ -63,6 +64,8 @@ __all__ = [
     "Stale",
     "ToolResult",
     "tool",
+    # in a pipeline of your own
+    "Generations",
     # what you are told
     "Drain",
     "Effect",

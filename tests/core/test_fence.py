@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from interlock import Generations
 from interlock.core.errors import Stale
-from interlock.core.fence import Fence, Generations, describe
+from interlock.core.fence import Fence, StoredGenerations, describe
 from interlock.core.names import Effect, Ending, Principal, RunId, SessionId
 from interlock.core.outcome import Cause
 
@@ -83,7 +84,7 @@ class GenerationsModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.real = Generations()
+        self.real = StoredGenerations()
         self.given = dict.fromkeys(NAMES, 0)
         self.seen = dict.fromkeys(NAMES, 0)
         self.known: set[SessionId] = set()
@@ -107,7 +108,7 @@ class GenerationsModel(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.real = Generations()
+        self.real = StoredGenerations()
         for session, stored in self.given.items():
             self.real.restore(session, stored)
         # The floor is memory: a number a session only stood at, and was never given, may sink with it.
@@ -129,6 +130,45 @@ class GenerationsModel(RuleBasedStateMachine):
             assert not self.real.is_current(session, now + 1)
 
 
+class HoldersModel(RuleBasedStateMachine):
+    """The public counter beside everyone who ever was given a number: only the last one given may count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.real: Generations[SessionId] = Generations()
+        self.given: dict[SessionId, list[int]] = {name: [] for name in NAMES}
+        self.present: dict[SessionId, int | None] = dict.fromkeys(NAMES)
+
+    @rule(session=sessions)
+    def rise(self, session: SessionId) -> None:
+        number = self.real.rise(session)
+        assert number not in self.given[session]
+        assert number == self.real.get(session)
+        self.given[session].append(number)
+        self.present[session] = number
+
+    @rule(session=sessions)
+    def forget(self, session: SessionId) -> None:
+        self.real.forget(session)
+        self.present[session] = None
+
+    @invariant()
+    def only_the_last_number_is_current(self) -> None:
+        for session in NAMES:
+            held = [number for number in self.given[session] if self.real.is_current(session, number)]
+            assert held == ([] if self.present[session] is None else [self.present[session]])
+            assert self.given[session] == sorted(self.given[session])
+
+    @invariant()
+    def what_was_forgotten_takes_no_room(self) -> None:
+        assert len(self.real._now) == sum(present is not None for present in self.present.values())
+
+
+def test_an_old_number_is_never_current_again() -> None:
+    """No order of rising and forgetting, of this key and others, makes a holder of an old number current (race 43)."""
+    run_state_machine_as_test(HoldersModel, settings=settings(max_examples=200, stateful_step_count=30))
+
+
 def test_generations_never_go_back() -> None:
     """No order of rising, forgetting, restoring and restarting gives a number twice (race 42, race 43)."""
     run_state_machine_as_test(GenerationsModel, settings=settings(max_examples=200, stateful_step_count=30))
@@ -136,7 +176,7 @@ def test_generations_never_go_back() -> None:
 
 def test_a_forgotten_session_does_not_begin_at_zero() -> None:
     """A session evicted while a run of it lives comes back above that run's generation (race 43)."""
-    generations = Generations()
+    generations: Generations[SessionId] = Generations()
     held = max(generations.rise(NAMES[0]) for _ in range(5))
     generations.forget(NAMES[0])
     assert not generations.is_current(NAMES[0], held)
@@ -146,7 +186,7 @@ def test_a_forgotten_session_does_not_begin_at_zero() -> None:
 
 def test_a_restarted_process_goes_on_from_the_store() -> None:
     """After a restart a session goes on from its stored number, also past 32 bits, and not from 0 (race 42)."""
-    generations = Generations()
+    generations = StoredGenerations()
     generations.restore(NAMES[0], 2**40)
     assert generations.rise(NAMES[0]) == 2**40 + 1
     generations.restore(NAMES[0], 3)
@@ -155,7 +195,7 @@ def test_a_restarted_process_goes_on_from_the_store() -> None:
 
 def test_sessions_rise_by_themselves() -> None:
     """One session's rising leaves another where it was."""
-    generations = Generations()
+    generations: Generations[SessionId] = Generations()
     generations.rise(NAMES[0])
     generations.rise(NAMES[1])
     generations.rise(NAMES[0])
@@ -164,7 +204,36 @@ def test_sessions_rise_by_themselves() -> None:
 
 def test_forgetting_a_stranger_changes_nothing() -> None:
     """Forgetting a session that was never there neither raises nor lifts anybody."""
-    generations = Generations()
+    generations: Generations[SessionId] = Generations()
     generations.forget(NAMES[0])
     assert generations.get(NAMES[0]) == 0
     assert generations.rise(NAMES[0]) == 1
+
+
+def test_nobody_s_number_is_not_current() -> None:
+    """Where a key stands before anybody was given a number is no number; nor is None, known key or not."""
+    generations: Generations[str] = Generations()
+    assert not generations.is_current("a", generations.get("a"))
+    assert not generations.is_current("a", None)
+    generations.rise("a")
+    assert not generations.is_current("a", None)
+    generations.forget("a")
+    assert not generations.is_current("a", generations.get("a"))
+
+
+def test_any_key_can_be_counted() -> None:
+    """A pipeline counts by whatever it has: a pair of names, a number."""
+    generations: Generations[tuple[str, int]] = Generations()
+    held = generations.rise(("chat", 7))
+    assert generations.is_current(("chat", 7), held)
+    assert not generations.is_current(("chat", 8), held)
+
+
+def test_forgotten_keys_leave_one_number_behind() -> None:
+    """Memory holds the keys that are in use, however many there were."""
+    generations: Generations[int] = Generations()
+    for key in range(100_000):
+        generations.rise(key)
+        generations.forget(key)
+    assert generations._now == {}
+    assert generations.rise(0) == generations._floor + 1

@@ -55,6 +55,8 @@ CALLS: dict[str, tuple[Callable[[Control], Any], type[Exception], str]] = {
     "stop no caller": (lambda c: c.stop(session="s", by=""), BadInput, "by must be a name"),
     "stop a run in order": (lambda c: c.stop(run="r", order=("chat", 1)), BadInput, "the stop of a session"),
     "stop out of order": (lambda c: c.stop(session="s", order=("chat",)), BadInput, "order= is .channel"),
+    "current None": (lambda c: c.is_current(None), BadInput, "run must be a name"),
+    "current for nobody": (lambda c: c.is_current("r-1-1", by=""), BadInput, "by must be a name"),
     "wait nothing": (lambda c: c.wait(""), BadInput, "run must be a name"),
     "wait None": (lambda c: c.wait(None), BadInput, "run must be a name"),
     "wait negative": (lambda c: c.wait("r", timeout=-1), BadInput, "timeout must be 0 or more seconds"),

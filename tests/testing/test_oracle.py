@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from interlock import Control, Ending, MemoryStore, Message, Outcome, Receipt, Run, Settings, ToolState, open_control
-from interlock.core.decision import RunRow, SessionRow, ToolRow
+from interlock.core.decision import Decision, RunRow, SessionRow, ToolRow
 from interlock.core.events import Block, Data, Delta, Ended, Event, Proof, Said, Started, Tool
 from interlock.core.names import Drain, EventKind, May, Principal, RunId, RunKind, SessionId
 from interlock.core.receipt import FallenRun
@@ -26,6 +26,8 @@ class Books:
         self.oracle = oracle
         self.store = store
         self.position = 100
+        self.current: set[str] = set()  # what a sink that asks is told of
+        oracle.control.is_current = lambda run, by="local": run in self.current  # type: ignore[method-assign]
 
     def shows(self, data: Data, run: str | None = "r", generation: int = 1, position: int | None = None) -> None:
         """Let an event arrive."""
@@ -40,11 +42,13 @@ class Books:
             id=run, session="s", principal="alice", kind=RunKind.CHAT, text=run, admitted_at=0.0, started=True
         )
         self.shows(Said(text=run, by="alice"), run, generation)
+        self.current.add(run)
         self.shows(Started(), run, generation)
         self.oracle.begun(run, run)
 
     def ends(self, ending: Ending = Ending.STOPPED, text: str = "", **facts: Any) -> None:
         """Let the run's terminal event arrive."""
+        self.current.discard("r")
         self.shows(Ended(outcome=Outcome(run_id="r", ending=ending, text=text, **facts)))
 
     def receipt(self, ending: Ending = Ending.STOPPED, drain: Drain = Drain.OBSERVED, **facts: Any) -> Receipt:
@@ -195,6 +199,23 @@ def watcher_after_the_terminal(books: Books) -> None:
     books.oracle._watched(event, {"r"})
 
 
+def stale_speaker(books: Books) -> None:
+    books.begins()
+    books.current.clear()
+    books.shows(Delta(text="a"))
+
+
+def current_at_the_fall(books: Books) -> None:
+    books.begins()
+    row = msgspec.structs.replace(books.store._runs[RunId("r")], outcome=Outcome(run_id="r", ending=Ending.STOPPED))
+    books.store.decide(Decision(endings=(row,)))
+
+
+def current_at_the_ack(books: Books) -> None:
+    books.begins()
+    books.oracle._mark_over(RunId("r"))
+
+
 VIOLATIONS: dict[Callable[[Books], None], str] = {
     late_delta: "P1: delta of r arrived after its end",
     late_tool: "P1: tool of r arrived after its end",
@@ -216,6 +237,9 @@ VIOLATIONS: dict[Callable[[Books], None], str] = {
     begun_off_record: "P5: q began before its started mark",
     body_off_record: "P5: dig of r began before its start was on record",
     call_goes_back: "P5: call r.1 of r went from interrupted to finished",
+    stale_speaker: "P1: r is at work, and a sink that asks is told that it is not current",
+    current_at_the_fall: "P1: a sink that asks is told that r is current, and its end was handed to the store",
+    current_at_the_ack: "P1: a sink that asks is told that r is current, and its end was acknowledged",
 }
 
 
@@ -276,6 +300,9 @@ class Stub:
         self.settings = BRIEF
         self.answer = answer
         self.seconds = seconds
+
+    def is_current(self, run: str, by: str = "local") -> bool:
+        return False
 
     async def stop(self, **what: Any) -> Any:
         await asyncio.sleep(self.seconds)

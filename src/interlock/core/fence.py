@@ -6,9 +6,14 @@
    every start and every fall, never goes back, and survives the session being forgotten.
 """
 
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
 from interlock.core.errors import Stale
 from interlock.core.names import Effect, RunId, SessionId
 from interlock.core.outcome import Cause
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Fence:
@@ -49,33 +54,49 @@ def describe(run_id: RunId, cause: Cause, effect: Effect) -> str:
     return f"{effect} refused: run {run_id} has ended ({cause.ending}{by}); let Stale pass"
 
 
-class Generations:
-    """A number per session that only rises, also across forgetting."""
+class Generations(Generic[Key]):
+    """A number per key that only rises. Whoever is given one may ask, until the next, whether it is still the present.
+
+    `rise` gives a key's next number, and what was given before is current no more, from that step on. Only a number
+    that `rise` gave can be current. `forget` keeps memory bounded: of a forgotten key no number is current, and none
+    that it ever had is given again. The numbers of one key have holes and two keys may have the same.
+
+    Ask in the same step that acts: no await between, and among threads one lock around both.
+    """
 
     __slots__ = ("_floor", "_now")
 
     def __init__(self) -> None:
-        self._now: dict[SessionId, int] = {}
-        self._floor = 0  # no session that was forgotten stood higher than this
+        self._now: dict[Key, int] = {}
+        self._floor = 0  # no key that was forgotten stood higher than this
 
-    def get(self, session: SessionId) -> int:
-        """Return the session's generation; one never seen, or forgotten, stands at the floor."""
-        return self._now.get(session, self._floor)
+    def get(self, key: Key) -> int:
+        """Return where a key stands; one never seen, or forgotten, stands at the floor."""
+        return self._now.get(key, self._floor)
 
-    def rise(self, session: SessionId) -> int:
-        """Raise the session's generation by one and return it."""
-        raised = self.get(session) + 1
-        self._now[session] = raised
+    def rise(self, key: Key) -> int:
+        """Give the key its next number, and return it."""
+        raised = self.get(key) + 1
+        self._now[key] = raised
         return raised
 
+    def is_current(self, key: Key, generation: int | None) -> bool:
+        """Return whether a number is the key's present one; of a key that is not here, and of None, it is not."""
+        return generation is not None and self._now.get(key) == generation
+
+    def forget(self, key: Key) -> None:
+        """Drop a key from memory without letting any number be given twice."""
+        self._floor = max(self._floor, self._now.pop(key, 0))
+
+
+class StoredGenerations(Generations[SessionId]):
+    """Those of sessions, which a store remembers beyond memory."""
+
+    __slots__ = ()
+
     def restore(self, session: SessionId, stored: int) -> None:
-        """Take over what the store remembers; never downwards."""
+        """Take over what the store remembers; never downwards.
+
+        A fall raises the number as a start does, so a number that comes back is one that no run holds.
+        """
         self._now[session] = max(self.get(session), stored)
-
-    def is_current(self, session: SessionId, generation: int) -> bool:
-        """Return whether a generation is the session's present one."""
-        return self._now.get(session) == generation
-
-    def forget(self, session: SessionId) -> None:
-        """Drop an idle session from memory without letting any number be given twice."""
-        self._floor = max(self._floor, self._now.pop(session, 0))

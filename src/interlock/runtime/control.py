@@ -296,7 +296,11 @@ class Control:
         raise BadInput(f"no agent {name!r:.80} here; leave it out for the one that is served, the others are: {known}")
 
     def _here(self) -> None:
-        if asyncio.get_running_loop() is not self._loop:
+        try:
+            here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:  # a thread without a loop asks one of the verbs that never wait
+            here = False
+        if not here:
             raise BadInput(
                 "a control belongs to the loop it was opened on; "
                 "from elsewhere use asyncio.run_coroutine_threadsafe(control.stop(...), loop)"
@@ -698,6 +702,20 @@ class Control:
         return self._authority.may(Action.SEE_SESSION, Principal(by), whose=whose) or self._authority.may(
             action, Principal(by), whose=whose, principal=principal
         )
+
+    def is_current(self, run: str, *, by: str = LOCAL) -> bool:
+        """Return whether a run has not fallen, for whatever delivers what it said: ask in the step that begins to.
+
+        It never waits. The answer turns False in the very step of the fall, whatever the ending, and stays so; a run
+        that waits for its seat is current, one that was taken in is as current as the run that took it. False also of
+        a run that is not here, or not the caller's to see.
+        """
+        self._here()
+        wanted, principal = RunId(name_of(run, "run")), Principal(name_of(by, "by"))
+        live = self._registry.runs.get(wanted)
+        if live is None or self._registry.closing:
+            return False
+        return live.itself.current and self._sight.may_see(principal, live.itself)
 
     def whose(self, session: SessionId) -> Whose:
         """Return whose a session is, as far as that is known without asking the store."""

@@ -17,7 +17,7 @@ from interlock.core.decision import KeyRow, QuestionRow, RunRow
 from interlock.core.errors import InterlockError
 from interlock.core.events import Delegated, Json
 from interlock.core.fence import Fence
-from interlock.core.lifecycle import Move, State, advance
+from interlock.core.lifecycle import Move, State, advance, may
 from interlock.core.names import (
     Announce,
     BodyState,
@@ -447,6 +447,11 @@ class LiveRun:
     def fallen(self) -> bool:
         """True once the ending is decided: the fence's one mark."""
         return self.fence.cause is not None
+
+    @property
+    def current(self) -> bool:
+        """True until it falls, also while it waits; what was withdrawn or answered by another run is not current."""
+        return self.fence.cause is None and may(self.state, Move.END)
 
     def standing(self, limit: Limit) -> Limit:
         """Return a limit as it stands now: the one on silence moves with every sign of life, and rests at times."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from interlock.core.authority import NOBODYS, Whose
 from interlock.core.decision import SessionRow, StopKey, StopMark, Tombstone, with_mark
-from interlock.core.fence import Generations
+from interlock.core.fence import StoredGenerations
 from interlock.core.lifecycle import Move
 from interlock.core.names import Ending, May, Principal, QuestionId, ReceiptId, RunId, RunKind, SessionId, Strategy
 from interlock.core.outcome import Outcome
@@ -137,7 +137,7 @@ class Registry:
         self.runs: dict[RunId, LiveRun] = {}
         self.falls: dict[ReceiptId, Falling] = {}
         self.keys: dict[tuple[Principal, str], LiveRun] = {}
-        self.generations = Generations()
+        self.generations = StoredGenerations()
         self.settling = False  # what an earlier start left is taken up; nothing begins
         self.closing = False  # nothing new is taken
         self.closed = False  # nothing is told any more

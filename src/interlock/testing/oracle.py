@@ -2,7 +2,8 @@
 
 It does not ask the fence what the fence did. It looks where effects arrive (a session's subscribers, a slow watcher,
 the bodies of tools, the store) and at what callers were told, and compares:
- P1  nothing of a run arrives after its end was acknowledged; no tool body begins, and after `drained` none acts
+ P1  nothing of a run arrives after its end was acknowledged; no tool body begins, and after `drained` none acts;
+     `is_current`, as a sink asks it, is False from the step of the fall on, and True while a run speaks
  P2  one terminal event, nothing of the run after it, positions only rise
  P4  everyone is told the same ending, and a passed deadline is told as one
  P5  what was acknowledged runs at most once and ends; what was refused never runs; a body begins only when on record
@@ -158,6 +159,8 @@ class Oracle:
         for tool in decision.tools:
             if tool.run_id in self._settled - ending:
                 self._fail(f"P1: {tool.name} of {tool.run_id} was recorded as {tool.state} after the run's end was")
+        for run_id in ending:
+            self._look_at_current(run_id, "was handed to the store")
         self._settled |= ending
         return self._decide(decision)
 
@@ -183,6 +186,8 @@ class Oracle:
             self._fail(f"P1: {event.kind} of {run_id} arrived after its parent's end was told")
         self._showed(run_id, data)
         self._look_at_holds()
+        if isinstance(data, Started | Delta) and not self.control.is_current(run_id):
+            self._fail(f"P1: {run_id} is at work, and a sink that asks is told that it is not current")
         match data:
             case Said():
                 self._home.setdefault(run_id, event.session)
@@ -313,8 +318,14 @@ class Oracle:
         """An end was acknowledged; what shares the run's fate is over with it."""
         if run_id not in self._over:
             self._over.add(run_id)
+            self._look_at_current(run_id, "was acknowledged")
             for child in self._children.get(run_id, ()):
                 self._mark_over(child)
+
+    def _look_at_current(self, run_id: RunId, since: str) -> None:
+        """A sink that asks for a run which has fallen is told so."""
+        if self.control.is_current(run_id):
+            self._fail(f"P1: a sink that asks is told that {run_id} is current, and its end {since}")
 
     def _look_at_holds(self) -> None:
         """No grant is lost, and none goes to a run that is over."""
@@ -600,12 +611,19 @@ class Oracle:
 
     async def look(self, run_id: RunId, *, by: str, timeout: float) -> None:
         """Wait as somebody who may have no right to it: whatever is answered needs the right at that very instant."""
+        self._asks_for_current(run_id, by)
         with contextlib.suppress(Unavailable):
             outcome = await self.control.wait(run_id, by=by, timeout=timeout)
             self._note("looked", run_id, outcome.ending)
             if outcome.ended:  # (pending says nothing while the store is silent: it is said of what is not there, too)
                 told, home = f"P7: {by} was told how {run_id} ended", self._home.get(run_id, "")
                 self._did(Deed.LOOK, by, home, self._loop.time(), told, run_id=run_id)
+        self._asks_for_current(run_id, by)
+
+    def _asks_for_current(self, run_id: RunId, by: str) -> None:
+        if self.control.is_current(run_id, by=by):
+            told, home = f"P7: {by} was told that {run_id} is current", self._home.get(run_id, "")
+            self._did(Deed.LOOK, by, home, self._loop.time(), told, run_id=run_id)
 
     async def watch(self, session: str, *, pause: float = 0.0, by: str = "local") -> None:
         """Watch like a slow reader: what is read after an acknowledged end must not be a delta of that run."""
