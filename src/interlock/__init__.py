@@ -21,6 +21,7 @@ from interlock.core.errors import (
 from interlock.core.events import Entry, Event
 from interlock.core.names import Drain, Effect, Ending, EventKind, QuestionState, Strategy, ToolState
 from interlock.core.outcome import Outcome
+from interlock.core.projection import Projection, project
 from interlock.core.receipt import Receipt
 from interlock.core.stopwords import is_stop
 from interlock.core.timeline import Moment
@@ -75,6 +76,7 @@ __all__ = [
     "Moment",
     "Outcome",
     "ProcessInfo",
+    "Projection",
     "QuestionInfo",
     "QuestionState",
     "Receipt",
@@ -85,6 +87,7 @@ __all__ = [
     "ToolState",
     "Wake",
     "events",
+    "project",
     # what can be refused
     "BadInput",
     "Denied",
