@@ -84,7 +84,7 @@ def _flat(told: Projection) -> Iterable[tuple[str, str]]:
         value = getattr(told, column)
         if isinstance(value, msgspec.Struct):
             for field in msgspec.structs.fields(value):
-                yield f"{column}.{field.encode_name}", _word(getattr(value, field.name))
+                yield f"{column}.{field.name}", _word(getattr(value, field.name))
         else:
             yield column, _word(value)
 

@@ -32,9 +32,8 @@ def replaced(told: Projection, cell: str, word: object) -> Projection:
     column, _, name = cell.partition(".")
     if not name:
         return msgspec.structs.replace(told, **{column: word})
-    words = getattr(told, column)
-    (field,) = [each.name for each in msgspec.structs.fields(words) if each.encode_name == name]
-    return msgspec.structs.replace(told, **{column: msgspec.structs.replace(words, **{field: word})})
+    words = msgspec.structs.replace(getattr(told, column), **{name: word})
+    return msgspec.structs.replace(told, **{column: words})
 
 
 @pytest.mark.parametrize("cell", NAMES)
@@ -153,11 +152,11 @@ def test_a_line_in_another_part_does_not_count(changed: endings.Cells) -> None:
 def test_a_case_follows_its_ending_or_is_named(contract: endings.Cells) -> None:
     """A typed stop has the words of a stop where it has none of its own: those are not owed twice."""
     contract["stopped"]["task"] = "killed"
-    contract["stopped (typed)"]["wait.stopReason"] = "typed"
+    contract["stopped (typed)"]["wait.stop_reason"] = "typed"
     assert faults(
         contract,
         "- Ending `stopped` on `task`: `killed` → `cancelled`.",
-        "- Ending `stopped (typed)` on `wait.stopReason`: `typed` → `stop`.",
+        "- Ending `stopped (typed)` on `wait.stop_reason`: `typed` → `stop`.",
     ) == []  # fmt: skip
     contract["stopped (typed)"]["exit_code"] = "2"  # what it had of its own, and has no longer
     assert any("`stopped (typed)` on `exit_code`: `2` → `130`" in fault for fault in faults(contract))
