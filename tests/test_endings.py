@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 import endings
+from interlock import cli
 from interlock.core.names import ENDINGS, Ending
 from interlock.core.outcome import Outcome
 from interlock.core.projection import TABLE, Projection
@@ -58,6 +59,14 @@ def test_every_field_of_an_outcome_is_explained() -> None:
     rows = re.findall(r"^\| `(\w+)` \| `.+?` \| .*? \| (.*) \|$", endings.blocks()["fields"], re.MULTILINE)
     assert [name for name, _ in rows] == list(Outcome.__struct_fields__)
     assert not [name for name, words in rows if not words], "say in a comment at the field what it is"
+
+
+def test_a_command_s_help_has_the_codes_of_its_early_ends() -> None:
+    """`interlock run --help` and the guide name the exit codes of the three endings that cut a command short."""
+    codes = {str(TABLE[ending].exit_code) for ending in (Ending.TIMED_OUT, Ending.STOPPED, Ending.SHUTDOWN)}
+    guide = (endings.ROOT / "docs" / "guide.md").read_text("utf-8")
+    for text in (cli.run_command.__doc__ or "", guide.partition("| exit status |")[2].partition("\n\n")[0]):
+        assert codes <= set(re.findall(r"\b\d{3}\b", text))
 
 
 def test_the_changelog_owes_no_line() -> None:

@@ -5,7 +5,8 @@
 // 3. Whoever reads at the end stays at the end; whoever scrolled up stays there.
 
 import { data, el, plain, show, text } from "./dom.js";
-import { EARLY, touch } from "./model.js";
+import { EARLY } from "./endings.js";
+import { touch } from "./model.js";
 import { Growing } from "./text.js";
 import * as words from "./words.js";
 
