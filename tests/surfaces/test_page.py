@@ -158,10 +158,12 @@ def test_a_file_that_is_known_is_not_sent_again(server: House) -> None:
 
 def test_the_words_of_endings_are_the_tables(server: House) -> None:
     """The page fills the same templates as every other client, and writes down no list of endings of its own."""
-    words, early = ask(server, "GET", "/web/endings.js").body.decode().splitlines()
-    told = json.loads(words.removeprefix("export const ENDINGS = ").removesuffix(";"))
-    assert told == {ending.value: row.client for ending, row in TABLE.items()}
-    assert set(json.loads(early.removeprefix("export const EARLY = new Set(").removesuffix(");"))) == EARLY
+    text = ask(server, "GET", "/web/endings.js").body.decode()
+    tables = {
+        name: json.loads(table) for name, table in re.findall(r"^export const (\w+) = (.*);$", text, re.MULTILINE)
+    }
+    assert tables["ENDINGS"] == {ending.value: row.client for ending, row in TABLE.items()}
+    assert set(tables["EARLY"]) == EARLY
     listed = re.compile(r"[\"'](parent_ended|timed_out)[\"']")
     assert [path.name for path in page.WEB.glob("*.js") if listed.search(path.read_text())] == []
     assert set(re.findall(r"\.ending-(\w+) {", (page.WEB / "style.css").read_text())) == set(TABLE)

@@ -273,7 +273,7 @@ class RunView {
 
   #drawReceipt() {
     const { receipt, id } = this.run;
-    if (!receipt || !EARLY.has(receipt.cause) || receipt.runs[0].id !== id) return; // it stands with the run it began with
+    if (!receipt || !EARLY.includes(receipt.cause) || receipt.runs[0].id !== id) return; // it stands with the run it began with
     if (!this.#receipt) this.article.after((this.#receipt = el("details.receipt")));
     words.drawReceipt(this.#receipt, receipt);
   }

@@ -225,7 +225,7 @@ const HEARD = {
     const open = run.find("text", (part) => part.open);
     if (open) touch(open, { text: cut || open.text, open: false, cut: Boolean(cut) });
     else if (cut) run.add({ kind: "text", text: cut, open: false, cut: true });
-    if (open && !cut && EARLY.has(outcome.ending)) run.parts.splice(run.parts.indexOf(open), 1); // never said
+    if (open && !cut && EARLY.includes(outcome.ending)) run.parts.splice(run.parts.indexOf(open), 1); // never said
     for (const data of tools) {
       const part =
         run.find("tool", (each) => each.call === data.call_id) ??
