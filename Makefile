@@ -16,7 +16,7 @@ FOREIGN := build/foreign/.ready
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 .DELETE_ON_ERROR:
-.PHONY: help setup tools run test check prove bench races clean
+.PHONY: help setup tools run test check prove bench races endings clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
@@ -28,7 +28,7 @@ run: $(SERVE_READY) ## serve the demo agent, offline; send to it and stop it fro
 
 # Two halves side by side, each about as long as the other; what is not named in FIRST is in the second.
 FIRST := tests/test_planted.py tests/test_look.py tests/test_examples.py tests/testing tests/core tests/stores tests/contracts \
-	tests/client tests/foreign tests/test_package.py tests/test_demo.py tests/test_pages.py tests/test_config.py \
+	tests/client tests/foreign tests/test_package.py tests/test_demo.py tests/test_pages.py tests/test_endings.py tests/test_config.py \
 	tests/surfaces/test_page.py tests/surfaces/test_races_e.py tests/surfaces/test_access.py tests/surfaces/test_authorization.py \
 	tests/surfaces/test_bad_input.py tests/promises/test_crashes.py tests/hosts/test_suites.py
 
@@ -68,6 +68,9 @@ bench: $(BENCH_READY) ## print every figure the docs quote
 
 races: $(READY) ## list the rows of tests/races.md that have no test yet
 	@$(BIN)/python tests/races.py
+
+endings: $(READY) ## draw docs/endings.md from the projection table, and say what the changelog owes
+	@$(BIN)/python tests/endings.py
 
 clean: ## remove .venv, caches and build output
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -169,7 +169,7 @@ def test_an_example_is_short(name: str) -> None:
 
 PAGES = [
     (f"{page}-{number}", language, program, told)
-    for page in ("README.md", "docs/guide.md", "docs/sinks.md")
+    for page in ("README.md", "docs/guide.md", "docs/sinks.md", "docs/endings.md")
     for number, (language, program, told) in enumerate(
         re.findall(r"```(python|sh)\n([^`]*?)```\n+```\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL), start=1
     )
@@ -193,9 +193,10 @@ def steady(text: str) -> str:
 
 
 def test_the_pages_have_programs() -> None:
-    """The first screen of the README shows one, the guide one for nearly every section."""
+    """The first screen of the README shows one, the guide one for nearly every section, endings.md one."""
     kinds = [(name.rpartition("-")[0], language) for name, language, *_ in PAGES]
     assert [kinds.count(kind) for kind in (("README.md", "python"), ("docs/guide.md", "python"))] == [1, 9]
+    assert kinds.count(("docs/endings.md", "python")) == 1
     assert [kinds.count(kind) for kind in (("README.md", "sh"), ("docs/guide.md", "sh"))] == [1, 3]
     assert kinds.count(("docs/sinks.md", "python")) == 1
 

@@ -114,3 +114,30 @@ def test_every_field_that_is_not_used_stands_in_the_page() -> None:
     assert told == {
         name: [set(method.refused), set(method.ignored)] for name, method in frames.METHODS.items() if method.refused
     }
+
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of a page's headings; what stands in a program is none."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_between_the_pages_leads_somewhere(page: Path) -> None:
+    """The file is there, and so is the heading."""
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
+        if not link.startswith(("http:", "https:")):
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+def test_every_page_is_listed_in_the_readme() -> None:
+    """A newcomer finds every page from the first one."""
+    readme = (ROOT / "README.md").read_text("utf-8").partition("## Read on")[2]
+    assert set(re.findall(r"\]\(docs/(\w+\.md)\)", readme)) == {page.name for page in (ROOT / "docs").glob("*.md")}

@@ -22,6 +22,7 @@ from interlock.core.events import Entry, Event
 from interlock.core.fence import Generations
 from interlock.core.names import Drain, Effect, Ending, EventKind, QuestionState, Strategy, ToolState
 from interlock.core.outcome import Outcome
+from interlock.core.projection import Projection, project
 from interlock.core.receipt import Receipt
 from interlock.core.stopwords import is_stop
 from interlock.core.timeline import Moment
@@ -77,6 +78,7 @@ __all__ = [
     "Moment",
     "Outcome",
     "ProcessInfo",
+    "Projection",
     "QuestionInfo",
     "QuestionState",
     "Receipt",
@@ -87,6 +89,7 @@ __all__ = [
     "ToolState",
     "Wake",
     "events",
+    "project",
     # what can be refused
     "BadInput",
     "Denied",

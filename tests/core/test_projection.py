@@ -15,13 +15,17 @@ from interlock.core.projection import (
     TABLE,
     TIMEOUT_PHASES,
     WHY_CHARS,
+    Acp,
     AgentWait,
+    Projection,
     agent_wait,
     channel_words,
     chat_event,
     client_words,
+    completions,
     native,
     parent_word,
+    project,
     responses,
     row,
     tool_words,
@@ -29,16 +33,16 @@ from interlock.core.projection import (
 
 # A copy of the table of surfaces.md §1; compare it there, not with projection.py.
 SURFACES = """
-| ending | `agent.wait`; `agent` second frame; replay of a used key (status · stopReason) | `chat` event | `agent` lifecycle | Responses `status` · last stream event · HTTP code if not streamed | chat.completions | ACP v1 | tasks.* status | session row | parent of a child run | client, page, terminal | chat channel says | CLI exit |
+| ending | `agent.wait`; `agent` second frame; replay of a used key (status · stopReason) | `chat` event | `agent` lifecycle | Responses `status` · last stream event · HTTP code and error code if not streamed | chat.completions | ACP v1 | tasks.* status | session row | parent of a child run | client, page, terminal | chat channel says | CLI exit |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|
 | completed | ok | final | end | completed · response.completed · 200 | finish_reason stop | end_turn | completed | done | ok + result | completed | the reply | 0 |
-| failed | error | error, errorKind by cause | error | failed · response.failed · 500 (502 if the provider failed) | error object | JSON-RPC error, `data.outcome` | failed | failed | error + reason | failed: why | one line why | 1 |
-| stopped | error · `stop` (text) or `rpc` | aborted, stopReason | end, status cancelled | cancelled · response.incomplete whose status is cancelled · 200 | error object, code `stopped` | cancelled | cancelled | stopped | cancelled | stopped by … | "Stopped." + receipt line | 130 |
-| superseded | error · `superseded` | aborted, stopReason superseded | end, status superseded | incomplete, reason `superseded` (`steered` after a WebSocket steer) · response.incomplete · 200 | error object, code `superseded` | cancelled, `_meta.outcome` | cancelled | superseded | cancelled (superseded by …) | superseded by … | nothing (the new reply speaks) | 130 |
-| timed_out | timeout · + timeoutPhase, providerStarted | error, errorKind timeout | error, status timeout | failed, error.code `timeout` · response.failed · 504 | error object, code `timeout` | JSON-RPC error, `data.outcome` **(ours: v1 has no word for it)** | timed_out | timed_out | timeout + phase | timed out after … in phase … | "Timed out after …" | 124 |
-| parent_ended | error · `parent` | aborted, stopReason parent | end, status cancelled | cancelled · response.incomplete whose status is cancelled · 200 | error object, code `stopped` | cancelled | cancelled | stopped | (has itself ended) | ended with its parent | nothing | 130 |
-| shutdown | error · `restart` | aborted, stopReason restart | end, status cancelled | incomplete, reason `restart` · response.incomplete · 503 | error object, code `restart` | cancelled, `_meta.outcome` | cancelled | interrupted | interrupted | interrupted by a restart | "Restarting; this answer was cut." | 143 |
-| lost | error · `lost` | error, errorKind unknown | error | failed, error.code `lost` · response.failed · 500 | error object, code `lost` | JSON-RPC error, `data.outcome` | failed | lost | lost | lost in a crash | "The server stopped while answering; your message is kept." | 1 |
+| failed | error | error, errorKind by cause | error | failed · response.failed · 422 `server_error` (`provider_error`) | error object | JSON-RPC error −32010 **(ours)**, `data.outcome` | failed | failed | error + reason | failed: why | one line why | 1 |
+| stopped | error · `stop` (text) or `rpc` | aborted, stopReason | end, status cancelled | cancelled · response.incomplete whose status is cancelled · 422 `stopped` | error object, code `stopped` | cancelled | cancelled | stopped | cancelled | stopped by … | "Stopped." + receipt line | 130 |
+| superseded | error · `superseded` | aborted, stopReason superseded | end, status superseded | incomplete, reason `superseded` (`steered` after a WebSocket steer) · response.incomplete · 422 `superseded` | error object, code `superseded` | cancelled, `_meta.outcome` | cancelled | superseded | cancelled (superseded by …) | superseded by … | nothing (the new reply speaks) | 130 |
+| timed_out | timeout · + timeoutPhase, providerStarted | error, errorKind timeout | error, status timeout | failed, error.code `timeout` · response.failed · 422 `timeout` | error object, code `timeout` | JSON-RPC error −32800 (v1: internal timeouts), `data.outcome` | timed_out | timed_out | timeout + phase | timed out after … in phase … | "Timed out after …" | 124 |
+| parent_ended | error · `parent` | aborted, stopReason parent | end, status cancelled | cancelled · response.incomplete whose status is cancelled · 422 `stopped` | error object, code `stopped` | cancelled | cancelled | stopped | (has itself ended) | ended with its parent | nothing | 130 |
+| shutdown | error · `restart` | aborted, stopReason restart | end, status cancelled | incomplete, reason `restart` · response.incomplete · 422 `restart` | error object, code `restart` | cancelled, `_meta.outcome` | cancelled | interrupted | interrupted | interrupted by a restart | "Restarting; this answer was cut." | 143 |
+| lost | error · `lost` | error, errorKind unknown | error | failed, error.code `lost` · response.failed · 422 `lost` | error object, code `lost` | JSON-RPC error −32010 **(ours)**, `data.outcome` | failed | lost | lost | lost in a crash | "The server stopped while answering; your message is kept." | 1 |
 """  # noqa: E501
 LINES = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in SURFACES.strip().splitlines()]
 CELLS = {Ending(line[0]): line[1:] for line in LINES[2:]}
@@ -153,29 +157,29 @@ def test_responses(ending: Ending) -> None:
     assert answer.status == re.split(r"[, ]", status)[0]
     assert answer.last_event == event.split(" ")[0]
     assert answer.http == int(http.split(" ")[0])
+    assert answer.error_code == quoted(http)
     assert answer.incomplete_reason == (quoted(status) if "reason" in status else None)
-    if "error.code" in status:
+    if "error.code" in status:  # one code, whether it is read from the object or from the HTTP error
         assert answer.error_code == quoted(status)
-    else:  # the object needs a code wherever it failed; surfaces.md leaves the plain one open
-        assert answer.error_code == ("server_error" if answer.status == "failed" else None)
 
 
 @every_ending
 def test_chat_completions(ending: Ending) -> None:
     """A chat completion has a finish reason or an error code, never both, as the table says."""
-    cell, answer = CELLS[ending][4], row(outcome(ending)).completions
+    cell, answer = CELLS[ending][4], completions(outcome(ending))
     assert answer.finish_reason == after("finish_reason", cell)
     if cell.startswith("error object"):
-        assert answer.error_code == (quoted(cell) or "server_error")
+        assert answer.error_code == (quoted(cell) or "server_error") == responses(outcome(ending)).error_code
     else:
         assert answer.error_code is None
 
 
 @every_ending
 def test_acp(ending: Ending) -> None:
-    """ACP is told the table's stop reason, or an error where v1 has no word."""
-    word = CELLS[ending][5].split(",")[0]
-    assert row(outcome(ending)).acp == (None if word == "JSON-RPC error" else word)
+    """ACP is told the table's stop reason, or an error with the table's code where v1 has no word."""
+    cell, answer = CELLS[ending][5], row(outcome(ending)).acp
+    code = re.match(r"JSON-RPC error \u2212(\d+)", cell)
+    assert answer == (Acp(error_code=-int(code[1])) if code else Acp(cell.split(",")[0]))
 
 
 @every_ending
@@ -239,8 +243,8 @@ def test_facts_are_not_templates() -> None:
 def test_stop_takeover_and_timeout_differ() -> None:
     """A stop, a takeover and a timeout are three different things wherever the table tells them apart."""
     three = [outcome(ending) for ending in (Ending.STOPPED, Ending.SUPERSEDED, Ending.TIMED_OUT)]
-    for project in (agent_wait, chat_event, responses, parent_word, client_words, channel_words, native):
-        assert len({msgspec.json.encode(project(told)) for told in three}) == 3, project
+    for surface in (agent_wait, chat_event, responses, parent_word, client_words, channel_words, native, project):
+        assert len({msgspec.json.encode(surface(told)) for told in three}) == 3, surface
     for column in ("lifecycle", "completions", "session"):
         assert len({msgspec.json.encode(getattr(row(told), column)) for told in three}) == 3, column
     for column in ("acp", "task", "exit_code"):  # one foreign word for both cuts, but never the timeout's
@@ -259,11 +263,11 @@ def test_only_a_completed_run_looks_completed() -> None:
 
 def test_typed_stop() -> None:
     """A stop the user typed is told as `stop`, one by a call as `rpc`, and no other ending listens to that."""
-    for project in (agent_wait, chat_event):
-        assert project(outcome(Ending.STOPPED, typed=True)).stop_reason == "stop"
-        assert project(outcome(Ending.STOPPED)).stop_reason == "rpc"
-        assert project(outcome(Ending.SUPERSEDED, typed=True)).stop_reason == "superseded"
-        assert project(outcome(Ending.COMPLETED, typed=True)).stop_reason is None
+    for surface in (agent_wait, chat_event):
+        assert surface(outcome(Ending.STOPPED, typed=True)).stop_reason == "stop"
+        assert surface(outcome(Ending.STOPPED)).stop_reason == "rpc"
+        assert surface(outcome(Ending.SUPERSEDED, typed=True)).stop_reason == "superseded"
+        assert surface(outcome(Ending.COMPLETED, typed=True)).stop_reason is None
 
 
 def test_waiting_is_not_an_ending() -> None:
@@ -277,9 +281,9 @@ def test_waiting_is_not_an_ending() -> None:
 @pytest.mark.parametrize("ending", [Ending.PENDING, Ending.UNKNOWN])
 def test_no_surface_ends_a_run_that_has_not_ended(ending: Ending) -> None:
     """Terminal words for a run that has not ended are refused, naming the run and what to use."""
-    for project in (chat_event, responses, parent_word, channel_words, row):
-        with pytest.raises(BadInput, match=rf"r-7 is {ending}.*agent_wait"):
-            project(bare(ending))
+    for surface in (chat_event, responses, completions, parent_word, channel_words, row, project):
+        with pytest.raises(BadInput, match=rf"r-7 is {ending}.*once it has ended"):
+            surface(bare(ending))
 
 
 @pytest.mark.parametrize(
@@ -332,10 +336,44 @@ def test_chat_error_kind_by_cause(kind: ErrorKind | None) -> None:
 
 
 @pytest.mark.parametrize("kind", [*ErrorKind, None])
-def test_bad_gateway_only_for_the_provider(kind: ErrorKind | None) -> None:
-    """A failure is 502 where the provider failed and 500 otherwise."""
-    expected = 502 if kind is ErrorKind.PROVIDER else 500
-    assert responses(outcome(Ending.FAILED, error_kind=kind)).http == expected
+def test_the_provider_s_failure_has_a_code_of_its_own(kind: ErrorKind | None) -> None:
+    """Over HTTP a failure is `provider_error` where the provider failed and `server_error` otherwise."""
+    expected = "provider_error" if kind is ErrorKind.PROVIDER else "server_error"
+    told = outcome(Ending.FAILED, error_kind=kind)
+    assert (responses(told).http, responses(told).error_code, completions(told).error_code) == (422, expected, expected)
+
+
+@given(st.sampled_from(ENDINGS), st.sampled_from([*ErrorKind, None]), st.booleans())
+def test_no_ending_over_http_is_sent_again_or_taken_for_an_answer(
+    ending: Ending, kind: ErrorKind | None, steered: bool
+) -> None:
+    """A completion is 200; every other ending has a code that no SDK repeats, and says which ending it was."""
+    told = responses(outcome(ending, error_kind=kind), steered=steered)
+    assert (told.http, told.error_code is None) == ((200, True) if ending is Ending.COMPLETED else (422, False))
+    assert (told.incomplete_reason is not None) == (told.status == "incomplete")
+
+
+@every_ending
+def test_one_function_tells_every_surface(ending: Ending) -> None:
+    """`project` has each surface's own answer, with the outcome's facts filled in and no brace left."""
+    told = outcome(ending, typed=True, error_kind=ErrorKind.PROVIDER)
+    whole = project(told, steered=True)
+    assert whole == Projection(
+        wait=agent_wait(told),
+        chat=chat_event(told),
+        lifecycle=TABLE[ending].lifecycle,
+        responses=responses(told, steered=True),
+        completions=completions(told),
+        acp=TABLE[ending].acp,
+        task=TABLE[ending].task,
+        session=TABLE[ending].session,
+        parent=parent_word(told),
+        client=client_words(told),
+        channel=channel_words(told),
+        tool=tool_words(ToolState.SKIPPED, told).removeprefix("not run: "),
+        exit_code=TABLE[ending].exit_code,
+    )
+    assert not any("{" in words for words in (whole.parent, whole.client, whole.channel, whole.tool) if words)
 
 
 def test_steered() -> None:

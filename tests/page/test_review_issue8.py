@@ -455,6 +455,10 @@ def test_the_page_has_the_words_that_everybody_has(visit: Visit) -> None:
             TABLE, (None, "", "ann"), (None, "r-1-2"), (None, "", "provider"), itertools.zip_longest(LIMITS, ERRORS)
         )
     ]
+    outcomes += [
+        Outcome(run_id=RunId("r-1-1"), ending=Ending.STOPPED, by=Principal("ann"), born_stopped=True),
+        Outcome(run_id=RunId("r-1-1"), ending=Ending.SUPERSEDED, by=Principal("ann"), unkept=True),
+    ]
     assert {outcome.ending for outcome in outcomes} == set(Ending) - {Ending.PENDING, Ending.UNKNOWN}
     page = visit.tab()
     page.goto(visit.base)

@@ -21,7 +21,7 @@ import pytest
 
 from interlock import Message, Run
 from interlock.core.events import Asked, Ended, Event, Proof, Said
-from interlock.core.names import Ending, EventKind, Principal, QuestionId, QuestionState, RunId, SessionId
+from interlock.core.names import EARLY, Ending, EventKind, Principal, QuestionId, QuestionState, RunId, SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.projection import TABLE
 from interlock.surfaces import access, frames, page
@@ -157,10 +157,16 @@ def test_a_file_that_is_known_is_not_sent_again(server: House) -> None:
 
 
 def test_the_words_of_endings_are_the_tables(server: House) -> None:
-    """The page fills the same templates as every other client."""
+    """The page fills the same templates as every other client, and writes down no list of endings of its own."""
     text = ask(server, "GET", "/web/endings.js").body.decode()
-    words = json.loads(text.removeprefix("export const ENDINGS = ").removesuffix(";\n"))
-    assert words == {ending.value: row.client for ending, row in TABLE.items()}
+    tables = {
+        name: json.loads(table) for name, table in re.findall(r"^export const (\w+) = (.*);$", text, re.MULTILINE)
+    }
+    assert tables["ENDINGS"] == {ending.value: row.client for ending, row in TABLE.items()}
+    assert set(tables["EARLY"]) == EARLY
+    listed = re.compile(r"[\"'](parent_ended|timed_out)[\"']")
+    assert [path.name for path in page.WEB.glob("*.js") if listed.search(path.read_text())] == []
+    assert set(re.findall(r"\.ending-(\w+) {", (page.WEB / "style.css").read_text())) == set(TABLE)
 
 
 def test_every_answer_of_the_page_carries_the_headers(server: House) -> None:

@@ -43,26 +43,26 @@ class Limit(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a run ended, as everyone is told. `text` is the reply, or the part of it that was said."""
+    """How a run ended, as everyone is told. The comment at a field is its line in docs/endings.md."""
 
-    run_id: RunId
-    ending: Ending
-    text: str = ""
-    by: Principal | None = None
-    superseded_by: RunId | None = None
-    phase: str | None = None
-    limit_ms: int | None = None
-    error: str | None = None
-    error_kind: ErrorKind | None = None
-    hidden: bool = False
-    typed: bool = False
-    born_stopped: bool = False
+    run_id: RunId  # the run that ended
+    ending: Ending  # how; `pending` and `unknown` are answers to a waiter, not endings
+    text: str = ""  # the reply, or the part of it that was said
+    by: Principal | None = None  # who stopped it, or whose message took over
+    superseded_by: RunId | None = None  # the run that took over
+    phase: str | None = None  # where a limit was met: a known phase, or one that the agent named
+    limit_ms: int | None = None  # the limit that passed
+    error: str | None = None  # why it failed, in full
+    error_kind: ErrorKind | None = None  # whose failure it was: `agent`, `provider`, `host` or `store`
+    hidden: bool = False  # rolled back: the turn is no part of the model's context any more
+    typed: bool = False  # a person stopped it by a message, not by a call
+    born_stopped: bool = False  # the stop was there before the message, which never ran
     unkept: bool = False  # superseded by a message that could not be kept, so there is no run to name
     tools: tuple[str, ...] = ()  # of a hidden turn: the tools that were started, since their effects remain
-    started_at: float | None = None
-    ended_at: float | None = None
-    drained: bool = False
-    durable: bool = True
+    started_at: float | None = None  # when its agent began; None: it never did
+    ended_at: float | None = None  # when it fell: nothing of it was admitted from then on
+    drained: bool = False  # nothing of it is left; a fact beside the ending, and it comes later
+    durable: bool = True  # the store has it; told as False where it had not answered in time
 
     @property
     def ended(self) -> bool:

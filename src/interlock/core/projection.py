@@ -42,13 +42,17 @@ class Lifecycle(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Responses(msgspec.Struct, frozen=True):
-    """How a response object ends: its status, its last stream event, and the HTTP code if not streamed."""
+    """How a response object ends: its status, its last stream event, and the HTTP and error codes if not streamed.
+
+    Clients send again by themselves after 408, 409, 429 and 5xx, and hand the partial text of a 200 to their program
+    as the answer. So every ending but a completion is 422.
+    """
 
     status: str
     last_event: str
     http: int
-    incomplete_reason: str | None = None
-    error_code: str | None = None
+    error_code: str | None = None  # of the HTTP error; where the status is failed, of the object's own error as well
+    incomplete_reason: str | None = None  # only where the status is incomplete: a client fails on it elsewhere
 
 
 class Completions(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,15 +62,29 @@ class Completions(msgspec.Struct, frozen=True, kw_only=True):
     error_code: str | None = None
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One ending on every surface; a brace is filled from the outcome's facts, or with nothing where it has none."""
+class Acp(msgspec.Struct, frozen=True):
+    """How an ACP prompt is answered: a stop reason, or the code of a JSON-RPC error where v1 has no word.
+
+    The outcome is in `_meta` of the one, in `data` of the other. The code is never -32603, after which a client sends
+    its prompt again.
+    """
+
+    stop_reason: str | None = None
+    error_code: int | None = None
+
+
+class Projection(msgspec.Struct, frozen=True, kw_only=True):
+    """One ending on every surface.
+
+    In `TABLE` a brace stands for a fact of the outcome; `project` fills it in, or with nothing where there is none.
+    """
 
     wait: AgentWait
     chat: ChatEvent
     lifecycle: Lifecycle
     responses: Responses
     completions: Completions
-    acp: str | None  # the stop reason (outcome in `_meta`); None: a JSON-RPC error (in `data`), as v1 has no word
+    acp: Acp
     task: str
     session: str
     parent: str | None  # None: the parent has itself ended
@@ -77,60 +95,60 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # fmt: off
-TABLE: Final[dict[Ending, Row]] = {
-    Ending.COMPLETED: Row(
+TABLE: Final[dict[Ending, Projection]] = {
+    Ending.COMPLETED: Projection(
         wait=AgentWait("ok"), chat=ChatEvent("final"),
-        lifecycle=Lifecycle("end"), completions=Completions(finish_reason="stop"), acp="end_turn",
-        responses=Responses("completed", "response.completed", 200),
+        lifecycle=Lifecycle("end"), completions=Completions(finish_reason="stop"),
+        responses=Responses("completed", "response.completed", 200), acp=Acp("end_turn"),
         task="completed", session="done", parent="ok", exit_code=0,
         client="completed", tool="its run had completed", channel="{text}",
     ),
-    Ending.FAILED: Row(
+    Ending.FAILED: Projection(
         wait=AgentWait("error"), chat=ChatEvent("error", error_kind="unknown"),
-        lifecycle=Lifecycle("error"), completions=Completions(error_code="server_error"), acp=None,
-        responses=Responses("failed", "response.failed", 500, error_code="server_error"),
+        lifecycle=Lifecycle("error"), completions=Completions(error_code="server_error"),
+        responses=Responses("failed", "response.failed", 422, "server_error"), acp=Acp(error_code=-32010),
         task="failed", session="failed", parent="error{why}", exit_code=1,
         client="failed{why}", tool="its run failed{why}", channel="Failed{why}",
     ),
-    Ending.STOPPED: Row(
+    Ending.STOPPED: Projection(
         wait=AgentWait("error", "rpc"), chat=ChatEvent("aborted", "rpc"),
-        lifecycle=Lifecycle("end", "cancelled"), completions=Completions(error_code="stopped"), acp="cancelled",
-        responses=Responses("cancelled", "response.incomplete", 200),
+        lifecycle=Lifecycle("end", "cancelled"), completions=Completions(error_code="stopped"),
+        responses=Responses("cancelled", "response.incomplete", 422, "stopped"), acp=Acp("cancelled"),
         task="cancelled", session="stopped", parent="cancelled", exit_code=130,
         client="stopped{by}{unseen}", tool="stopped{by}", channel="Stopped{unseen}.{receipt}",
     ),
-    Ending.SUPERSEDED: Row(
+    Ending.SUPERSEDED: Projection(
         wait=AgentWait("error", "superseded"), chat=ChatEvent("aborted", "superseded"),
-        lifecycle=Lifecycle("end", "superseded"), completions=Completions(error_code="superseded"), acp="cancelled",
-        responses=Responses("incomplete", "response.incomplete", 200, incomplete_reason="superseded"),
+        lifecycle=Lifecycle("end", "superseded"), completions=Completions(error_code="superseded"),
+        responses=Responses("incomplete", "response.incomplete", 422, "superseded", "superseded"), acp=Acp("cancelled"),
         task="cancelled", session="superseded", parent="cancelled (superseded{successor})", exit_code=130,
         client="superseded{successor}", tool="superseded by a newer message{of}", channel=None,  # the new reply speaks
     ),
-    Ending.TIMED_OUT: Row(
+    Ending.TIMED_OUT: Projection(
         wait=AgentWait("timeout"), chat=ChatEvent("error", error_kind="timeout"),
-        lifecycle=Lifecycle("error", "timeout"), completions=Completions(error_code="timeout"), acp=None,
-        responses=Responses("failed", "response.failed", 504, error_code="timeout"),
+        lifecycle=Lifecycle("error", "timeout"), completions=Completions(error_code="timeout"),
+        responses=Responses("failed", "response.failed", 422, "timeout"), acp=Acp(error_code=-32800),
         task="timed_out", session="timed_out", parent="timeout{phase}", exit_code=124,
         client="timed out{after}{phase}", tool="timed out{after}{phase}", channel="Timed out{after}.",
     ),
-    Ending.PARENT_ENDED: Row(
+    Ending.PARENT_ENDED: Projection(
         wait=AgentWait("error", "parent"), chat=ChatEvent("aborted", "parent"),
-        lifecycle=Lifecycle("end", "cancelled"), completions=Completions(error_code="stopped"), acp="cancelled",
-        responses=Responses("cancelled", "response.incomplete", 200),
+        lifecycle=Lifecycle("end", "cancelled"), completions=Completions(error_code="stopped"),
+        responses=Responses("cancelled", "response.incomplete", 422, "stopped"), acp=Acp("cancelled"),
         task="cancelled", session="stopped", parent=None, exit_code=130,
         client="ended with its parent", tool="ended with its parent", channel=None,
     ),
-    Ending.SHUTDOWN: Row(
+    Ending.SHUTDOWN: Projection(
         wait=AgentWait("error", "restart"), chat=ChatEvent("aborted", "restart"),
-        lifecycle=Lifecycle("end", "cancelled"), completions=Completions(error_code="restart"), acp="cancelled",
-        responses=Responses("incomplete", "response.incomplete", 503, incomplete_reason="restart"),
+        lifecycle=Lifecycle("end", "cancelled"), completions=Completions(error_code="restart"),
+        responses=Responses("incomplete", "response.incomplete", 422, "restart", "restart"), acp=Acp("cancelled"),
         task="cancelled", session="interrupted", parent="interrupted", exit_code=143,
         client="interrupted by a restart", tool="the server was ended", channel="Restarting; this answer was cut.",
     ),
-    Ending.LOST: Row(
+    Ending.LOST: Projection(
         wait=AgentWait("error", "lost"), chat=ChatEvent("error", error_kind="unknown"),
-        lifecycle=Lifecycle("error"), completions=Completions(error_code="lost"), acp=None,
-        responses=Responses("failed", "response.failed", 500, error_code="lost"),
+        lifecycle=Lifecycle("error"), completions=Completions(error_code="lost"),
+        responses=Responses("failed", "response.failed", 422, "lost"), acp=Acp(error_code=-32010),
         task="failed", session="lost", parent="lost", exit_code=1,
         client="lost in a crash", tool="the server went down",
         channel="The server stopped while answering; your message is kept.",
@@ -147,6 +165,7 @@ UNDER_WAY: Final = (
 LOST_RESULT: Final = "started, outcome unknown: the server went down while it ran; it was not run again"
 NOT_KEPT: Final = " by a message that was not kept"
 UNKEPT: Final = "Ended by a message that was not kept; send it again."  # where else the new reply would speak
+PROVIDER_ERROR: Final = "provider_error"  # the error code over HTTP where the provider failed, not the agent
 TYPED: Final = "stop"  # the stop reason where a person typed it; `rpc`: a call stopped the run
 
 
@@ -173,11 +192,30 @@ def native(outcome: Outcome) -> Native:
     return Native(**{name: getattr(outcome, name) for name in Native.__struct_fields__})
 
 
-def row(outcome: Outcome) -> Row:
+def project(outcome: Outcome, *, steered: bool = False) -> Projection:
+    """Return how every surface tells that a run ended so: words, HTTP and exit codes, with the outcome's facts in them.
+
+    `steered` is for a response whose successor came by a WebSocket steer. An outcome that is no ending raises BadInput.
+    """
+    found = row(outcome)
+    return msgspec.structs.replace(
+        found,
+        wait=agent_wait(outcome),
+        chat=chat_event(outcome),
+        responses=responses(outcome, steered=steered),
+        completions=completions(outcome),
+        parent=parent_word(outcome),
+        client=client_words(outcome),
+        channel=channel_words(outcome),
+        tool=_fill(found.tool, outcome),
+    )
+
+
+def row(outcome: Outcome) -> Projection:
     """Return what every surface says of an ending, before the outcome's own data is filled in."""
     found = TABLE.get(outcome.ending)
     if found is None:
-        raise BadInput(f"run {outcome.run_id} is {outcome.ending}, which is not an ending; use agent_wait instead")
+        raise BadInput(f"run {outcome.run_id} is {outcome.ending}, which is not an ending; ask again once it has ended")
     return found
 
 
@@ -220,11 +258,21 @@ def chat_event(outcome: Outcome) -> ChatEvent:
 def responses(outcome: Outcome, *, steered: bool = False) -> Responses:
     """Return how a response object ends; `steered` where a WebSocket steer brought the successor."""
     answer = row(outcome).responses
-    if outcome.ending is Ending.FAILED and outcome.error_kind is ErrorKind.PROVIDER:
-        return msgspec.structs.replace(answer, http=502)
+    if _provider_failed(outcome):
+        return msgspec.structs.replace(answer, error_code=PROVIDER_ERROR)
     if outcome.ending is Ending.SUPERSEDED and steered:
         return msgspec.structs.replace(answer, incomplete_reason="steered")
     return answer
+
+
+def completions(outcome: Outcome) -> Completions:
+    """Return how a chat completion ends."""
+    answer = row(outcome).completions
+    return msgspec.structs.replace(answer, error_code=PROVIDER_ERROR) if _provider_failed(outcome) else answer
+
+
+def _provider_failed(outcome: Outcome) -> bool:
+    return outcome.ending is Ending.FAILED and outcome.error_kind is ErrorKind.PROVIDER
 
 
 def parent_word(outcome: Outcome) -> str | None:

@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from interlock.core.errors import InterlockError
+from interlock.core.names import EARLY
 from interlock.core.projection import TABLE
 from interlock.surfaces.access import RATE_LIMITED, Access, AccessFailed, Caller, Scope
 from interlock.surfaces.drawing import draw
@@ -60,8 +61,12 @@ class File(NamedTuple):
 
 def read_files(directory: Path = WEB) -> dict[str, File]:
     """Read the page's files, and what is made of our own tables, by name."""
-    endings = {ending: row.client for ending, row in TABLE.items()}
-    found = {"endings.js": b"export const ENDINGS = %b;\n" % msgspec.json.encode(endings)}
+    tables: dict[bytes, object] = {
+        b"ENDINGS": {ending: row.client for ending, row in TABLE.items()},
+        b"EARLY": [ending for ending in TABLE if ending in EARLY],
+    }
+    lines = (b"export const %b = %b;\n" % (name, msgspec.json.encode(table)) for name, table in tables.items())
+    found = {"endings.js": b"".join(lines)}
     for path in directory.iterdir() if directory.is_dir() else ():
         if path.suffix in TYPES and path.is_file() and not path.is_symlink():
             found[path.name] = path.read_bytes()

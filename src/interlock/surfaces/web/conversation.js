@@ -5,7 +5,8 @@
 // 3. Whoever reads at the end stays at the end; whoever scrolled up stays there.
 
 import { data, el, plain, show, text } from "./dom.js";
-import { EARLY, touch } from "./model.js";
+import { EARLY } from "./endings.js";
+import { touch } from "./model.js";
 import { Growing } from "./text.js";
 import * as words from "./words.js";
 
@@ -272,7 +273,7 @@ class RunView {
 
   #drawReceipt() {
     const { receipt, id } = this.run;
-    if (!receipt || !EARLY.has(receipt.cause) || receipt.runs[0].id !== id) return; // it stands with the run it began with
+    if (!receipt || !EARLY.includes(receipt.cause) || receipt.runs[0].id !== id) return; // it stands with the run it began with
     if (!this.#receipt) this.article.after((this.#receipt = el("details.receipt")));
     words.drawReceipt(this.#receipt, receipt);
   }

@@ -5,7 +5,7 @@
 // 3. A run is known from its message or its start on: what is told of one that is not known is not drawn.
 // 4. A message stands where its turn began, not where it waited; one that was taken in stands in the turn that took it.
 
-export const EARLY = new Set(["stopped", "superseded", "timed_out", "parent_ended", "shutdown", "lost"]);
+import { EARLY } from "./endings.js";
 
 // Whoever changes a part says so: only then is it drawn again.
 export function touch(part, change) {
@@ -225,7 +225,7 @@ const HEARD = {
     const open = run.find("text", (part) => part.open);
     if (open) touch(open, { text: cut || open.text, open: false, cut: Boolean(cut) });
     else if (cut) run.add({ kind: "text", text: cut, open: false, cut: true });
-    if (open && !cut && EARLY.has(outcome.ending)) run.parts.splice(run.parts.indexOf(open), 1); // never said
+    if (open && !cut && EARLY.includes(outcome.ending)) run.parts.splice(run.parts.indexOf(open), 1); // never said
     for (const data of tools) {
       const part =
         run.find("tool", (each) => each.call === data.call_id) ??

@@ -2,11 +2,12 @@
 
 import { $, el, svg } from "./dom.js";
 import { ask } from "./dialog.js";
+import { ENDINGS } from "./endings.js";
 import * as words from "./words.js";
 
 const EVERY_MS = 2_000;
 const SOON_MS = 150;
-const COLOURS = ["completed", "failed", "stopped", "superseded", "timed_out", "parent_ended", "shutdown", "lost"];
+const COLOURS = Object.keys(ENDINGS); // each has one in style.css
 
 export class Overview {
   #visible = false;
