@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from interlock.core.events import Event
+from interlock.core.names import REPORTS
 from interlock.core.outcome import Outcome
 
 SAID = """
@@ -21,7 +22,7 @@ SELECT e.value ->> 0, p.run_id, e.value -> 3 FROM passing p JOIN runs r ON r.id 
 WHERE r.ending IS NULL
 ORDER BY 1
 """
-RUNS = "SELECT id, session, text, started, alias, parent, outcome FROM runs ORDER BY serial"
+RUNS = "SELECT id, session, text, started, alias, parent, outcome, kind, key, announce FROM runs ORDER BY serial"
 
 
 class Row(msgspec.Struct):
@@ -34,6 +35,9 @@ class Row(msgspec.Struct):
     alias: str | None
     parent: str | None
     outcome: Outcome | None
+    kind: str
+    key: str | None
+    announce: str | None
 
 
 class Book:
@@ -84,6 +88,7 @@ class Found:
         self.times = Counter(text for _, texts in self.begun for text in texts)
         self.effects = Counter(name for kind, name, *_ in marks if kind == "effect")
         self.rows: dict[str, Row] = {}
+        self.reports: Counter[str | None] = Counter()  # announcements, by the children that they are of
         self.tools: dict[str, str] = {}  # by the name in their arguments: where they stand
         self.questions: dict[str, str] = {}
         self.said: dict[str, str] = {}  # what the log has of runs that have not ended
@@ -95,9 +100,10 @@ class Found:
 
     def _read(self, db: sqlite3.Connection) -> None:
         self.integrity = "\n".join(row[0] for row in db.execute("PRAGMA integrity_check"))
-        for run, session, text, started, alias, parent, outcome in db.execute(RUNS):
+        for run, session, text, started, alias, parent, outcome, *rest in db.execute(RUNS):
             ended = None if outcome is None else msgspec.json.decode(outcome, type=Outcome)
-            self.rows[run] = Row(run, session, text, bool(started), alias, parent, ended)
+            self.rows[run] = Row(run, session, text, bool(started), alias, parent, ended, *rest)
+        self.reports = Counter(row.key for row in self.rows.values() if row.kind in REPORTS)
         for arguments, state in db.execute("SELECT arguments, state FROM tools"):
             self.tools[json.loads(arguments)["name"]] = state
         blocks: dict[str, list[str]] = {}

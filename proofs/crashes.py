@@ -28,7 +28,7 @@ import msgspec
 
 import interlock
 from interlock.core.events import Asked, Block, Delta, Ended, Event, Gap, Tool
-from interlock.core.names import PASSING, Ending, QuestionState, ToolState
+from interlock.core.names import PASSING, REPORTS, Ending, QuestionState, RunKind, ToolState
 from interlock.core.outcome import Outcome
 from proofs.crashbook import Book, Found, Row
 from proofs.crashing import LOAD_SECONDS, MARK, STUBBORN, Server, serve
@@ -388,7 +388,7 @@ class Judge:
             self.check("no tool runs twice", count == 1, (name, count))
             if name.split("/")[0] in found.rows:
                 self.check("a tool's start is on record first", found.tools.get(name, "pending") != "pending", name)
-        waited = [row.text for row in found.rows.values() if row.session == STUBBORN]
+        waited = [row.text for row in found.rows.values() if row.session == STUBBORN and row.kind not in REPORTS]
         began = [texts[0] for run, texts in found.begun if texts[0] in waited]
         self.check("what waits begins in order", began == sorted(began, key=waited.index), began)
 
@@ -399,8 +399,12 @@ class Judge:
             self.check("an ending in the store stands", stands, (before, row))
         if outcome is not None and outcome.ending is Ending.LOST:
             self.check("only what had begun is lost", row.started or row.parent is not None, row)
-        if outcome is not None and outcome.ending is Ending.COMPLETED:
+        if outcome is not None and outcome.ending is Ending.COMPLETED and row.kind != RunKind.NOTE:
             self.check("what completed had begun", found.times[row.text] == 1, row)
+        if row.announce is not None and outcome is not None:
+            self.check("nothing is announced twice", found.reports[row.id] <= 1, row)
+            if outcome.ending is not Ending.STOPPED:  # else it may have been with its session
+                self.check("what ended is announced", found.reports[row.id] == 1, row)
 
     def _look_at_rest(self, found: Found) -> None:
         """Everything has come to its end."""

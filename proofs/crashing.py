@@ -81,6 +81,9 @@ class Actor:
     async def agent(self, run: Run, message: Message) -> str | None:
         """Do what the message says, letter by letter."""
         self.witness("begin", run.id, *(part.text for part in message.parts))
+        if message.child is not None:
+            await run.call(self.effect, name=f"{run.id}/{message.child.run_id}")
+            return "heard"
         for number, letter in enumerate(message.text.split("\n")[0].partition(":")[2]):
             await self._act(run, letter, f"{run.id}/{number}")
         return self._chance.choice((None, f"{run.id} done"))
@@ -100,7 +103,10 @@ class Actor:
                 await run.ask(name)
             case "c" | "d":
                 await run.delegate(
-                    "child", f"{name}:{self._chance.choice(('s', 't', 'l', 'a'))}", detached=letter == "d"
+                    "child",
+                    f"{name}:{self._chance.choice(('s', 't', 'l', 'a'))}",
+                    detached=letter == "d",
+                    announce=self._chance.choice(("turn", "note")) if letter == "d" else None,
                 )
             case "P" | "D":
                 program = self._chance.choice(PROGRAMS)
