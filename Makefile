@@ -4,6 +4,7 @@ SEEDS ?= 100000
 SEED ?=
 PROCESSES ?= 10000
 CRASHES ?= 2000
+ANNOUNCED ?= 200
 FRAMES ?= 1000000
 STOPS ?= 1000
 
@@ -53,7 +54,7 @@ check: $(READY) ## lint, format, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-prove: $(READY) tools ## search the model, explore SEEDS=100000 (SEED=n replays), cut PROCESSES=10000, read FRAMES=1000000, race STOPS=1000 of hosts, kill CRASHES=2000
+prove: $(READY) tools ## search the model, explore SEEDS=100000 (SEED=n replays), cut PROCESSES=10000, read FRAMES=1000000, race STOPS=1000 of hosts, kill ANNOUNCED=200 and CRASHES=2000
 	@$(if $(SEED),true,$(BIN)/python -m proofs.model)
 	@$(BIN)/python -m proofs.schedules $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 	@$(if $(SEED),true,$(BIN)/python -m proofs.schedules --processes $(PROCESSES))
@@ -61,6 +62,7 @@ prove: $(READY) tools ## search the model, explore SEEDS=100000 (SEED=n replays)
 	@$(if $(SEED),true,$(BIN)/python -m proofs disk --bare --control)
 	@$(if $(SEED),true,$(BIN)/python -m proofs stops --stops $(STOPS))
 	@$(if $(SEED),true,INTERLOCK_ALL_SUITES=1 $(BIN)/python -m pytest tests/hosts/test_suites.py tests/hosts/test_link.py)
+	@$(if $(SEED),true,$(BIN)/python -m proofs announcements --kills $(ANNOUNCED))
 	@$(if $(SEED),true,$(BIN)/python -m proofs crashes --kills $(CRASHES))
 
 bench: $(BENCH_READY) ## print every figure the docs quote

@@ -1,5 +1,5 @@
 """Campaigns: `python -m proofs crashes [--kills 2000]`, `disk [--bare] [--control]`, `stops [--stops 1000]`,
-`frames [--inputs 1000000]`."""
+`frames [--inputs 1000000]`, `announcements [--kills 200]`."""
 
 import argparse
 import concurrent.futures
@@ -12,7 +12,7 @@ from collections import Counter
 from rich.console import Console
 from rich.table import Table
 
-from proofs import crashes, disk, frames, stops
+from proofs import announcements, crashes, disk, frames, stops
 from proofs.processes import NoScope
 from proofs.schedules import progress_bar
 
@@ -69,12 +69,14 @@ def main(arguments: list[str]) -> int:
     """Run the command line."""
     if arguments[:1] == ["disk"]:
         return disk.main(arguments[1:])
+    if arguments[:1] == ["announcements"]:
+        return announcements.main(arguments[1:])
     if arguments[:1] == ["stops"]:
         return stops.main(arguments[1:])
     if arguments[:1] == ["frames"]:
         return frames.main(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m proofs", description=__doc__)
-    parser.add_argument("what", choices=("crashes", "disk", "stops", "frames"))
+    parser.add_argument("what", choices=("crashes", "disk", "stops", "frames", "announcements"))
     parser.add_argument("--kills", type=int, default=2_000, help="how many servers to kill under load")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
