@@ -67,6 +67,10 @@ async def agent(run: Run, message: Message) -> str | None:
             return "allowed" if await run.ask(rest or "May I?") else "denied"
         case "delegate":
             return (await run.delegate("agent", rest)).text
+        case "leave":  # a child behind, which is announced as the next word says
+            how, _, text = rest.partition(" ")
+            await run.delegate("agent", text, detached=True, announce="note" if how == "note" else "turn")
+            return "left"
         case "die":  # as a host: like a crash of the agent's process
             await run.say("so far ")
             os.kill(os.getpid(), signal.SIGKILL)

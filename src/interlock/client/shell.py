@@ -492,6 +492,9 @@ def _tell(event: events.Event, reply: Reply, *, alone: bool) -> None:
             reply.over()
             if outcome.ending is not Ending.COMPLETED or not alone:
                 _note(f"{event.run_id} {client_words(outcome)}")
+        case events.Said(text=text, child=child) if child is not None:
+            reply.pause()
+            _note(text, "> ")
         case events.Said(text=text, by=by) if not alone:
             _note(f"{by} to {event.run_id}: {text}", "> ")
         case data:

@@ -171,7 +171,7 @@ def _delta_item(watch: int, event: Event, delta: Delta) -> Item:
 class _Telling:
     """What must be remembered of a run to tell its next event."""
 
-    __slots__ = ("_chat", "assistant", "open", "said", "typing", "voidable")
+    __slots__ = ("_chat", "assistant", "note", "open", "said", "typing", "voidable")
 
     def __init__(self, event: Event) -> None:
         self._chat: dict[str, bytes] = {}
@@ -179,6 +179,7 @@ class _Telling:
             b'{"type":"event","event":"agent","payload":{"runId":%b,"stream":"assistant","data":{"delta":'
             % encode(event.run_id)
         )
+        self.note = ""  # what a child announced, while no turn has begun of it
         self.open: list[str] = []  # deltas that were told and that no block has closed
         self.said = False  # something was told
         self.typing = False
@@ -228,9 +229,8 @@ class Teller:
     def _tell(self, event: Event) -> list[Item]:
         if event.run_id is None:
             return []
-        if isinstance(event.data, Said):  # a message is told by its answer; that it was taken in, by whoever took it
-            taken = event.data.of
-            return [] if taken is None else [_agent(event, "input", {"phase": "taken", "runId": taken})]
+        if isinstance(event.data, Said):
+            return self._said(event, event.data)
         told = self._runs.get(event.run_id)
         if told is None:
             told = self._runs[event.run_id] = _Telling(event)
@@ -241,7 +241,10 @@ class Teller:
                 return self._block(told, event, text)
             case Ended():
                 del self._runs[event.run_id]
-                return [*self._taken_back(told, event), *_ended(event, event.data)]
+                return [*self._taken_back(told, event), *_ended(event, event.data, told.note)]
+            case Started():
+                told.note = ""
+                return _other(event)
             case Typing(on=on):
                 told.typing = on
                 return [_typing(event, on)]
@@ -249,6 +252,17 @@ class Teller:
                 return self._asked(told, event, event.data)
             case _:
                 return _other(event)
+
+    def _said(self, event: Event, said: Said) -> list[Item]:
+        """A message is told by its answer; that it was taken in, by whoever took it; what a child announces, here."""
+        assert event.run_id is not None
+        if said.of is not None:
+            self._runs.pop(said.of, None)
+            return [_agent(event, "input", {"phase": "taken", "runId": said.of})]
+        if said.child is not None:
+            self._runs[event.run_id] = told = _Telling(event)
+            told.note = said.text
+        return []
 
     def _texts(self, told: _Telling, event: Event, text: str) -> list[Item]:
         seq = b"%d" % event.position
@@ -327,8 +341,10 @@ def _other(event: Event) -> list[Item]:
             return []
 
 
-def _ended(event: Event, ended: Ended) -> list[Item]:
-    outcome = ended.outcome
+def _ended(event: Event, ended: Ended, note: str) -> list[Item]:
+    """Tell the end. Of a note, which had no turn, the terminal event has what was noted: there is no other word."""
+    outcome, noted = ended.outcome, ended.outcome.ending is Ending.COMPLETED and note
+    text = outcome.text or (note if noted else "")
     words, chat = row(outcome).lifecycle, chat_event(outcome)
     data: dict[str, Any] = {"phase": words.phase, "outcome": native(outcome)}
     if words.status is not None:
@@ -339,8 +355,8 @@ def _ended(event: Event, ended: Ended) -> list[Item]:
     payload: dict[str, Any] = {"runId": event.run_id, "sessionKey": event.session, "seq": event.position}
     payload["state"] = chat.state
     payload["message"] = {
-        "role": "assistant",
-        "content": [{"type": "text", "text": outcome.text}] if outcome.text else [],
+        "role": "user" if noted else "assistant",
+        "content": [{"type": "text", "text": text}] if text else [],
         "timestamp": _ms(event.at),
         "outcome": native(outcome),
         "generation": event.generation,

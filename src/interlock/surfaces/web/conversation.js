@@ -173,8 +173,10 @@ function answered(part) {
   return `answered ${answer}${part.by ? ` by ${part.by}` : ""}`;
 }
 
-function said({ text: message, by, at }, note = "") {
-  const who = [by ?? "", note, at ? words.clock(at) : ""].filter(Boolean).join(" · ");
+// Nobody wrote what a child announces: it stands under the child's id.
+function said({ text: message, by, at, child }, note = "") {
+  const from = child ? `child ${child}` : (by ?? "");
+  const who = [from, note, at ? words.clock(at) : ""].filter(Boolean).join(" · ");
   return [el("p.who", {}, who), el("div.words", {}, message)];
 }
 
@@ -264,7 +266,7 @@ class RunView {
       outcome?.hidden ? "rolled back: the agent does not see this turn" : "",
       outcome?.durable === false ? "not yet on disk" : "",
     ];
-    const silent = outcome?.ending === "completed" && !run.parts.length;
+    const silent = outcome?.ending === "completed" && !run.parts.length && run.startedAt; // a note was no turn
     if (silent) text(this.ending, "completed, and said nothing");
     else
       text(this.ending, told || outcome?.hidden ? [words.ending(outcome), ...notes].filter(Boolean).join(" · ") : "");

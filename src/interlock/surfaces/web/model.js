@@ -135,7 +135,7 @@ export class Conversation {
 const SEALED = Object.freeze(Object.assign(new Run(""), { state: "ended" }));
 
 const HEARD = {
-  message(run, { text, by, of }, { at }, conversation, changed) {
+  message(run, { text, by, of, child }, { at }, conversation, changed) {
     if (of && of !== run.id) {
       const taken = conversation.runs.get(of);
       if (taken) {
@@ -143,8 +143,8 @@ const HEARD = {
         changed.push(taken);
       }
     }
-    if (run.state === "running") run.add({ kind: "said", text, by, at });
-    else run.said.push({ text, by, at });
+    if (run.state === "running") run.add({ kind: "said", text, by, at, child });
+    else run.said.push({ text, by, at, child });
   },
 
   started(run, _, { at }, conversation) {

@@ -1,0 +1,79 @@
+"""What a detached child announces, on every wording: chat of the session that it belongs to."""
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surfaces.raw import House, house
+
+NUMBERS = count()
+
+
+@pytest.fixture(scope="module", params=["inline", "host"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """A gateway on each driver."""
+    data: Path = tmp_path_factory.mktemp("announcements") / "data"
+    with house(data, "surfaces.agents:agent", f"--driver={request.param}") as server:
+        yield server
+        assert server.healthy()
+
+
+def leave(talk: Any, how: str) -> tuple[str, str]:
+    """Have a child begun and announced; return its session's name and the run that began it."""
+    where = f"announced-{next(NUMBERS)}"
+    asked = {"sessionKey": where, "message": f"leave {how} echo 42", "idempotencyKey": f"leave-{where}"}
+    return where, talk.request("chat.send", **asked)["runId"]
+
+
+def announces(data: dict[str, Any]) -> bool:
+    """Return whether an event is of a message that announces a child."""
+    return data.get("type") == "message" and data.get("child") is not None
+
+
+def test_published_clients_see_its_turn_as_chat_of_the_session(server: House) -> None:
+    """The reply streams and ends under the session's own name, behind the run that began the child."""
+    with server.connect() as talk:
+        where, first = leave(talk, "turn")
+        final = talk.event(
+            "chat", lambda event: event["sessionKey"] == where and event["state"] == "final" and event["runId"] != first
+        )
+        text = final["message"]["content"][0]["text"]
+        assert "has ended: ok" in text and text.endswith("echo 42")
+        assert final["message"]["role"] == "assistant"
+        mine = [event["payload"] for event in talk.events if event["payload"].get("runId") == final["runId"]]
+        assert next(event for event in mine if event.get("stream") == "lifecycle")["data"]["sessionKey"] == where
+        assert mine[-1] == final
+        tasks = {each["id"]: each for each in talk.request("tasks.list", sessionKey=where)["tasks"]}
+        task = tasks[final["runId"]]
+        assert (task["kind"], task["status"]) == ("announce", "completed")
+        assert talk.request("agent.wait", runId=final["runId"])["status"] == "ok"
+        history = talk.request("chat.history", sessionKey=where)["messages"]
+        assert [each["role"] for each in history] == ["user", "assistant", "user", "assistant"]
+
+
+def test_published_clients_see_a_note_as_one_final_event(server: House) -> None:
+    """It has no turn: the one event of it has what was noted, as what was said to the agent and not by it."""
+    with server.connect() as talk:
+        where, first = leave(talk, "note")
+        final = talk.event("chat", lambda event: event["sessionKey"] == where and event["runId"] != first)
+        assert (final["state"], final["message"]["role"]) == ("final", "user")
+        assert final["message"]["content"][0]["text"].endswith("echo 42")
+        history = talk.request("chat.history", sessionKey=where)["messages"]
+        assert [each["role"] for each in history] == ["user", "assistant", "user"]
+
+
+def test_our_own_wording_names_the_child(server: House) -> None:
+    """Whoever watches the session is told whose ending it is, and finds that run."""
+    with server.connect(caps=["interlock.quiet"]) as talk:
+        where, _ = leave(talk, "turn")
+        talk.request("interlock.watch", watch=1, session=where)
+        said = talk.event("interlock.event", lambda told: announces(told.get("event", {}).get("data", {})))
+        child = said["event"]["data"]["child"]
+        runs = {each["id"]: each for each in talk.request("interlock.runs", session=where, tree=True)}
+        assert runs[child]["detached"] and runs[child]["outcome"]["text"] == "echo 42"
+        assert runs[said["event"]["run_id"]]["kind"] == "announce"
+        entries = talk.request("interlock.history", session=where)
+        assert next(entry["text"] for entry in entries if entry.get("child") == child).startswith(f"agent ({child})")
