@@ -551,6 +551,20 @@ async def delegates_idly(run: Run, message: Message, notes: Notes) -> None:
     await run.delegate("child", "idle")
 
 
+@scene
+async def hears_of_a_child(run: Run, message: Message, notes: Notes) -> None:
+    """Leave a child, and take in what it announces."""
+    begun = await run.delegate("child", "work", detached=True)
+    notes.add("refused", await tried(run.delegate("child", "work", detached=True, announce="now")))  # type: ignore[arg-type]
+    while not (taken := await run.check()):
+        await asyncio.sleep(0.005)
+    for each in taken:
+        assert each.child is not None
+        notes.add("same", each.child.run_id == begun.run_id == each.parts[0].child.run_id)  # type: ignore[union-attr]
+        notes.add("child", [each.child.outcome.ending, each.child.text, each.by])
+        notes.add("words", each.text.replace(begun.run_id, "ID"))
+
+
 # Holds
 
 

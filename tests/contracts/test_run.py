@@ -37,7 +37,7 @@ from interlock import (
     open_control,
 )
 from interlock.core.events import Asked, Delegated, Said, Spawned, Tool
-from interlock.core.names import ErrorKind
+from interlock.core.names import ErrorKind, RunKind
 from interlock.runtime.settings import REPLY_BYTES
 
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -540,6 +540,18 @@ def test_a_child_falls_with_its_parent(stage: Stage) -> None:
     played = stage.play("delegates_idly", act)
     assert [each.outcome.ending.value for each in played.receipt.runs] == ["stopped", "parent_ended"]
     assert played.receipt.drain is Drain.OBSERVED
+
+
+def test_a_run_at_work_is_handed_what_a_child_announces(stage: Stage) -> None:
+    """With the outcome, the text and the id of the child, once; and it is then part of the run."""
+    played = stage.play("hears_of_a_child", same=False)
+    assert played.noted("refused") == "BadInput: announce= is turn, note or None, not 'now'"
+    assert played.noted("same") is True
+    assert played.noted("child") == ["completed", "a piece \n\nof work", "local"]
+    assert played.noted("words") == "child (ID), which was started here, has ended: ok\n\na piece \n\nof work"
+    assert played.outcome.ending is Ending.COMPLETED
+    [announced] = [each for each in stage.do(stage.control.runs(played.session)) if each.kind is RunKind.ANNOUNCE]
+    assert stage.do(stage.control.wait(announced.id)).run_id == played.outcome.run_id
 
 
 # Holds
