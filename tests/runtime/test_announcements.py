@@ -421,6 +421,30 @@ def test_whoever_may_no_longer_write_there_begins_no_turn() -> None:
     played(scene)
 
 
+def test_a_guest_s_child_does_not_get_into_the_owner_s_turn() -> None:
+    """What the owner's run is handed are messages of those who may stop it; the guest's has a turn of its own."""
+
+    async def scene(nest: Nest) -> None:
+        async with nest.open() as control:
+            first = await control.send("s", "hello", by="alice")
+            await control.wait(first.run_id)
+            await control.share("s", with_="bob", may="write", by="alice")
+            second = await control.send("s", "begin guest", by="bob")
+            await control.wait(second.run_id)
+            third = await control.send("s", "begin mine; listen", by="alice")
+            await until(lambda: len(control._registry.sessions["s"].detached or ()) == 2)
+            nest.end("guest")
+            await until(lambda: control._registry.sessions["s"].waiting)
+            await anyio.sleep(0.2)  # the owner's run listens all the time
+            assert not (await control.wait(third.run_id, timeout=0)).ended
+            nest.end("mine")
+            await until(lambda: not control._registry.runs)
+            told_of = [(message.by, message.child.text) for message in nest.heard if message.child is not None]
+            assert told_of == [("alice", "result of mine"), ("bob", "result of guest")]
+
+    played(scene)
+
+
 @pytest.mark.parametrize("announce", ["now", 1, "", True, ["turn"]])
 def test_an_unknown_way_is_refused(announce: Any) -> None:
     """The agent is told which there are; nothing has begun."""

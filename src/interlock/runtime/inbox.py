@@ -348,10 +348,15 @@ class Inbox:
         return report.session.owner is not None and self._may_send(report)
 
     def offer(self, report: LiveRun) -> None:
-        """The ending is public: offer its report to the run at work, and let it wait for a turn of its own."""
+        """The ending is public: offer its report to the run at work, and let it wait for a turn of its own.
+
+        Like any steer it gets only into a run that whoever began the child may stop: a guest's does not get into the
+        owner's turn.
+        """
         seated = report.session.seat
         report.due = True
-        report.steers = seated if seated is not None and seated.agent == report.agent else None
+        taken = seated is not None and seated.agent == report.agent and self._may_stop(report, seated)
+        report.steers = seated if taken else None
         seat_next(self._registry, report.session)
 
     # Steering
