@@ -406,6 +406,11 @@ def serve_command(
     ] = None,
     strategy: Annotated[str | None, typer.Option(metavar="NAME", help="What a message does to a busy session.")] = None,
     deadline: Annotated[str | None, typer.Option(metavar="TIME", help="The longest a run may take. [48h]")] = None,
+    child_deadline: Annotated[str | None, typer.Option(metavar="TIME", help="The longest a child may take.")] = None,
+    agent_deadlines: Annotated[
+        list[str] | None,
+        typer.Option("--agent-deadline", metavar="NAME=TIME", help="The longest a run of this agent may take."),
+    ] = None,
     idle_limit: Annotated[str | None, typer.Option(metavar="TIME", help="The longest a run may be silent.")] = None,
     queue_limit: Annotated[str | None, typer.Option(metavar="TIME", help="The longest a message may wait.")] = None,
     driver: Annotated[

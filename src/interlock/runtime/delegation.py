@@ -100,7 +100,7 @@ class Delegation:
             key=None,
             digest="",
             strategy=Strategy.INTERRUPT,
-            deadline=deadline or (self._settings.deadline if detached else None),  # else the parent's is its bound
+            deadline=deadline,
             admitted_at=self._clock.wall(),
             agent=agent,
             parent=parent,

@@ -158,7 +158,7 @@ class Wakes:
             key=None,
             digest="",
             strategy=None,
-            deadline=self._settings.deadline,
+            deadline=None,
             admitted_at=self._clock.wall(),
         )
         armed.count()

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from interlock.core.errors import InterlockError
-from interlock.core.projection import TABLE
+from interlock.core.projection import TABLE, WHOSE
 from interlock.surfaces.access import RATE_LIMITED, Access, AccessFailed, Caller, Scope
 from interlock.surfaces.drawing import draw
 
@@ -61,7 +61,8 @@ class File(NamedTuple):
 def read_files(directory: Path = WEB) -> dict[str, File]:
     """Read the page's files, and what is made of our own tables, by name."""
     endings = {ending: row.client for ending, row in TABLE.items()}
-    found = {"endings.js": b"export const ENDINGS = %b;\n" % msgspec.json.encode(endings)}
+    tables = (msgspec.json.encode(endings), msgspec.json.encode(WHOSE))
+    found = {"endings.js": b"export const ENDINGS = %b;\nexport const WHOSE = %b;\n" % tables}
     for path in directory.iterdir() if directory.is_dir() else ():
         if path.suffix in TYPES and path.is_file() and not path.is_symlink():
             found[path.name] = path.read_bytes()
