@@ -19,7 +19,7 @@ from interlock.core.errors import (
     Unknown,
 )
 from interlock.core.events import Entry, Event
-from interlock.core.names import Drain, Effect, Ending, EventKind, QuestionState, Strategy, ToolState
+from interlock.core.names import Drain, Effect, Ending, EventKind, LimitOf, QuestionState, Strategy, ToolState
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.core.stopwords import is_stop
@@ -72,6 +72,7 @@ __all__ = [
     "Event",
     "EventKind",
     "HostsInfo",
+    "LimitOf",
     "Moment",
     "Outcome",
     "ProcessInfo",
