@@ -67,6 +67,9 @@ async def agent(run: Run, message: Message) -> str | None:
             return "allowed" if await run.ask(rest or "May I?") else "denied"
         case "delegate":
             return (await run.delegate("agent", rest)).text
+        case "release":  # a child, and be done
+            await run.delegate("agent", rest, detached=True)
+            return "released"
         case "die":  # as a host: like a crash of the agent's process
             await run.say("so far ")
             os.kill(os.getpid(), signal.SIGKILL)
