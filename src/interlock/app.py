@@ -64,7 +64,7 @@ async def open_control(
     """Open a control that serves an agent; leaving the block ends what runs as `shutdown`.
 
     `deadline` is for messages that bring none of their own. `child_deadline` bounds every child, and `agent_deadlines`
-    every run of an agent, by its name in `agents`: nobody who sends or delegates can lengthen these.
+    every run of an agent, by its name in `agents` (the served one's: its own): no caller can lengthen these.
     """
     if os.environ.get("INTERLOCK_WORKER") == str(os.getpid()):
         raise BadInput(
@@ -136,20 +136,22 @@ def _store(store: str | Store) -> Store:
 
 
 def _agent_deadlines(wanted: object, agent: Agent | str, agents: Mapping[str, Agent | str]) -> dict[str, float]:
-    """Return the deadline of each agent that has one; a served agent that has a name is bounded by that, too."""
+    """Return the deadline of each agent that has one. The served agent's is found by its own name, as it is defined."""
     if not isinstance(wanted, Mapping):
         raise BadInput("agent_deadlines= takes names of agents, each with its seconds: {'tester': 600}")
+    own = agent.rpartition(":")[2] if isinstance(agent, str) else getattr(agent, "__name__", None)
+    known = {**({} if own is None else {own: agent}), **agents}
     found: dict[str, float] = {}
     for name, value in wanted.items():
-        if name not in agents:
-            known = ", ".join(agents) or "none"
-            raise BadInput(f"no agent {name!r:.80} to give a deadline; agents= has {known}")
+        if name not in known:
+            there = ", ".join(known) or "none"
+            raise BadInput(f"no agent {name!r:.80} to give a deadline; there are {there}")
         limit = seconds_of(value, f"the deadline of agent {name!r:.80}", None)
-        if value is None or limit is None:
+        if limit is None:
             continue
         found[name] = limit
-        if agents[name] == agent:
-            found[SERVED] = min(limit, found.get(SERVED, limit))
+        if name == own and known[name] == agent:
+            found[SERVED] = limit
     return found
 
 

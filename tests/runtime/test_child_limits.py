@@ -208,13 +208,19 @@ async def mumbling(run: Run, message: Message) -> None:
 
 
 def test_an_agent_s_limit_holds_where_it_is_the_one_served() -> None:
-    """The served agent has its own limit if it is registered too, whether a message names it or not."""
+    """The served agent is meant by its own name, registered or not; the limit of another name is not the served's."""
 
     async def main() -> None:
-        async with open_control(idles, agents={"me": idles}, agent_deadlines={"me": 5}, deadline=1000) as control:
-            for named in (None, "me"):
-                sent = await control.send("s", "hello", agent=named, deadline=0)
-                assert limit_of(await control.wait(sent.run_id)) == late(5, LimitOf.AGENT)
+        for agents in ({}, {"idles": idles, "guest": idles}):
+            limits = {name: 5.0 for name in agents or ("idles",)}
+            async with open_control(idles, agents=agents, agent_deadlines=limits) as control:
+                for named in (None, *agents):
+                    sent = await control.send("s", "hello", agent=named, deadline=0)
+                    assert limit_of(await control.wait(sent.run_id)) == late(5, LimitOf.AGENT)
+        for agents in ({"guest": idles}, {"guest": idles, "idles": mumbling}):
+            async with open_control(idles, agents=agents, agent_deadlines={name: 5 for name in agents}) as control:
+                sent = await control.send("s", "hello", deadline=20)
+                assert limit_of(await control.wait(sent.run_id)) == late(20, LimitOf.CALLER)
 
     seeded(main, range(2))
 
@@ -301,7 +307,7 @@ def test_a_limit_of_nobody_is_refused() -> None:
     """A deadline for an agent that is not registered would bound nothing; the error says who is."""
 
     async def main() -> None:
-        with raises(BadInput, "no agent 'idel' to give a deadline; agents= has idle, other"):
+        with raises(BadInput, "no agent 'idel' to give a deadline; there are echoes, idle, other"):
             async with open_control(echoes, agents={"idle": idles, "other": echoes}, agent_deadlines={"idel": 5}):
                 raise AssertionError("it opened")
         with raises(BadInput, "agent_deadlines= takes names of agents, each with its seconds"):
