@@ -254,7 +254,8 @@ def _conclude(
         _say(_reason(outcome.error or "it failed") + (f": {_proof(receipt)}" if receipt.processes.ended else ""))
         return command.status or TROUBLE
     if not quiet:
-        words = client_words(msgspec.structs.replace(outcome, by=None, phase=None))  # a command has one phase only
+        alone = msgspec.structs.replace(outcome, by=None, phase=None, limit_of=None)  # one phase, one limit, one caller
+        words = client_words(alone)
         if outcome.ending is Ending.SHUTDOWN and signalled is not None:
             words = f"interrupted by {signalled.name}"
         _say(f"{words}: {_proof(receipt)}")
