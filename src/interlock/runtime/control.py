@@ -175,9 +175,7 @@ class Control:
             clock=self._clock,
             settings=settings,
         )
-        self._wakes = Wakes(
-            self._registry, stage=self._stage, endings=self._endings, clock=self._clock, settings=settings
-        )
+        self._wakes = Wakes(self._registry, stage=self._stage, endings=self._endings, clock=self._clock)
 
     @property
     def hosts(self) -> HostsInfo | None:
