@@ -323,18 +323,16 @@ class Recorder:
             case _:  # told as SEAT and FALL
                 pass
 
-    def _take(
-        self, original: Callable[..., None], fall: Fall, run: LiveRun, cause: Cause, *, closing: str | None = None
-    ) -> None:
+    def _take(self, original: Callable[..., None], fall: Fall, run: LiveRun, cause: Cause, **options: Any) -> None:
         if run.fallen or run not in self._runs:
-            original(fall, run, cause, closing=closing)
+            original(fall, run, cause, **options)
             return
         registry = fall._registry
         self._look(registry)
         self._tell("FALL", self._runs[run])
         place = len(self.facts) - 1
         with self._as_part(run):
-            original(fall, run, cause, closing=closing)
+            original(fall, run, cause, **options)
         generation, seat = registry.generations.get(run.session.id), run.session.seat
         self._generations[run.session.id] = generation
         by = next((number for other, number in self._runs.items() if other.id == cause.superseded_by), 0)

@@ -23,7 +23,7 @@ import msgspec
 
 from interlock.client import shell
 from interlock.core import outcome as outcomes
-from interlock.core.names import ENDINGS, Ending, ErrorKind, Principal, RunId
+from interlock.core.names import ENDINGS, Ending, ErrorKind, LimitOf, Principal, RunId
 from interlock.core.outcome import Outcome
 from interlock.core.projection import Native, Projection, project
 
@@ -50,6 +50,7 @@ VARIANTS: dict[str, tuple[Ending, dict[str, Any]]] = {
     "superseded (not kept)": (Ending.SUPERSEDED, {"superseded_by": None, "unkept": True}),
     "superseded (steered)": (Ending.SUPERSEDED, {}),
     "timed_out (in the queue)": (Ending.TIMED_OUT, {"phase": "queue", "started_at": None}),
+    "timed_out (a limit of the caller)": (Ending.TIMED_OUT, {"limit_of": LimitOf.CALLER}),
 }
 
 

@@ -52,6 +52,8 @@ def test_the_same_from_every_source(tmp_path: Path) -> None:
         "port": 80,
         "data": tmp_path / "d",
         "deadline": "48h",
+        "child_deadline": "30m",
+        "agent_deadlines": ["a=90", "b=2m"],
         "idle_limit": "90",
         "queue_limit": "1.5s",
         "allow_hosts": ["x.org", "y.org"],
@@ -65,6 +67,8 @@ def test_the_same_from_every_source(tmp_path: Path) -> None:
         "INTERLOCK_PORT": "80",
         "INTERLOCK_DATA": "d",
         "INTERLOCK_DEADLINE": "48h",
+        "INTERLOCK_CHILD_DEADLINE": "30m",
+        "INTERLOCK_AGENT_DEADLINES": "a=90, b=2m",
         "INTERLOCK_IDLE_LIMIT": "90",
         "INTERLOCK_QUEUE_LIMIT": "1.5s",
         "INTERLOCK_ALLOW_HOSTS": "x.org, y.org",
@@ -77,6 +81,7 @@ def test_the_same_from_every_source(tmp_path: Path) -> None:
         port = 80
         data = "d"
         deadline = 172800
+        child_deadline = "30m"
         idle-limit = "90"
         queue_limit = 1.5
         allow-hosts = ["x.org", "y.org"]
@@ -86,11 +91,15 @@ def test_the_same_from_every_source(tmp_path: Path) -> None:
         [agents]
         a = "m:g"
         b = "p.q:h"
+        [agent-deadlines]
+        a = 90
+        b = "2m"
     """
     (tmp_path / "other.toml").write_text(toml)
     told = read(flags, {}, tmp_path)
     assert told.agents == {"a": "m:g", "b": "p.q:h"} and told.data == tmp_path / "d"
     assert (told.deadline, told.idle_limit, told.queue_limit) == (172_800.0, 90.0, 1.5)
+    assert (told.child_deadline, told.agent_deadlines) == (1_800.0, {"a": 90.0, "b": 120.0})
     assert (told.allow_hosts, told.approval) == (("x.org", "y.org"), ("read", "list"))
     assert read({}, environ, tmp_path) == told
     assert read({"config": "other.toml"}, {}, tmp_path) == told
@@ -154,6 +163,11 @@ def test_a_word_for_approval(tmp_path: Path, word: str) -> None:
         ("agent", "agent.py", "module:callable"),
         ("agents", "m:f", "names, each with its module:callable"),
         ("agents", "=m:f", "names, each with its module:callable"),
+        ("child_deadline", "-1", "a time"),
+        ("agent_deadlines", "tester", "names of agents, each with its time, as in tester=10m"),
+        ("agent_deadlines", "tester=soon", "names of agents, each with its time"),
+        ("agent_deadlines", "tester=-1", "names of agents, each with its time"),
+        ("agent_deadlines", "=10m", "names of agents, each with its time"),
         ("allow_hosts", "a,,b", "names, and a comma"),
         ("host", "a\nb", "an address"),
         ("agent_user", " ", "a user's name"),
@@ -161,9 +175,12 @@ def test_a_word_for_approval(tmp_path: Path, word: str) -> None:
 )
 def test_a_wrong_value_in_every_source(tmp_path: Path, name: str, value: str, right: str) -> None:
     """The error says where it stands, what it is, and what is right."""
-    flag = {"agent": "AGENT", "agents": "--agent", "allow_hosts": "--allow-host"}.get(
-        name, f"--{name.replace('_', '-')}"
-    )
+    flag = {
+        "agent": "AGENT",
+        "agents": "--agent",
+        "agent_deadlines": "--agent-deadline",
+        "allow_hosts": "--allow-host",
+    }.get(name, f"--{name.replace('_', '-')}")
     for said, where in (
         (refused(tmp_path, flags={name: value}), flag),
         (refused(tmp_path, **{f"INTERLOCK_{name.upper()}": value}), f"INTERLOCK_{name.upper()}"),
@@ -182,6 +199,15 @@ def test_a_wrong_value_in_every_source(tmp_path: Path, name: str, value: str, ri
         "deadline=nan",
         "deadline=inf",
         "deadline=-1",
+        "child_deadline=nan",
+        "child_deadline=-1",
+        "child_deadline=true",
+        "agent_deadlines=5",
+        "agent_deadlines={a=-1}",
+        "agent_deadlines={a=nan}",
+        "agent_deadlines={a='soon'}",
+        "agent_deadlines={a=true}",
+        "agent_deadlines={''=5}",
         "public=2",
         "agents=5",
         "agents={a=5}",

@@ -257,7 +257,7 @@ def test_people_are_told_the_same_facts(filled: Filled) -> None:
     data, run_ids, _ = filled
     runs = told("runs", data=data)
     words = ("completed", "completed", "failed: ValueError: no such luck", f"superseded by {run_ids[4]}")
-    late = "timed out after 10 ms in phase (start|agent)"
+    late = r"timed out after 10 ms in phase (start|agent) \(its caller's limit\)"
     for run_id, ending in zip(run_ids, (*words, "stopped by carol", late), strict=True):
         assert re.search(f"  {ending}  ", line_of(runs, run_id))
     sessions = told("sessions", data=data)

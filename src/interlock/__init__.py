@@ -20,7 +20,7 @@ from interlock.core.errors import (
 )
 from interlock.core.events import Entry, Event
 from interlock.core.fence import Generations
-from interlock.core.names import Drain, Effect, Ending, EventKind, QuestionState, Strategy, ToolState
+from interlock.core.names import Drain, Effect, Ending, EventKind, LimitOf, QuestionState, Strategy, ToolState
 from interlock.core.outcome import Outcome
 from interlock.core.projection import Projection, project
 from interlock.core.receipt import Receipt
@@ -75,6 +75,7 @@ __all__ = [
     "Event",
     "EventKind",
     "HostsInfo",
+    "LimitOf",
     "Moment",
     "Outcome",
     "ProcessInfo",

@@ -27,7 +27,7 @@ from interlock.runtime.driver import Driver
 from interlock.runtime.inline import Threads
 from interlock.runtime.port import InlineDriver
 from interlock.runtime.run import Agent
-from interlock.runtime.settings import Settings
+from interlock.runtime.settings import SERVED, Settings
 from interlock.runtime.values import name_of, seconds_of, strategy_of
 from interlock.stores.base import Store
 from interlock.stores.memory import MemoryStore
@@ -49,6 +49,8 @@ async def open_control(
     approval: str | Collection[str] | None = None,
     store: str | Store = "memory://",
     deadline: float | None = None,
+    child_deadline: float | None = None,
+    agent_deadlines: Mapping[str, float] | None = None,
     strategy: str | None = None,
     admins: Collection[str] = (),
     readers: Collection[str] = (),
@@ -59,7 +61,11 @@ async def open_control(
     confinement: Confinement | None = None,
     processes: Processes | None = None,
 ) -> AsyncIterator[Control]:
-    """Open a control that serves an agent; leaving the block ends what runs as `shutdown`."""
+    """Open a control that serves an agent; leaving the block ends what runs as `shutdown`.
+
+    `deadline` is for messages that bring none of their own. `child_deadline` bounds every child, and `agent_deadlines`
+    every run of an agent, by its name in `agents` (the served one's: its own): no caller can lengthen these.
+    """
     if os.environ.get("INTERLOCK_WORKER") == str(os.getpid()):
         raise BadInput(
             "this is a worker or a host, which imports your module to find a tool or the agent; "
@@ -76,6 +82,12 @@ async def open_control(
         base,
         strategy=strategy_of(strategy if strategy is not None else base.strategy) or Strategy.INTERRUPT,
         deadline=seconds_of(deadline if deadline is not None else base.deadline, "deadline", None),
+        child_deadline=seconds_of(
+            child_deadline if child_deadline is not None else base.child_deadline, "child_deadline", None
+        ),
+        agent_deadlines=_agent_deadlines(
+            agent_deadlines if agent_deadlines is not None else base.agent_deadlines, agent, agents or {}
+        ),
         idle_limit=seconds_of(idle_limit if idle_limit is not None else base.idle_limit, "idle_limit", None),
         queue_limit=seconds_of(queue_limit if queue_limit is not None else base.queue_limit, "queue_limit", None),
     )
@@ -121,6 +133,26 @@ def _store(store: str | Store) -> Store:
     if isinstance(store, str) or not hasattr(store, "decide"):
         raise BadInput(f"no store {store!r}; use memory://, sqlite:///DIR, or a store object")
     return store
+
+
+def _agent_deadlines(wanted: object, agent: Agent | str, agents: Mapping[str, Agent | str]) -> dict[str, float]:
+    """Return the deadline of each agent that has one. The served agent's is found by its own name, as it is defined."""
+    if not isinstance(wanted, Mapping):
+        raise BadInput("agent_deadlines= takes names of agents, each with its seconds: {'tester': 600}")
+    own = agent.rpartition(":")[2] if isinstance(agent, str) else getattr(agent, "__name__", None)
+    known = {**({} if own is None else {own: agent}), **agents}
+    found: dict[str, float] = {}
+    for name, value in wanted.items():
+        if name not in known:
+            there = ", ".join(known) or "none"
+            raise BadInput(f"no agent {name!r:.80} to give a deadline; there are {there}")
+        limit = seconds_of(value, f"the deadline of agent {name!r:.80}", None)
+        if limit is None:
+            continue
+        found[name] = limit
+        if name == own and known[name] == agent:
+            found[SERVED] = limit
+    return found
 
 
 def _driver(
@@ -205,6 +237,8 @@ async def serve(config: Config, ready: Callable[[Ready], None]) -> None:
         approval=config.approval,
         store=f"{SQLITE}{config.data}",
         deadline=config.deadline,
+        child_deadline=config.child_deadline,
+        agent_deadlines=config.agent_deadlines,
         strategy=config.strategy,
         idle_limit=config.idle_limit,
         queue_limit=config.queue_limit,

@@ -254,7 +254,8 @@ def _conclude(
         _say(_reason(outcome.error or "it failed") + (f": {_proof(receipt)}" if receipt.processes.ended else ""))
         return command.status or TROUBLE
     if not quiet:
-        words = client_words(msgspec.structs.replace(outcome, by=None, phase=None))  # a command has one phase only
+        alone = msgspec.structs.replace(outcome, by=None, phase=None, limit_of=None)  # one phase, one limit, one caller
+        words = client_words(alone)
         if outcome.ending is Ending.SHUTDOWN and signalled is not None:
             words = f"interrupted by {signalled.name}"
         _say(f"{words}: {_proof(receipt)}")
@@ -406,6 +407,11 @@ def serve_command(
     ] = None,
     strategy: Annotated[str | None, typer.Option(metavar="NAME", help="What a message does to a busy session.")] = None,
     deadline: Annotated[str | None, typer.Option(metavar="TIME", help="The longest a run may take. [48h]")] = None,
+    child_deadline: Annotated[str | None, typer.Option(metavar="TIME", help="The longest a child may take.")] = None,
+    agent_deadlines: Annotated[
+        list[str] | None,
+        typer.Option("--agent-deadline", metavar="NAME=TIME", help="The longest a run of this agent may take."),
+    ] = None,
     idle_limit: Annotated[str | None, typer.Option(metavar="TIME", help="The longest a run may be silent.")] = None,
     queue_limit: Annotated[str | None, typer.Option(metavar="TIME", help="The longest a message may wait.")] = None,
     driver: Annotated[

@@ -27,6 +27,7 @@ UNITS_OF_TIME: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, 
 FLAGS: Final = {
     "agent": "AGENT",
     "agents": "--agent",
+    "agent_deadlines": "--agent-deadline",
     "allow_hosts": "--allow-host",
     "allow_origins": "--allow-origin",
     "stop_words": "--stop-word",
@@ -45,6 +46,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     data: Path
     strategy: Strategy = Strategy.INTERRUPT
     deadline: float = 172_800.0
+    child_deadline: float | None = None
+    agent_deadlines: dict[str, float] = {}
     idle_limit: float | None = None
     queue_limit: float | None = None
     driver: str = "host"
@@ -150,12 +153,14 @@ def _value(kind: object, value: object) -> object:
         value = value.strip()
         if kind is Time:
             value = seconds(value)
-        elif kind in (Names, Agents, Variables) or (kind is Approval and value not in ("never", "ask")):
+        elif kind in (Names, Agents, Times, Variables) or (kind is Approval and value not in ("never", "ask")):
             value = value.split(",")
     if isinstance(value, list | tuple):
         value = [part.strip() if isinstance(part, str) else part for part in value]
-        if kind is Agents:
+        if kind in (Agents, Times):
             value = dict(str(part).partition("=")[::2] for part in value)
+    if kind is Times and isinstance(value, dict):
+        value = {name: seconds(each) if isinstance(each, str) else each for name, each in value.items()}
     return msgspec.convert(value, kind, strict=False)
 
 
@@ -191,6 +196,7 @@ VARIABLE: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 Variables = tuple[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")], ...]
 Approval = Literal["never", "ask"] | Names
 Time = Annotated[float, Meta(ge=0, le=1e9)]
+Times = dict[Text, Time]
 
 KINDS: Final[dict[str, tuple[object, str]]] = {
     "agent": (Agent, "module:callable, as in myagents.chat:assistant"),
@@ -200,7 +206,11 @@ KINDS: Final[dict[str, tuple[object, str]]] = {
     "port": (Annotated[int, Meta(ge=0, le=65_535)], "a number from 0 to 65535"),
     "data": (Text, "a directory"),
     "strategy": (Strategy, " or ".join(Strategy)),
-    **dict.fromkeys(("deadline", "idle_limit", "queue_limit", "drain_seconds"), (Time, "a time: 90, 1.5s, 2m or 48h")),
+    **dict.fromkeys(
+        ("deadline", "child_deadline", "idle_limit", "queue_limit", "drain_seconds"),
+        (Time, "a time: 90, 1.5s, 2m or 48h"),
+    ),
+    "agent_deadlines": (Times, "names of agents, each with its time, as in tester=10m"),
     "driver": (Literal["host", "inline"], "host or inline"),
     "agent_user": (Text, "a user's name"),
     "environment": (Variables, "names of variables, and a comma before the next"),

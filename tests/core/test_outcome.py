@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock.core.fence import Fence
-from interlock.core.names import EARLY, ENDINGS, Ending, ErrorKind, Principal, RunId
+from interlock.core.names import EARLY, ENDINGS, Ending, ErrorKind, LimitOf, Principal, RunId
 from interlock.core.outcome import Cause, Limit, Outcome, cause_of, prefer, returned_at, settle
 
 RUN = RunId("r-7")
@@ -27,7 +27,13 @@ Signal = tuple[float, Cause]
 PHASE = "provider"  # the phase the simulated run is in
 instants = st.integers(0, 10).map(float)  # few instants, so that ties are common
 limit_lists = st.lists(
-    st.builds(Limit, instants, st.integers(1, 90).map(float), st.sampled_from([None, "queue", "idle"]))
+    st.builds(
+        Limit,
+        instants,
+        st.integers(1, 90).map(float),
+        st.sampled_from([None, "queue", "idle"]),
+        st.sampled_from(LimitOf),
+    )
 )
 signal_lists = st.lists(st.tuples(instants, st.sampled_from(CAUSES)), min_size=1).map(
     lambda signals: sorted(signals, key=lambda signal: signal[0])  # a stable sort: ties keep their drawn order
@@ -49,7 +55,8 @@ def expected(signals: list[Signal], limits: list[Limit]) -> Cause:
     now, cause = signals[0]
     for limit in sorted(limits, key=lambda limit: limit.at):
         if limit.at <= now:
-            return Cause(ending=Ending.TIMED_OUT, phase=limit.phase or PHASE, limit_ms=round(limit.seconds * 1000))
+            limit_ms, phase = round(limit.seconds * 1000), limit.phase or PHASE
+            return Cause(ending=Ending.TIMED_OUT, phase=phase, limit_ms=limit_ms, limit_of=limit.of)
     return cause
 
 
@@ -85,7 +92,7 @@ def test_ties_go_to_the_first_caller(order: list[Cause], now: float, limits: lis
 def test_every_order_of_the_five(now: float) -> None:
     """Every permutation of complete, fail, stop, timeout and crash, around a deadline at 5 (race 125)."""
     limits = [Limit(5.0, 5.0)]
-    timeout = Cause(ending=Ending.TIMED_OUT, phase=PHASE, limit_ms=5000)
+    timeout = Cause(ending=Ending.TIMED_OUT, phase=PHASE, limit_ms=5000, limit_of=LimitOf.OPERATOR)
     for order in itertools.permutations([COMPLETED, FAILED, STOPPED, DEADLINE, LOST]):
         assert simulate([(now, cause) for cause in order], limits) == (order[0] if now < 5.0 else timeout)
 
@@ -112,11 +119,11 @@ def test_deadline_and_completion_tie() -> None:
 
 def test_deadline_and_stop_tie() -> None:
     """A stop at or after the deadline is told as the timeout it came too late for, whoever calls first (race 19)."""
-    limits = [Limit(5.0, 5.0)]
+    limits = [Limit(5.0, 5.0, of=LimitOf.CALLER)]
     assert simulate([(4.999, STOPPED), (5.0, DEADLINE)], limits) is STOPPED
     for signals in ([(5.0, STOPPED), (5.0, DEADLINE)], [(5.0, DEADLINE), (5.0, STOPPED)], [(7.0, STOPPED)]):
         decided = simulate(signals, limits)
-        assert decided == Cause(ending=Ending.TIMED_OUT, phase=PHASE, limit_ms=5000)
+        assert decided == Cause(ending=Ending.TIMED_OUT, phase=PHASE, limit_ms=5000, limit_of=LimitOf.CALLER)
         assert decided.by is None
 
 
@@ -134,10 +141,10 @@ def test_a_cause_is_found_again_in_its_outcome() -> None:
 
 
 def test_the_earliest_limit_is_told() -> None:
-    """Where several limits have passed, the first to pass is the one told, with its own phase and length."""
-    limits = [Limit(9.0, 9.0), Limit(3.0, 1.5, "queue"), Limit(20.0, 20.0)]
+    """Where several limits have passed, the first to pass is the one told: its phase, its length and whose it was."""
+    limits = [Limit(9.0, 9.0, of=LimitOf.CALLER), Limit(3.0, 1.5, "queue", LimitOf.AGENT), Limit(20.0, 20.0)]
     assert settle(STOPPED, now=10.0, limits=limits, phase=PHASE) == Cause(
-        ending=Ending.TIMED_OUT, phase="queue", limit_ms=1500
+        ending=Ending.TIMED_OUT, phase="queue", limit_ms=1500, limit_of=LimitOf.AGENT
     )
 
 
@@ -172,6 +179,7 @@ def test_same_story() -> None:
         "superseded_by": RunId("r-8"),
         "phase": "queue",
         "limit_ms": 1,
+        "limit_of": LimitOf.AGENT,
         "error": "why",
         "error_kind": ErrorKind.STORE,
         "hidden": True,

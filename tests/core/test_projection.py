@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock.core.errors import BadInput
-from interlock.core.names import ENDINGS, Ending, ErrorKind, KnownPhase, Principal, RunId, ToolState
+from interlock.core.names import ENDINGS, Ending, ErrorKind, KnownPhase, LimitOf, Principal, RunId, ToolState
 from interlock.core.outcome import Outcome
 from interlock.core.projection import (
     LOST_RESULT,
@@ -408,6 +408,27 @@ def test_why_is_one_bounded_line() -> None:
 def test_duration(ms: int, words: str) -> None:
     """A limit is told in the largest unit that leaves no remainder."""
     assert client_words(outcome(Ending.TIMED_OUT, limit_ms=ms, phase=None)) == f"timed out after {words}"
+
+
+@pytest.mark.parametrize(
+    ("limit_of", "words"),
+    [
+        (LimitOf.CALLER, " (its caller's limit)"),
+        (LimitOf.OPERATOR, " (the operator's limit)"),
+        (LimitOf.AGENT, " (the limit of its agent)"),
+        (LimitOf.PARENT, " (its parent's limit)"),
+    ],
+)
+def test_whose_limit_it_was_is_told(limit_of: LimitOf, words: str) -> None:
+    """Client, parent and transcript say whose limit ended a run, and so does the wire; no other ending speaks of it."""
+    late = outcome(Ending.TIMED_OUT, limit_of=limit_of)
+    assert client_words(late) == f"timed out after 5 s in phase provider{words}"
+    assert parent_word(late) == f"timeout in phase provider{words}"
+    assert tool_words(ToolState.SKIPPED, late) == f"not run: timed out after 5 s in phase provider{words}"
+    assert msgspec.to_builtins(native(late))["limitOf"] == limit_of
+    assert client_words(outcome(Ending.PARENT_ENDED, limit_of=limit_of)) == f"ended with its parent{words}"
+    for ending in set(TABLE) - {Ending.TIMED_OUT, Ending.PARENT_ENDED}:
+        assert client_words(outcome(ending, limit_of=limit_of)) == client_words(outcome(ending))
 
 
 def test_an_empty_reply_says_nothing() -> None:

@@ -426,6 +426,21 @@ def test_tasks(client: Client, session: str) -> None:
     assert not client.ask("tasks.list", sessionKey=session, status="running")["tasks"]
 
 
+def test_children_are_tasks_of_the_session_that_asked(client: Client, session: str) -> None:
+    """A session's list has what its runs delegated, and what that delegated, each with the task above it."""
+    root = send(client, session, "delegate delegate sleep")
+    below = root
+    for _ in range(2):
+        told = client.event("agent", lambda event, above=below: (event["runId"], event["stream"]) == (above, "child"))
+        below = told["data"]["runId"]
+    leaf, child, first = client.ask("tasks.list", sessionKey=session)["tasks"]
+    assert first["id"] == root and "parentTaskId" not in first
+    assert (child["parentTaskId"], leaf["parentTaskId"], leaf["id"]) == (root, child["id"], below)
+    assert {task["sessionKey"] for task in (first, child, leaf)} == {session}
+    client.ask("tasks.cancel", taskId=root)
+    assert {task["status"] for task in client.ask("tasks.list", sessionKey=session)["tasks"]} == {"cancelled"}
+
+
 @pytest.mark.parametrize(("decision", "reply"), [("allow-once", "allowed"), ("deny", "denied")])
 def test_a_question_is_answered(client: Client, session: str, decision: str, reply: str) -> None:
     """Asked on the wire, listed, decided, told as resolved; the first answer stands."""

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from playwright.sync_api import Page, expect
 
-from interlock.core.names import Ending, Principal, RunId
+from interlock.core.names import Ending, LimitOf, Principal, RunId
 from interlock.core.outcome import Outcome
 from interlock.core.projection import TABLE, client_words
 from page.agents import HOSTILE, SCREENFUL
@@ -449,10 +449,16 @@ def test_the_page_has_the_words_that_everybody_has(visit: Visit) -> None:
             superseded_by=RunId(successor) if successor else None,
             phase=phase,
             limit_ms=limit,
+            limit_of=whose,
             error=error,
         )
-        for ending, by, successor, phase, (limit, error) in itertools.product(
-            TABLE, (None, "", "ann"), (None, "r-1-2"), (None, "", "provider"), itertools.zip_longest(LIMITS, ERRORS)
+        for ending, by, successor, phase, whose, (limit, error) in itertools.product(
+            TABLE,
+            (None, "", "ann"),
+            (None, "r-1-2"),
+            (None, "", "provider"),
+            (None, *LimitOf),
+            itertools.zip_longest(LIMITS, ERRORS),
         )
     ]
     outcomes += [

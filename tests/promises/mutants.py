@@ -33,7 +33,15 @@ KEPT, LATE = "hosts/test_kept.py", "hosts/test_late.py"
 DESCRIPTORS, STRANGERS = "processes/test_descriptors.py", "runtime/test_strangers.py"
 SHARING = "runtime/test_sharing.py"
 ZYGOTE = "hosts/test_zygote.py"
+LIMITS, LISTS = "runtime/test_child_limits.py", "surfaces/test_task_lists.py"
 BESIDE = (  # bugs of rules that are no row of the table
+    ("child-limit-ignored", (LIMITS, "test_a_child_has_the_shortest_limit_of_all")),
+    ("unit/childs-later-limit-told", (LIMITS, "test_a_late_loop_knows_which_limit_came_first")),
+    (
+        "unit/sender-outlasts-the-agent-s-limit",
+        (LIMITS, "test_an_agent_s_limit_bounds_the_runs_that_are_sent_to_it"),
+    ),
+    ("unit/list-without-children", (LISTS, "test_a_session_s_list_has_every_generation")),
     (
         "unit/task-known-by-itself-alone",
         (ZYGOTE, "test_a_task_of_an_earlier_turn_that_was_given_work_goes_with_its_turn"),

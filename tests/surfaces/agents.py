@@ -71,6 +71,9 @@ async def agent(run: Run, message: Message) -> str | None:
             how, _, text = rest.partition(" ")
             await run.delegate("agent", text, detached=True, announce="note" if how == "note" else "turn")
             return "left"
+        case "release":  # a child, and be done
+            await run.delegate("agent", rest, detached=True, announce=None)
+            return "released"
         case "die":  # as a host: like a crash of the agent's process
             await run.say("so far ")
             os.kill(os.getpid(), signal.SIGKILL)

@@ -90,6 +90,15 @@ class KnownPhase(StrEnum):
     IDLE = "idle"  # met the limit on silence, wherever it was
 
 
+class LimitOf(StrEnum):
+    """Whose limit ended a run: of all that bound it the one that passes first counts."""
+
+    CALLER = "caller"  # of the message, or of the `delegate`
+    OPERATOR = "operator"  # of everything served here, of all children, on silence or on waiting
+    AGENT = "agent"  # the operator's, for the agent that the run was of
+    PARENT = "parent"  # that of the run above, which took this one along
+
+
 class ErrorKind(StrEnum):
     """Whose failure it was, where a run failed."""
 

@@ -2,6 +2,7 @@
 
 1. If a limit has passed at the instant of the decision, the ending is `timed_out`, whoever calls. Of an agent that has
    returned, the instant is that of its return: what was finished in time is no timeout, however late it is read.
+   Of several limits the earliest counts, and the outcome says whose it was.
 2. Otherwise the first caller's cause stands.
 3. Only `lost`, a guess made at recovery, yields to an ending found in the store (`prefer`).
 """
@@ -11,7 +12,7 @@ from operator import attrgetter
 
 import msgspec
 
-from interlock.core.names import EARLY, Ending, ErrorKind, Principal, RunId
+from interlock.core.names import EARLY, Ending, ErrorKind, LimitOf, Principal, RunId
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +23,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     superseded_by: RunId | None = None
     phase: str | None = None
     limit_ms: int | None = None
+    limit_of: LimitOf | None = None
     error: str | None = None
     error_kind: ErrorKind | None = None
     hidden: bool = False  # rolled back: the turn is no part of the model's context any more
@@ -40,6 +42,7 @@ class Limit(msgspec.Struct, frozen=True):
     at: float
     seconds: float
     phase: str | None = None  # None: the phase the run is in
+    of: LimitOf = LimitOf.OPERATOR
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,6 +55,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     superseded_by: RunId | None = None  # the run that took over
     phase: str | None = None  # where a limit was met: a known phase, or one that the agent named
     limit_ms: int | None = None  # the limit that passed
+    limit_of: LimitOf | None = None  # whose limit ended it; `parent`: it fell with a parent that a limit had ended
     error: str | None = None  # why it failed, in full
     error_kind: ErrorKind | None = None  # whose failure it was: `agent`, `provider`, `host` or `store`
     hidden: bool = False  # rolled back: the turn is no part of the model's context any more
@@ -91,13 +95,24 @@ def returned_at(told: float, *, heard: float, now: float) -> float:
     return told if heard <= told <= now else now
 
 
+def passed_limit(now: float, limits: Iterable[Limit]) -> Limit | None:
+    """Return the earliest of the limits that have passed."""
+    return min((limit for limit in limits if now >= limit.at), key=lambda limit: limit.at, default=None)
+
+
 def settle(cause: Cause, *, now: float, limits: Iterable[Limit] = (), phase: str | None = None) -> Cause:
     """Return the cause that stands if the run ends at `now`, or its agent returned then: a passed limit beats it."""
-    passed = min((limit for limit in limits if now >= limit.at), key=lambda limit: limit.at, default=None)
+    passed = passed_limit(now, limits)
     if passed is None:
         return cause
     limit_ms = round(passed.seconds * 1000)
-    return Cause(ending=Ending.TIMED_OUT, phase=passed.phase or phase, limit_ms=limit_ms, hidden=cause.hidden)
+    return Cause(
+        ending=Ending.TIMED_OUT,
+        phase=passed.phase or phase,
+        limit_ms=limit_ms,
+        limit_of=passed.of,
+        hidden=cause.hidden,
+    )
 
 
 def prefer(told: Ending, found: Ending) -> Ending:

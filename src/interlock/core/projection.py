@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from interlock.core.errors import BadInput
-from interlock.core.names import Ending, ErrorKind, KnownPhase, Principal, RunId, ToolState
+from interlock.core.names import Ending, ErrorKind, KnownPhase, LimitOf, Principal, RunId, ToolState
 from interlock.core.outcome import Outcome
 
 WHY_CHARS: Final = 200  # how much of an error's first line a person is told; the whole of it is in `native`
@@ -128,15 +128,15 @@ TABLE: Final[dict[Ending, Projection]] = {
         wait=AgentWait("timeout"), chat=ChatEvent("error", error_kind="timeout"),
         lifecycle=Lifecycle("error", "timeout"), completions=Completions(error_code="timeout"),
         responses=Responses("failed", "response.failed", 422, "timeout"), acp=Acp(error_code=-32800),
-        task="timed_out", session="timed_out", parent="timeout{phase}", exit_code=124,
-        client="timed out{after}{phase}", tool="timed out{after}{phase}", channel="Timed out{after}.",
+        task="timed_out", session="timed_out", parent="timeout{phase}{whose}", exit_code=124,
+        client="timed out{after}{phase}{whose}", tool="timed out{after}{phase}{whose}", channel="Timed out{after}.",
     ),
     Ending.PARENT_ENDED: Projection(
         wait=AgentWait("error", "parent"), chat=ChatEvent("aborted", "parent"),
         lifecycle=Lifecycle("end", "cancelled"), completions=Completions(error_code="stopped"),
         responses=Responses("cancelled", "response.incomplete", 422, "stopped"), acp=Acp("cancelled"),
         task="cancelled", session="stopped", parent=None, exit_code=130,
-        client="ended with its parent", tool="ended with its parent", channel=None,
+        client="ended with its parent{whose}", tool="ended with its parent{whose}", channel=None,
     ),
     Ending.SHUTDOWN: Projection(
         wait=AgentWait("error", "restart"), chat=ChatEvent("aborted", "restart"),
@@ -162,6 +162,12 @@ TIMEOUT_PHASES: Final = {"queue": False, "preflight": False, "provider": True, "
 UNDER_WAY: Final = (
     "provider"  # a turn that began, wherever it was; clients take a timeout without a phase for a soft one
 )
+WHOSE: Final[dict[LimitOf, str]] = {
+    LimitOf.CALLER: " (its caller's limit)",
+    LimitOf.OPERATOR: " (the operator's limit)",
+    LimitOf.AGENT: " (the limit of its agent)",
+    LimitOf.PARENT: " (its parent's limit)",
+}
 LOST_RESULT: Final = "started, outcome unknown: the server went down while it ran; it was not run again"
 NOT_KEPT: Final = " by a message that was not kept"
 UNKEPT: Final = "Ended by a message that was not kept; send it again."  # where else the new reply would speak
@@ -177,6 +183,7 @@ class Native(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_def
     superseded_by: RunId | None = None
     phase: str | None = None
     limit_ms: int | None = None
+    limit_of: LimitOf | None = None  # whose limit it was
     error: str | None = None
     typed: bool = False  # a person typed the stop
     born_stopped: bool = False  # it was stopped before it came
@@ -328,6 +335,7 @@ def _fill(words: str | None, outcome: Outcome, *, receipt: str = "") -> str | No
         successor=f" by {outcome.superseded_by}" if outcome.superseded_by else NOT_KEPT if outcome.unkept else "",
         after=f" after {_duration(outcome.limit_ms)}" if outcome.limit_ms is not None else "",
         phase=f" in phase {outcome.phase}" if outcome.phase else "",
+        whose=WHOSE[outcome.limit_of] if outcome.limit_of is not None else "",
         why=f": {why}" if (why := _first_line(outcome.error or "")) else "",
         receipt=receipt,
     )

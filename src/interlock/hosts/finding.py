@@ -7,8 +7,7 @@ from pathlib import Path
 
 from interlock.core.errors import BadInput
 from interlock.runtime.run import Agent
-
-SERVED = ""  # the name of the agent that control serves; the others have their own
+from interlock.runtime.settings import SERVED as SERVED  # noqa: PLC0414 - told on
 
 
 def agent_name(agent: object) -> str:

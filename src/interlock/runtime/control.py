@@ -173,7 +173,6 @@ class Control:
             feed=self.feed,
             crew=self._crew,
             clock=self._clock,
-            settings=settings,
         )
         self._recovery = Recovery(
             self._registry,
@@ -187,9 +186,7 @@ class Control:
             clock=self._clock,
             settings=settings,
         )
-        self._wakes = Wakes(
-            self._registry, stage=self._stage, endings=self._endings, clock=self._clock, settings=settings
-        )
+        self._wakes = Wakes(self._registry, stage=self._stage, endings=self._endings, clock=self._clock)
 
     @property
     def hosts(self) -> HostsInfo | None:
@@ -267,7 +264,7 @@ class Control:
             by=name_of(by, "by"),
             key=None if key is None else name_of(key, "key"),
             strategy=strategy_of(strategy),
-            deadline=seconds_of(deadline, "deadline", self.settings.deadline),
+            deadline=None if deadline is None else seconds_of(deadline, "deadline", None) or 0.0,
             order=order_of(order),
             agent=self.named(agent),
             instructions=instructions_of(instructions),
@@ -329,6 +326,7 @@ class Control:
         if len(self._registry.falls) >= FALLS:
             raise Unavailable("too many endings wait for the store; nothing was taken, send it again later")
         run_id = RunId(self._registry.new_id("r"))
+        limit = (self.settings.deadline if deadline is None else deadline) or None  # as keys have always had it
         run = LiveRun(
             run_id,
             self._registry.session(own_session(run_id) if session_id is None else SessionId(session_id)),
@@ -337,7 +335,7 @@ class Control:
             kind=kind,
             method="send" if kind is RunKind.CHAT else kind,
             key=key,
-            digest="" if key is None else _digest(session_id, text, strategy, deadline, *_beside(agent, instructions)),
+            digest="" if key is None else _digest(session_id, text, strategy, limit, *_beside(agent, instructions)),
             strategy=strategy,
             deadline=deadline,
             admitted_at=self._clock.wall(),

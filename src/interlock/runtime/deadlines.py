@@ -2,16 +2,20 @@
 
 A timer only asks; `settle` decides by the clock, so a timer that comes late or early changes no ending. An agent in a
 host is heard out first: its return may have come in time and lie unread, because this loop was late.
+
+Of all deadlines that bound a run the shortest is armed. Its parent's needs no timer of its own: it takes the child
+along (`Fall.take`).
 """
 
 import asyncio
+from collections.abc import Iterator
 
-from interlock.core.names import Ending, KnownPhase
+from interlock.core.names import Ending, KnownPhase, LimitOf, RunKind
 from interlock.core.outcome import Cause, Limit
 from interlock.runtime.clock import Clock
 from interlock.runtime.ending import Endings
 from interlock.runtime.live import LiveRun
-from interlock.runtime.settings import Settings
+from interlock.runtime.settings import SERVED, Settings
 
 TIMED_OUT = Cause(ending=Ending.TIMED_OUT)
 
@@ -38,11 +42,31 @@ class Deadlines:
         for timer in run.timers or ():
             timer.cancel()
         run.timers, run.limits, run.touched = None, (), self._clock.now()
-        if run.deadline:
-            self._arm(run, Limit(self._clock.now() + run.deadline, run.deadline))
+        shortest = min(self._bounds(run), key=lambda bound: bound[0], default=None)
+        if shortest is not None:
+            seconds, of = shortest
+            self._arm(run, Limit(self._clock.now() + seconds, seconds, of=of))
         if self._settings.idle_limit:
             limit = self._settings.idle_limit
             self._arm(run, Limit(self._clock.now() + limit, limit, KnownPhase.IDLE))
+
+    def _bounds(self, run: LiveRun) -> Iterator[tuple[float, LimitOf]]:
+        """Every deadline of a run. The control's is for messages whose callers say nothing, and for detached children.
+
+        A child is bounded whatever its caller says: an agent does not lengthen what the operator allows.
+        """
+        settings, said = self._settings, (run, *(run.collection.parts if run.collection is not None else ()))
+        is_child = run.kind is RunKind.CHILD
+        for each in said:
+            if each.deadline:
+                yield each.deadline, LimitOf.CALLER
+        if (of_agent := settings.agent_deadlines.get(run.agent or SERVED)) is not None:
+            yield of_agent, LimitOf.AGENT
+        if is_child and settings.child_deadline:
+            yield settings.child_deadline, LimitOf.OPERATOR
+        unsaid = run.detached if is_child else any(each.deadline is None for each in said)
+        if unsaid and settings.deadline:
+            yield settings.deadline, LimitOf.OPERATOR
 
     def _arm(self, run: LiveRun, limit: Limit) -> None:
         run.limits = (*run.limits, limit)

@@ -15,7 +15,7 @@ from interlock.runtime.clock import Clock
 from interlock.runtime.ending import Endings
 from interlock.runtime.live import Child, LiveRun, own_session
 from interlock.runtime.registry import Registry
-from interlock.runtime.settings import CHILDREN, DEPTH, Settings
+from interlock.runtime.settings import CHILDREN, DEPTH
 
 
 class Starter(Protocol):
@@ -37,14 +37,12 @@ class Delegation:
         names: tuple[str, ...],
         endings: Endings,
         clock: Clock,
-        settings: Settings,
     ) -> None:
         self._registry = registry
         self._stage = stage
         self._names = names
         self._endings = endings
         self._clock = clock
-        self._settings = settings
 
     async def delegate(
         self, parent: LiveRun, agent: str, text: str, deadline: float | None, detached: bool, announce: Announce | None
@@ -95,7 +93,7 @@ class Delegation:
             key=None,
             digest="",
             strategy=Strategy.INTERRUPT,
-            deadline=deadline or (self._settings.deadline if detached else None),  # else the parent's is its bound
+            deadline=deadline,
             admitted_at=self._clock.wall(),
             agent=agent,
             parent=parent,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from interlock.core.names import (
     Drain,
     Effect,
     Ending,
+    LimitOf,
     Principal,
     QuestionId,
     QuestionState,
@@ -33,7 +35,7 @@ from interlock.core.names import (
     SessionId,
     ToolState,
 )
-from interlock.core.outcome import Cause, Outcome, cause_of, settle
+from interlock.core.outcome import Cause, Outcome, cause_of, passed_limit, settle
 from interlock.core.projection import tool_words
 from interlock.core.receipt import FallenRun, FallenTool, Processes, Receipt
 from interlock.processes.base import UNSEEN, Containment, Grade
@@ -51,6 +53,7 @@ log = logging.getLogger("interlock")
 WORST = tuple(reversed(Grade)).index
 FATES = ("none", "reused", "settling", "killed").index  # of hosts; of several the receipt tells the worst
 WITH_PARENT = Cause(ending=Ending.PARENT_ENDED)
+BY_ITS_LIMIT = Cause(ending=Ending.PARENT_ENDED, limit_of=LimitOf.PARENT)
 
 
 class Fall:
@@ -91,13 +94,18 @@ class Fall:
 
     # t0
 
-    def take(self, run: LiveRun, cause: Cause, *, closing: str | None = None) -> None:
-        """Let a run fall. A passed limit beats the cause given; a run that has fallen is left alone."""
+    def take(self, run: LiveRun, cause: Cause, *, closing: str | None = None, at: float = math.inf) -> None:
+        """Let a run fall. A passed limit beats the cause given; a run that has fallen is left alone.
+
+        `at`: the limit of its parent that had passed then. Its own counts only if it is not later, however late both
+        are looked at.
+        """
         if run.fallen or not may(run.state, Move.END):
             return
         was_started = run.state is State.STARTED
         limits = [run.standing(limit) for limit in run.limits]
-        now = self._clock.now() if run.returned is None else run.returned
+        now = min(at, self._clock.now() if run.returned is None else run.returned)
+        passed = passed_limit(now, limits)
         settled = settle(cause, now=now, limits=limits, phase=run.doing)
         run.fence.fall(settled)  # the mark: from here on no effect of this run is admitted
         self.cause = self.cause or settled
@@ -131,7 +139,7 @@ class Fall:
         if was_started:
             self._cut(run)
         run.called.set()
-        self._take_along(run, settled)
+        self._take_along(run, settled, at if passed is None else passed.at)
 
     def _before_parent(self, run: LiveRun) -> None:
         """An ending of a child that its parent outlived is told before the parent's."""
@@ -143,11 +151,12 @@ class Fall:
         draining = [fall for fall in parent.child_falls or () if not fall.drained.is_set()]
         parent.child_falls = draining if self in draining else [*draining, self]
 
-    def _take_along(self, run: LiveRun, settled: Cause) -> None:
+    def _take_along(self, run: LiveRun, settled: Cause, at: float) -> None:
         """Whatever is part of a run falls in the same step: its children, and a message that was just joining it."""
+        with_parent = WITH_PARENT if settled.limit_of is None else BY_ITS_LIMIT
         for child in tuple((run.children or {}).values()):
             if not child.detached:
-                self.take(child, WITH_PARENT)
+                self.take(child, with_parent, at=at)
         if run.collection is not None and run.collection.merging is not None:
             self.take(run.collection.merging, settled)
 
@@ -196,6 +205,7 @@ class Fall:
             superseded_by=cause.superseded_by,
             phase=cause.phase,
             limit_ms=cause.limit_ms,
+            limit_of=cause.limit_of,
             error=cause.error,
             error_kind=cause.error_kind,
             hidden=cause.hidden,

@@ -420,7 +420,6 @@ class Inbox:
         if inside and not run.fallen:
             self._registry.absorb(run, into)
             collection.parts.append(run)
-            into.deadline = min((each for each in (into.deadline, run.deadline) if each), default=None)
             run.sent = Sent(run_id=into.id, session=into.session.id, owner=into.session.owner, state=State.QUEUED)
             run.acked.set()
             if into.said:

@@ -22,6 +22,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     phase: str | None = None
     outcome: Outcome | None = None
     parent: RunId | None = None
+    home: SessionId | None = None  # of a child: the session at the top of its tree
     agent: str | None = None
     detached: bool = False
     depth: int = 0  # below the session's own runs
@@ -42,6 +43,7 @@ def info_of(run: LiveRun) -> RunInfo:
         phase=run.phase,
         outcome=run.fall.told(run) if run.fall is not None and run.sealed else None,
         parent=None if run.parent is None else run.parent.id,
+        home=None if run.parent is None else run.home.id,
         agent=run.agent,
         detached=run.detached,
         text="" if run.withheld else run.text,
@@ -64,6 +66,7 @@ def info_of_row(row: RunRow) -> RunInfo:
         generation=row.generation,
         outcome=row.outcome,
         parent=row.parent,
+        home=row.home,
         agent=row.agent,
         detached=row.detached,
         text=row.text,

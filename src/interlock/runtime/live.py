@@ -378,7 +378,7 @@ class LiveRun:
         self.key = key
         self.digest = digest
         self.strategy = strategy
-        self.deadline = deadline
+        self.deadline = deadline  # as its caller has it; None: nothing was said, 0: none
         self.admitted_at = admitted_at
         self.order = order
         self.agent = agent  # None: the one that control serves

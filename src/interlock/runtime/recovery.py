@@ -362,7 +362,6 @@ class Recovery:
         self._registry.absorb(part, into)
         assert into.collection is not None
         into.collection.parts.append(part)
-        into.deadline = min((each for each in (into.deadline, part.deadline) if each), default=None)
         if into.said and not told:
             Outlet(into, self._feed).introduce_part(part)
 

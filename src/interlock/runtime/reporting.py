@@ -23,7 +23,7 @@ from interlock.runtime.inbox import Inbox
 from interlock.runtime.live import RUN_SESSION, Child, LiveRun
 from interlock.runtime.outlet import Feed, Outlet
 from interlock.runtime.registry import Registry
-from interlock.runtime.settings import MESSAGE_BYTES, Settings
+from interlock.runtime.settings import MESSAGE_BYTES
 
 
 class Carrier(Protocol):
@@ -47,7 +47,6 @@ class Reporting:
         feed: Feed,
         crew: Crew,
         clock: Clock,
-        settings: Settings,
     ) -> None:
         self._registry = registry
         self._stage = stage
@@ -56,7 +55,6 @@ class Reporting:
         self._feed = feed
         self._crew = crew
         self._clock = clock
-        self._settings = settings
         endings.report = self.report
 
     def report(self, fall: Fall) -> None:
@@ -90,7 +88,7 @@ class Reporting:
             key=child.id,
             digest="",
             strategy=None,
-            deadline=self._settings.deadline,
+            deadline=None,  # nothing is said: the operator's counts
             admitted_at=self._clock.wall(),
             agent=child.announce_to,
         )

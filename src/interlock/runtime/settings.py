@@ -1,9 +1,11 @@
 """The bounds of a control, each with its unit in its name; read once, when it opens."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from interlock.core.names import Strategy
 
+SERVED = ""  # stands for the name of the agent that control serves
 ARRIVALS = 10_000  # messages of one session that may stand undecided
 FALLS = 20_000  # endings that may be told and not yet durable, or not drained
 REPLY_BYTES = 4 * 1024 * 1024  # text one run may say
@@ -45,6 +47,8 @@ class Settings:
     collect_seconds: float = 0.5  # of quiet before collected messages become a turn
     ask_seconds: float = 1_800.0  # a question is open so long unless it says otherwise
     strategy: Strategy = Strategy.INTERRUPT
-    deadline: float | None = None
+    deadline: float | None = None  # of a message that says nothing of its own
+    child_deadline: float | None = None  # of every child, whatever its caller says
+    agent_deadlines: Mapping[str, float] = field(default_factory=dict)  # of every run of an agent, by its name
     idle_limit: float | None = None
     queue_limit: float | None = None

@@ -68,9 +68,7 @@ class Stage:
         self._spawning = spawning
         self._clock = clock
         self._settings = settings
-        self._delegation = Delegation(
-            registry, stage=self, names=driver.names, endings=endings, clock=clock, settings=settings
-        )
+        self._delegation = Delegation(registry, stage=self, names=driver.names, endings=endings, clock=clock)
 
     def begin(self, run: LiveRun) -> LiveRun:
         """Register a message and start the task that carries it; returns the run that answers it, in this step."""

@@ -24,7 +24,7 @@ from interlock.runtime.delegation import Starter
 from interlock.runtime.ending import Endings
 from interlock.runtime.live import LiveRun
 from interlock.runtime.registry import Registry
-from interlock.runtime.settings import WAKE_SECONDS, WAKES, Settings
+from interlock.runtime.settings import WAKE_SECONDS, WAKES
 from interlock.runtime.values import number_of
 from interlock.stores.base import Ticket
 
@@ -67,14 +67,11 @@ class _Armed:
 class Wakes:
     """Every schedule of this control."""
 
-    def __init__(
-        self, registry: Registry, *, stage: Starter, endings: Endings, clock: Clock, settings: Settings
-    ) -> None:
+    def __init__(self, registry: Registry, *, stage: Starter, endings: Endings, clock: Clock) -> None:
         self._registry = registry
         self._stage = stage
         self._endings = endings
         self._clock = clock
-        self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._armed: dict[WakeId, _Armed] = {}
         self._making: Counter[SessionId] = Counter()  # on their way into the store
@@ -158,7 +155,7 @@ class Wakes:
             key=None,
             digest="",
             strategy=None,
-            deadline=self._settings.deadline,
+            deadline=None,
             admitted_at=self._clock.wall(),
         )
         armed.count()

@@ -257,8 +257,12 @@ async def tasks_cancel(on: Asker, asked: frames.TasksCancel) -> Any:
 
 
 async def tasks_list(on: Asker, asked: frames.TasksList) -> Any:
+    """Runs of a session with all that is below them, or of all sessions, the latest first."""
     try:
-        runs = await on.control.runs(asked.session_key, latest=0 if asked.session_key else LATEST, by=on.by)
+        if asked.session_key:
+            runs = sorted(await on.control.runs(asked.session_key, tree=True, by=on.by), key=_admitted)
+        else:
+            runs = await on.control.runs(latest=LATEST, by=on.by)
     except Unknown:
         runs = []
     wanted = (asked.status,) if isinstance(asked.status, str) else asked.status
@@ -271,6 +275,11 @@ async def tasks_list(on: Asker, asked: frames.TasksList) -> Any:
     end = begin + min(PAGE, max(1, asked.limit))
     tasks = [telling.task_of(run, on.name, whole=False) for run in found[begin:end]]
     return {"tasks": tasks} | ({"nextCursor": str(end)} if end < len(found) else {})
+
+
+def _admitted(run: RunInfo) -> tuple[int, ...]:
+    """Where a run stands in the order of admission: its id is made of the boot and a counter, which only rise."""
+    return tuple(int(part, 16) for part in run.id.split("-")[1:])
 
 
 def _cursor(text: str | None) -> int:

@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from interlock.core.errors import InterlockError
 from interlock.core.names import EARLY
-from interlock.core.projection import TABLE
+from interlock.core.projection import TABLE, WHOSE
 from interlock.surfaces.access import RATE_LIMITED, Access, AccessFailed, Caller, Scope
 from interlock.surfaces.drawing import draw
 
@@ -64,6 +64,7 @@ def read_files(directory: Path = WEB) -> dict[str, File]:
     tables: dict[bytes, object] = {
         b"ENDINGS": {ending: row.client for ending, row in TABLE.items()},
         b"EARLY": [ending for ending in TABLE if ending in EARLY],
+        b"WHOSE": WHOSE,
     }
     lines = (b"export const %b = %b;\n" % (name, msgspec.json.encode(table)) for name, table in tables.items())
     found = {"endings.js": b"".join(lines)}

@@ -441,17 +441,20 @@ Name = Callable[[SessionId], str]
 
 
 def task_of(info: RunInfo, name: Name, *, whole: bool = True) -> dict[str, Any]:
-    """Return a run as a task; in a list only with the beginning of its reply."""
+    """Return a run as a task; in a list only with the beginning of its reply.
+
+    A child's `sessionKey` is the session at the top of its tree, where it was asked for; its own is `childSessionKey`.
+    """
     outcome = info.outcome
     told: dict[str, Any] = {
         "id": info.id, "taskId": info.id, "runId": info.id, "kind": info.kind, "runtime": AGENT,
-        "status": status_of(info), "sessionKey": name(info.session), "ownerKey": info.principal,
+        "status": status_of(info), "sessionKey": name(info.home or info.session), "ownerKey": info.principal,
         "createdAt": _ms(info.admitted_at),
     }  # fmt: skip
     if info.text:
         told["title"] = info.text[:PREVIEW]
     if info.parent is not None:
-        told["parentTaskId"] = info.parent
+        told |= {"parentTaskId": info.parent, "childSessionKey": info.session}
     if outcome is not None:
         told |= {"endedAt": _ms(outcome.ended_at or 0.0), "terminalSummary": client_words(outcome)}
         if outcome.started_at is not None:

@@ -35,6 +35,7 @@ PAUSES_SECONDS = (0.0, 0.0, 0.0, 0.0, 1e-5, 1e-4, 0.003, 0.02, 0.05, 0.3, 0.6)
 QUICK_SECONDS = (0.0, 0.0, 2e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 STRAINED_SECONDS = (0.0, 0.0, 0.0, 0.05, 0.2, 0.3, 0.4)
 DEADLINES_SECONDS = (None, None, None, 0.002, 0.05, 0.2)
+CHILD_DEADLINES_SECONDS = (0.003, None, 0.03, None, None)  # of all children, by the seed
 LATENCIES_SECONDS = (0.0, 0.0, 0.001, 0.05)
 ADMINS = ("admin",)
 PEOPLE = ("alice", "alice", "alice", "bob", "admin")
@@ -397,6 +398,7 @@ def perform(
             driver="inline" if driver is None else driver(played, agents, threads),
             store=store,
             settings=SETTINGS,
+            child_deadline=CHILD_DEADLINES_SECONDS[seed % len(CHILD_DEADLINES_SECONDS)],
             admins=ADMINS,
             threads=threads,
             processes=processes,

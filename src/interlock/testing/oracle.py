@@ -5,7 +5,7 @@ the bodies of tools, the store) and at what callers were told, and compares:
  P1  nothing of a run arrives after its end was acknowledged; no tool body begins, and after `drained` none acts;
      `is_current`, as a sink asks it, is False from the step of the fall on, and True while a run speaks
  P2  one terminal event, nothing of the run after it, positions only rise
- P4  everyone is told the same ending, and a passed deadline is told as one
+ P4  everyone is told the same ending, and a passed deadline is told as one, a child's limit too
  P5  what was acknowledged runs at most once and ends; what was refused never runs; a body begins only when on record
  P6  stop answers in time, whatever the store does
  P7  nobody ends, answers, sees or sends to what they have no right to; whose it is the oracle's own book of rights says
@@ -214,6 +214,7 @@ class Oracle:
                     self._superseded[run_id] = data.outcome.superseded_by
                 self.rights.stands(run_id)
                 self._ended_by(data.outcome, since=self._loop.time() - self._patience)
+                self._in_time(data.outcome)
                 self._ended(data.outcome, "its terminal event")
             case Tool():
                 self._tool(run_id, data)
@@ -284,6 +285,7 @@ class Oracle:
         self._delegated[child] = None
         self._home[child] = self._home[parent]
         self._principals[child] = self._principals.get(parent, "")
+        self._deadlines[child] = self.control.settings.child_deadline
         if data.detached:
             self._detached[child] = self._home[parent]
         else:
@@ -662,6 +664,18 @@ class Oracle:
             self._fail(f"P4: {where} tells {outcome}, earlier it was {known}")
         if outcome.ending is Ending.COMPLETED and self._deadlines.get(outcome.run_id) == -1.0:
             self._fail(f"P4: {outcome.run_id} returned after its deadline and is told as completed")
+
+    def _in_time(self, outcome: Outcome) -> None:
+        """A child that goes on behind the limit of all children is timed out, whoever ends it then.
+
+        Not so if its parent's own limit was earlier, or if it had returned in time, elsewhere.
+        """
+        limit, began, over = self.control.settings.child_deadline, outcome.started_at, outcome.ended_at
+        if outcome.run_id not in self._delegated or limit is None or began is None or over is None:
+            return
+        excused = outcome.limit_of is not None or (self._hosted and outcome.ending in (Ending.COMPLETED, Ending.FAILED))
+        if over - began > limit and not excused:
+            self._fail(f"P4: {outcome.run_id} went on for longer than a child may and is told as {outcome.ending}")
 
     def _receipt(self, receipt: Receipt) -> None:
         for run in receipt.runs:

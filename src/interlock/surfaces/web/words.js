@@ -1,7 +1,7 @@
 // Words for people: endings as the one table has them, receipts in a line, times as they are read.
 
 import { el } from "./dom.js";
-import { ENDINGS } from "./endings.js";
+import { ENDINGS, WHOSE } from "./endings.js";
 
 const WHY = 200; // characters of an error, as everywhere
 
@@ -54,6 +54,7 @@ export function ending(outcome) {
         : "",
     after: outcome.limit_ms != null ? ` after ${limit(outcome.limit_ms)}` : "",
     phase: outcome.phase ? ` in phase ${outcome.phase}` : "",
+    whose: WHOSE[outcome.limit_of] ?? "",
     why: why ? `: ${why}` : "",
     text: "",
     receipt: "",
