@@ -244,7 +244,7 @@ class Recovery:
             if not home.loaded:
                 self._inbox.take_up(home, await read(self._store.load(home.id, principal=row.principal, key=None)))
             run = await self._live(session, row, living.get(row.parent) if row.parent is not None else None)
-            run.home = home
+            run.home, run.parent_id = home, row.parent
             if run.announce is not None:
                 run.announce_to = await self._agent_above(row)
             await self._put_in_place(run, row, story)
