@@ -25,6 +25,7 @@ from interlock.core.receipt import Receipt
 from interlock.core.stopwords import is_stop
 from interlock.core.timeline import Moment
 from interlock.processes.base import Confinement, Grade, SpawnFailed
+from interlock.processes.notice import Notice, stopping
 from interlock.processes.workers import ToolFailed
 from interlock.runtime.approvals import QuestionInfo
 from interlock.runtime.control import Control
@@ -58,11 +59,13 @@ __all__ = [
     "Finished",
     "Hold",
     "Message",
+    "Notice",
     "Part",
     "Run",
     "Running",
     "Stale",
     "ToolResult",
+    "stopping",
     "tool",
     # what you are told
     "Drain",

@@ -388,7 +388,8 @@ class PlayedHosts:
         theirs.setblocking(False)
         played = Played()
         peer = Peer(theirs, played)
-        host = peer.host = HostProcess(Place(played), played, mine, os.dup(mine.fileno()))  # type: ignore[arg-type]
+        said, tells = os.dup(mine.fileno()), os.open(os.devnull, os.O_WRONLY)
+        host = peer.host = HostProcess(Place(played), played, mine, said=said, tells=tells)  # type: ignore[arg-type]
         self.started += 1
         self.hosts = [*(each for each in self.hosts if each.alive), host]
         served = peer.serve(self.play) if self.greet is None else self.greet(peer)

@@ -234,6 +234,7 @@ class LocalContainment:
         self._requested: dict[int, LocalProcess] = {}
         self._hung_up = False
         self._insisting: asyncio.TimerHandle | None = None
+        self.on_cut: Callable[[], None] | None = None  # told in the step of a cut, before the keeper can know of it
         self._open = True
         self._numbers = itertools.count(1)
         self._loop.add_reader(sock.fileno(), self._readable)
@@ -311,9 +312,18 @@ class LocalContainment:
         with contextlib.suppress(OSError):
             self._sender.send(("end", number))
 
+    def allow(self, grace: float) -> None:
+        """Say how long its processes have, from TERM to KILL, if it is cut from now on."""
+        if grace != self.grace and not self._hung_up:
+            self.grace = grace
+            with contextlib.suppress(OSError):
+                self._sender.send(("grace", grace))
+
     def cut(self) -> None:
         """Hang up: the keeper takes no further request and ends everything. It cannot fail, and does not wait."""
         if not self._hung_up:
+            if self.on_cut is not None:
+                self.on_cut()
             self._hung_up = True
             if self.state is BodyState.RUNNING:
                 self.state = BodyState.CUT
