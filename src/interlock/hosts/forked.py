@@ -126,7 +126,8 @@ class ForkedHosts:
         finally:
             theirs.close()
             wire.close_all([saying, hears])
-        host = HostProcess(containment, process, mine, said=said, tells=tells)
+        process.tells = tells
+        host = HostProcess(containment, process, mine, said)
         try:
             async with asyncio.timeout(HELLO_SECONDS if zygote is not None else IMPORT_SECONDS):
                 await process.started()

@@ -362,7 +362,7 @@ class HostPort:
         return await self._bodies.in_place(spec, work())
 
     async def _catch_up(self) -> None:
-        """A tool has blocked the loop. If the run fell meanwhile, the cut is on its way, and nothing goes on before it."""
+        """A tool has blocked the loop. If the run fell meanwhile, the cut is on its way: nothing goes on before it."""
         while self.cause is None and self.turn.notice.is_set():
             await asyncio.sleep(0)
 

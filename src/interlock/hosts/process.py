@@ -19,7 +19,7 @@ import termios
 
 from interlock.hosts import link
 from interlock.hosts.turn import HostTurn, Violation
-from interlock.processes import kernel, notice
+from interlock.processes import kernel
 from interlock.processes.base import SpawnFailed
 from interlock.processes.containment import LocalContainment, LocalProcess
 from interlock.runtime.tool import ERROR_CHARACTERS
@@ -35,11 +35,9 @@ STATUS_SECONDS = 1.0  # to learn how it ended once its link is closed
 
 
 class HostProcess:
-    """A host process and our ends of its link: a socket and a notice that we only write to, and a pipe that we read."""
+    """A host process and our ends of its link: a socket that we only write to, and a pipe."""
 
-    def __init__(
-        self, containment: LocalContainment, process: LocalProcess, sock: socket.socket, *, said: int, tells: int
-    ) -> None:
+    def __init__(self, containment: LocalContainment, process: LocalProcess, sock: socket.socket, said: int) -> None:
         self.containment = containment
         self.process = process
         self.turns = 0
@@ -49,7 +47,6 @@ class HostProcess:
         self.heard = 0.0  # when all that it had said was read: what is read later was said later
         self._sock = sock  # what we say
         self._said = said  # what it says
-        self._tells = tells  # what it hears also while its loop is blocked
         self._loop = asyncio.get_running_loop()
         self._frames = link.Frames(link.Said, link.FRAME_BYTES)
         self._out = bytearray()
@@ -132,8 +129,7 @@ class HostProcess:
 
     def notify(self) -> None:
         """Tell code that asks `stopping()` there; each time comes with one word `Fallen`, by which the host counts."""
-        if self._sock.fileno() >= 0:
-            notice.write(self._tells)
+        self.process.notify()
 
     def _flush(self) -> None:
         try:
@@ -272,7 +268,6 @@ class HostProcess:
             self._loop.remove_reader(self._said)
             self._loop.remove_writer(self._sock.fileno())
             os.close(self._said)
-            os.close(self._tells)
             self._sock.close()
 
     def _close_pidfd(self) -> None:

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from interlock.core.names import BodyState
-from interlock.processes import kernel, wire
+from interlock.processes import kernel, notice, wire
 from interlock.processes.base import SpawnFailed, SpawnOrder
 from interlock.processes.output import Input, Output
 
@@ -52,6 +52,7 @@ class LocalProcess:
         self._output: Output | None = None
         self._input: Input | None = None
         self._terminal = -1
+        self.tells = -1  # its notice, where it has one: open until it is gone, since to close it is to tell, too
         self.on_end: Callable[[], None] | None = None  # told in the step that its end is heard
 
     def attach(self, output: int, given: int, terminal: int, limit: int) -> None:
@@ -72,6 +73,11 @@ class LocalProcess:
         await self._answered.wait()
         if self.failure is not None:
             raise self.failure.with_traceback(None)
+
+    def notify(self) -> None:
+        """Tell it that its run is over; nothing is waited for."""
+        if self.tells >= 0:
+            notice.write(self.tells)
 
     def end(self) -> None:
         """End it, with all it started where it has a keeper of its own."""
@@ -117,6 +123,7 @@ class LocalProcess:
         self._over()
 
     def _over(self) -> None:
+        self._close_notice()
         self.exited.set()
         if self.on_end is not None:
             self.on_end()
@@ -146,9 +153,15 @@ class LocalProcess:
             terminal, self._terminal = self._terminal, -1
             os.close(terminal)
 
+    def _close_notice(self) -> None:
+        if self.tells >= 0:
+            tells, self.tells = self.tells, -1
+            os.close(tells)
+
     def close(self) -> None:
         """Let go of its pipes."""
         self._close_terminal()
+        self._close_notice()
         if self._input is not None:
             self._input.close()
         if self._output is not None:

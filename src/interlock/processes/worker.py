@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from multiprocessing import spawn
@@ -86,9 +87,26 @@ def _go_on(number: int, frame: object) -> None:
 
 
 def _as_usual() -> None:
-    """Let TERM end this process, here or in a fork of it, unless the tool has decided otherwise."""
+    """Let TERM end this process again, unless the tool has decided otherwise."""
     if signal.getsignal(signal.SIGTERM) is _go_on:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _spare_forks() -> None:
+    """Let TERM end a fork of the tool, as ever. It is held back meanwhile: one that came at once would be lost."""
+    before = threading.local()
+
+    def hold() -> None:
+        before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+    def release() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before.mask)
+
+    def forked() -> None:
+        _as_usual()
+        release()
+
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=forked)
 
 
 def _failed(kind: str, text: str, *, builtin: bool = False) -> bytes:
@@ -122,7 +140,7 @@ def main(fd: int) -> None:
     from socket import socket as Socket  # noqa: N812, PLC0415 - the real one, now that there is time
 
     notice.heard_by_all(notice.Notice(notice.take_notice()))
-    os.register_at_fork(after_in_child=_as_usual)
+    _spare_forks()
     sock = Socket(fileno=os.dup(fd))  # not inherited by what a tool starts; nor read by it:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, fd)

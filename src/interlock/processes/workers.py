@@ -82,13 +82,11 @@ def _preparation() -> dict[str, Any]:
 class Worker:
     """A worker process and our end of its socket."""
 
-    def __init__(
-        self, containment: LocalContainment, process: LocalProcess, sock: socket.socket, *, answers: int, tells: int
-    ) -> None:
+    def __init__(self, containment: LocalContainment, process: LocalProcess, sock: socket.socket, answers: int) -> None:
         self.containment = containment
+        self._process = process
         self._sock = sock
         self._answers = answers
-        self._tells = tells
         self._data = bytearray()
         self._loop = asyncio.get_running_loop()
         self._prepared = False
@@ -176,7 +174,7 @@ class Worker:
     def _cut(self) -> None:
         """Tell its tool, if that has a grace, and let nothing more come: it exits when the tool returns."""
         if self._sock.fileno() >= 0 and self.containment.grace > 0:
-            notice.write(self._tells)
+            self._process.notify()
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_WR)
 
@@ -190,7 +188,6 @@ class Worker:
         if self._sock.fileno() >= 0:
             self._loop.remove_reader(self._answers)
             os.close(self._answers)
-            os.close(self._tells)
             self._sock.close()
 
 
@@ -249,7 +246,8 @@ class Workers:
         finally:
             theirs.close()
             wire.close_all([writing, hears])
-        return Worker(containment, process, mine, answers=reading, tells=tells)
+        process.tells = tells
+        return Worker(containment, process, mine, reading)
 
     def _order(self) -> SpawnOrder:
         env: dict[str, str | None] = {}

@@ -217,6 +217,7 @@ class Fall:
         run.refusal_budget = REFUSALS
         if run.notice is not None:
             run.notice.tell()
+            run.notice = None  # its descriptors go with whoever still asks
         if run.kept is not None:
             unborn = [each.containment for each in run.kept.running if each.order.detached and each.pid is None]
             held = [*run.kept.containments, *unborn]  # what has not begun is not the session's yet
