@@ -102,7 +102,7 @@ def is_gone(pid: int) -> bool:
 @at_each_grade
 @on_each_driver
 def test_a_synchronous_tool_cleans_up_within_its_grace(driver: str, grade: Grade | None, tmp_path: Path) -> None:
-    """It hears at once though it blocks, and has its grace; what it returns goes nowhere, and it is gone then."""
+    """Race 135: it hears at once though it blocks, and has its grace; its result goes nowhere, and it is gone then."""
     path = tmp_path / "notes"
 
     async def main() -> None:
