@@ -36,7 +36,6 @@ ZYGOTE = "hosts/test_zygote.py"
 HEARING = "contracts/test_hearing.py"
 BESIDE = (  # bugs of rules that are no row of the table
     ("unit/next-turn-hears-the-last", (HEARING, "test_a_host_s_next_turn_does_not_hear_the_last_one_s")),
-    ("unit/told-without-a-grace", (HEARING, "test_one_without_a_grace_is_killed_at_once")),
     (
         "unit/grace-heard-after-the-hang-up",
         ("processes/test_drain.py", "test_a_grace_that_was_asked_for_just_before_the_cut"),
