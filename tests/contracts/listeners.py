@@ -223,11 +223,12 @@ async def agent(run: Run, message: Message) -> str | None:
         threading.Thread(target=contextvars.copy_context().run, args=(_note_after, path), daemon=True).start()
         return "done"
     elif part == "gives_up":  # a call, and goes on
-        with_timeout = asyncio.wait_for(run.call(waits, path=path), 1.0)
-        try:
-            await with_timeout
-        except TimeoutError:
-            note(path, f"gave up {stopping().is_set()}")
+        call = asyncio.create_task(run.call(waits, path=path))
+        while not Path(path).exists():
+            await asyncio.sleep(0.002)
+        call.cancel()
+        await asyncio.wait([call])
+        note(path, f"gave up {stopping().is_set()}")
         return str(await run.call(quick, path=path))
     elif part == "blocks":
         try:

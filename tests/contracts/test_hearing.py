@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -38,7 +39,7 @@ from interlock import (
 from interlock.processes.notice import pipe, write
 
 ROOT = str(Path(__file__).resolve().parents[2])
-AGENT = "tests.contracts.listeners:agent"
+AGENT, COLD = "tests.contracts.listeners:agent", "tests.contracts.cold_listeners:agent"
 BOUND_SECONDS = 60.0
 SHORT_SECONDS = 0.4  # the grace of `listeners.ignores` and `lost_in_c`
 PATIENT = Settings(grace_seconds=40, drain_seconds=45)  # for a tool that is done far sooner, on a busy machine
@@ -52,11 +53,12 @@ if ROOT not in sys.path:  # `pytest` alone does not put it there; a host gets it
 
 
 @asynccontextmanager
-async def opened(driver: str, grade: Grade | None = None) -> AsyncIterator[Control]:
+async def opened(driver: str, grade: Grade | None = None, agent: str = AGENT, **given: Any) -> AsyncIterator[Control]:
     """Open a control; all that is done with it is bounded."""
+    confinement = Confinement(grade=grade, **given)
     async with asyncio.timeout(2 * BOUND_SECONDS):
-        async with open_control(AGENT, driver=driver, settings=PATIENT, confinement=Confinement(grade=grade)) as it:
-            yield it
+        async with open_control(agent, driver=driver, settings=PATIENT, confinement=confinement) as control:
+            yield control
 
 
 def noted(path: Path) -> list[str]:
@@ -122,6 +124,38 @@ def test_a_synchronous_tool_cleans_up_within_its_grace(driver: str, grade: Grade
     asyncio.run(main())
 
 
+def test_a_host_that_was_not_forked_hears(tmp_path: Path) -> None:
+    """A module that cannot be forked has hosts that are executed: they find the notice, and keep it to themselves."""
+
+    async def main() -> None:
+        async with opened("host", agent=COLD) as control:
+            assert control.hosts is not None and not control.hosts.warm
+            for number in range(2):
+                path = tmp_path / f"notes-{number}"
+                receipt = await stopped(control, "waits", path)
+                assert noted(path)[-1] == "cleaned True"
+                assert receipt.drain is Drain.OBSERVED
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give rights away: agent_user= needs root")
+@pytest.mark.parametrize(("driver", "user"), [("inline", "root"), ("host", "nobody")])
+def test_code_of_an_agent_user_hears(driver: str, user: str) -> None:
+    """The notice reaches code of another user, and in a PID namespace. (A worker needs one who finds this Python.)"""
+
+    async def main(place: Path) -> None:
+        async with opened(driver, agent_user=user) as control:
+            for part, last in (("waits", "cleaned True"), ("ignores", "heard")):
+                receipt = await stopped(control, part, place / part)
+                assert last in noted(place / part)
+                assert receipt.drain is Drain.OBSERVED
+
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o777)
+        asyncio.run(main(Path(place)))
+
+
 PARTS = ["polls", "waits_in_turns", "selects", "awaits_elsewhere", "crowds", "threaded"]
 
 
@@ -164,14 +198,15 @@ def test_every_early_end_is_heard(driver: str, ending: Ending, tmp_path: Path) -
 
     async def main() -> None:
         async with opened(driver) as control:
-            limit = 3.0 if ending is Ending.TIMED_OUT else None
-            sent = await control.send("s", f"waits {path}", deadline=limit)
-            if ending is Ending.TIMED_OUT:
-                outcome = await control.wait(sent.run_id)
-                if not noted(path):
-                    pytest.skip("the machine is so slow that the tool had not begun in 3 s")
-            else:
-                await began(path)
+            for seconds in (1, 5, 25):  # the first in which it comes so far
+                limit = seconds if ending is Ending.TIMED_OUT else None
+                sent = await control.send("s", f"waits {path}", deadline=limit)
+                if limit is not None:
+                    await control.wait(sent.run_id)
+                else:
+                    await began(path)
+                if noted(path):
+                    break
             if ending is Ending.SUPERSEDED:
                 next_one = await control.send("s", f"parks {other}")
                 assert await began(other) == "False"
@@ -275,9 +310,7 @@ def test_a_call_that_is_given_up_is_told_so(tmp_path: Path) -> None:
             sent = await control.send("s", f"gives_up {path}")
             outcome = await control.wait(sent.run_id, drained=True)
             assert (outcome.ending, outcome.text) == (Ending.COMPLETED, "False")
-            assert "gave up False" in noted(path)
-            if any(line.startswith("began") for line in noted(path)):  # (else the machine was too slow to begin it)
-                assert "cleaned True" in noted(path)
+            assert {"gave up False", "cleaned True"} <= set(noted(path))
 
     asyncio.run(main())
 

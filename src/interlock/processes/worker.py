@@ -75,7 +75,8 @@ def _work(packet: bytes) -> bytes:
 @contextlib.contextmanager
 def _patient() -> Iterator[None]:
     """While a tool with a grace runs, a TERM alone ends nothing: it hears the notice, or has a handler of its own."""
-    signal.signal(signal.SIGTERM, _go_on)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # else its module has one
+        signal.signal(signal.SIGTERM, _go_on)
     try:
         yield
     finally:
