@@ -110,9 +110,10 @@ class ForkedHosts:
         mine.setblocking(False)
         mine.shutdown(socket.SHUT_RD)  # nothing it sends there can reach us, descriptors least of all
         said, saying = _pipe()
-        hears, tells = notice.pipe()
+        hears = tells = -1
         containment = None
         try:
+            hears, tells = notice.pipe()
             containment = self._processes.contain(
                 f"host-{next(self._numbers)}", once=True, helper=zygote, limits=limits
             )

@@ -232,9 +232,10 @@ class Workers:
         mine.setblocking(False)
         mine.shutdown(socket.SHUT_RD)  # nothing it sends there can reach us, descriptors least of all
         reading, writing = os.pipe()
-        hears, tells = notice.pipe()
+        hears = tells = -1
         containment = None
         try:
+            hears, tells = notice.pipe()
             containment = self._processes.contain(of, once=True)
             process = containment.spawn(self._order(), stdio=(theirs.fileno(), writing, ERRORS, hears))
         except BaseException:
