@@ -206,6 +206,11 @@ class VirtualHost:
         if not isinstance(word, link.Rehearse):  # there is nothing to warm
             self.outward.send(word)
 
+    def notify(self) -> None:
+        """Tell code that asks; there is no pipe between two parts of one loop."""
+        if (port := self._serving._port) is not None and self.turn is not None and port.turn.number == self.turn.number:
+            port.turn.notice.tell()
+
     def kill(self) -> None:
         """End its code at once."""
         if not self.alive:

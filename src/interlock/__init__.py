@@ -27,6 +27,7 @@ from interlock.core.receipt import Receipt
 from interlock.core.stopwords import is_stop
 from interlock.core.timeline import Moment
 from interlock.processes.base import Confinement, Grade, SpawnFailed
+from interlock.processes.notice import Notice, stopping
 from interlock.processes.workers import ToolFailed
 from interlock.runtime.approvals import QuestionInfo
 from interlock.runtime.control import Control
@@ -59,11 +60,13 @@ __all__ = [
     "Finished",
     "Hold",
     "Message",
+    "Notice",
     "Part",
     "Run",
     "Running",
     "Stale",
     "ToolResult",
+    "stopping",
     "tool",
     # in a pipeline of your own
     "Generations",

@@ -206,6 +206,16 @@ async def tidies(path: str) -> None:
         notes.add("tidied")
 
 
+@interlock.tool(grace=5.0)
+def listens(path: str) -> str:
+    """A synchronous tool that hears of the end of its run, and cleans up."""
+    notes = Notes(path)
+    notes.add("began", interlock.stopping().is_set())
+    interlock.stopping().wait()
+    notes.add("tidied", interlock.stopping().is_set())
+    return "a result that comes too late"
+
+
 # Saying
 
 
@@ -849,6 +859,13 @@ async def is_cut_in_a_tool(run: Run, message: Message, notes: Notes) -> None:
 async def is_cut_in_a_tidy_tool(run: Run, message: Message, notes: Notes) -> None:
     """Be at work in a tool that has a grace."""
     await run.call(tidies, path=notes.path)
+
+
+@scene
+async def is_cut_in_a_tool_that_listens(run: Run, message: Message, notes: Notes) -> None:
+    """Be at work in a synchronous tool that has a grace, and asks; go no further."""
+    await run.call(listens, path=notes.path)
+    notes.add("went on")
 
 
 @scene

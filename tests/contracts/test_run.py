@@ -829,6 +829,17 @@ def test_a_tool_with_a_grace(stage: Stage) -> None:
     assert played.receipt.drain is Drain.OBSERVED
 
 
+def test_a_synchronous_tool_that_listens(stage: Stage) -> None:
+    """A synchronous tool with a grace hears of the end and cleans up; what it returns and its agent go nowhere."""
+    notes = stage.notes()
+    played = stage.play("is_cut_in_a_tool_that_listens", stops_when("began", notes), notes=notes)
+    assert played.notes == [["began", False], ["tidied", True]]
+    assert [(tool.name, tool.state.value) for tool in played.receipt.tools] == [("listens", "interrupted")]
+    assert (played.receipt.runs[0].body.value, played.receipt.refused) == ("cut", {})
+    assert played.receipt.host == {"inline": "none", "host": "reused"}[stage.driver]
+    assert played.receipt.drain is Drain.OBSERVED
+
+
 def test_a_deadline_says_where(stage: Stage) -> None:
     """A run that is over its deadline ends `timed_out`, in the phase it was in."""
     for seconds in (0.4, 2, 10):  # the first in which it comes so far

@@ -288,6 +288,9 @@ class Played:
             if self.on_end is not None:
                 self.on_end()
 
+    def notify(self) -> None:
+        """No code runs here that would ask."""
+
 
 class Peer:
     """The other end of a link."""

@@ -203,7 +203,7 @@ def test_a_host_has_no_descriptor_but_its_own(module: Callable[[str], str], grad
             while kinds.count("socket:") > 3:  # a spare may still be rehearsing, over a pair of its own
                 kinds, _ = json.loads(await reply(control, session=session))
             assert kinds.count("socket:") == 3, kinds  # what it hears on, and the loop's own pair
-            assert kinds.count("pipe:") == 1, kinds  # what it says
+            assert kinds.count("pipe:") == 2, kinds  # what it says, and its notice
             assert not [kind for kind in kinds if "pidfd" in kind], kinds
 
     hosting(agent, use, Confinement(grade=grade))

@@ -104,6 +104,31 @@ def test_term_comes_first_where_a_grace_was_asked_for(grade: Grade, tmp_path: Pa
 
 
 @both_grades
+@pytest.mark.parametrize("grace", [LONG_SECONDS, 0.0])
+def test_a_grace_that_was_asked_for_just_before_the_cut(grade: Grade, grace: float, tmp_path: Path) -> None:
+    """A keeper that has slept over both keeps to what it was told last: TERM first, or KILL at once."""
+
+    async def main() -> None:
+        async with room(grade) as processes:
+            place = tmp_path / "pids"
+            containment = processes.contain("run r-1.g1", grace=LONG_SECONDS - grace, once=True)
+            code = "trap 'exit 5' TERM; echo $$ > \"$1\"; while :; do sleep 0.01; done"
+            process = containment.spawn(order("sh", "-c", code, "sh", str(place), background=True))
+            await pids_in(place, 1)
+            keeper = await until(lambda: containment.keeper, "the keeper")
+            os.kill(keeper, signal.SIGSTOP)
+            await until(lambda: (kernel.stat(keeper) or " ")[0] == "T", "that it sleeps")
+            containment.allow(grace)
+            containment.cut()
+            os.kill(keeper, signal.SIGCONT)
+            async with asyncio.timeout(BOUND_SECONDS):
+                await containment.done.wait()
+            assert process.status == (5 if grace else -signal.SIGKILL)
+
+    play(main())
+
+
+@both_grades
 def test_a_polite_process_ends_by_itself_within_its_grace(grade: Grade, tmp_path: Path) -> None:
     """Race 59: one that goes at TERM goes with its own status, and the rest of the grace is not waited for."""
 

@@ -34,7 +34,13 @@ DESCRIPTORS, STRANGERS = "processes/test_descriptors.py", "runtime/test_stranger
 SHARING = "runtime/test_sharing.py"
 ZYGOTE = "hosts/test_zygote.py"
 LIMITS, LISTS = "runtime/test_child_limits.py", "surfaces/test_task_lists.py"
+HEARING = "contracts/test_hearing.py"
 BESIDE = (  # bugs of rules that are no row of the table
+    ("unit/next-turn-hears-the-last", (HEARING, "test_a_host_s_next_turn_does_not_hear_the_last_one_s")),
+    (
+        "unit/grace-heard-after-the-hang-up",
+        ("processes/test_drain.py", "test_a_grace_that_was_asked_for_just_before_the_cut"),
+    ),
     ("child-limit-ignored", (LIMITS, "test_a_child_has_the_shortest_limit_of_all")),
     ("unit/childs-later-limit-told", (LIMITS, "test_a_late_loop_knows_which_limit_came_first")),
     (

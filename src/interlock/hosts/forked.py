@@ -23,6 +23,7 @@ from interlock.core.errors import BadInput
 from interlock.hosts import link
 from interlock.hosts.finding import SERVED, agent_name
 from interlock.hosts.process import HostProcess
+from interlock.processes import notice, wire
 from interlock.processes.base import ROOT, SpawnFailed, SpawnOrder
 from interlock.processes.containment import ERRORS
 from interlock.processes.local import LocalProcesses, SecondHelper
@@ -109,21 +110,24 @@ class ForkedHosts:
         mine.setblocking(False)
         mine.shutdown(socket.SHUT_RD)  # nothing it sends there can reach us, descriptors least of all
         said, saying = _pipe()
+        hears = tells = -1
         containment = None
         try:
+            hears, tells = notice.pipe()
             containment = self._processes.contain(
                 f"host-{next(self._numbers)}", once=True, helper=zygote, limits=limits
             )
-            process = containment.spawn(self._order("host"), stdio=(theirs.fileno(), saying, ERRORS))
+            process = containment.spawn(self._order("host"), stdio=(theirs.fileno(), saying, ERRORS, hears))
         except BaseException:
             mine.close()
-            os.close(said)
+            wire.close_all([said, tells])
             if containment is not None:
                 containment.cut()
             raise
         finally:
             theirs.close()
-            os.close(saying)
+            wire.close_all([saying, hears])
+        process.tells = tells
         host = HostProcess(containment, process, mine, said)
         try:
             async with asyncio.timeout(HELLO_SECONDS if zygote is not None else IMPORT_SECONDS):

@@ -4,9 +4,12 @@
    outside, with the whole host.
 2. After an early end the host says whether anything the turn began is left (tasks, timers, threads), or gave work (a
    task of an earlier turn that ran); then it is not used again.
+3. One pipe is the notice of all its turns: control writes to it with each `Fallen`, and what earlier turns left in it
+   is taken out before the next one begins.
 """
 
 import asyncio
+import contextlib
 import gc
 import io
 import os
@@ -24,6 +27,7 @@ from interlock.hosts import link
 from interlock.hosts.finding import SERVED, find_agent
 from interlock.hosts.port import HostPort, Link, Turn
 from interlock.processes import kernel
+from interlock.processes.notice import heard, take_notice
 from interlock.runtime.crew import Crew
 from interlock.runtime.inline import DaemonThreads, Leash, Threads
 from interlock.runtime.run import Agent, Message, Run
@@ -148,6 +152,7 @@ class Serving:
         threads: Threads | None = None,
         at_work: Callable[[], frozenset[object]] | None = None,
         collect: Callable[[], object] = gc.collect,
+        hears: int = -1,
     ) -> None:
         self._link = line
         self._agents = agents
@@ -155,6 +160,8 @@ class Serving:
         self._threads = threads or DaemonThreads()
         self._at_work = at_work or _at_work
         self._collect = collect
+        self._hears = hears
+        self._notices = 0  # in the pipe, of turns that have fallen
         self._port: HostPort | None = None
         self._root = asyncio.current_task()  # whoever serves: it waits for ever
         self._before = self._at_work()
@@ -170,6 +177,7 @@ class Serving:
             case link.Answer() | link.Refusal() if port is not None:
                 port.hear(word)
             case link.Fallen(turn, cause) if port is not None and port.turn.number == turn:
+                self._notices += 1
                 port.fall(cause)
                 self._crew.start(self._settle(port), name=f"settle {turn}")
                 for body in tuple(port.turn.bodies):
@@ -183,7 +191,11 @@ class Serving:
                 pass  # of a turn that is over
 
     def _begin(self, begin: link.Begin) -> None:
-        turn = Turn(begin.turn)
+        if self._notices and self._hears >= 0:  # the fall of this turn may be in it already, behind those
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._hears, self._notices)
+        self._notices = 0
+        turn = Turn(begin.turn, self._hears)
         self._port = HostPort(begin, turn, self._link, crew=self._crew, threads=self._threads)
         self._crew.start(self._turn(begin, self._port), name=f"turn {begin.turn}")
 
@@ -193,15 +205,8 @@ class Serving:
         word: link.Returned | link.Raised
         turn.before = self._before
         try:
-            handle = Run(port, run_id=begin.run_id, session=begin.session, generation=begin.generation)
-            body = self._agents[begin.agent](handle, begin.message)
-            if not asyncio.iscoroutine(body):
-                raise BadInput("the agent is not async; declare it with `async def agent(run, message)`")
-            leash = Leash(body, name=f"agent of {begin.run_id}")
-            turn.bodies.append(leash)
-            if not port.current:
-                leash.cut()  # it fell before its first step
-            text: object = await leash
+            with heard(turn.notice):
+                text = await self._agent(begin, port)
             port.raise_problem()
             if text is not None and not isinstance(text, str):
                 raise BadInput(f"the agent returned {type(text).__name__}; return the reply as text, or None")
@@ -217,6 +222,17 @@ class Serving:
             self._link.send(link.Tried(turn.number, Effect.FINAL))
         turn.over.set()
         self._before = self._at_work()  # when nobody waits: what is born before the next turn counts as its own
+
+    async def _agent(self, begin: link.Begin, port: HostPort) -> object:
+        handle = Run(port, run_id=begin.run_id, session=begin.session, generation=begin.generation)
+        body = self._agents[begin.agent](handle, begin.message)
+        if not asyncio.iscoroutine(body):
+            raise BadInput("the agent is not async; declare it with `async def agent(run, message)`")
+        leash = Leash(body, name=f"agent of {begin.run_id}")
+        port.turn.bodies.append(leash)
+        if not port.current:
+            leash.cut()  # it fell before its first step
+        return await leash
 
     async def _settle(self, port: HostPort) -> None:
         """See the turn's code end, and say so."""
@@ -316,19 +332,20 @@ async def rehearse() -> None:
 # The process
 
 
-async def _serve(sock: socket.socket, saying: int, agents: Mapping[str, Agent]) -> None:
+async def _serve(sock: socket.socket, saying: int, hears: int, agents: Mapping[str, Agent]) -> None:
     line = SocketLink(sock, saying)
-    line.hear = Serving(line, agents).hear
+    os.set_blocking(hears, False)
+    line.hear = Serving(line, agents, hears=hears).hear
     line.send(link.Hello(link.VERSION, os.getpid()))
     await asyncio.get_running_loop().create_future()  # for ever: it exits when control hangs up
 
 
-def serve(sock: socket.socket, saying: int, agents: Mapping[str, Agent]) -> NoReturn:
+def serve(sock: socket.socket, saying: int, hears: int, agents: Mapping[str, Agent]) -> NoReturn:
     """Be a host whose agents are imported, until control hangs up."""
     kernel.prctl(kernel.PR_SET_NAME, b"interlock-host")
     runner = asyncio.Runner()  # never closed: that would wait for whatever the agent left, and run it once more
     try:
-        runner.run(_serve(sock, saying, agents))
+        runner.run(_serve(sock, saying, hears, agents))
     except BaseException as error:  # an agent stopped the loop, or raised SystemExit in a task of its own
         sys.stderr.write(f"interlock: a host ended: {describe_error(error)}\n")
     finally:
@@ -359,6 +376,7 @@ def take_pipe() -> int:
 
 def main() -> NoReturn:
     """Be a host that imports its agents itself."""
+    hears = take_notice()  # first: the others may be given its number
     sock, saying = take_link(), take_pipe()
     frames = link.Frames(link.Told)
     load: link.Load | None = None
@@ -370,7 +388,7 @@ def main() -> NoReturn:
     except BaseException as error:
         os.write(saying, link.frame(link.Broken(describe_error(error))))
         os._exit(1)
-    serve(sock, saying, agents)
+    serve(sock, saying, hears, agents)
 
 
 def load_agents(path: Sequence[str], agents: Mapping[str, str]) -> dict[str, Agent]:

@@ -22,6 +22,7 @@ from interlock.core.names import Announce, CallId, Effect, RunId, ToolState
 from interlock.core.outcome import Cause
 from interlock.hosts import link
 from interlock.processes.base import SpawnFailed, SpawnOrder
+from interlock.processes.notice import Notice
 from interlock.processes.workers import ToolFailed
 from interlock.runtime.crew import Crew
 from interlock.runtime.holds import Hold
@@ -61,8 +62,9 @@ class Link(Protocol):
 class Turn:
     """One turn of the session, as the host sees it."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, hears: int = -1) -> None:
         self.number = number
+        self.notice = Notice(hears)
         self.before: frozenset[object] = frozenset()  # what was at work in the process when it began
         self.bodies: list[Body] = []
         self.over = asyncio.Event()  # the agent's own code has ended
@@ -104,6 +106,7 @@ class HostPort:
         """Control says that the run has fallen, or the agent has returned."""
         if self.cause is None:
             self.cause = cause
+            self.turn.notice.tell()
             for answer in self._answers.values():  # control answers none of them any more
                 if not answer.done():
                     answer.set_exception(Stale(f"run {self.run_id} has ended ({cause.ending}); let Stale pass"))
@@ -353,8 +356,16 @@ class HostPort:
         if spec.thread:
             return await self._bodies.in_thread(spec.name, work)
         if spec.worker:
-            return _plainly(work)
+            try:
+                return _plainly(work)
+            finally:
+                await self._catch_up()
         return await self._bodies.in_place(spec, work())
+
+    async def _catch_up(self) -> None:
+        """A tool has blocked the loop. If the run fell meanwhile, the cut is on its way: nothing goes on before it."""
+        while self.cause is None and self.turn.notice.is_set():
+            await asyncio.sleep(0)
 
     async def side_by_side(self, bodies: Sequence[tuple[CallId, ToolSpec, Coroutine[Any, Any, None]]]) -> None:
         """Run the bodies of a batch next to each other."""

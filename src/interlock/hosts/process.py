@@ -127,6 +127,10 @@ class HostProcess:
         if not waiting:
             self._flush()
 
+    def notify(self) -> None:
+        """Tell code that asks `stopping()` there; each time comes with one word `Fallen`, by which the host counts."""
+        self.process.notify()
+
     def _flush(self) -> None:
         try:
             while self._out:

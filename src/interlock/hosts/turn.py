@@ -1,8 +1,9 @@
 """A turn that runs in a host, seen from control: a body like any other to the fall, and the ear for its verbs.
 
 1. What a host says is taken in the step that reads it; each verb passes the fence there (`Verbs`), as an inline one.
-2. On a fall a host with a tool at work is sent KILL in that step, unless every tool at work declared a grace. One
-   between tools has SETTLE_SECONDS to end what it does, or is killed with everything in its containment.
+2. On a fall a host with a tool at work is sent KILL in that step, unless every tool at work declared a grace: then code
+   that asks hears of it at once, though its loop is blocked, and KILL comes when the longest grace is over. One between
+   tools has SETTLE_SECONDS to end what it does, or is killed with everything in its containment.
 3. It is done when the host has said that nothing of the turn runs, and nothing does; or when its containment is empty.
 """
 
@@ -75,6 +76,10 @@ class Host(Protocol):
 
     def send(self, word: link.Word) -> None:
         """Say something to it."""
+        ...
+
+    def notify(self) -> None:
+        """Tell code that asks `stopping()` there that its run is over: it may be blocking its loop."""
         ...
 
     def hear_out(self) -> None:
@@ -170,6 +175,7 @@ class HostTurn:
         if graces and min(graces) <= 0 and (cause.early or not self._returned):
             self.kill()
             return
+        self.host.notify()
         self.host.send(link.Fallen(self.number, msgspec.structs.replace(cause, error=None)))
         self.grace = max(graces, default=0.0)
         self._timer = self._loop.call_later(max([SETTLE_SECONDS, *graces]), self.kill)

@@ -54,8 +54,9 @@ class Warden(Keeper):
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        given = {fd for _, fd, _ in actions}
-        for _, fd, at in actions:
+        *standard, (_, hears, _) = actions  # the notice stays where it is: what the module opened may be anywhere
+        given = {fd for _, fd, _ in standard}
+        for _, fd, at in standard:
             os.dup2(fd, at)
         own = {self._sock.fileno(), self._lifeline, self._gateway, self._wake, self._woken, self._events, *given}
         own.update(fd for doors in self._opened for fd in doors)
@@ -70,7 +71,7 @@ class Warden(Keeper):
         os.environ.clear()
         os.environ.update(env)
         gc.enable()
-        host.serve(host.take_link(), host.take_pipe(), self.agents)
+        host.serve(host.take_link(), host.take_pipe(), hears, self.agents)
 
 
 class Zygote(Helper):

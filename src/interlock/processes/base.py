@@ -170,8 +170,11 @@ class Worker(Protocol):
         """True while it can be asked."""
         ...
 
-    def ask(self, work: bytes) -> "asyncio.Future[Any]":
-        """Hand work over in this step; the future brings the result, or raises what the tool raised."""
+    def ask(self, work: bytes, *, grace: float = 0.0) -> "asyncio.Future[Any]":
+        """Hand work over in this step; the future brings the result, or raises what the tool raised.
+
+        If it is cut before that, it is told first, and has its grace.
+        """
         ...
 
     def end(self) -> None:

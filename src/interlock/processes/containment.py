@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from interlock.core.names import BodyState
-from interlock.processes import kernel, wire
+from interlock.processes import kernel, notice, wire
 from interlock.processes.base import SpawnFailed, SpawnOrder
 from interlock.processes.output import Input, Output
 
@@ -52,6 +52,7 @@ class LocalProcess:
         self._output: Output | None = None
         self._input: Input | None = None
         self._terminal = -1
+        self.tells = -1  # its notice, where it has one: open until it is gone, since to close it is to tell, too
         self.on_end: Callable[[], None] | None = None  # told in the step that its end is heard
 
     def attach(self, output: int, given: int, terminal: int, limit: int) -> None:
@@ -72,6 +73,11 @@ class LocalProcess:
         await self._answered.wait()
         if self.failure is not None:
             raise self.failure.with_traceback(None)
+
+    def notify(self) -> None:
+        """Tell it that its run is over; nothing is waited for."""
+        if self.tells >= 0:
+            notice.write(self.tells)
 
     def end(self) -> None:
         """End it, with all it started where it has a keeper of its own."""
@@ -117,6 +123,7 @@ class LocalProcess:
         self._over()
 
     def _over(self) -> None:
+        self._close_notice()
         self.exited.set()
         if self.on_end is not None:
             self.on_end()
@@ -146,9 +153,15 @@ class LocalProcess:
             terminal, self._terminal = self._terminal, -1
             os.close(terminal)
 
+    def _close_notice(self) -> None:
+        if self.tells >= 0:
+            tells, self.tells = self.tells, -1
+            os.close(tells)
+
     def close(self) -> None:
         """Let go of its pipes."""
         self._close_terminal()
+        self._close_notice()
         if self._input is not None:
             self._input.close()
         if self._output is not None:
@@ -234,6 +247,7 @@ class LocalContainment:
         self._requested: dict[int, LocalProcess] = {}
         self._hung_up = False
         self._insisting: asyncio.TimerHandle | None = None
+        self.on_cut: Callable[[], None] | None = None  # told in the step of a cut, before the keeper can know of it
         self._open = True
         self._numbers = itertools.count(1)
         self._loop.add_reader(sock.fileno(), self._readable)
@@ -311,9 +325,18 @@ class LocalContainment:
         with contextlib.suppress(OSError):
             self._sender.send(("end", number))
 
+    def allow(self, grace: float) -> None:
+        """Say how long its processes have, from TERM to KILL, if it is cut from now on."""
+        if grace != self.grace and not self._hung_up:
+            self.grace = grace
+            with contextlib.suppress(OSError):
+                self._sender.send(("grace", grace))
+
     def cut(self) -> None:
         """Hang up: the keeper takes no further request and ends everything. It cannot fail, and does not wait."""
         if not self._hung_up:
+            if self.on_cut is not None:
+                self.on_cut()
             self._hung_up = True
             if self.state is BodyState.RUNNING:
                 self.state = BodyState.CUT

@@ -177,12 +177,18 @@ class Keeper:
 
     def _serve(self, events: int) -> None:
         if events & (select.POLLRDHUP | select.POLLHUP | select.POLLERR):
+            if self._once:
+                self._read()  # its one request, which is refused, and a grace that was asked for just before
             self._seal()
             if self._term_until is None:
                 self._kill()  # before we read what else was asked for: all of that is refused
             if events & (select.POLLHUP | select.POLLERR):
                 self._listening = False
                 self._poll.unregister(self._sock.fileno())
+        self._read()
+        self._flush()
+
+    def _read(self) -> None:
         while True:
             try:
                 received = wire.receive(self._sock)
@@ -199,9 +205,10 @@ class Keeper:
                     self._answer_spawn(message, fds)
                 elif message[0] == "end":
                     self._end_one(message[1])
+                elif message[0] == "grace":
+                    self._grace = message[1]
             finally:
                 wire.close_all(fds)
-        self._flush()
 
     def _answer_spawn(self, message: tuple[Any, ...], fds: list[int]) -> None:
         number = message[1]

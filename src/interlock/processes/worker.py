@@ -1,21 +1,24 @@
 """The worker: a process that runs synchronous tools, one after another, for one run.
 
 Its other side trusts nothing it says: work comes in pickled, results go out as plain values (msgpack). What a tool
-prints goes to the error output, where it disturbs no protocol.
+prints goes to the error output, where it disturbs no protocol. It serves one run, so all of it hears that run's notice.
 """
 
 import contextlib
 import os
 import pickle
+import signal
 import sys
+import threading
 import traceback
+from collections.abc import Iterator
 from multiprocessing import spawn
 from select import select
 from typing import Any
 
 import msgspec
 
-from interlock.processes import wire
+from interlock.processes import notice, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,13 +52,14 @@ def serve(sock: "socket", answers: int) -> None:
 
 def _work(packet: bytes) -> bytes:
     try:
-        preparation, work = pickle.loads(packet)
+        preparation, work, grace = pickle.loads(packet)
         if preparation is not None:
             _prepare(preparation)
         if work is None:
             return msgspec.msgpack.encode(("ready", None))
         function, arguments = pickle.loads(work)
-        value = function(**arguments)
+        with _patient() if grace > 0 else contextlib.nullcontext():
+            value = function(**arguments)
         try:
             return msgspec.msgpack.encode(("done", value))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -66,6 +70,44 @@ def _work(packet: bytes) -> bytes:
         with contextlib.suppress(Exception):
             traceback.print_exc()
         return _failed(type(error).__name__, _text(error), builtin=type(error).__module__ == "builtins")
+
+
+@contextlib.contextmanager
+def _patient() -> Iterator[None]:
+    """While a tool with a grace runs, a TERM alone ends nothing: it hears the notice, or has a handler of its own."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # else its module has one
+        signal.signal(signal.SIGTERM, _go_on)
+    try:
+        yield
+    finally:
+        _as_usual()
+
+
+def _go_on(number: int, frame: object) -> None:
+    """TERM came, and the notice before it; KILL comes when the grace is over."""
+
+
+def _as_usual() -> None:
+    """Let TERM end this process again, unless the tool has decided otherwise."""
+    if signal.getsignal(signal.SIGTERM) is _go_on:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _spare_forks() -> None:
+    """Let TERM end a fork of the tool, as ever. It is held back meanwhile: one that came at once would be lost."""
+    before = threading.local()
+
+    def hold() -> None:
+        before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+    def release() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before.mask)
+
+    def forked() -> None:
+        _as_usual()
+        release()
+
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=forked)
 
 
 def _failed(kind: str, text: str, *, builtin: bool = False) -> bytes:
@@ -98,6 +140,8 @@ def main(fd: int) -> None:
     del sys.modules["interlock"]
     from socket import socket as Socket  # noqa: N812, PLC0415 - the real one, now that there is time
 
+    notice.heard_by_all(notice.Notice(notice.take_notice()))
+    _spare_forks()
     sock = Socket(fileno=os.dup(fd))  # not inherited by what a tool starts; nor read by it:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, fd)

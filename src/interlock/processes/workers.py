@@ -3,6 +3,7 @@
 1. A worker has a keeper of its own, so it is ended exactly, with what its tool started, even inside a C call.
 2. It serves one run, and dies with it. A spare is kept warm for the next run that asks.
 3. Work goes in pickled; what comes out is plain values, and trusted as little as any input.
+4. A tool with a grace hears first, by a pipe, that it is cut. Then its keeper sends TERM, and KILL after the grace.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from interlock.core.errors import BadInput, InterlockError
-from interlock.processes import wire
+from interlock.processes import notice, wire
 from interlock.processes.base import ROOT, SpawnFailed, SpawnOrder
 from interlock.processes.containment import ERRORS
 from interlock.processes.worker import ANSWER_BYTES
@@ -83,6 +84,7 @@ class Worker:
 
     def __init__(self, containment: LocalContainment, process: LocalProcess, sock: socket.socket, answers: int) -> None:
         self.containment = containment
+        self._process = process
         self._sock = sock
         self._answers = answers
         self._data = bytearray()
@@ -92,19 +94,21 @@ class Worker:
         os.set_blocking(answers, False)
         self._loop.add_reader(answers, self._readable)
         process.on_end = self._exited  # a child of its tool may hold the socket for ever
+        containment.on_cut = self._cut
 
     @property
     def alive(self) -> bool:
         """True while it can be asked."""
         return self._sock.fileno() >= 0 and not self.containment.done.is_set()
 
-    def ask(self, work: bytes | None) -> asyncio.Future[Any]:
+    def ask(self, work: bytes | None, *, grace: float = 0.0) -> asyncio.Future[Any]:
         """Hand work over in this step; the future brings the result, or raises what the tool raised."""
         preparation = None if self._prepared else _preparation()
         self._prepared = True
         self._answer = self._loop.create_future()
+        self.containment.allow(grace)  # before the work: a tool that has begun has its grace
         try:
-            wire.send_bytes(self._sock, pickle.dumps((preparation, work)))
+            wire.send_bytes(self._sock, pickle.dumps((preparation, work, grace)))
         except OSError as error:
             long = error.errno == errno.E2BIG
             why = "its arguments are too long; write a file" if long else "the worker is gone; call the tool again"
@@ -122,6 +126,7 @@ class Worker:
         size = int.from_bytes(self._data[:4], "big")
         if not piece or size > ANSWER_BYTES or (self._data and (self._answer is None or self._answer.done())):
             self._died()  # or it says what nobody asked for
+            self.containment.allow(0.0)
             self.containment.cut()
         elif len(self._data) >= 4 + size:
             answer, self._data = bytes(self._data[4 : 4 + size]), bytearray()
@@ -129,6 +134,7 @@ class Worker:
 
     def _take(self, answer: bytes) -> None:
         assert self._answer is not None
+        self.containment.allow(0.0)  # the tool is over: whatever it left has no time to ask for
         collecting = gc.isenabled()
         gc.disable()  # (a great many small things are made at once)
         try:
@@ -164,6 +170,13 @@ class Worker:
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(error)
             self._answer.exception()  # whoever waits is told; nobody need wait
+
+    def _cut(self) -> None:
+        """Tell its tool, if that has a grace, and let nothing more come: it exits when the tool returns."""
+        if self._sock.fileno() >= 0 and self.containment.grace > 0:
+            self._process.notify()
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_WR)
 
     def end(self) -> None:
         """End it, with what its tool started."""
@@ -219,19 +232,22 @@ class Workers:
         mine.setblocking(False)
         mine.shutdown(socket.SHUT_RD)  # nothing it sends there can reach us, descriptors least of all
         reading, writing = os.pipe()
+        hears = tells = -1
         containment = None
         try:
+            hears, tells = notice.pipe()
             containment = self._processes.contain(of, once=True)
-            process = containment.spawn(self._order(), stdio=(theirs.fileno(), writing, ERRORS))
+            process = containment.spawn(self._order(), stdio=(theirs.fileno(), writing, ERRORS, hears))
         except BaseException:
             mine.close()
-            os.close(reading)
+            wire.close_all([reading, tells])
             if containment is not None:
                 containment.cut()
             raise
         finally:
             theirs.close()
-            os.close(writing)
+            wire.close_all([writing, hears])
+        process.tells = tells
         return Worker(containment, process, mine, reading)
 
     def _order(self) -> SpawnOrder:

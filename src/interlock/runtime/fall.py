@@ -226,6 +226,9 @@ class Fall:
     def _cut(run: LiveRun) -> None:
         """End its processes, and throw the one cancel into what runs; what swallows it is fenced all the same."""
         run.refusal_budget = REFUSALS
+        if run.notice is not None:
+            run.notice.tell()
+            run.notice = None  # its descriptors go with whoever still asks
         if run.kept is not None:
             unborn = [each.containment for each in run.kept.running if each.order.detached and each.pid is None]
             held = [*run.kept.containments, *unborn]  # what has not begun is not the session's yet

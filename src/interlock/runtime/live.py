@@ -39,6 +39,7 @@ from interlock.core.receipt import Receipt
 
 if TYPE_CHECKING:
     from interlock.processes.base import Containment, Grade, Worker
+    from interlock.processes.notice import Notice
     from interlock.runtime.holds import Place
     from interlock.runtime.registry import Session
     from interlock.runtime.spawning import Running
@@ -274,10 +275,10 @@ class LiveRun:
         "announced", "announces", "asking", "begins", "begun", "blamed", "bodies", "called", "calls", "calls_made",
         "child_falls", "children", "collection", "deadline", "descendants", "detached", "digest", "due", "ended",
         "fall", "fence", "finished", "founds", "generation", "hear_out", "heard", "holds", "home", "id", "instructions",
-        "joining", "kept", "key", "kind", "limits", "method", "order", "outcome", "parent", "parent_id", "passed",
-        "phase", "principal", "problem", "provider_started", "questions", "refusal_budget", "reply", "resting",
-        "returned", "said", "sealed", "sent", "session", "started_at", "state", "steers", "strategy", "superseded",
-        "text", "timers", "took", "touched", "turn", "withheld", "within",
+        "joining", "kept", "key", "kind", "limits", "method", "notice", "order", "outcome", "parent", "parent_id",
+        "passed", "phase", "principal", "problem", "provider_started", "questions", "refusal_budget", "reply",
+        "resting", "returned", "said", "sealed", "sent", "session", "started_at", "state", "steers", "strategy",
+        "superseded", "text", "timers", "took", "touched", "turn", "withheld", "within",
     )  # fmt: skip
 
     def __init__(
@@ -370,6 +371,7 @@ class LiveRun:
         self.hear_out: Callable[[], None] | None = None  # takes what an agent elsewhere has said and nobody has read
         self.returned: float | None = None  # when an agent elsewhere returned; None: it has not, or it is here
         self.kept: Kept | None = None
+        self.notice: Notice | None = None  # what its code asks here whether it is over; a host has its own
         self.refusal_budget = 0
         self.outcome: Outcome | None = None  # decided at t0, told at t1
         self.fall: Falling | None = None

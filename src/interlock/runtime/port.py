@@ -1,12 +1,14 @@
 """The inline driver: agents in control's own loop, on a leash, their verbs straight into control."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from interlock.core.errors import BadInput
 from interlock.core.names import CallId
+from interlock.processes.notice import Notice, heard
 from interlock.processes.workers import pack
 from interlock.runtime.driver import HostsInfo
 from interlock.runtime.inline import Bodies, DaemonThreads, Leash, Strangers, Threads
@@ -41,7 +43,7 @@ class InlinePort(Verbs):
         """Run the body of a tool that was permitted."""
         open_call = self.open_call(call)
         if isinstance(work, bytes):
-            return await self.spawning.in_worker(self.run, work)
+            return await self.spawning.in_worker(self.run, work, spec.grace)
         if spec.thread:
             return await self.bodies.in_thread(spec.name, work, open_call)
         return await self.bodies.in_place(spec, work(), open_call)
@@ -70,8 +72,13 @@ class InlineDriver:
     async def drive(self, run: LiveRun, verbs: Verbs, message: Message) -> str | None:
         """Run the agent on a leash, from its first step to its last."""
         assert isinstance(verbs, InlinePort)
+        run.bodies, run.notice = [], Notice(told_by=threading.get_ident())
+        with heard(run.notice):
+            return await self._drive(run, verbs, message)
+
+    async def _drive(self, run: LiveRun, verbs: InlinePort, message: Message) -> str | None:
         assert run.generation is not None
-        run.bodies = []
+        assert run.bodies is not None
         verbs.bodies = Bodies(run.id, run.bodies, crew=verbs.crew, threads=self._threads)
         handle = Run(verbs, run_id=run.id, session=run.session.id, generation=run.generation)
         body = (self._agent if run.agent is None else self._agents[run.agent])(handle, message)

@@ -291,15 +291,15 @@ class Spawning:
             run.home.live -= 1
             self._registry.forget_if_quiet(run.home)
 
-    async def in_worker(self, run: LiveRun, work: bytes) -> Any:
-        """Have a synchronous tool run where it can be ended; return what it returned."""
+    async def in_worker(self, run: LiveRun, work: bytes, grace: float) -> Any:
+        """Have a synchronous tool run where it can be ended, after its grace; return what it returned."""
         await self.behind(run)
         await self._processes.ready()
         run.fence.check(Effect.TOOL)  # and in the same step: a worker that falls with the run, and the work
         kept = kept_of(run)
         kept.workers = [worker for worker in kept.workers if worker.alive]
         worker = kept.workers.pop() if kept.workers else self._worker(run)
-        answer = worker.ask(work)
+        answer = worker.ask(work, grace=min(grace, self._settings.drain_seconds))
         try:
             return await answer
         finally:

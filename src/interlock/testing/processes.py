@@ -240,8 +240,8 @@ class VirtualWorker:
         """True while it can be asked."""
         return not self.containment.hung_up
 
-    def ask(self, work: bytes) -> asyncio.Future[Any]:
-        """Do the work a moment later."""
+    def ask(self, work: bytes, *, grace: float = 0.0) -> asyncio.Future[Any]:
+        """Do the work a moment later; what is cut before that does not begin, whatever its grace."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.containment.later(self._work, work, answer, delays=(0.0, 1e-4, 0.003, 0.03))
         return answer

@@ -1,0 +1,247 @@
+"""Agents and tools that ask `interlock.stopping()`, in every way there is. Imported by name, here or in a host.
+
+A message names a part and a file: the part notes down there what it heard, a line each.
+"""
+
+import asyncio
+import contextvars
+import multiprocessing
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import interlock
+from interlock import Message, Run, stopping, tool
+
+LONG_SECONDS = 45.0  # of a tool that is done far sooner
+SHORT_SECONDS = 0.4  # of one that uses all of it
+FOREVER_SECONDS = 3600.0
+
+
+def note(path: str, word: object) -> None:
+    """Note a word down, at once and whole."""
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write(f"{word}\n")
+
+
+# Synchronous tools: in a worker, or in the way of a host's loop
+
+
+@tool(grace=LONG_SECONDS)
+def waits(path: str) -> str:
+    """Wait, then clean up, which takes a moment."""
+    note(path, f"began {os.getpid()}")
+    heard = stopping().wait()
+    time.sleep(0.05)
+    note(path, f"cleaned {heard}")
+    return "late"
+
+
+@tool(grace=LONG_SECONDS)
+def polls(path: str) -> None:
+    """Ask now and then."""
+    note(path, "began")
+    while not stopping().is_set():
+        time.sleep(0.002)
+    note(path, "cleaned True")
+
+
+@tool(grace=LONG_SECONDS)
+def waits_in_turns(path: str) -> None:
+    """Wait a little, again and again."""
+    note(path, "began")
+    while not stopping().wait(0.002):
+        pass
+    note(path, "cleaned True")
+
+
+@tool(grace=LONG_SECONDS)
+def selects(path: str) -> None:
+    """Have `select` wait for it, among other things."""
+    note(path, "began")
+    reading, writing = os.pipe()
+    readable, _, _ = select.select([reading, stopping()], [], [], FOREVER_SECONDS)
+    os.close(reading)
+    os.close(writing)
+    note(path, f"cleaned {readable == [stopping()]}")
+
+
+@tool(grace=LONG_SECONDS)
+def awaits_elsewhere(path: str) -> None:
+    """Await it in a loop of its own, in a thread."""
+
+    async def hears() -> None:
+        note(path, "began")
+        await asyncio.gather(stopping(), stopping(), _hears())
+        note(path, "cleaned True")
+
+    async def _hears() -> None:
+        await stopping()
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(asyncio.run, hears()))
+    thread.start()
+    thread.join()
+
+
+@tool(grace=LONG_SECONDS)
+def crowds(path: str) -> None:
+    """Wait in many threads at once: each hears."""
+    heard: list[bool] = []
+    threads = [
+        threading.Thread(target=contextvars.copy_context().run, args=(lambda: heard.append(stopping().wait()),))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    note(path, "began")
+    for thread in threads:
+        thread.join()
+    note(path, f"cleaned {heard == [True] * 8}")
+
+
+@tool(grace=LONG_SECONDS)
+def runs_a_program(path: str) -> None:
+    """Wait for a program, which a TERM ends; a fork of its own is ended by one, too."""
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(FOREVER_SECONDS,))
+    child.start()
+    child.terminate()
+    child.join()
+    program = subprocess.Popen(["sleep", str(FOREVER_SECONDS)])
+    note(path, "began")
+    program.wait()
+    note(path, f"cleaned {stopping().is_set()} {child.exitcode} {program.returncode}")
+
+
+@tool(grace=LONG_SECONDS)
+def handles_term(path: str) -> None:
+    """Have a handler for TERM, which asks, and be done when it was called."""
+    called: list[bool] = []
+    signal.signal(signal.SIGTERM, lambda *_: called.append(stopping().is_set()))
+    note(path, "began")
+    while not called:
+        time.sleep(0.002)
+    note(path, f"cleaned {called}")
+
+
+@tool(grace=SHORT_SECONDS)
+def ignores(path: str) -> None:
+    """Hear, note it down, and go on for ever."""
+    signal.signal(signal.SIGTERM, lambda *_: note(path, "term"))
+    note(path, f"began {os.getpid()}")
+    stopping().wait()
+    note(path, "heard")
+    while True:
+        time.sleep(0.01)
+
+
+@tool(grace=SHORT_SECONDS)
+def lost_in_c(path: str) -> None:
+    """Be in a C call that hears no signal and asks nothing."""
+    note(path, f"began {os.getpid()}")
+    re.match(r"(a+)+$", "a" * 64 + "b")
+
+
+def without_grace(path: str) -> None:
+    """Ask, but have declared no grace."""
+    note(path, f"began {os.getpid()}")
+    stopping().wait()
+    note(path, "heard")
+
+
+@tool(grace=LONG_SECONDS)
+def quick(path: str) -> bool:
+    """Be done at once; it had a grace."""
+    return stopping().wait(0)
+
+
+# Others
+
+
+@tool(thread=True, grace=LONG_SECONDS)
+def threaded(path: str) -> None:
+    """Wait in a thread of the agent's process."""
+    note(path, f"began {os.getpid()}")
+    heard = stopping().wait()
+    note(path, f"cleaned {heard}")
+
+
+@tool(grace=LONG_SECONDS)
+async def beside(path: str) -> None:
+    """An async tool with a thread beside it, and a task of its own: both hear, and it is cut."""
+    thread = asyncio.create_task(asyncio.to_thread(stopping().wait))
+    task = asyncio.create_task(_note_when_set(path))
+    await asyncio.sleep(0)
+    note(path, "began")
+    try:
+        await asyncio.sleep(FOREVER_SECONDS)
+    finally:
+        note(path, f"set {stopping().is_set()}")
+        note(path, f"thread {await thread}")
+        await task
+
+
+async def _note_when_set(path: str) -> None:
+    await stopping()
+    note(path, "task True")
+
+
+TOOLS: dict[str, Callable[..., Any]] = {
+    each.__name__: each
+    for each in (
+        waits, polls, waits_in_turns, selects, awaits_elsewhere, crowds, runs_a_program, handles_term, ignores,
+        lost_in_c, without_grace, threaded, beside,
+    )
+}  # fmt: skip
+
+
+async def agent(run: Run, message: Message) -> str | None:
+    """Do what the message names, and note down what is heard."""
+    part, path = message.text.split()
+    if part in TOOLS:
+        await run.call(TOOLS[part], path=path)
+        note(path, "went on")
+    elif part == "asks":  # a turn that ends by itself
+        note(path, f"set {stopping().is_set()} {await run.call(quick, path=path)}")
+        await run.call(quick, path=path)
+        return str(os.getpid())
+    elif part == "parks":
+        note(path, f"began {stopping().is_set()}")
+        try:
+            await asyncio.sleep(FOREVER_SECONDS)
+        except asyncio.CancelledError:
+            note(path, f"cut {stopping().is_set()}")
+            raise
+    elif part == "leaves_thread":  # which outlives the turn, and hears that it is over
+        threading.Thread(target=contextvars.copy_context().run, args=(_note_after, path), daemon=True).start()
+        return "done"
+    elif part == "gives_up":  # a call, and goes on
+        call = asyncio.create_task(run.call(waits, path=path))
+        while not Path(path).exists():
+            await asyncio.sleep(0.002)
+        call.cancel()
+        await asyncio.wait([call])
+        note(path, f"gave up {stopping().is_set()}")
+        return str(await run.call(quick, path=path))
+    elif part == "blocks":
+        try:
+            stopping().wait()
+        except interlock.BadInput as refused:
+            return str(refused)
+    return None
+
+
+def _note_after(path: str) -> None:
+    note(path, f"set {stopping().is_set()}")
+    note(path, f"heard {stopping().wait()}")
+
+
+if __name__ == "__main__":  # outside of a run
+    sys.stdout.write(f"{stopping().is_set()} {stopping().wait(0.01)}\n")
