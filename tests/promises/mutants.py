@@ -34,8 +34,10 @@ DESCRIPTORS, STRANGERS = "processes/test_descriptors.py", "runtime/test_stranger
 SHARING = "runtime/test_sharing.py"
 ZYGOTE = "hosts/test_zygote.py"
 LIMITS, LISTS = "runtime/test_child_limits.py", "surfaces/test_task_lists.py"
-HEARING = "contracts/test_hearing.py"
+HEARING, ANNOUNCED = "contracts/test_hearing.py", "runtime/test_announcements.py"
 BESIDE = (  # bugs of rules that are no row of the table
+    ("unit/guest-s-child-gets-in", (ANNOUNCED, "test_a_guest_s_child_does_not_get_into_the_owner_s_turn")),
+    ("announced-twice", (ANNOUNCED, "test_an_ending_becomes_a_turn_of_its_session")),
     ("unit/next-turn-hears-the-last", (HEARING, "test_a_host_s_next_turn_does_not_hear_the_last_one_s")),
     (
         "unit/grace-heard-after-the-hang-up",

@@ -271,7 +271,7 @@ def test_it_is_offered_to_the_run_at_work() -> None:
 
 @pytest.mark.parametrize("strategy", [None, "queue", "rollback", "steer", "collect"])
 def test_it_waits_behind_whatever_a_person_writes(strategy: str | None) -> None:
-    """Whether a message takes over or waits: it goes first, the announcement is kept, and takes over nobody."""
+    """A message that takes over or waits goes first; the announcement is kept, and takes over nobody; race 138."""
 
     async def scene(nest: Nest) -> None:
         async with nest.open() as control:
@@ -315,7 +315,7 @@ def test_it_takes_no_room_from_people_and_keeps_wakes_away() -> None:
 
 @pytest.mark.parametrize("how", ["stop", "reset"])
 def test_an_end_of_the_session_voids_it_at_any_instant(how: str) -> None:
-    """However far the child's ending has come, nothing of it is told or run once a stop of its session is answered."""
+    """However far the ending has come, nothing of it is told or run once the session's stop is answered; race 137."""
 
     async def scene(nest: Nest) -> None:
         for number in range(0, 40, 3):
@@ -360,7 +360,7 @@ def test_an_end_of_the_run_at_work_does_not() -> None:
 
 
 def test_turns_in_a_row_are_bounded() -> None:
-    """An agent that begins a child at every announcement comes to rest; what a person writes lets it go on."""
+    """An agent that begins a child at each announcement comes to rest; what a person writes lets it go on; race 140."""
 
     async def main() -> None:
         heard: list[Message] = []
@@ -515,7 +515,7 @@ def test_a_child_that_a_crash_took_is_announced_by_the_next_start(place: Place, 
 
 @pytest.mark.parametrize("kind", ["turn", "note"])
 def test_a_crash_at_the_child_s_end_announces_it_once(place: Place, kind: str) -> None:
-    """Killed in the very step that decides the ending, or any of the next: it is announced, and not twice."""
+    """Killed in the very step that decides the ending, or any of the next: it is announced, and not twice; race 139."""
     for number in range(0, 12, 3):
         here = Place(place.kind, place.directory.with_name(f"{kind}{number}"))
 
