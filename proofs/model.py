@@ -1,4 +1,4 @@
-"""A model of seat, generation, takeover, child, report and hold (model.pml): searched to the end, and held against the code.
+"""A model of seat, generation, takeover, child, report and hold (model.pml): searched to the end, held against code.
 
 1. `check` searches every order of every step within its bounds; `refute` breaks one rule, and then a check must fail.
 2. A `Recorder` writes down what the real runtime decides, as facts; `replay` asks the model for a way to tell them.
@@ -73,7 +73,8 @@ class Bounds(NamedTuple):
         return f"{self.runs} runs at a time in {self.sessions} + {self.runs} sessions, {what}"
 
 
-WHOLE, WIDE, SMALL = Bounds(3, 2, True), Bounds(4, 1, False), Bounds(2, 2, True)  # at most 4 runs, 2 sessions
+WHOLE, WIDE = Bounds(3, 2, True), Bounds(4, 1, False)  # at most 4 runs, 2 sessions
+SMALL = (Bounds(2, 2, True), Bounds(3, 1, False))  # parts of WHOLE, in which every mutant can be seen
 
 
 class Size(NamedTuple):
@@ -193,9 +194,13 @@ def check(bounds: Bounds = WHOLE, mutant: str | None = None) -> Searched:
     return Searched(int(states[1]), complete, None if broken is None else broken[1], seconds)
 
 
-def refute(mutant: str, bounds: Bounds = WHOLE) -> Searched:
+def refute(mutant: str) -> Searched:
     """Search with one rule broken until a check fails; if none does, the checks are not worth much."""
-    return check(bounds, mutant)
+    for bounds in SMALL:
+        found = check(bounds, mutant)
+        if found.broken is not None:
+            break
+    return found
 
 
 # The code
@@ -365,7 +370,11 @@ class Recorder:
         """A stop by someone who may end the whole session must end all of it, so it is told as one."""
         self._look(stopping._registry)
         everyone = [run for run in self._runs if session in (run.session, run.home) and _alive(run)]
-        if _WHOLE.get() and everyone and (options.get("resets") or all(stopping._may(call.by, run) for run in everyone)):
+        if (
+            _WHOLE.get()
+            and everyone
+            and (options.get("resets") or all(stopping._may(call.by, run) for run in everyone))
+        ):
             self._tell("STOP", self._session(session))
         return original(stopping, session, targets, call, **options)
 
