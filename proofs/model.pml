@@ -1,5 +1,5 @@
 /*
- * Seat, generation, takeover, child, report and hold: what the runtime decides in its synchronous steps, and nothing else.
+ * Seat, generation, takeover, child, report and hold: what the runtime decides in its synchronous steps, nothing else.
  *
  * One process takes one atomic step after another, each what the runtime does without an await. At the end of every
  * step `check` tests what must hold. `proofs.model` runs it in two ways:
@@ -38,9 +38,9 @@
 #define OVER 6		/* drained; or it never was: withdrawn, turned away, part of another */
 
 /* What a report waits for. People's messages are none of these. */
-#define NOTE 1		/* to be told; it never has the seat */
-#define EARLY 2		/* what it tells is not public yet */
-#define RIPE 3		/* a turn of its own */
+#define NOTE 1		/* that it is over: it never has the seat */
+#define EARLY 2		/* that what it tells is public */
+#define RIPE 3		/* the seat */
 
 /* The facts a step tells, and what each carries. */
 #define END 0		/* fact: the end of a trace */
@@ -440,7 +440,8 @@ inline report_of(n)	/* it waits at home from the step in which the child fell; n
 	(ALL && state[n] == QUEUED && !report[n] && joiner[n] == 0 && len(arrivals[session[n]]) > 0 && !closing)
 #define may_ripen(n) (state[n] == QUEUED && gathers[n] && joiner[n] == 0)
 #define may_be_taken_over(n) \
-	((seated(n) || (state[n] == QUEUED && !report[n] && seat[session[n]] == 0)) && len(arrivals[session[n]]) > 0 && !closing)
+	((seated(n) || (state[n] == QUEUED && !report[n] && seat[session[n]] == 0)) && \
+	 len(arrivals[session[n]]) > 0 && !closing)
 #define may_be_due(n) (state[n] == QUEUED && report[n] == EARLY && !closing)
 #define is_taken_in(n) (report[n] == RIPE && seat[session[n]] != 0)	/* a report that waits leaves in no other way */
 #define may_leave(n) \
@@ -662,10 +663,12 @@ active proctype control()
 				c = 0
 			}
 			doom_children(); settle();
-			if
-			:: broken(REPORT_OF_A_STOP) -> for (h : 1 .. RUNS) { report_of(h) }
-			:: else
-			fi;
+			for (h : 1 .. RUNS) {
+				if
+				:: is_here(h) && (home[h] != s || broken(REPORT_OF_A_STOP)) -> report_of(h)
+				:: else		/* what fell with its home is not news there */
+				fi
+			}
 			seat_everywhere();
 			s = r;
 			d_step { for (c : 1 .. RUNS) { CHECK(!live(c) || !is_here(c)) } }
