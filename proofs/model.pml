@@ -1,8 +1,8 @@
 /*
- * Seat, generation, takeover, child and hold: what the runtime decides in its synchronous steps, and nothing else.
+ * Seat, generation, takeover, child, report and hold: what the runtime decides in its synchronous steps, nothing else.
  *
  * One process takes one atomic step after another, each what the runtime does without an await. At the end of every
- * step `check` tests what must hold. `interlock.testing.model` runs it in two ways:
+ * step `check` tests what must hold. `proofs.model` runs it in two ways:
  *
  *   exhaustively   every order of every step of any number of runs, RUNS of them at a time that are not drained yet;
  *                  with PLANTED=n one rule is broken, and a check must fail
@@ -37,6 +37,11 @@
 #define FALLEN 5
 #define OVER 6		/* drained; or it never was: withdrawn, turned away, part of another */
 
+/* What a report waits for. People's messages are none of these. */
+#define NOTE 1		/* that it is over: it never has the seat */
+#define EARLY 2		/* that what it tells is public */
+#define RIPE 3		/* the seat */
+
 /* The facts a step tells, and what each carries. */
 #define END 0		/* fact: the end of a trace */
 #define ARRIVE 1	/* fact: run, session */
@@ -60,6 +65,8 @@
 #define STOP 19		/* fact: session: by someone who may end all of it */
 #define JOIN 20		/* fact: run, the waiting one that it will be part of */
 #define RIPEN 21	/* fact: run */
+#define REPORT 22	/* fact: run, session, the detached child whose end it tells, is it to have a turn? */
+#define DUE 23		/* fact: run: what it tells is public, it may have the seat */
 
 /* The mutants: rules that can be broken. */
 #define GENERATION_KEPT 1	/* mutant: a fall does not raise the generation */
@@ -82,6 +89,13 @@
 #define WAITER_STAYS 18		/* mutant: a run that fell stays in a hold's line */
 #define FREED_AT_FALL 19	/* mutant: a hold is free when its run falls, not when it is drained */
 #define LATE_RELEASE 20		/* mutant: a fallen run's own release frees its hold before it is drained */
+#define REPORT_TAKES_OVER 21	/* mutant: a report ends who has the seat */
+#define REPORT_DROPPED 22	/* mutant: a takeover ends the reports that wait */
+#define REPORT_FORGOTTEN 23	/* mutant: nobody seats a report when it is due */
+#define REPORT_AHEAD 24		/* mutant: a report goes ahead of what people sent */
+#define REPORT_EARLY 25		/* mutant: a report has the seat before what it tells is public */
+#define REPORT_ESCAPES 26	/* mutant: a stop of the session passes over the reports that wait */
+#define REPORT_OF_A_STOP 27	/* mutant: a child that falls with its home is reported there */
 
 c_decl {
 	static int planted;	/* not part of the state: it never changes */
@@ -140,6 +154,7 @@ NUMBER its[RUNS + 1];			/* the generation it was seated with */
 byte asking[RUNS + 1];			/* its open questions */
 bool gathers[RUNS + 1];			/* it waits for more messages before it takes the seat */
 byte joiner[RUNS + 1];			/* the message that is just becoming part of it */
+byte report[RUNS + 1];			/* while it waits: is it a report, and of which kind? */
 bool passed[RUNS + 1];			/* CHECK_THEN_ACT: the fence let it pass, a while ago */
 byte has[RUNS + 1];			/* the holds it believes to have, as bits */
 
@@ -148,6 +163,7 @@ NUMBER generation[SESSIONS];
 NUMBER before[SESSIONS];		/* the generation when the step began */
 chan arrivals[SESSIONS] = [PLACES] of { byte };
 chan queue[SESSIONS] = [PLACES] of { byte };
+chan reports[SESSIONS] = [PLACES] of { byte };	/* they wait behind the queue */
 
 byte holder[HOLDS];
 bool taken[HOLDS];			/* the holder knows */
@@ -168,6 +184,7 @@ bool ok = true;
 
 #define live(n) (state[n] >= ARRIVING && state[n] <= STARTED)
 #define seated(n) (state[n] == SEATED || state[n] == STARTED)
+#define is_detached(n) (parent[n] == 0 && home[n] != session[n])
 #define any(n) true
 
 /*
@@ -242,6 +259,8 @@ inline give_seat(n)
 	fi;
 	its[n] = generation[session[n]];
 	CHECK(its[n] > before[session[n]]);
+	CHECK(!report[n] || (report[n] == RIPE && len(queue[session[n]]) == 0));
+	report[n] = 0;
 	TELL(SEAT, n, session[n], its[n], 0)
 }
 
@@ -252,14 +271,41 @@ inline enqueue(n)
 	TELL(QUEUE, n, gathers[n], 0, 0)
 }
 
+#define may_be_next(n) (report[n] == RIPE || (report[n] && broken(REPORT_EARLY)))
+
+inline find_next(x)	/* c is whose turn it is: the first of the queue, else the first report that is due */
+{
+	d_step {
+		for (j : 1 .. len(reports[x])) {
+			reports[x]?i; reports[x]!i;
+			if
+			:: c == 0 && may_be_next(i) -> c = i
+			:: else
+			fi
+		}
+		if
+		:: len(queue[x]) > 0 && (c == 0 || !broken(REPORT_AHEAD)) -> queue[x]?<c>
+		:: else
+		fi
+	}
+}
+
+inline dequeue(n)
+{
+	if
+	:: report[n] -> reports[session[n]]??eval(n)
+	:: else -> queue[session[n]]??eval(n)
+	fi
+}
+
 inline seat_next(x)
 {
 	if
-	:: seat[x] == 0 && len(queue[x]) > 0 && !closing && !broken(QUEUE_FORGOTTEN) ->
-		queue[x]?<c>;
+	:: seat[x] == 0 && !closing && !broken(QUEUE_FORGOTTEN) ->
+		find_next(x);
 		if
-		:: gathers[c]
-		:: else -> queue[x]?c; give_seat(c)
+		:: c == 0 || gathers[c]
+		:: else -> dequeue(c); give_seat(c)
 		fi;
 		c = 0
 	:: else
@@ -325,10 +371,11 @@ inline fall(n)
 		fi;
 		if
 		:: arrivals[session[n]]??[eval(n)] -> arrivals[session[n]]??eval(n)
-		:: state[n] == QUEUED && !broken(QUEUED_STAYS) -> queue[session[n]]??eval(n)
+		:: state[n] == QUEUED && !broken(QUEUED_STAYS) -> dequeue(n)
 		:: else
 		fi;
-		state[n] = FALLEN; gathers[n] = false; joiner[parent[n]] = 0;
+		CHECK(over == 0 || (!report[n] && !report[over]));
+		state[n] = FALLEN; gathers[n] = false; report[n] = 0; joiner[parent[n]] = 0;
 		if
 		:: !broken(QUESTION_STAYS) -> asking[n] = 0
 		:: else
@@ -359,6 +406,21 @@ inline settle()		/* the doomed fall, and what that frees is passed on, before or
 	od
 }
 
+inline report_of(n)	/* it waits at home from the step in which the child fell; not every child has one */
+{
+	if
+	:: WHEN(REPORT, nobody) && state[n] == FALLEN && is_detached(n) && !closing ->
+		CHOOSE(c, 1, nobody);
+		state[c] = QUEUED; session[c] = home[n]; home[c] = home[n];
+		report[c] = (GIVEN(4, 1) == 1 -> EARLY : NOTE);
+		reports[session[c]]!c;
+		TELL(REPORT, c, session[c], n, (report[c] == EARLY));
+		TELL(QUEUE, c, 0, 0, 0);
+		c = 0
+	:: true
+	fi
+}
+
 #define some_fall(are)	/* those of them whom the caller may stop */ \
 	for (c : 1 .. RUNS) { \
 		if \
@@ -374,11 +436,17 @@ inline settle()		/* the doomed fall, and what that frees is passed on, before or
 #define busy(n) (seat[session[n]] != 0 || len(queue[session[n]]) > 0)
 #define may_be_seated(n) (next_in_line(n) && seat[session[n]] == 0)
 #define may_be_queued(n) (next_in_line(n) && (busy(n) || ALL))
-#define may_be_joined(n) (ALL && state[n] == QUEUED && joiner[n] == 0 && len(arrivals[session[n]]) > 0 && !closing)
+#define may_be_joined(n) \
+	(ALL && state[n] == QUEUED && !report[n] && joiner[n] == 0 && len(arrivals[session[n]]) > 0 && !closing)
 #define may_ripen(n) (state[n] == QUEUED && gathers[n] && joiner[n] == 0)
 #define may_be_taken_over(n) \
-	((seated(n) || (state[n] == QUEUED && seat[session[n]] == 0)) && len(arrivals[session[n]]) > 0 && !closing)
-#define may_leave(n) ((state[n] == ARRIVING || state[n] == QUEUED || state[n] == SEATED) && joiner[n] == 0)
+	((seated(n) || (state[n] == QUEUED && !report[n] && seat[session[n]] == 0)) && \
+	 len(arrivals[session[n]]) > 0 && !closing)
+#define may_be_due(n) (state[n] == QUEUED && report[n] == EARLY && !closing)
+#define is_taken_in(n) (report[n] == RIPE && seat[session[n]] != 0)	/* a report that waits leaves in no other way */
+#define may_leave(n) \
+	((state[n] == ARRIVING || state[n] == SEATED || (state[n] == QUEUED && (!report[n] || is_taken_in(n)))) && \
+	 joiner[n] == 0)
 #define may_start(n) (state[n] == SEATED || (state[n] == FALLEN && broken(STARTS_FALLEN)))
 #define may_act(n) (state[n] == STARTED || (passed[n] && broken(CHECK_THEN_ACT)))
 #define may_ask(n) (ALL && state[n] == STARTED && BOUND(!asking[n]))
@@ -389,10 +457,9 @@ inline settle()		/* the doomed fall, and what that frees is passed on, before or
 #define may_forgo(n) (state[n] == STARTED && ((line[h]??[eval(n)]) || (holder[h] == n && !taken[h])))
 #define may_take(n) (holder[n] != 0 && !taken[n] && live(holder[n]))
 #define may_release(n) (holder[n] != 0 && taken[n] && (live(holder[n]) || broken(LATE_RELEASE)))
-#define waits(n) (state[n] == QUEUED && session[n] == s)
+#define waits(n) (state[n] == QUEUED && session[n] == s && (!report[n] || broken(REPORT_DROPPED)))
 #define is_here(n) (session[n] == s || home[n] == s)
 #define has_asked(n) (asking[n] > 0)
-#define is_detached(n) (parent[n] == 0 && home[n] != session[n])
 
 /* What must hold at the end of every step. */
 
@@ -401,10 +468,12 @@ inline check()
 	d_step {
 		for (i : 1 .. RUNS) {
 			CHECK(!seated(i) || (seat[session[i]] == i && its[i] == generation[session[i]]));
-			CHECK(state[i] != QUEUED || queue[session[i]]??[eval(i)]);
+			CHECK(state[i] != QUEUED || (report[i] -> reports[session[i]]??[eval(i)] : queue[session[i]]??[eval(i)]));
 			CHECK(!live(i) || parent[i] == 0 || live(parent[i]));
 			CHECK(state[i] != FALLEN || its[i] == 0 || its[i] < generation[session[i]]);
-			CHECK(live(i) || (!asking[i] && seat[session[i]] != i && !(queue[session[i]]??[eval(i)])));
+			CHECK(report[i] != RIPE || seat[session[i]] != 0 || len(queue[session[i]]) > 0 || closing);
+			CHECK(live(i) || (!asking[i] && seat[session[i]] != i));
+			CHECK(live(i) || !(queue[session[i]]??[eval(i)] || reports[session[i]]??[eval(i)]));
 			for (j : 0 .. HOLDS - 1) {
 				CHECK(!(has[i] & (1 << j)) || (holder[j] == i && taken[j]));
 				CHECK(!(line[j]??[eval(i)]) || (state[i] == STARTED && holder[j] != i))
@@ -510,14 +579,31 @@ active proctype control()
 			d_step {
 				if
 				:: arrivals[s]??[eval(r)] -> arrivals[s]??eval(r)
-				:: state[r] == QUEUED -> queue[s]??eval(r)
+				:: state[r] == QUEUED -> dequeue(r)
 				:: state[r] == SEATED -> seat[s] = 0
 				:: else
 				fi;
-				state[r] = LEAVES; gathers[r] = false; joiner[parent[r]] = 0; parent[r] = 0
+				state[r] = LEAVES; gathers[r] = false; report[r] = 0; joiner[parent[r]] = 0; parent[r] = 0
 			}
 			TELL(LEAVE, r, 0, 0, 0);
 			seat_next(s)
+
+		/* What a child's end reports has the seat when it is public and nobody else waits. */
+		:: WHEN(DUE, may_be_due) ->
+			CHOOSE(r, 1, may_be_due);
+			report[r] = RIPE;
+			TELL(DUE, r, 0, 0, 0);
+			s = session[r];
+			if
+			:: seat[s] != 0 && broken(REPORT_TAKES_OVER) ->
+				over = r; doom(seat[s]); doom_children(); settle();
+				over = 0
+			:: else
+			fi;
+			if
+			:: !broken(REPORT_FORGOTTEN) -> seat_next(s)
+			:: else
+			fi
 
 		/* A run starts, has effects, asks, delegates. */
 		:: WHEN(START, may_start) ->
@@ -556,7 +642,7 @@ active proctype control()
 		:: WHEN(FALL, may_end) ->
 			CHOOSE(r, 1, may_end);
 			CHECK(live(r));
-			doom(r); doom_children(); settle(); seat_everywhere()
+			doom(r); doom_children(); settle(); report_of(r); seat_everywhere()
 		:: WHEN(FALL, live) ->
 			CHOOSE_SESSION_OF_FALL;
 			some_fall(is_here); doom_children(); settle(); seat_everywhere()
@@ -569,13 +655,21 @@ active proctype control()
 					if
 					:: state[c] == ARRIVING && broken(LINE_FORGOTTEN)
 					:: is_detached(c) && broken(DETACHED_ESCAPES)
+					:: report[c] && broken(REPORT_ESCAPES)
 					:: is_here(c) -> doom(c)
 					:: else
 					fi
 				}
 				c = 0
 			}
-			doom_children(); settle(); seat_everywhere();
+			doom_children(); settle();
+			for (h : 1 .. RUNS) {
+				if
+				:: is_here(h) && (home[h] != s || broken(REPORT_OF_A_STOP)) -> report_of(h)
+				:: else		/* what fell with its home is not news there */
+				fi
+			}
+			seat_everywhere();
 			s = r;
 			d_step { for (c : 1 .. RUNS) { CHECK(!live(c) || !is_here(c)) } }
 		:: NEXT(RISE) ->		/* a stop that found nobody; or the store knew a higher number */

@@ -1,4 +1,4 @@
-"""A model of seat, generation, takeover, child and hold (model.pml): searched to the end, and held against the code.
+"""A model of seat, generation, takeover, child, report and hold (model.pml): searched to the end, held against code.
 
 1. `check` searches every order of every step within its bounds; `refute` breaks one rule, and then a check must fail.
 2. A `Recorder` writes down what the real runtime decides, as facts; `replay` asks the model for a way to tell them.
@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, Self
 from rich.console import Console
 
 from interlock.core.lifecycle import Move, State
+from interlock.core.names import REPORTS, RunKind
 from interlock.core.outcome import Cause
 from interlock.runtime.approvals import Approvals
 from interlock.runtime.fall import Fall
@@ -37,7 +38,7 @@ from interlock.runtime.holds import Holds, Place
 from interlock.runtime.inbox import Inbox
 from interlock.runtime.live import LiveRun, Question
 from interlock.runtime.outlet import Outlet
-from interlock.runtime.registry import Registry, Session
+from interlock.runtime.registry import Registry, Session, StopCall
 from interlock.runtime.stopping import Stopping
 from interlock.testing.loop import SeededLoop
 from proofs.scenarios import play
@@ -72,7 +73,8 @@ class Bounds(NamedTuple):
         return f"{self.runs} runs at a time in {self.sessions} + {self.runs} sessions, {what}"
 
 
-WHOLE, WIDE, SMALL = Bounds(3, 2, True), Bounds(4, 1, False), Bounds(2, 2, True)  # at most 4 runs, 2 sessions
+WHOLE, WIDE = Bounds(3, 2, True), Bounds(4, 1, False)  # at most 4 runs, 2 sessions
+SMALL = (Bounds(2, 2, True), Bounds(3, 1, False))  # parts of WHOLE, in which every mutant can be seen
 
 
 class Size(NamedTuple):
@@ -192,9 +194,13 @@ def check(bounds: Bounds = WHOLE, mutant: str | None = None) -> Searched:
     return Searched(int(states[1]), complete, None if broken is None else broken[1], seconds)
 
 
-def refute(mutant: str, bounds: Bounds = WHOLE) -> Searched:
+def refute(mutant: str) -> Searched:
     """Search with one rule broken until a check fails; if none does, the checks are not worth much."""
-    return check(bounds, mutant)
+    for bounds in SMALL:
+        found = check(bounds, mutant)
+        if found.broken is not None:
+            break
+    return found
 
 
 # The code
@@ -233,6 +239,7 @@ class Recorder:
             (Stopping, "_end_all", self._end_all),
             (Inbox, "_merge", self._merge),
             (Inbox, "_ripen", self._ripen),
+            (Inbox, "offer", self._offer),
             (Outlet, "emit", self._effect),
             (Outlet, "delta", self._effect),
             (Outlet, "block", self._effect),
@@ -295,7 +302,10 @@ class Recorder:
         original(registry, run)
         self._registry = registry
         number = self._runs[run] = len(self._runs) + 1
-        if run.parent is None:
+        if run.kind in REPORTS:
+            child = next(number for other, number in self._runs.items() if other.id == run.key)
+            self._tell("REPORT", number, self._session(run.session), child, int(run.kind is RunKind.ANNOUNCE))
+        elif run.parent is None:
             self._tell("ARRIVE", number, self._session(run.session))
         else:
             self._tell("CHILD", number, self._session(run.session), self._runs[run.parent], int(run.detached))
@@ -347,14 +357,24 @@ class Recorder:
             _WHOLE.reset(before)
 
     def _end_all(
-        self, original: Callable[..., Any], stopping: Stopping, session: Session, targets: Any, by: Any, **options: Any
+        self,
+        original: Callable[..., Any],
+        stopping: Stopping,
+        session: Session,
+        targets: list[LiveRun],
+        call: StopCall,
+        **options: Any,
     ) -> Any:
         """A stop by someone who may end the whole session must end all of it, so it is told as one."""
         self._look(stopping._registry)
         everyone = [run for run in self._runs if session in (run.session, run.home) and _alive(run)]
-        if _WHOLE.get() and everyone and (options.get("resets") or all(stopping._may(by, run) for run in everyone)):
+        if (
+            _WHOLE.get()
+            and everyone
+            and (options.get("resets") or all(stopping._may(call.by, run) for run in everyone))
+        ):
             self._tell("STOP", self._session(session))
-        return original(stopping, session, targets, by, **options)
+        return original(stopping, session, targets, call, **options)
 
     def _merge(self, original: Callable[..., Any], inbox: Inbox, run: LiveRun, into: LiveRun) -> Any:
         self._tell("JOIN", self._runs[run], self._runs[into])
@@ -366,6 +386,11 @@ class Recorder:
         original(inbox, run)
         if run.collection is not None and run.collection.ripe and not ripe:
             self.facts.insert(place, self._fact("RIPEN", self._runs[run]))
+
+    def _offer(self, original: Callable[..., None], inbox: Inbox, run: LiveRun) -> None:
+        self._look(inbox._registry)
+        self._tell("DUE", self._runs[run])
+        original(inbox, run)
 
     # Effects and questions
 
@@ -466,7 +491,7 @@ def _line(fact: Fact) -> str:
 
 
 def _fits(trace: Trace, size: Size) -> None:
-    born = [fact.values for fact in trace.facts if fact.kind in ("ARRIVE", "CHILD")]
+    born = [fact.values for fact in trace.facts if fact.kind in ("ARRIVE", "CHILD", "REPORT")]
     held = [fact.values for fact in trace.facts if fact.kind == "WANT"]
     if (
         max((run for run, *_ in born), default=0) > size.runs
