@@ -16,9 +16,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "interlock"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-CORE_LINES = 1_250  # of code, as cloc counts: neither blank nor comment nor docstring, nor the tables of words
+CORE_LINES = 1_350  # of code, as cloc counts: neither blank nor comment nor docstring, nor the tables of words
 TABLES = PACKAGE / "core" / "vocabulary.py"
-SOURCE_LINES = 22_500
+SOURCE_LINES = 24_000
 CONTRIBUTING_LINES = 80
 
 
