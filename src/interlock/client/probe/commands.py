@@ -90,14 +90,15 @@ async def _probe(url: str, token: str, plan: Plan, scenes: list[str]) -> Report:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     wire = await Wire.open(url, token)
     try:
+        campaign = Campaign(wire, plan, scenes)
+        messages = plan.times * sum(SCENES[scene].messages for scene in scenes)
+        _note(f"probing {wire.url}: {len(scenes)} scenes, {plan.times} times each, about {lasts(plan, scenes)} s")
+        _note(
+            f"it sends {messages} messages to the agent, in sessions {campaign.name}-* of its own, and stops them; "
+            "they may cost model tokens; Ctrl-C stops all of it"
+        )
         with telling.progress(scenes, plan.times) as heard:
-            campaign = Campaign(wire, plan, scenes, heard=heard)
-            messages = plan.times * sum(SCENES[scene].messages for scene in scenes)
-            _note(
-                f"probing {wire.url}: {messages} messages to its agent (they may cost model tokens), in sessions "
-                f"{campaign.name}-*, for about {lasts(plan, scenes)} s; Ctrl-C stops what it started"
-            )
-            await campaign.play()
+            await campaign.play(heard)
         return campaign.report()
     finally:
         await wire.close()

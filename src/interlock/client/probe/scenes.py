@@ -142,7 +142,8 @@ class Stage:
         ends = self.course(run).ends
         if answer.payload.get("aborted") is not True and ends and ends[0].place < answer.place:
             raise NotTried(TOO_SHORT)
-        return await self._judge(run, stop, answer, words=[("chat.abort", *of_abort(answer.payload))])
+        missed = None if answer.payload.get("aborted") is True else "the stop was told that there was nothing to stop"
+        return await self._judge(run, stop, answer, words=[("chat.abort", *of_abort(answer.payload))], trouble=missed)
 
     async def taken_over(self, run: Run, second: Run, *, must: bool) -> Take:
         """Wait for a second message's answer, listen, and judge the first; one that need not end may go on."""
@@ -298,14 +299,14 @@ class Scene(NamedTuple):
 
 
 SCENES: Final = {
-    "mid-stream": Scene("stopped while it spoke", mid_stream),
-    "mid-tool": Scene("stopped while a tool ran", mid_tool),
-    "ack-gap": Scene("stopped right behind the send", ack_gap),
-    "agent": Scene("stopped, started by `agent`", program),
-    "takeover": Scene("second message, as it comes", takeover, 2),
-    "interrupt": Scene("second message, to interrupt", interrupt, 2),
-    "timeout": Scene("ran into its `timeoutMs`", time_limit),
-    "agent-timeout": Scene("ran into its `timeout`, by `agent`", program_limit),
+    "mid-stream": Scene("stop while it speaks", mid_stream),
+    "mid-tool": Scene("stop while a tool runs", mid_tool),
+    "ack-gap": Scene("stop right behind the send", ack_gap),
+    "agent": Scene("stop what `agent` started", program),
+    "takeover": Scene("second message, as it is", takeover, 2),
+    "interrupt": Scene("second message, interrupt", interrupt, 2),
+    "timeout": Scene("time limit of `chat.send`", time_limit),
+    "agent-timeout": Scene("time limit of `agent`", program_limit),
 }
 
 
@@ -315,14 +316,14 @@ SCENES: Final = {
 class Campaign:
     """Plays scenes one after the other over one connection."""
 
-    def __init__(self, wire: Wire, plan: Plan, scenes: list[str], *, heard: Callable[[str, Take], None]) -> None:
+    def __init__(self, wire: Wire, plan: Plan, scenes: list[str]) -> None:
         self.name = f"probe-{secrets.token_hex(4)}"  # of its sessions
-        self._wire, self._plan, self._scenes, self._heard = wire, plan, scenes, heard
+        self._wire, self._plan, self._scenes = wire, plan, scenes
         self._takes: dict[str, list[Take]] = {scene: [] for scene in scenes}
         self.broken: str | None = None
 
-    async def play(self) -> None:
-        """Play all of it; what breaks it off is kept in `broken`, unless nothing was tried before."""
+    async def play(self, heard: Callable[[str, Take], None]) -> None:
+        """Play all of it, tell each try; what breaks it off is kept in `broken`, unless nothing was tried before."""
         for scene in self._scenes:
             for number in range(self._plan.times):
                 try:
@@ -333,7 +334,7 @@ class Campaign:
                     self.broken = str(error)
                     return
                 self._takes[scene].append(take)
-                self._heard(scene, take)
+                heard(scene, take)
 
     async def _take(self, scene: str, session: str) -> Take:
         stage = Stage(self._wire, self._plan, session)

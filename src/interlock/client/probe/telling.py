@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 COLUMNS: Final = 110  # where there is no terminal to ask
-LEGEND: Final = (
-    "Times are p50 / max in milliseconds. ack: from the request to its answer; of a limit, from the limit to the end",
-    "that was told. silence: from the same moment to the last event of the run. Endings told: good is 1 for each run.",
-)
+WIDE: Final = 96  # from here there is room for lines between the columns
+HEADS: Final = ("tries", "events\nafter ack", "ends\ntold", "words", "ack, ms\np50/max", "silence, ms\np50/max")
+LEGEND: Final = """\
+events after the ack: what was still sent of a run after the answer that ended it (its terminal event apart)
+ends told: terminal events of a run, good is 1; words: whether chat, agent, agent.wait and chat.abort can all be true
+ack: from the request to its answer (of a limit: from the limit to the end that was told); silence: to the last event"""
 
 
 @contextmanager
@@ -61,35 +63,34 @@ def tell(report: Report) -> None:
     from rich.console import Console  # noqa: PLC0415
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else COLUMNS, markup=False)
-    console.print(_table(report))
+    console.print(_table(report, narrow=console.width < WIDE))
     for row in report.scenes:
         for line in findings(row):
             _print(f"✗ {_line(f'{row.does}: {line}')}")
     for row in report.scenes:
         for line in _remarks(row):
             _print(f"– {_line(f'{row.does}: {line}')}")
-    for line in LEGEND:
-        console.print(line, style="dim", soft_wrap=True)
+    console.print(LEGEND, style="dim", soft_wrap=True)
     _print(summary(report))
 
 
-def _table(report: Report) -> "Table":
+def _table(report: Report, *, narrow: bool) -> "Table":
+    from rich.box import HEAVY_HEAD  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     server = f" (server {_line(report.server)})" if report.server else ""
-    title = Text(f"What {_line(report.url)}{server} did when a run was to end")
-    table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column("")
-    table.add_column("a run that was", overflow="fold")
-    heads = ("tried", "events after\nthe ack", "endings\ntold", "words", "ack", "silence")
-    for head in heads:
+    title = Text(f"Ending runs at {_line(report.url)}{server}")
+    box, padding = (None, (0, 1, 0, 0)) if narrow else (HEAVY_HEAD, (0, 1))
+    table = Table(title=title, title_justify="left", title_style="bold", box=box, padding=padding)
+    table.add_column("what was done")
+    for head in HEADS:
         table.add_column(head, justify="right")
     for row in report.scenes:
-        mark = ("✗", "red") if row.leaked else ("✓", "green") if row.tried else ("–", "yellow")
-        cells = (str(row.tried), *_cells(row))
+        mark, colour = ("✗", "red") if row.leaked else ("✓", "green") if row.tried else ("–", "yellow")
         style = "bold red" if row.leaked else ""
-        table.add_row(Text(*mark), Text(row.does), *(Text(cell, style) for cell in cells))
+        name = Text.assemble((f"{mark} ", colour), row.does)
+        table.add_row(name, *(Text(cell, style) for cell in (str(row.tried), *_cells(row))))
     return table
 
 
@@ -98,13 +99,13 @@ def _cells(row: Row) -> tuple[str, ...]:
         return "not tried", "", "", "", ""
     if row.courses == {WENT_ON: row.tried} and not row.terminals:
         return "went on", "", "", _times(row.ack_ms), ""
-    words = "agree" if not row.disagreements else f"disagree {row.disagreements}x"
+    words = "agree" if not row.disagreements else f"{row.disagreements} differ"
     endings = " or ".join(map(str, row.terminals))
     return str(_late(row)), endings, words, _times(row.ack_ms), _times(row.silence_ms)
 
 
 def _times(times: Times | None) -> str:
-    return "none" if times is None else f"{_figure(times.p50)} / {_figure(times.max)}"
+    return "none" if times is None else f"{_figure(times.p50)}/{_figure(times.max)}"
 
 
 def _figure(ms: float) -> str:
@@ -149,9 +150,10 @@ def summary(report: Report) -> str:
     """Return the last line."""
     tried = [row for row in report.scenes if row.tried]
     leaky = [row for row in tried if row.leaked]
-    scope = f"{report.tried} tries of {len(tried)} scene{'s' * (len(tried) != 1)}"
+    tries, scenes = f"tr{'y' if report.tried == 1 else 'ies'}", f"scene{'s' * (len(tried) != 1)}"
+    scope = f"{report.tried} {tries} of {len(tried)} {scenes}"
     missed = len(report.scenes) - len(tried)
     rest = f"; {missed} not tried" if missed else ""
     if leaky:
-        return f"Leaked in {len(leaky)} of {len(tried)} scenes ({scope}{rest})."
+        return f"Leaked in {len(leaky)} of {len(tried)} {scenes} ({scope}{rest})."
     return f"Nothing leaked ({scope}{rest})." if tried else "Nothing could be tried."
