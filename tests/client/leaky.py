@@ -26,6 +26,14 @@ BOUND_SECONDS = 30.0
 METHODS = ["connect", "chat.send", "chat.abort", "agent", "agent.wait"]
 
 Frame = dict[str, Any]
+NONSENSE: list[Any] = [
+    None,
+    [],
+    "?",
+    {"runId": ["x"]},
+    {"stream": [], "data": []},
+    {"data": {"phase": [], "status": 7}},
+]
 
 
 class Run:
@@ -86,7 +94,7 @@ class Connection:
             for task in self.tasks:
                 task.cancel()
 
-    async def event(self, name: str, payload: Frame) -> None:
+    async def event(self, name: str, payload: Frame | None) -> None:
         """Tell an event."""
         await self.socket.send(json.dumps({"type": "event", "event": name, "payload": payload}))
 
@@ -171,6 +179,10 @@ class Connection:
         if self.has("says nothing"):
             await asyncio.sleep(BOUND_SECONDS)
         await self.agent(run, "lifecycle", phase="start")
+        for payload in NONSENSE if self.has("talks nonsense beside it") else ():
+            await self.event("agent", payload)
+            await self.event("chat", payload)
+            await self.event("agent", {"runId": run.id, **(payload if isinstance(payload, dict) else {})})
         if text.startswith("tool"):
             await self.agent(run, "tool", phase="start", name="sleep", toolCallId="t")
             await asyncio.sleep(BOUND_SECONDS)
@@ -201,7 +213,9 @@ class Connection:
 
     async def on_chat_abort(self, number: str, params: Frame) -> None:
         """Stop a run, or all of a session."""
-        if self.has("hangs up at a stop"):
+        if self.has("hangs up at a stop") or (
+            self.has("hangs up at the first stop") and len(self.gateway.stops()) == 1
+        ):
             return await self.socket.close(1011, "oops")
         if self.has("never answers a stop"):
             return None

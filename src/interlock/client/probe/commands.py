@@ -13,10 +13,10 @@ import typer
 
 from interlock.client.connection import addresses, read_token
 from interlock.client.probe import telling
-from interlock.client.probe.scenes import SCENES, Campaign, Plan, lasts
+from interlock.client.probe.scenes import SCENES, Campaign, Plan, clean, lasts
 from interlock.client.probe.verdict import Report
 from interlock.client.probe.wire import Wire
-from interlock.client.shell import HERE, AsJson, Data, _json, _note
+from interlock.client.shell import HERE, Data, _json, _note
 from interlock.config import seconds
 from interlock.core.errors import BadInput, InterlockError
 
@@ -47,7 +47,7 @@ def probe_command(
     scene: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help=f"Only this one; repeatable: {', '.join(SCENES)}.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Start runs on a gateway, stop them, take them over and time them out, and say what came after the answer.
 
@@ -89,8 +89,8 @@ async def _probe(url: str, token: str, plan: Plan, scenes: list[str]) -> Report:
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     wire = await Wire.open(url, token)
+    campaign = Campaign(wire, plan, scenes)
     try:
-        campaign = Campaign(wire, plan, scenes)
         messages = plan.times * sum(SCENES[scene].messages for scene in scenes)
         _note(f"probing {wire.url}: {len(scenes)} scenes, {plan.times} times each, about {lasts(plan, scenes)} s")
         _note(
@@ -102,6 +102,20 @@ async def _probe(url: str, token: str, plan: Plan, scenes: list[str]) -> Report:
         return campaign.report()
     finally:
         await wire.close()
+        if campaign.left is not None:
+            await _clean_again(url, token, campaign.left)
+
+
+async def _clean_again(url: str, token: str, session: str) -> None:
+    """Stop a session over a connection of its own, as the one it was begun on is gone."""
+    try:
+        wire = await Wire.open(url, token)
+        try:
+            await clean(wire, session)
+        finally:
+            await wire.close()
+    except InterlockError:
+        _note(f"what runs in session {session} could not be stopped; stop it there")
 
 
 def _token(url: str, data: Path, *, named: bool) -> str:

@@ -5,7 +5,6 @@
 3. A session is stopped before its scene is left, however it is left.
 """
 
-import contextlib
 import math
 import secrets
 from collections.abc import Awaitable, Callable
@@ -116,7 +115,7 @@ class Stage:
         """Wait for a sign of a run at work."""
 
         def seen() -> bool:
-            return any(sign(told) and told.payload.get("runId") in run.names for told in self.wire.told)
+            return any(map(sign, self.wire.told(run.names)))
 
         def over() -> bool:
             return bool(self.course(run).ends)
@@ -128,7 +127,7 @@ class Stage:
 
     def course(self, run: Run) -> Course:
         """Return what a run was told as so far."""
-        return course_of(run.names, self.wire.told)
+        return course_of(self.wire.told(run.names))
 
     async def stopped(self, run: Run, stop: Request) -> Take:
         """Wait for a stop's answer, listen, and judge."""
@@ -209,12 +208,17 @@ class Stage:
         """True if a message was answered with its end, and nothing of it was told."""
         answer = run.request.answer
         kinds = of_wait(answer.payload)[1] if answer is not None and answer.ok else frozenset()
-        return not course.late_names and Kind.STOPPED in kinds
+        return not course.events and Kind.STOPPED in kinds
 
     async def clean(self) -> None:
         """Stop whatever is left in the session."""
-        asked = await self.wire.ask("chat.abort", sessionKey=self.session)
-        await self.wire.until(lambda: asked.answer, CLEAN_SECONDS)
+        await clean(self.wire, self.session)
+
+
+async def clean(wire: Wire, session: str) -> None:
+    """Stop whatever is left in a session; who does not answer was told."""
+    asked = await wire.ask("chat.abort", sessionKey=session)
+    await wire.until(lambda: asked.answer, CLEAN_SECONDS)
 
 
 def _ms(seconds: float) -> float:
@@ -321,6 +325,7 @@ class Campaign:
         self._wire, self._plan, self._scenes = wire, plan, scenes
         self._takes: dict[str, list[Take]] = {scene: [] for scene in scenes}
         self.broken: str | None = None
+        self.left: str | None = None  # a session that could not be stopped on this connection
 
     async def play(self, heard: Callable[[str, Take], None]) -> None:
         """Play all of it, tell each try; what breaks it off is kept in `broken`, unless nothing was tried before."""
@@ -343,8 +348,10 @@ class Campaign:
         except NotTried as why:
             return Take(not_tried=str(why))
         finally:
-            with contextlib.suppress(InterlockError):  # a connection that is gone was told above
+            try:
                 await stage.clean()
+            except InterlockError:  # the connection is gone, which ends the campaign
+                self.left = session
 
     def rows(self) -> list[Row]:
         """Return what all scenes come to so far."""

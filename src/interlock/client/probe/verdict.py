@@ -81,9 +81,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Course(msgspec.Struct, frozen=True):
-    """A run's events, in order, without and with its end."""
+    """A run's events in order, its end apart."""
 
-    late_names: list[tuple[Told, str]]
+    events: list[tuple[Told, str]]  # and what each is called
     chat_ends: list[Told]
     agent_ends: list[Told]
 
@@ -93,25 +93,22 @@ class Course(msgspec.Struct, frozen=True):
         return sorted((*self.chat_ends, *self.agent_ends), key=lambda told: told.place)
 
 
-def course_of(names: Iterable[str], told: Sequence[Told]) -> Course:
-    """Sort the events of the run with these ids."""
-    known = set(names)
+def course_of(told: Sequence[Told]) -> Course:
+    """Sort the events of one run."""
     course = Course([], [], [])
     for each in told:
-        if each.event not in ("chat", "agent") or each.payload.get("runId") not in known:
-            continue
         if each.event == "chat":
             state = str(each.payload.get("state"))
             if state in TERMINAL_STATES:
                 course.chat_ends.append(each)
             else:
-                course.late_names.append((each, f"chat {state[:40]}"))
+                course.events.append((each, f"chat {state[:40]}"))
             continue
-        stream, phase = str(each.payload.get("stream")), _data(each).get("phase")
+        stream, phase = str(each.payload.get("stream")), str(_data(each).get("phase"))
         if stream == "lifecycle" and phase in TERMINAL_PHASES:
             course.agent_ends.append(each)
         else:
-            course.late_names.append((each, f"agent {stream[:40]}"))
+            course.events.append((each, f"agent {stream[:40]}"))
     return course
 
 
@@ -154,14 +151,14 @@ def agreement(words: Iterable[tuple[str, str, Kinds]]) -> tuple[dict[str, str], 
 
 def late_of(course: Course, place: int, at: float) -> tuple[dict[str, int], float | None]:
     """Return what came behind a frame, by what it was, and how much later the last of it was, in milliseconds."""
-    late = [(told, name) for told, name in course.late_names if told.place > place]
+    late = [(told, name) for told, name in course.events if told.place > place]
     counts = Counter(name for _, name in late)
     return dict(sorted(counts.items())), None if not late else _ms(late[-1][0].at - at)
 
 
 def silence_of(course: Course, at: float) -> float:
     """Return how long after a moment the last event of a run came, in milliseconds; 0 if all came before."""
-    events = [*course.ends, *(told for told, _ in course.late_names)]
+    events = [*course.ends, *(told for told, _ in course.events)]
     return _ms(max((0.0, *(told.at - at for told in events))))
 
 

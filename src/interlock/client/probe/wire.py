@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -70,7 +70,7 @@ class Wire:
 
     def __init__(self, url: str, socket: "ClientConnection", hello: dict[str, Any]) -> None:
         self.url, self.hello = url, hello
-        self.told: list[Told] = []  # since `forget`
+        self._told: dict[str, list[Told]] = {}  # by run, since `forget`; a gateway may tell us of other people's
         self._socket = socket
         self._numbers, self._places = itertools.count(1), itertools.count(1)
         self._asked: dict[str, Request] = {}
@@ -104,8 +104,13 @@ class Wire:
 
     def forget(self) -> None:
         """Keep no events that came so far, and no answers to what was asked so far."""
-        self.told = []
+        self._told = {}
         self._asked.clear()
+
+    def told(self, names: Iterable[str]) -> list[Told]:
+        """Return the events of the run with these ids, in order."""
+        found = [told for name in names for told in self._told.get(name, ())]
+        return sorted(found, key=lambda told: told.place)
 
     async def ask(self, method: str, **params: Any) -> Request:
         """Send a request and return it at once; its answer is looked for with `until`."""
@@ -156,8 +161,8 @@ class Wire:
             if request is not None:
                 error = frame.error if isinstance(frame.error, dict) else {}
                 request.answers.append(Answer(at, place, frame.ok is True, payload if frame.ok is True else error))
-        elif frame.type == "event":
-            self.told.append(Told(at, place, str(frame.event), payload))
+        elif frame.event in ("chat", "agent") and isinstance(run := payload.get("runId"), str):
+            self._told.setdefault(run, []).append(Told(at, place, frame.event, payload))
         self._news.set()
 
     def _lost(self, why: str) -> Unavailable:
