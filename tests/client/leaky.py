@@ -125,6 +125,8 @@ class Connection:
     async def on_connect(self, number: str, params: Frame) -> None:
         """Let it in."""
         assert params["client"]["id"] == "gateway-client" and params["auth"]["token"]
+        if self.has("wants a device key"):
+            return await self.refuse(number, "NOT_PAIRED", "pairing required")
         hello = {
             "type": "hello-ok",
             "protocol": 3 if self.has("speaks another version") else 4,
@@ -134,7 +136,7 @@ class Connection:
             "auth": {"role": "operator", "scopes": [] if self.has("grants nothing") else params["scopes"]},
             "policy": {"maxPayload": 1 << 20, "maxBufferedBytes": 1 << 20, "tickIntervalMs": 15_000},
         }
-        await self.answer(number, hello)
+        return await self.answer(number, hello)
 
     async def on_chat_send(self, number: str, params: Frame) -> None:
         """Start a run for a person; the session's first run is taken over."""
@@ -225,7 +227,8 @@ class Connection:
         if "runId" in params:
             found = [run for run in found if run.id == params["runId"]]
         for run in found:
-            await self.end(run, "stopped")
+            await self.end(run, "completed" if self.has("ends as the stop comes") else "stopped")
+        found = [run for run in found if run.ending == "stopped"]
         ids = [run.id for run in found]
         await self.answer(number, {"ok": True, "aborted": bool(found), "runIds": ids})
         for run in found if "runId" in params else ():

@@ -239,6 +239,7 @@ def test_nonsense_beside_it_changes_nothing(probe: Probe) -> None:
         ("says nothing", "mid-stream", "within 0.5 s nothing was said; give a --say"),
         ("says nothing", "mid-tool", "within 0.5 s no tool began; give a --tool-say"),
         ("ends by itself", "mid-stream", "the run ended by itself before it could be stopped; give a --say"),
+        ("ends as the stop comes", "mid-stream", "the run ended by itself before it could be stopped; give a --say"),
         ("ends by itself", "interrupt", "the run ended by itself before it could be stopped; give a --say"),
         ("ends by itself", "timeout", "the run ended by itself before its limit of 1 s; give a --say"),
         ("knows no interrupt", "interrupt", "chat.send was refused: queueMode interrupt is not known"),
@@ -457,7 +458,7 @@ def test_a_socket_that_speaks_garbage_is_told(probe: Probe, garbage: str | bytes
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
-        refused(probe(url), "what answers does not speak as a gateway does")
+        refused(probe(url), "no gateway could be talked to (")
         server.shutdown()
         thread.join()
 
@@ -466,6 +467,14 @@ def test_another_version_is_told(probe: Probe) -> None:
     """A gateway that answers with a version that was not asked for is not probed."""
     with Leaky("speaks another version") as gateway:
         refused(probe(gateway.url), "the gateway speaks protocol 3, and a probe only 4")
+
+
+def test_a_gateway_that_wants_a_device_key_is_told(probe: Probe) -> None:
+    """A probe has a token and nothing else, and says so."""
+    with Leaky("wants a device key") as gateway:
+        refused(
+            probe(gateway.url), f"{gateway.url}: pairing required: it asks for a device key, and there is none here"
+        )
 
 
 def test_a_gateway_that_lets_in_and_grants_nothing_is_told(probe: Probe) -> None:

@@ -39,6 +39,7 @@ TRIES: Final = 8  # of one request: what kills every connection it is asked on i
 WATCH_EVENTS: Final = 256  # held for a watcher
 T = TypeVar("T")
 NEWER: Final = "the gateway says what this client does not understand; install the same version on both sides"
+UNPAIRED: Final = frozenset({"NOT_PAIRED", "PAIRING_REQUIRED", "DEVICE_IDENTITY_REQUIRED"})  # of others' gateways
 WEB: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 
@@ -417,6 +418,8 @@ async def _introduce(
         raise Refused(
             "the gateway does not know this token; name its data directory, or ask whoever runs it for a token"
         )
+    if UNPAIRED & {code, str(error.get("code"))}:
+        raise Refused(f"{error.get('message')}: it asks for a device key, and there is none here; use a token without")
     if code == "PROTOCOL_MISMATCH":
         raise Refused(f"{error.get('message')}, this client speaks {PROTOCOL}; install the same version on both sides")
     if error.get("code") == "UNAVAILABLE":

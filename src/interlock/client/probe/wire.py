@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 import msgspec
 
 from interlock.client.connection import Later, addresses, dial
-from interlock.core.errors import Refused, Unavailable
+from interlock.core.errors import InterlockError, Refused, Unavailable
 from interlock.surfaces.frames import PROTOCOL
 
 if TYPE_CHECKING:
@@ -85,9 +85,9 @@ class Wire:
         try:
             socket, hello = await dial(dialled, token, caps=CAPS, scopes=SCOPES)
         except Later as why:
-            words = f"{shown}: what answers does not speak as a gateway does ({why}); check the URL, or try again later"
+            words = f"{shown}: no gateway could be talked to ({why}); check the URL, or try again later"
             raise Unavailable(words) from None
-        except (Refused, Unavailable) as error:
+        except InterlockError as error:
             raise type(error)(f"{shown}: {error}") from None
         try:
             _welcome(shown, hello)
