@@ -42,7 +42,7 @@ try:
     import typer
 
     from interlock import look
-    from interlock.client import shell
+    from interlock.client import probe, shell
     from interlock.look.commands import AsJson, Data
 except ModuleNotFoundError as missing:
     extra = "serve" if sys.argv[1:2] == ["serve"] else "cli"
@@ -382,6 +382,11 @@ app.add_typer(look.commands)
 app.add_typer(shell.commands)
 
 
+# interlock probe
+
+app.add_typer(probe.commands)
+
+
 # interlock serve
 
 
@@ -625,7 +630,7 @@ def main() -> None:
     except typer.TyperException as wrong:  # how we were called, in a line
         words = "" if wrong.format_message().startswith("No such command") else f" {sys.argv[1]}"
         _say(f"{wrong.format_message().rstrip('.')}; interlock{words} --help tells more")
-        status = TROUBLE
+        status = probe.BAD_USAGE if sys.argv[1:2] == ["probe"] else TROUBLE
     except InterlockError as error:
         _say(str(error))
         status = NOTHING_TO_SEE

@@ -39,6 +39,7 @@ TRIES: Final = 8  # of one request: what kills every connection it is asked on i
 WATCH_EVENTS: Final = 256  # held for a watcher
 T = TypeVar("T")
 NEWER: Final = "the gateway says what this client does not understand; install the same version on both sides"
+UNPAIRED: Final = frozenset({"NOT_PAIRED", "PAIRING_REQUIRED", "DEVICE_IDENTITY_REQUIRED"})  # of others' gateways
 WEB: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 
@@ -46,7 +47,7 @@ class Dropped(Exception):
     """The connection is gone; whether what was asked took effect is not known."""
 
 
-class _Later(Exception):
+class Later(Exception):
     """Nobody could be reached now; its text says why."""
 
 
@@ -177,7 +178,7 @@ class Connection:
     """Asks a gateway, over one link after the other."""
 
     def __init__(self, url: str, token: str | None, *, data: str | Path | None, patience: float) -> None:
-        self.url, self._dialled = _addresses(url)
+        self.url, self._dialled = addresses(url)
         if (token is None) == (data is None):
             raise BadInput(
                 "say who you are with one of token= or data=, the data directory of a server on this machine"
@@ -210,7 +211,7 @@ class Connection:
         while True:
             try:
                 link = await self._dial(met)
-            except _Later as why:
+            except Later as why:
                 self._why = str(why)
             except InterlockError as failure:
                 self._failure = failure
@@ -250,56 +251,16 @@ class Connection:
             ) from None
 
     async def _dial(self, met: bool) -> Link:
+        token = self._token or "" if self._data is None else read_token(self._data)
         try:
-            from websockets.asyncio.client import connect as dialling  # noqa: PLC0415 - an extra
-            from websockets.exceptions import InvalidHandshake, InvalidStatus, WebSocketException  # noqa: PLC0415
-        except ModuleNotFoundError:
-            raise BadInput(
-                "talking to a gateway needs websockets; install it: pip install 'interlock[client]'"
-            ) from None
-        token = self._read_token()
-        dial = dialling(
-            self._dialled, compression=None, proxy=None, max_size=ANSWER_BYTES, open_timeout=None,
-            ping_interval=PING_SECONDS, ping_timeout=PING_SECONDS, close_timeout=CLOSE_SECONDS,
-        )  # fmt: skip
-        dial.process_redirect = lambda exc: exc  # type: ignore[method-assign]  # the token is for this address
-        socket = None
-        failure: InterlockError
-        try:
-            async with asyncio.timeout(OPEN_SECONDS):
-                socket = await dial
-                await _introduce(socket, token)
-                link, socket = Link(socket), None
-                return link
-        except InvalidStatus as status:
-            failure = _unwelcome(status.response.status_code, bytes(status.response.body or b""))
-        except InvalidHandshake:
-            failure = Unavailable("what answers is no gateway; check the URL")
-        except ConnectionRefusedError:
-            failure = Unavailable("nobody listens there; start `interlock serve`, or name its URL")
-        except TimeoutError:
-            failure = Unavailable(f"no answer within {OPEN_SECONDS:g} s; check the URL")
-        except (OSError, UnicodeError) as error:  # a name may be no name at all
-            failure = Unavailable(f"{getattr(error, 'strerror', None) or error}; check the URL")
-        except (WebSocketException, msgspec.MsgspecError) as error:
-            raise _Later(str(error) or type(error).__name__) from None
-        finally:
-            if socket is not None:
-                await socket.close()
-        if met and not isinstance(failure, Refused):
-            raise _Later(str(failure))
-        raise type(failure)(f"{self.url}: {failure}")
-
-    def _read_token(self) -> str:
-        """Return the token; a directory's is read anew, as it may have been rotated."""
-        if self._data is None:
-            return self._token or ""
-        path = self._data / "token"
-        try:
-            return path.expanduser().read_text("ascii").strip()
-        except (OSError, ValueError, RuntimeError) as error:  # the last: whoever runs this has no home
-            why = getattr(error, "strerror", None) or error
-            raise BadInput(f"no token in {path}: {why}; name the server's --data, or set INTERLOCK_TOKEN") from None
+            socket, _ = await dial(self._dialled, token, caps=(QUIET,))
+        except Refused as failure:
+            raise Refused(f"{self.url}: {failure}") from None
+        except Unavailable as failure:
+            if met:
+                raise Later(str(failure)) from None
+            raise Unavailable(f"{self.url}: {failure}") from None
+        return Link(socket)
 
     async def call(  # METHODS says what each answers, and the verb says it again
         self,
@@ -339,7 +300,17 @@ class Connection:
                     await asyncio.sleep(min(PAUSE_SECONDS[1], PAUSE_SECONDS[0] * 2**tries))
 
 
-def _addresses(url: str) -> tuple[str, str]:
+def read_token(data: Path) -> str:
+    """Return the token of a data directory; it is read for each connection, as it may have been rotated."""
+    path = data / "token"
+    try:
+        return path.expanduser().read_text("ascii").strip()
+    except (OSError, ValueError, RuntimeError) as error:  # the last: whoever runs this has no home
+        why = getattr(error, "strerror", None) or error
+        raise BadInput(f"no token in {path}: {why}; name the server's --data, or set INTERLOCK_TOKEN") from None
+
+
+def addresses(url: str) -> tuple[str, str]:
     """Return a URL as people know it, and as it is dialled; without what may be a secret."""
     try:
         parts = urlsplit(url)
@@ -370,7 +341,7 @@ def params_of(method: str, params: dict[str, Any]) -> bytes:
 
 def error_of(error: dict[str, Any]) -> InterlockError:
     """Return the wire's error as the class that control raised."""
-    details = error.get("details") or {}
+    details = _details(error)
     words = str(error.get("message") or "refused without a reason")
     kind = ERRORS.get(str(details.get("kind")))
     if kind is None:
@@ -378,31 +349,81 @@ def error_of(error: dict[str, Any]) -> InterlockError:
     return kind(words)
 
 
-async def _introduce(socket: "ClientConnection", token: str) -> None:
-    """Say who we are, and be let in."""
+def _details(error: dict[str, Any]) -> dict[str, Any]:
+    found = error.get("details")
+    return found if isinstance(found, dict) else {}  # somebody else's gateway may have it otherwise
+
+
+async def dial(
+    address: str, token: str, *, caps: tuple[str, ...], scopes: tuple[str, ...] = ()
+) -> tuple["ClientConnection", dict[str, Any]]:
+    """Return a socket that was let in, and the gateway's hello; Later: what failed may pass, any other error will not.
+
+    Who names no scopes asks our own gateway for all that the token has; others give none then.
+    """
+    try:
+        from websockets.asyncio.client import connect as dialling  # noqa: PLC0415 - an extra
+        from websockets.exceptions import InvalidHandshake, InvalidStatus, WebSocketException  # noqa: PLC0415
+    except ModuleNotFoundError:
+        raise BadInput("talking to a gateway needs websockets; install it: pip install 'interlock[client]'") from None
+    dialled = dialling(
+        address, compression=None, proxy=None, max_size=ANSWER_BYTES, open_timeout=None,
+        ping_interval=PING_SECONDS, ping_timeout=PING_SECONDS, close_timeout=CLOSE_SECONDS,
+    )  # fmt: skip
+    dialled.process_redirect = lambda exc: exc  # type: ignore[method-assign]  # the token is for this address
+    socket = None
+    try:
+        async with asyncio.timeout(OPEN_SECONDS):
+            socket = await dialled
+            hello = await _introduce(socket, token, caps=caps, scopes=scopes)
+            let_in, socket = socket, None
+            return let_in, hello
+    except InvalidStatus as status:
+        raise _unwelcome(status.response.status_code, bytes(status.response.body or b"")) from None
+    except InvalidHandshake:
+        raise Unavailable("what answers is no gateway; check the URL") from None
+    except ConnectionRefusedError:
+        raise Unavailable("nobody listens there; start `interlock serve`, or name its URL") from None
+    except TimeoutError:
+        raise Unavailable(f"no answer within {OPEN_SECONDS:g} s; check the URL") from None
+    except (OSError, UnicodeError) as error:  # a name may be no name at all
+        raise Unavailable(f"{getattr(error, 'strerror', None) or error}; check the URL") from None
+    except (WebSocketException, msgspec.MsgspecError) as error:
+        raise Later(str(error) or type(error).__name__) from None
+    finally:
+        if socket is not None:
+            await socket.close()
+
+
+async def _introduce(
+    socket: "ClientConnection", token: str, *, caps: tuple[str, ...], scopes: tuple[str, ...]
+) -> dict[str, Any]:
+    """Say who we are, be let in, and return the hello."""
     from importlib.metadata import version  # noqa: PLC0415 - slow to import
 
     await socket.recv()  # the challenge; a token alone answers it
     me = {"id": "gateway-client", "version": version("interlock"), "platform": platform.system().lower() or "unknown"}
-    params = {"minProtocol": PROTOCOL, "maxProtocol": PROTOCOL, "client": me | {"mode": "backend"}, "caps": [QUIET]}
-    params |= {"role": "operator", "auth": {"token": token}}
+    params = {"minProtocol": PROTOCOL, "maxProtocol": PROTOCOL, "client": me | {"mode": "backend"}, "caps": caps}
+    params |= {"role": "operator", "auth": {"token": token}} | ({"scopes": scopes} if scopes else {})
     await socket.send(_encode({"type": "req", "id": "0", "method": "connect", "params": params}), text=True)
     while True:
         frame = _frame.decode(await socket.recv())
         if frame.type == "res" and frame.id == "0":
             break
     if frame.ok:
-        return
+        return msgspec.json.decode(frame.payload, type=dict[str, Any])
     error = frame.error or {}
-    code = str((error.get("details") or {}).get("code", ""))
+    code = str(_details(error).get("code", ""))
     if code.startswith("AUTH_"):
         raise Refused(
             "the gateway does not know this token; name its data directory, or ask whoever runs it for a token"
         )
+    if UNPAIRED & {code, str(error.get("code"))}:
+        raise Refused(f"{error.get('message')}: it asks for a device key, and there is none here; use a token without")
     if code == "PROTOCOL_MISMATCH":
         raise Refused(f"{error.get('message')}, this client speaks {PROTOCOL}; install the same version on both sides")
     if error.get("code") == "UNAVAILABLE":
-        raise _Later(str(error.get("message")))
+        raise Later(str(error.get("message")))
     raise error_of(error)
 
 
@@ -413,7 +434,7 @@ def _unwelcome(status: int, body: bytes) -> InterlockError:
     except (ValueError, LookupError, TypeError):
         words = f"HTTP {status}"
     if status == 503:
-        raise _Later(words)
+        raise Later(words)
     if status == 403:
         return Refused(f"not let in: {words}")
     return Unavailable(words if status == 429 else f"what answers is no gateway ({words}); check the URL")

@@ -1,0 +1,117 @@
+"""What kind of end a gateway's words tell, so that two surfaces can be held against each other. No I/O.
+
+1. The published words are those of core/projection: its table is read backwards.
+2. Somebody else's words are taken for what they plainly say; a word that may mean two kinds agrees with both.
+3. `running` is a kind too: whoever says so contradicts whoever told an end.
+"""
+
+from enum import StrEnum
+from typing import Any, Final
+
+from interlock.core.names import Ending
+from interlock.core.projection import TABLE, TYPED
+
+
+class Kind(StrEnum):
+    """How a run ended, as far as anybody can tell on this wire."""
+
+    COMPLETED = "completed"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    RUNNING = "running"
+
+
+Kinds = frozenset[Kind]
+NO_WORD: Final[Kinds] = frozenset()
+STOPPED: Final[Kinds] = frozenset({Kind.STOPPED})
+TIMEOUT: Final[Kinds] = frozenset({Kind.TIMEOUT})
+RUNNING: Final[Kinds] = frozenset({Kind.RUNNING})
+TERMINAL_STATES: Final = frozenset(row.chat.state for row in TABLE.values())
+TERMINAL_PHASES: Final = frozenset(row.lifecycle.phase for row in TABLE.values())
+
+KIND_OF: Final = {
+    Ending.COMPLETED: Kind.COMPLETED,
+    Ending.FAILED: Kind.FAILED,
+    Ending.STOPPED: Kind.STOPPED,
+    Ending.SUPERSEDED: Kind.STOPPED,
+    Ending.TIMED_OUT: Kind.TIMEOUT,
+    Ending.PARENT_ENDED: Kind.STOPPED,
+    Ending.SHUTDOWN: Kind.STOPPED,
+    Ending.LOST: Kind.FAILED,
+}
+FOREIGN: Final = {
+    **dict.fromkeys(("ok", "done", "completed", "succeeded"), Kind.COMPLETED),
+    **dict.fromkeys(("abort", "aborted", "cancel", "cancelled", "canceled", "stopped", "killed"), Kind.STOPPED),
+    **dict.fromkeys(("interrupted", "superseded", "rpc", "restart"), Kind.STOPPED),
+    **dict.fromkeys(("failed", "failure"), Kind.FAILED),
+    **dict.fromkeys(("timeout", "timed_out", "timed-out", "timedout", "deadline"), Kind.TIMEOUT),
+    **dict.fromkeys(("pending", "running", "started", "accepted", "in_flight"), Kind.RUNNING),
+}
+SURE: Final = frozenset({"final", "ok", "timeout"})  # what stands beside these does not make another kind of them
+SOFT: Final = ("endedAt", "timeoutPhase", "stopReason")  # a wait that says `timeout` and none of these gave up itself
+
+Words = dict[tuple[str, str | None], Kinds]
+
+
+def _words(pairs: list[tuple[str, str | None, Ending]]) -> Words:
+    found: Words = {}
+    for word, more, ending in pairs:
+        found[word, more] = found.get((word, more), NO_WORD) | {KIND_OF[ending]}
+    return found
+
+
+CHAT: Final = _words([(row.chat.state, row.chat.error_kind or row.chat.stop_reason, e) for e, row in TABLE.items()])
+LIFECYCLE: Final = _words([(row.lifecycle.phase, row.lifecycle.status, e) for e, row in TABLE.items()])
+WAIT: Final = _words(
+    [(row.wait.status, row.wait.stop_reason, e) for e, row in TABLE.items()] + [("error", TYPED, Ending.STOPPED)]
+)
+
+
+def _read(words: Words, word: str, more: str | None) -> Kinds:
+    if (word, more) in words:
+        return words[word, more]
+    if word not in SURE and more in FOREIGN:
+        return frozenset({FOREIGN[more]})
+    near = [kinds for (known, _), kinds in words.items() if known == word]
+    if near:
+        return frozenset().union(*near)
+    return frozenset({FOREIGN[word]}) if word in FOREIGN else NO_WORD
+
+
+def _text(value: Any) -> str | None:
+    return value.lower()[:80] if isinstance(value, str) and value else None
+
+
+def said(*parts: Any) -> str:
+    """Return a surface's words as they are shown: `aborted rpc`."""
+    return " ".join(part for part in map(_text, parts) if part)
+
+
+def of_chat(payload: dict[str, Any]) -> tuple[str, Kinds]:
+    """Return the words of a terminal `chat` event, and which kinds they tell."""
+    state, more = _text(payload.get("state")) or "", payload.get("errorKind") or payload.get("stopReason")
+    return said(state, more), _read(CHAT, state, _text(more))
+
+
+def of_lifecycle(data: dict[str, Any]) -> tuple[str, Kinds]:
+    """Return the same of a terminal `agent` lifecycle event."""
+    phase = _text(data.get("phase")) or ""
+    more = data.get("status") or ("aborted" if data.get("aborted") is True else data.get("stopReason"))
+    return said(phase, more), _read(LIFECYCLE, phase, _text(more))
+
+
+def of_wait(payload: dict[str, Any]) -> tuple[str, Kinds]:
+    """Return the same of an answer of `agent.wait`, or of the second one of `agent`."""
+    status, more = _text(payload.get("status")) or "", payload.get("stopReason")
+    kinds = _read(WAIT, status, _text(more))
+    if status == "timeout" and not any(payload.get(name) for name in SOFT):
+        kinds |= RUNNING
+    return said(status, more), kinds
+
+
+def of_abort(payload: dict[str, Any]) -> tuple[str, Kinds]:
+    """Return the same of an answer of `chat.abort`: who stopped nothing says that it was not stopped."""
+    if payload.get("aborted") is True:
+        return "aborted", STOPPED
+    return "nothing aborted", frozenset(Kind) - STOPPED
