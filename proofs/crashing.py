@@ -195,7 +195,8 @@ class Server:
         verbs: list[Callable[[Control], Awaitable[None]]] = []
         for verb, weight in (
             (self._send, 12), (self._stop, 3), (self._answer, 3), (self._wait, 3), (self._again, 2), (self._wake, 1),
-            (self._reset, 1), (self._bury, 1), (self._prune, 1), (self._choose, 1), (self._murder, int(self._hosted)),
+            (self._reset, 1), (self._bury, 1), (self._prune, 1), (self._choose, 1), (self._share, 2),
+            (self._murder, int(self._hosted)),
         ):  # fmt: skip
             verbs += [verb] * weight
         while True:
@@ -300,6 +301,10 @@ class Server:
 
     async def _choose(self, control: Control) -> None:
         await control.set_strategy(self._chance.choice(SESSIONS), self._chance.choice((None, "queue", "collect")))
+
+    async def _share(self, control: Control) -> None:
+        """Let somebody else write in a session, for good."""
+        await control.share(self._chance.choice((*SESSIONS, STUBBORN)), with_="ann", may="write")
 
     async def _murder(self, control: Control) -> None:
         """Kill something that serves us: a host, its warden, the zygote, the helper."""
