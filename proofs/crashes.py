@@ -28,7 +28,7 @@ import msgspec
 
 import interlock
 from interlock.core.events import Asked, Block, Delta, Ended, Event, Gap, Tool
-from interlock.core.names import PASSING, REPORTS, Ending, QuestionState, RunKind, ToolState
+from interlock.core.names import PASSING, REPORTS, Ending, QuestionState, ToolState
 from interlock.core.outcome import Outcome
 from proofs.crashbook import Book, Found, Row
 from proofs.crashing import LOAD_SECONDS, MARK, STUBBORN, Server, serve
@@ -399,7 +399,8 @@ class Judge:
             self.check("an ending in the store stands", stands, (before, row))
         if outcome is not None and outcome.ending is Ending.LOST:
             self.check("only what had begun is lost", row.started or row.parent is not None, row)
-        if outcome is not None and outcome.ending is Ending.COMPLETED and row.kind != RunKind.NOTE:
+        a_turn = row.kind not in REPORTS or row.started  # (else a note, or one too many in a row)
+        if outcome is not None and outcome.ending is Ending.COMPLETED and a_turn:
             self.check("what completed had begun", found.times[row.text] == 1, row)
         if row.announce is not None and outcome is not None:
             self.check("nothing is announced twice", found.reports[row.id] <= 1, row)

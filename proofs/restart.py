@@ -194,6 +194,8 @@ class Life:
         """Whether a message of the same session, accepted before another, still waits."""
         other = self._death.store._runs[run_id]
         same = other.session == row.session and other.outcome is None and other.alias is None
+        if other.kind in REPORTS:  # one too many in a row is a note
+            return False
         return same and not other.started
 
     def _fail(self, text: str) -> None:

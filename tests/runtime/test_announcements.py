@@ -7,11 +7,12 @@ from typing import Any
 import anyio
 import pytest
 
-from interlock import BadInput, Control, Message, Outcome, Run, Settings, open_control
-from interlock.core.decision import RunRow
+from interlock import BadInput, Control, MemoryStore, Message, Outcome, Run, Settings, open_control
+from interlock.core.decision import Decision, RunRow
 from interlock.core.events import Said
 from interlock.core.names import REPORTS, Ending, RunKind
 from interlock.core.takeover import ANNOUNCED
+from interlock.stores.base import StoreFailed, Ticket
 from interlock.testing.loop import Mode
 
 from .lives import Place
@@ -466,6 +467,122 @@ def test_an_unknown_way_is_refused(announce: Any) -> None:
     seeded(main, range(1))
 
 
+@pytest.mark.parametrize("announce", ["turn", "note"])
+def test_a_child_s_id_names_the_child_though_it_is_the_key_of_its_announcement(announce: str) -> None:
+    """Whoever asks for the child finds the child, while the announcement is in memory and when it is not."""
+
+    async def scene(nest: Nest) -> None:
+        nest.announce = announce
+        async with nest.open() as control:
+            await control.send("s", "begin fail", by="alice")
+            child = await only_child(control)
+            nest.end("fail")
+            for _ in range(40):
+                found = await control.find(child, by="alice")
+                assert found is not None and (found.id, found.kind) == (child, RunKind.CHILD)
+                await anyio.sleep(0.001)
+            await until(lambda: not control._registry.runs)
+            found = await control.find(child, by="alice")
+            assert found is not None and found.id == child and found.outcome is not None
+            assert found.outcome.ending is Ending.FAILED
+
+    played(scene, range(2))
+
+
+@pytest.mark.parametrize("fault", ["stall", "fail"])
+def test_a_store_in_trouble_when_its_turn_is_to_begin_does_not_use_it_up(fault: str) -> None:
+    """Nobody sent it who could send it again: it waits for the store, and has its turn."""
+
+    async def scene(nest: Nest) -> None:
+        store = MemoryStore()
+        async with nest.open(store=store) as control:
+            decide = store.decide
+
+            def breaks(decision: Decision) -> Ticket:
+                if any(control._registry.runs[each].kind is RunKind.ANNOUNCE for each in decision.starts):
+                    store.decide = decide  # type: ignore[method-assign]
+                    setattr(store.faults, fault, True)
+                    asyncio.get_running_loop().call_later(2.0, repaired)
+                return decide(decision)
+
+            def repaired() -> None:
+                store.faults.fail = False
+                store.resume()
+
+            await control.send("s", "begin well")
+            child = await only_child(control)
+            store.decide = breaks  # type: ignore[method-assign]
+            nest.end("well")
+            await until(lambda: len(nest.heard) == 2)
+            assert nest.heard[1].child is not None and nest.heard[1].child.run_id == child
+            await until(lambda: not control._registry.runs)
+            assert [row.outcome and row.outcome.ending for row in await reports(control)] == [Ending.COMPLETED]
+
+    played(scene, range(3))
+
+
+def test_a_rolled_back_turn_keeps_what_the_child_had_to_say() -> None:
+    """A person rolls the announced turn back: its answer is gone from the model's sight, the announcement is not."""
+
+    async def main() -> None:
+        read: list[list[str]] = []
+
+        async def agent(run: Run, message: Message) -> None:
+            read.append([entry.text for entry in await run.history()])
+            if message.text == "go":
+                await run.delegate("child", "x", detached=True)
+            elif message.child is not None:
+                await anyio.sleep_forever()
+
+        async def child(run: Run, message: Message) -> str:
+            return "42"
+
+        async with open_control(agent, agents={"child": child}) as control:
+            await control.send("s", "go")
+            await until(lambda: len(read) == 2)
+            await control.send("s", "no", strategy="rollback")
+            await until(lambda: len(read) == 3)
+            assert any(text.endswith("42") for text in read[2])
+
+    seeded(main)
+
+
+def test_a_stop_that_spares_a_message_spares_what_its_child_announces() -> None:
+    """A late stop, by its place in the channel, ends neither a message that was written after it nor its child."""
+
+    async def scene(nest: Nest) -> None:
+        async with nest.open() as control:
+            await control.send("s", "begin well; wait", order=("channel", 6))
+            child = await only_child(control)
+            await control.stop(session="s", order=("channel", 5))
+            assert not (await control.wait(child, timeout=0)).ended
+            nest.end("well")
+            await control.wait(child)
+            await anyio.sleep(0.1)
+            await control.stop(session="s", order=("channel", 5))
+            nest.rest.set()
+            await until(lambda: len(nest.heard) == 2)
+            assert nest.heard[1].child is not None
+
+    played(scene, range(3))
+
+
+def test_it_may_wait_for_longer_than_a_message() -> None:
+    """The limit on waiting is for messages, whose senders are told."""
+
+    async def scene(nest: Nest) -> None:
+        async with nest.open(queue_limit=0.5) as control:
+            await control.send("s", "begin well; wait")
+            child = await only_child(control)
+            nest.end("well")
+            await control.wait(child)
+            await anyio.sleep(2)
+            nest.rest.set()
+            await until(lambda: len(nest.heard) == 2)
+
+    played(scene, range(2))
+
+
 # Over a restart
 
 
@@ -574,6 +691,61 @@ def test_what_a_close_cut_short_is_announced_by_the_next_start(place: Place) -> 
     place.life(
         lambda control: _after(control, again, child, Ending.SHUTDOWN), again.agent, agents={"child": again.child}
     )
+
+
+def test_turns_in_a_row_are_bounded_over_a_restart(place: Place) -> None:
+    """Many children that a shutdown cut short are announced as eight turns; the rest are notes."""
+    nest, many = Nest(), ANNOUNCED + 4
+
+    async def scene(control: Control) -> None:
+        await control.send("s", "; ".join(f"begin {number}" for number in range(many)), by="alice")
+        await until(lambda: len(control._registry.sessions["s"].detached or ()) == many)
+        for run in list(control._registry.runs.values()):
+            if run.kind is RunKind.CHILD:
+                await started(control, run.id)
+
+    place.life(scene, nest.agent, agents={"child": nest.child})
+    again = Nest()
+
+    async def after(control: Control) -> None:
+        await until(lambda: not control._registry.runs)
+        assert len([message for message in again.heard if message.child]) == ANNOUNCED
+        assert len(await said(control)) == many
+
+    place.life(after, again.agent, agents={"child": again.child})
+
+
+def test_an_ending_that_was_told_and_not_kept_is_announced_after_a_crash(place: Place) -> None:
+    """The store refused the ending once; the log that told it was written, and the server was killed."""
+    nest = Nest()
+
+    async def scene(control: Control) -> None:
+        await control.send("s", "begin well", by="alice")
+        child = await only_child(control)
+        await started(control, child)
+        decide = control._store.decide
+
+        def refuses(decision: Decision) -> Ticket:
+            if any(row.id == child for row in decision.endings):
+                ticket = Ticket(decision)
+                ticket.refuse(StoreFailed("there is no room"))
+                return ticket
+            return decide(decision)
+
+        control._store.decide = refuses  # type: ignore[method-assign]
+        nest.end("well")
+        assert not (await control.wait(child)).durable
+        sent = await control.send("other", "hello", by="bob")  # takes the log along
+        await control.wait(sent.run_id)
+        place.die(child)
+
+    child = place.killed(scene, nest.agent, agents={"child": nest.child})
+    again = Nest()
+
+    async def after(control: Control) -> None:
+        await _after(control, again, child, Ending.COMPLETED)
+
+    place.life(after, again.agent, agents={"child": again.child})
 
 
 def test_a_stop_is_not_forgotten_over_a_restart(place: Place) -> None:

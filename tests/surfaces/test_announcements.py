@@ -65,6 +65,23 @@ def test_published_clients_see_a_note_as_one_final_event(server: House) -> None:
         assert [each["role"] for each in history] == ["user", "assistant", "user"]
 
 
+def test_a_stop_of_everything_begins_nothing(server: House) -> None:
+    """A child that falls with all the rest is not announced: no turn begins after the answer, and nothing is noted."""
+    with server.connect() as talk:
+        where = f"announced-{next(NUMBERS)}"
+        run = talk.request("chat.send", sessionKey=where, message="leave turn sleep", idempotencyKey=where)["runId"]
+        assert talk.request("agent.wait", runId=run, timeoutMs=30_000)["status"] == "ok"
+        [child] = [each for each in talk.request("tasks.list", sessionKey=where)["tasks"] if each["id"] != run]
+        receipts = talk.request("interlock.stopall")
+        assert [each["id"] for receipt in receipts for each in receipt["runs"]] == [child["id"]]
+        assert talk.request("agent.wait", runId=child["id"], timeoutMs=30_000)["status"] == "error"
+        assert len(talk.request("tasks.list", sessionKey=where)["tasks"]) == 2
+        assert [each["role"] for each in talk.request("chat.history", sessionKey=where)["messages"]] == [
+            "user",
+            "assistant",
+        ]
+
+
 def test_our_own_wording_names_the_child(server: House) -> None:
     """Whoever watches the session is told whose ending it is, and finds that run."""
     with server.connect(caps=["interlock.quiet"]) as talk:

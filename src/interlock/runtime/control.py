@@ -21,6 +21,7 @@ from interlock.core.events import Entry, Event, transcript
 from interlock.core.lifecycle import State
 from interlock.core.names import (
     LOCAL,
+    REPORTS,
     Ending,
     Principal,
     QuestionId,
@@ -572,11 +573,15 @@ class Control:
         """Find a run the caller may see, by its id or a key of the caller's; None if there is none."""
         self._here()
         wanted, principal = name_of(name, "name"), Principal(name_of(by, "by"))
-        for live in (self._registry.keys.get((principal, wanted)), self._registry.runs.get(RunId(wanted))):
+        by_key = self._registry.keys.get((principal, wanted))
+        if by_key is not None and by_key.kind in REPORTS:
+            by_key = None  # a child's id is the key of its announcement, and names the child
+        for live in (by_key, self._registry.runs.get(RunId(wanted))):
             if live is not None and self._sight.may_see(principal, live.itself):
                 return info_of(live.itself)
         key = (await read(self._store.load(SessionId(""), principal=principal, key=wanted))).key
-        for run_id in (None if key is None else key.run_id, RunId(wanted)):
+        key_run = None if key is None or key.method == RunKind.ANNOUNCE else key.run_id
+        for run_id in (key_run, RunId(wanted)):
             row = None if run_id is None else await read(self._sight.row(run_id, principal))
             if row is not None:
                 live = self._registry.runs.get(row.id)  # it may have come meanwhile

@@ -95,6 +95,7 @@ class Delegation:
             strategy=Strategy.INTERRUPT,
             deadline=deadline,
             admitted_at=self._clock.wall(),
+            order=parent.order,  # what spares the message that asked for it spares it, too
             agent=agent,
             parent=parent,
             detached=detached,

@@ -302,7 +302,8 @@ class Inbox:
         fall = self._endings.open(session, by=run.principal)
         if old is not None:
             run.superseded = old.id
-            rolled_back = self._strategy(run) is Strategy.ROLLBACK
+            # Whoever rolls an announced turn back takes the answer back, and not what the child had to say.
+            rolled_back = self._strategy(run) is Strategy.ROLLBACK and old.kind not in REPORTS
             fall.take(old, msgspec.structs.replace(cause, hidden=True) if rolled_back else cause)
         for other in tuple(session.waiting or ()):
             if other not in staying and other.kind not in REPORTS:
@@ -447,7 +448,8 @@ class Inbox:
             run.session.waiting = []
         waiting = run.session.waiting
         waiting.insert(place(run.kind, [other.kind for other in waiting]), run)
-        self._deadlines.queued(run)
+        if run.kind not in REPORTS:  # nobody sent it who could be told that it waited for too long
+            self._deadlines.queued(run)
 
     def _admission(self, run: LiveRun) -> Decision:
         key = run.key_row()

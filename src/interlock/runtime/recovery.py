@@ -8,6 +8,7 @@
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable, Sequence
 
@@ -162,6 +163,7 @@ class Recovery:
         self._insisted: list[Ticket] = []
         self._gaps: set[SessionId] = set()
         self._reports: list[LiveRun] = []
+        self._homes = contextlib.ExitStack()  # where these go: kept in memory until they are there
 
     async def settle(self) -> None:
         """Settle everything; returns when every ending is told."""
@@ -187,6 +189,7 @@ class Recovery:
         for report in self._reports:  # every child's ending is public by now
             self._reporting.resume(report)
         self._reports.clear()
+        self._homes.close()
         self._registry.settling = False
         for session in list(self._registry.sessions.values()):
             seat_next(self._registry, session)
@@ -219,7 +222,8 @@ class Recovery:
                 if row.outcome is not None:
                     await self._tell_again(row, story)
                 elif story.ended is not None:
-                    await self._keep_told(row, story.ended, story.proof)
+                    reports = await self._report_again(row, story.ended)
+                    await self._keep_told(row, story.ended, story.proof, reports)
                 elif row.started or row.parent is not None:
                     living[row.id] = await self._bring_back(session, row, story, living)
             if len(living) > began and not session_id.startswith(RUN_SESSION):  # (nothing more comes to a run's own)
@@ -241,8 +245,7 @@ class Recovery:
     async def _bring_back(self, session: Session, row: RunRow, story: Story, living: dict[RunId, LiveRun]) -> LiveRun:
         """Return a run that had begun as it last was known, on its seat."""
         with self._registry.pinned(row.home or session.id) as home:
-            if not home.loaded:
-                self._inbox.take_up(home, await read(self._store.load(home.id, principal=row.principal, key=None)))
+            await self._load(home, row)
             run = await self._live(session, row, living.get(row.parent) if row.parent is not None else None)
             run.home, run.parent_id = home, row.parent
             if run.announce is not None:
@@ -351,7 +354,32 @@ class Recovery:
         child = await read(self._store.run(RunId(report.key or "")))
         if child is not None and child.outcome is not None:
             report.announces = Child(run_id=child.id, outcome=child.outcome, text=child.outcome.text)
+        self._put_aside(report)
+
+    def _put_aside(self, report: LiveRun) -> None:
+        self._homes.enter_context(self._registry.pinned(report.session.id))
         self._reports.append(report)
+
+    async def _report_again(self, row: RunRow, outcome: Outcome) -> tuple[LiveRun, ...]:
+        """Make the report of a child whose ending was told before it was kept: it was to be kept with that ending.
+
+        None where it is there: then a stop of its home has voided it. One that was stopped may have been with its home.
+        """
+        if row.announce is None or row.home is None or outcome.ending is Ending.STOPPED:
+            return ()
+        if any(each.kind in REPORTS and each.key == row.id for each in await read(self._store.runs(row.home))):
+            return ()
+        with self._registry.pinned(row.home) as home:
+            await self._load(home, row)
+            report = self._reporting.report_of(row, home, outcome, to=await self._agent_above(row))
+            if not self._inbox.may_report(report):
+                return ()
+            self._put_aside(report)
+        return (report,)
+
+    async def _load(self, home: Session, row: RunRow) -> None:
+        if not home.loaded:
+            self._inbox.take_up(home, await read(self._store.load(home.id, principal=row.principal, key=None)))
 
     async def _put_back(self, row: RunRow, into: LiveRun, *, told: bool) -> None:
         """Make a message part of the turn again that it was collected into."""
@@ -403,10 +431,14 @@ class Recovery:
             if child.parent == row.id and child.outcome is not None and child.id not in story.children
         ]
 
-    async def _keep_told(self, row: RunRow, outcome: Outcome, proof: Receipt | None = None) -> None:
+    async def _keep_told(
+        self, row: RunRow, outcome: Outcome, proof: Receipt | None = None, reports: tuple[LiveRun, ...] = ()
+    ) -> None:
         """The log tells how it ended; the store is to say the same."""
         tools = await read(self._store.tools(row.id))
         told = Decision(
+            admissions=tuple(report.row() for report in reports),
+            keys=tuple(key for report in reports if (key := report.key_row()) is not None),
             endings=(msgspec.structs.replace(row, outcome=outcome),),
             told=(row.id,),
             tools=tuple(

@@ -11,8 +11,9 @@
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from interlock.core.names import Ending, RunId, RunKind
-from interlock.core.outcome import Cause
+from interlock.core.decision import RunRow
+from interlock.core.names import Announce, Ending, RunId, RunKind
+from interlock.core.outcome import Cause, Outcome
 from interlock.core.projection import announcement
 from interlock.core.takeover import report_kind
 from interlock.runtime.clock import Clock
@@ -22,7 +23,7 @@ from interlock.runtime.fall import Fall
 from interlock.runtime.inbox import Inbox
 from interlock.runtime.live import RUN_SESSION, Child, LiveRun
 from interlock.runtime.outlet import Feed, Outlet
-from interlock.runtime.registry import Registry
+from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import MESSAGE_BYTES
 
 
@@ -62,7 +63,9 @@ class Reporting:
         for child in fall.runs:
             if child.announce is None or fall.session is child.home:  # (what fell with its home is not news there)
                 continue
-            report = self._report_of(child)
+            assert child.outcome is not None
+            report = self.report_of(child.row(), child.home, child.outcome, to=child.announce_to)
+            report.order = child.order
             if not self._inbox.may_report(report):
                 continue
             fall.reports.append(report)
@@ -71,26 +74,24 @@ class Reporting:
             self._inbox.take_report(report)
             self._crew.start(self._bring(report, child, fall), name=f"report {child.id}")
 
-    def _report_of(self, child: LiveRun) -> LiveRun:
-        home, outcome = child.home, child.outcome
+    def report_of(self, child: RunRow, home: Session, outcome: Outcome, *, to: str | None) -> LiveRun:
+        """Return the message that announces a child at home, to the agent that the tree began with."""
         assert child.announce is not None
-        assert outcome is not None
-        in_a_row = home.announced + sum(other.kind is RunKind.ANNOUNCE for other in home.waiting or ())
         alone = home.id.startswith(RUN_SESSION)  # a run's own session has no turn but that one
-        kind = report_kind(child.announce, in_a_row=in_a_row, stopped=alone or outcome.ending is Ending.STOPPED)
+        stopped = alone or outcome.ending is Ending.STOPPED
         report = LiveRun(
             RunId(self._registry.new_id("r")),
             home,
             principal=child.principal,
             text=announcement(outcome, child.agent or "", MESSAGE_BYTES),
-            kind=kind,
+            kind=report_kind(child.announce, in_a_row=in_a_row(home), stopped=stopped),
             method=RunKind.ANNOUNCE,
             key=child.id,
             digest="",
             strategy=None,
             deadline=None,  # nothing is said: the operator's counts
             admitted_at=self._clock.wall(),
-            agent=child.announce_to,
+            agent=to,
         )
         report.announces = Child(run_id=child.id, outcome=outcome, text=outcome.text)
         return report
@@ -103,7 +104,12 @@ class Reporting:
         await self._deliver(report)
 
     def resume(self, report: LiveRun) -> None:
-        """Bring a report home that an earlier start admitted; its child's ending is public."""
+        """Bring a report home that an earlier start admitted; its child's ending is public.
+
+        How many there are in a row is asked anew: each of them may have been made while nobody could count the others.
+        """
+        if report.kind is RunKind.ANNOUNCE:
+            report.kind = report_kind(Announce.TURN, in_a_row=in_a_row(report.session), stopped=False)
         self._inbox.take_report(report)
         self._crew.start(self._deliver(report), name=f"report {report.key}")
 
@@ -116,3 +122,8 @@ class Reporting:
             return
         self._inbox.offer(report)
         await self._stage.carry(report, admitted=True)
+
+
+def in_a_row(session: Session) -> int:
+    """Return how many turns of a session announcements have begun in a row, or are about to."""
+    return session.announced + sum(other.kind is RunKind.ANNOUNCE for other in session.waiting or ())

@@ -8,11 +8,13 @@
 
 import asyncio
 
+import anyio
+
 from interlock.core.decision import Decision
 from interlock.core.errors import BadInput, Unavailable
 from interlock.core.events import Started
 from interlock.core.lifecycle import Move, State
-from interlock.core.names import Effect, Ending, ErrorKind
+from interlock.core.names import Effect, Ending, ErrorKind, RunKind
 from interlock.core.outcome import Cause, cause_of
 from interlock.runtime.approvals import Approvals, Policy
 from interlock.runtime.clock import Clock
@@ -117,6 +119,10 @@ class Stage:
         mark = Decision(sessions=rows, starts=(run.id,))
         ticket = self._store.decide(mark)
         inside = await committed(self._store, ticket, self._settings.commit_seconds)
+        while not inside and run.kind is RunKind.ANNOUNCE and not run.fallen and not self._registry.closing:
+            await anyio.sleep(self._settings.retry_seconds)  # nobody sent it, so nobody would send it again
+            ticket = self._store.decide(mark)
+            inside = await committed(self._store, ticket, self._settings.commit_seconds)
         if run.fallen:
             return False
         if not inside:

@@ -402,11 +402,12 @@ async def own_stopall(on: Asker, asked: frames.OwnStopAll) -> list[Receipt]:
     """
     runs = [run for run in await on.control.runs(by=on.by) if run.outcome is None]
     held = [each.session for each in await on.control.processes(by=on.by)]
-    sessions = dict.fromkeys([run.session for run in sorted(runs, key=lambda run: run.parent is not None)] + held)
+    # A child is stopped with the session at the top: stopped alone it would be news there, and begin a turn.
+    sessions = dict.fromkeys([run.home or run.session for run in runs] + held)
     alone: list[RunInfo] = []
     if asked.of is not None:
         sessions = {each: None for each in sessions if on.control.whose(each).owner == asked.of}
-        alone = [run for run in runs if run.principal == asked.of and run.session not in sessions]
+        alone = [run for run in runs if run.principal == asked.of and (run.home or run.session) not in sessions]
     stops = [on.control.stop(session=session, by=on.by) for session in sessions]
     stops += [on.control.stop(run=run.id, by=on.by) for run in alone]
     # Trouble with one keeps nobody from the others' receipts.
