@@ -365,6 +365,11 @@ def test_a_token_that_only_reads_is_refused_in_a_line(
     assert "the gateway does not know this token" in said.err and "wrong-token" not in said.err
 
 
+def hears_ctrl_c() -> None:
+    """Let Ctrl-C count: whoever runs these tests in the background has it ignored, and so would what they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_probe_stops_what_it_started(number: signal.Signals, status: int) -> None:
     """Ctrl-C in the middle: the session is stopped, a line says so, and nothing is printed."""
@@ -376,10 +381,14 @@ def test_an_interrupted_probe_stops_what_it_started(number: signal.Signals, stat
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=hears_ctrl_c,
         ) as process:  # fmt: skip
-            until(lambda: bool(gateway.sessions()))
-            process.send_signal(number)
-            out, err = process.communicate(timeout=BOUND_SECONDS)
+            try:
+                until(lambda: bool(gateway.sessions()))
+                process.send_signal(number)
+                out, err = process.communicate(timeout=BOUND_SECONDS)
+            finally:
+                process.kill()
         assert (process.returncode, out) == (status, "")
         assert err.endswith("; what was started is stopped\n") and "Traceback" not in err
         assert gateway.stops() == [{"sessionKey": each} for each in gateway.sessions()]
