@@ -15,6 +15,7 @@ from proofs.processes import CASES, NoScope, play_apart
 
 from interlock.processes import kernel
 from interlock.processes.base import Grade
+from interlock.processes.local import LocalProcesses
 
 from .scene import Witness, bearers
 from .test_spawn import BOUND_SECONDS, both_grades, need, play, room, until
@@ -55,15 +56,24 @@ def test_the_helper_ends_the_bomb_of_a_keeper_that_was_killed(tmp_path: Path) ->
             await containment.spawn(case.order(token, witness.sink(token))).started()
             await until(lambda: witness.reached(case, token), "a bomb that may fork no more")
             assert containment.keeper is not None
+            before = pidfds(processes)
             os.kill(containment.keeper, signal.SIGKILL)
             async with asyncio.timeout(BOUND_SECONDS):
                 await containment.done.wait()
             assert bearers(token) == []
+            assert pidfds(processes) <= before, "the helper holds descriptors of what is gone"
 
     try:
         play(main())
     finally:
         assert witness.release(token)
+
+
+def pidfds(processes: LocalProcesses) -> int:
+    """Count the processes that the helper has in its hands."""
+    assert processes._helper is not None
+    held = Path(f"/proc/{processes._helper.process.pid}/fd")
+    return sum("pidfd" in str(each.readlink()) for each in held.iterdir())
 
 
 def test_a_process_whose_first_thread_has_exited_is_not_taken_for_dead() -> None:

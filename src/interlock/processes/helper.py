@@ -303,6 +303,7 @@ class Helper:
         self._reap()
         if any(pid not in self._keepers for pid in kernel.children()):
             return
+        self._tree.over()
         for lost in list(self._lost):
             if lost.leaf is None or not kernel.populated(lost.leaf):
                 self._lost.remove(lost)

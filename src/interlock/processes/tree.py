@@ -64,6 +64,11 @@ class Tree:
             for pid, pidfd in self._held.items():
                 self._kill(pid, pidfd)
 
+    def over(self) -> None:
+        """Nothing is left: hold no descriptor of what is gone."""
+        for pid, pidfd in list(self._held.items()):
+            self._let_go(pid, pidfd)
+
     def strike(self, pid: int) -> None:
         """KILL the process group of a dead child that is about to be reaped."""
         self._moved_at = time.monotonic()
