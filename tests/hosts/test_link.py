@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 
 from interlock import Control, Drain, Effect, Ending, Outcome, Settings, open_control
 from interlock.core.events import Ended, Event, Spawned, Tool
-from interlock.core.names import BodyState, CallId, ErrorKind, EventKind, ProcessState, ToolState
+from interlock.core.names import Announce, BodyState, CallId, ErrorKind, EventKind, ProcessState, ToolState
 from interlock.core.outcome import Cause
 from interlock.hosts import link, process, turn
 from interlock.hosts.driver import HostDriver
@@ -1135,6 +1135,8 @@ class Chaos:
                 return random.random() < 0.5
             case "detached":
                 return False
+            case "announce":
+                return random.choice((None, *Announce))
             case "done" | "total" | "seconds" | "deadline":
                 return random.choice((None, 0.0, 1.0, 0.001, -1.0, math.inf, math.nan, 1e308))
             case "at":
