@@ -193,11 +193,22 @@ async def _note_when_set(path: str) -> None:
     note(path, "task True")
 
 
+@tool(grace=LONG_SECONDS)
+async def hears(path: str) -> None:
+    """Have a task of its own hear; it is cut meanwhile."""
+    task = asyncio.create_task(_note_when_set(path))
+    note(path, "began")
+    try:
+        await asyncio.sleep(FOREVER_SECONDS)
+    finally:
+        await task
+
+
 TOOLS: dict[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (
         waits, polls, waits_in_turns, selects, awaits_elsewhere, crowds, runs_a_program, handles_term, ignores,
-        lost_in_c, without_grace, threaded, beside,
+        lost_in_c, without_grace, threaded, beside, hears,
     )
 }  # fmt: skip
 
@@ -207,6 +218,9 @@ async def agent(run: Run, message: Message) -> str | None:
     part, path = message.text.split()
     if part in TOOLS:
         await run.call(TOOLS[part], path=path)
+        note(path, "went on")
+    elif part.startswith("batch:"):  # one tool of a batch, in a task of its own
+        await run.batch([(TOOLS[part.removeprefix("batch:")], {"path": path})], parallel=True)
         note(path, "went on")
     elif part == "asks":  # a turn that ends by itself
         note(path, f"set {stopping().is_set()} {await run.call(quick, path=path)}")

@@ -174,6 +174,23 @@ def test_every_way_to_ask(driver: str, part: str, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("part", "last"), [("waits", "cleaned True"), ("threaded", "cleaned True"), ("hears", "task True")]
+)
+@on_each_driver
+def test_tools_of_a_parallel_batch_hear(driver: str, part: str, last: str, tmp_path: Path) -> None:
+    """Each has a task of its own, and hears the notice of the run all the same."""
+    path = tmp_path / "notes"
+
+    async def main() -> None:
+        async with opened(driver) as control:
+            receipt = await stopped(control, f"batch:{part}", path)
+            assert noted(path)[-1] == last
+            assert receipt.drain is Drain.OBSERVED, receipt.unconfirmed
+
+    asyncio.run(main())
+
+
 @on_each_driver
 def test_what_stands_beside_an_async_tool_hears(driver: str, tmp_path: Path) -> None:
     """A thread of `asyncio.to_thread` and a task of the tool's own hear; the tool itself is cut, and can tell why."""
