@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import interlock
 from interlock import Message, Run, stopping, tool
 
@@ -162,6 +164,27 @@ def quick(path: str) -> bool:
     return stopping().wait(0)
 
 
+@tool(grace=LONG_SECONDS)
+def effects(path: str, given: object = None) -> None:
+    """Have an effect."""
+    note(path, "effect")
+
+
+class Slow(msgspec.Struct):
+    """An argument that a worker unpacks only when the run is over."""
+
+    path: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpacked, (self.path,)
+
+
+def _unpacked(path: str) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: None)  # as a module may have that is imported for its tool
+    note(path, "began")
+    stopping().wait()
+
+
 # Others
 
 
@@ -222,6 +245,12 @@ async def agent(run: Run, message: Message) -> str | None:
     elif part.startswith("batch:"):  # one tool of a batch, in a task of its own
         await run.batch([(TOOLS[part.removeprefix("batch:")], {"path": path})], parallel=True)
         note(path, "went on")
+    elif part == "gathers":  # two tools at once, of which the first blocks a host's loop
+        await asyncio.gather(run.call(waits, path=path), run.call(effects, path=path))
+    elif part == "batches":
+        await run.batch([(waits, {"path": path}), (effects, {"path": path})], parallel=True)
+    elif part == "unpacks":
+        await run.call(effects, path=path, given=Slow(path))
     elif part == "asks":  # a turn that ends by itself
         note(path, f"set {stopping().is_set()} {await run.call(quick, path=path)}")
         await run.call(quick, path=path)

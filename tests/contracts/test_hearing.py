@@ -235,6 +235,24 @@ def test_every_early_end_is_heard(driver: str, ending: Ending, tmp_path: Path) -
     asyncio.run(main())
 
 
+# A tool that has not begun
+
+
+@pytest.mark.parametrize(("driver", "part"), [("host", "gathers"), ("host", "batches"), ("inline", "unpacks")])
+def test_no_body_begins_when_its_run_is_over(driver: str, part: str, tmp_path: Path) -> None:
+    """Its call was permitted, and waited for a blocked loop or for its module: the notice is asked, and it stays so."""
+    path = tmp_path / "notes"
+
+    async def main() -> None:
+        async with opened(driver) as control:
+            receipt = await stopped(control, part, path)
+            assert "effect" not in noted(path)
+            assert {each.state for each in receipt.tools} == {ToolState.INTERRUPTED}
+            assert receipt.drain is Drain.OBSERVED, receipt.unconfirmed
+
+    asyncio.run(main())
+
+
 # A tool that does not
 
 
