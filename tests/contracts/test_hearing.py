@@ -527,6 +527,22 @@ def _hear(notice: Notice, tell: Callable[[Notice], None]) -> None:
     assert select.select([notice], [], [], 0)[0] == [notice]
 
 
+def test_a_fork_hears_what_its_parent_was_told() -> None:
+    """The descriptor is theirs together, the memory is not: a fork that waits is woken, and believes it."""
+    program = (
+        "import os\n"
+        "from interlock import Notice\n"
+        "notice = Notice()\n"
+        "notice.fileno()\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    os._exit(0 if notice.wait(20) and notice.is_set() else 1)\n"
+        "notice.tell()\n"
+        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=BOUND_SECONDS).returncode == 0
+
+
 def test_to_tell_never_waits() -> None:
     """A pipe that nobody reads, or that nobody holds, does not hold up whoever tells."""
     hears, tells = pipe()
