@@ -160,6 +160,26 @@ def test_a_daemon_does_not_outlive_the_grace_of_its_parent(grade: Grade, tmp_pat
 
 
 @both_grades
+def test_what_a_worker_leaves_behind_has_no_grace_of_its_own(grade: Grade, tmp_path: Path) -> None:
+    """A grace that was asked for is the process's own: once it is gone, a daemon that ignores TERM is killed at once."""
+
+    async def main() -> None:
+        async with room(grade) as processes:
+            place = tmp_path / "pids"
+            containment = processes.contain("run r-1.g1", once=True)
+            daemon = "trap '' TERM; echo $$ >> \"$1\"; while :; do sleep 0.01; done"
+            code = "trap 'exit 7' TERM; setsid sh -c \"$2\" sh \"$1\" & echo $$ >> \"$1\"; while :; do sleep 0.01; done"
+            process = containment.spawn(order("sh", "-c", code, "sh", str(place), daemon, background=True))
+            containment.allow(LONG_SECONDS)
+            with Witness(await pids_in(place, 2)) as witness:
+                await cut(containment)
+                assert witness.alive() == []
+                assert process.status == 7, "it had its grace"
+
+    play(main())
+
+
+@both_grades
 @pytest.mark.parametrize("grace", [0.0, LONG_SECONDS])
 def test_a_stopped_process_is_ended(grade: Grade, grace: float, tmp_path: Path) -> None:
     """Race 63: SIGSTOP is no shelter; with a grace it is woken so that it can hear TERM."""
