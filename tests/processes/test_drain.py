@@ -161,14 +161,14 @@ def test_a_daemon_does_not_outlive_the_grace_of_its_parent(grade: Grade, tmp_pat
 
 @both_grades
 def test_what_a_worker_leaves_behind_has_no_grace_of_its_own(grade: Grade, tmp_path: Path) -> None:
-    """A grace that was asked for is the process's own: once it is gone, a daemon that ignores TERM is killed at once."""
+    """A grace that was asked for is the process's own: when it is gone, a daemon that ignores TERM is killed."""
 
     async def main() -> None:
         async with room(grade) as processes:
             place = tmp_path / "pids"
             containment = processes.contain("run r-1.g1", once=True)
             daemon = "trap '' TERM; echo $$ >> \"$1\"; while :; do sleep 0.01; done"
-            code = "trap 'exit 7' TERM; setsid sh -c \"$2\" sh \"$1\" & echo $$ >> \"$1\"; while :; do sleep 0.01; done"
+            code = 'trap \'exit 7\' TERM; setsid sh -c "$2" sh "$1" & echo $$ >> "$1"; while :; do sleep 0.01; done'
             process = containment.spawn(order("sh", "-c", code, "sh", str(place), daemon, background=True))
             containment.allow(LONG_SECONDS)
             with Witness(await pids_in(place, 2)) as witness:

@@ -42,6 +42,10 @@ BESIDE = (  # bugs of rules that are no row of the table
     ("unit/permitted-tool-begins-after-the-end", (HEARING, "test_no_body_begins_when_its_run_is_over")),
     ("unit/worker-begins-after-the-end", (HEARING, "test_no_body_begins_when_its_run_is_over")),
     (
+        "unit/given-up-is-not-insisted-upon",
+        ("processes/test_drain.py", "test_a_keeper_that_does_not_answer_is_replaced_though_nobody_waits"),
+    ),
+    (
         "unit/grace-heard-after-the-hang-up",
         ("processes/test_drain.py", "test_a_grace_that_was_asked_for_just_before_the_cut"),
     ),

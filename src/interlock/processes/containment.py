@@ -327,7 +327,7 @@ class LocalContainment:
             self._sender.send(("end", number))
 
     def allow(self, grace: float) -> None:
-        """Say how long its process has, from TERM to KILL, if it is cut from now on; what that leaves is killed then."""
+        """Say how long its process has, from TERM to KILL, if it is cut from now on; what it leaves is killed then."""
         if grace != self.grace and not self._hung_up:
             self.grace = grace
             with contextlib.suppress(OSError):
