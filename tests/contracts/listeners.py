@@ -246,8 +246,10 @@ async def agent(run: Run, message: Message) -> str | None:
         await run.batch([(TOOLS[part.removeprefix("batch:")], {"path": path})], parallel=True)
         note(path, "went on")
     elif part == "gathers":  # two tools at once, of which the first blocks a host's loop
+        _permit_both(run)
         await asyncio.gather(run.call(waits, path=path), run.call(effects, path=path))
     elif part == "batches":
+        _permit_both(run)
         await run.batch([(waits, {"path": path}), (effects, {"path": path})], parallel=True)
     elif part == "unpacks":
         await run.call(effects, path=path, given=Slow(path))
@@ -279,6 +281,25 @@ async def agent(run: Run, message: Message) -> str | None:
         except interlock.BadInput as refused:
             return str(refused)
     return None
+
+
+def _permit_both(run: Run) -> None:
+    """Let the first of two tools begin when both are permitted, and the second in the loop's next round."""
+    port: Any = run._port
+    permit, turns = port.permit, iter((True, False))
+    permitted, begins = asyncio.Event(), asyncio.Event()
+
+    async def in_order(call: str) -> None:
+        first = next(turns)
+        await permit(call)
+        if first:
+            await permitted.wait()
+            begins.set()
+        else:
+            permitted.set()
+            await begins.wait()
+
+    port.permit = in_order
 
 
 def _note_after(path: str) -> None:
