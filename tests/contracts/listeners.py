@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import interlock
 from interlock import Message, Run, stopping, tool
 
@@ -162,6 +164,27 @@ def quick(path: str) -> bool:
     return stopping().wait(0)
 
 
+@tool(grace=LONG_SECONDS)
+def effects(path: str, given: object = None) -> None:
+    """Have an effect."""
+    note(path, "effect")
+
+
+class Slow(msgspec.Struct):
+    """An argument that a worker unpacks only when the run is over."""
+
+    path: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpacked, (self.path,)
+
+
+def _unpacked(path: str) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: None)  # as a module may have that is imported for its tool
+    note(path, "began")
+    stopping().wait()
+
+
 # Others
 
 
@@ -193,11 +216,22 @@ async def _note_when_set(path: str) -> None:
     note(path, "task True")
 
 
+@tool(grace=LONG_SECONDS)
+async def hears(path: str) -> None:
+    """Have a task of its own hear; it is cut meanwhile."""
+    task = asyncio.create_task(_note_when_set(path))
+    note(path, "began")
+    try:
+        await asyncio.sleep(FOREVER_SECONDS)
+    finally:
+        await task
+
+
 TOOLS: dict[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (
         waits, polls, waits_in_turns, selects, awaits_elsewhere, crowds, runs_a_program, handles_term, ignores,
-        lost_in_c, without_grace, threaded, beside,
+        lost_in_c, without_grace, threaded, beside, hears,
     )
 }  # fmt: skip
 
@@ -208,6 +242,17 @@ async def agent(run: Run, message: Message) -> str | None:
     if part in TOOLS:
         await run.call(TOOLS[part], path=path)
         note(path, "went on")
+    elif part.startswith("batch:"):  # one tool of a batch, in a task of its own
+        await run.batch([(TOOLS[part.removeprefix("batch:")], {"path": path})], parallel=True)
+        note(path, "went on")
+    elif part == "gathers":  # two tools at once, of which the first blocks a host's loop
+        _permit_both(run)
+        await asyncio.gather(run.call(waits, path=path), run.call(effects, path=path))
+    elif part == "batches":
+        _permit_both(run)
+        await run.batch([(waits, {"path": path}), (effects, {"path": path})], parallel=True)
+    elif part == "unpacks":
+        await run.call(effects, path=path, given=Slow(path))
     elif part == "asks":  # a turn that ends by itself
         note(path, f"set {stopping().is_set()} {await run.call(quick, path=path)}")
         await run.call(quick, path=path)
@@ -236,6 +281,25 @@ async def agent(run: Run, message: Message) -> str | None:
         except interlock.BadInput as refused:
             return str(refused)
     return None
+
+
+def _permit_both(run: Run) -> None:
+    """Let the first of two tools begin when both are permitted, and the second in the loop's next round."""
+    port: Any = run._port
+    permit, turns = port.permit, iter((True, False))
+    permitted, begins = asyncio.Event(), asyncio.Event()
+
+    async def in_order(call: str) -> None:
+        first = next(turns)
+        await permit(call)
+        if first:
+            await permitted.wait()
+            begins.set()
+        else:
+            permitted.set()
+            await begins.wait()
+
+    port.permit = in_order
 
 
 def _note_after(path: str) -> None:

@@ -174,6 +174,23 @@ def test_every_way_to_ask(driver: str, part: str, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("part", "last"), [("waits", "cleaned True"), ("threaded", "cleaned True"), ("hears", "task True")]
+)
+@on_each_driver
+def test_tools_of_a_parallel_batch_hear(driver: str, part: str, last: str, tmp_path: Path) -> None:
+    """Each has a task of its own, and hears the notice of the run all the same."""
+    path = tmp_path / "notes"
+
+    async def main() -> None:
+        async with opened(driver) as control:
+            receipt = await stopped(control, f"batch:{part}", path)
+            assert noted(path)[-1] == last
+            assert receipt.drain is Drain.OBSERVED, receipt.unconfirmed
+
+    asyncio.run(main())
+
+
 @on_each_driver
 def test_what_stands_beside_an_async_tool_hears(driver: str, tmp_path: Path) -> None:
     """A thread of `asyncio.to_thread` and a task of the tool's own hear; the tool itself is cut, and can tell why."""
@@ -214,6 +231,24 @@ def test_every_early_end_is_heard(driver: str, ending: Ending, tmp_path: Path) -
                 outcome = receipt.runs[0].outcome
                 assert (outcome.ending, receipt.drain) == (ending, Drain.OBSERVED)
         assert noted(path)[-1] == "cleaned True"
+
+    asyncio.run(main())
+
+
+# A tool that has not begun
+
+
+@pytest.mark.parametrize(("driver", "part"), [("host", "gathers"), ("host", "batches"), ("inline", "unpacks")])
+def test_no_body_begins_when_its_run_is_over(driver: str, part: str, tmp_path: Path) -> None:
+    """Its call was permitted, and waited for a blocked loop or for its module: the notice is asked, and it stays so."""
+    path = tmp_path / "notes"
+
+    async def main() -> None:
+        async with opened(driver) as control:
+            receipt = await stopped(control, part, path)
+            assert "effect" not in noted(path)
+            assert {each.state for each in receipt.tools} == {ToolState.INTERRUPTED}
+            assert receipt.drain is Drain.OBSERVED, receipt.unconfirmed
 
     asyncio.run(main())
 
@@ -490,6 +525,22 @@ def _hear(notice: Notice, tell: Callable[[Notice], None]) -> None:
     assert notice.is_set() and notice.wait() and notice.wait(math.inf)
     asyncio.run(awaits())
     assert select.select([notice], [], [], 0)[0] == [notice]
+
+
+def test_a_fork_hears_what_its_parent_was_told() -> None:
+    """The descriptor is theirs together, the memory is not: a fork that waits is woken, and believes it."""
+    program = (
+        "import os\n"
+        "from interlock import Notice\n"
+        "notice = Notice()\n"
+        "notice.fileno()\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    os._exit(0 if notice.wait(20) and notice.is_set() else 1)\n"
+        "notice.tell()\n"
+        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=BOUND_SECONDS).returncode == 0
 
 
 def test_to_tell_never_waits() -> None:

@@ -221,6 +221,15 @@ def test_nobody_s_number_is_not_current() -> None:
     assert not generations.is_current("a", generations.get("a"))
 
 
+def test_what_merely_equals_a_number_is_not_current() -> None:
+    """A number that was given is an int: True and 1.0 equal the first one, and were given to nobody."""
+    generations: Generations[str] = Generations()
+    held = generations.rise("a")
+    assert generations.is_current("a", held)
+    for other in (True, 1.0, "1"):
+        assert not generations.is_current("a", other)  # type: ignore[arg-type]
+
+
 def test_any_key_can_be_counted() -> None:
     """A pipeline counts by whatever it has: a pair of names, a number."""
     generations: Generations[tuple[str, int]] = Generations()

@@ -47,7 +47,7 @@ LONG_SECONDS = 120.0  # a grace that nobody waits for
 @pytest.fixture(autouse=True)
 def keepers_have_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A keeper that is only slow is not replaced: what it saw of its processes would go with it."""
-    if request.node.originalname != "test_a_keeper_that_does_not_answer_is_replaced":
+    if not request.node.originalname.startswith("test_a_keeper_that_does_not_answer_"):
         monkeypatch.setattr(containments, "INSIST_SECONDS", BOUND_SECONDS)
 
 
@@ -160,6 +160,26 @@ def test_a_daemon_does_not_outlive_the_grace_of_its_parent(grade: Grade, tmp_pat
 
 
 @both_grades
+def test_what_a_worker_leaves_behind_has_no_grace_of_its_own(grade: Grade, tmp_path: Path) -> None:
+    """A grace that was asked for is the process's own: when it is gone, a daemon that ignores TERM is killed."""
+
+    async def main() -> None:
+        async with room(grade) as processes:
+            place = tmp_path / "pids"
+            containment = processes.contain("run r-1.g1", once=True)
+            daemon = "trap '' TERM; echo $$ >> \"$1\"; while :; do sleep 0.01; done"
+            code = 'trap \'exit 7\' TERM; setsid sh -c "$2" sh "$1" & echo $$ >> "$1"; while :; do sleep 0.01; done'
+            process = containment.spawn(order("sh", "-c", code, "sh", str(place), daemon, background=True))
+            containment.allow(LONG_SECONDS)
+            with Witness(await pids_in(place, 2)) as witness:
+                await cut(containment)
+                assert witness.alive() == []
+                assert process.status == 7, "it had its grace"
+
+    play(main())
+
+
+@both_grades
 @pytest.mark.parametrize("grace", [0.0, LONG_SECONDS])
 def test_a_stopped_process_is_ended(grade: Grade, grace: float, tmp_path: Path) -> None:
     """Race 63: SIGSTOP is no shelter; with a grace it is woken so that it can hear TERM."""
@@ -255,6 +275,29 @@ def test_a_keeper_that_does_not_answer_is_replaced(grade: Grade, tmp_path: Path)
 
 
 # One outcome, and the right process
+
+
+@both_grades
+def test_a_keeper_that_does_not_answer_is_replaced_though_nobody_waits(grade: Grade, tmp_path: Path) -> None:
+    """What stops its keeper, ignores TERM and outlasts the drain time is told as left, and killed after its grace."""
+
+    async def main() -> None:
+        async with room(grade) as processes:
+            place = tmp_path / "pids"
+            containment = processes.contain("run r-1.g1", grace=GRACE_SECONDS)
+            code = "trap '' TERM; echo $$ > \"$1\"; kill -STOP $PPID; while :; do sleep 0.01; done"
+            containment.spawn(order("sh", "-c", code, "sh", str(place), grace=GRACE_SECONDS))
+            with Witness(await pids_in(place, 1)) as witness:
+                keeper = await until(lambda: containment.keeper, "the keeper")
+                await until(lambda: (kernel.stat(keeper) or " ")[0] == "T", "that it sleeps")
+                containment.cut()
+                containment.abandon()
+                async with asyncio.timeout(BOUND_SECONDS):
+                    await containment.done.wait()
+                assert witness.alive() == []
+                assert containment.state is BodyState.ABANDONED, "nobody saw it end in time, and that stays said"
+
+    play(main())
 
 
 @both_grades

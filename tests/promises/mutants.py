@@ -39,6 +39,12 @@ BESIDE = (  # bugs of rules that are no row of the table
     ("unit/guest-s-child-gets-in", (ANNOUNCED, "test_a_guest_s_child_does_not_get_into_the_owner_s_turn")),
     ("announced-twice", (ANNOUNCED, "test_an_ending_becomes_a_turn_of_its_session")),
     ("unit/next-turn-hears-the-last", (HEARING, "test_a_host_s_next_turn_does_not_hear_the_last_one_s")),
+    ("unit/permitted-tool-begins-after-the-end", (HEARING, "test_no_body_begins_when_its_run_is_over")),
+    ("unit/worker-begins-after-the-end", (HEARING, "test_no_body_begins_when_its_run_is_over")),
+    (
+        "unit/given-up-is-not-insisted-upon",
+        ("processes/test_drain.py", "test_a_keeper_that_does_not_answer_is_replaced_though_nobody_waits"),
+    ),
     (
         "unit/grace-heard-after-the-hang-up",
         ("processes/test_drain.py", "test_a_grace_that_was_asked_for_just_before_the_cut"),

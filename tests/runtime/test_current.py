@@ -341,6 +341,7 @@ def test_another_thread_is_told_to_ask_on_the_loop() -> None:
             thread.start()
             thread.join(30)
             assert [type(error) for error in said] == [BadInput]
-            assert "belongs to the loop it was opened on" in str(said[0])
+            assert "belongs to the loop it was opened on; ask there, in the step that delivers" in str(said[0])
+            assert "stop" not in str(said[0]), "it was a question"
 
     asyncio.run(main())

@@ -1,6 +1,7 @@
 """The pre-tool gate: what is permitted, what is skipped, and that every call has exactly one result."""
 
 import asyncio
+import math
 import threading
 
 import anyio
@@ -485,8 +486,9 @@ def test_what_is_said_about_a_tool() -> None:
     seeded(main, range(1))
     with raises(BadInput, "drop thread=True"):
         tool(thread=True)(search)
-    with raises(BadInput, "grace must be 0 or more"):
-        tool(grace=-1)(search)
+    for grace in (-1, math.nan, math.inf, -math.inf, 10**400, "5", None, True):
+        with raises(BadInput, "grace must be 0 or more seconds, as a finite number, not "):
+            tool(grace=grace)(search)  # type: ignore[arg-type]
     with raises(BadInput, "approval= is 'ask' or 'never', not 'always'"):
         tool(approval="always")(search)
     assert tool(search) is search

@@ -81,8 +81,11 @@ class Generations(Generic[Key]):
         return raised
 
     def is_current(self, key: Key, generation: int | None) -> bool:
-        """Return whether a number is the key's present one; of a key that is not here, and of None, it is not."""
-        return generation is not None and self._now.get(key) == generation
+        """Return whether a number is the key's present one; of a key that is not here, and of None, it is not.
+
+        What merely equals it (True, 1.0) was never given: whoever has such a thing has mixed something up.
+        """
+        return type(generation) is int and self._now.get(key) == generation
 
     def forget(self, key: Key) -> None:
         """Drop a key from memory without letting any number be given twice."""

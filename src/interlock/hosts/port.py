@@ -351,8 +351,13 @@ class HostPort:
         return partial(function, **arguments)
 
     async def perform(self, call: CallId, spec: ToolSpec, work: Work) -> Any:
-        """Run the body of a tool that was permitted; a synchronous one simply runs."""
+        """Run the body of a tool that was permitted; a synchronous one simply runs.
+
+        It was permitted before another tool blocked the loop, maybe. The notice knows of a fall that is not read yet.
+        """
         assert not isinstance(work, bytes)
+        await self._catch_up()
+        self.check(Effect.TOOL)
         if spec.thread:
             return await self._bodies.in_thread(spec.name, work)
         if spec.worker:
@@ -363,7 +368,7 @@ class HostPort:
         return await self._bodies.in_place(spec, work())
 
     async def _catch_up(self) -> None:
-        """A tool has blocked the loop. If the run fell meanwhile, the cut is on its way: nothing goes on before it."""
+        """If the run fell while a tool blocked the loop, the cut is on its way: nothing begins or goes on before it."""
         while self.cause is None and self.turn.notice.is_set():
             await asyncio.sleep(0)
 

@@ -247,6 +247,7 @@ class LocalContainment:
         self._requested: dict[int, LocalProcess] = {}
         self._hung_up = False
         self._insisting: asyncio.TimerHandle | None = None
+        self._answered = False  # its keeper has sent KILL to all of it, and says what is stuck
         self.on_cut: Callable[[], None] | None = None  # told in the step of a cut, before the keeper can know of it
         self._open = True
         self._numbers = itertools.count(1)
@@ -326,7 +327,7 @@ class LocalContainment:
             self._sender.send(("end", number))
 
     def allow(self, grace: float) -> None:
-        """Say how long its processes have, from TERM to KILL, if it is cut from now on."""
+        """Say how long its process has, from TERM to KILL, if it is cut from now on; what it leaves is killed then."""
         if grace != self.grace and not self._hung_up:
             self.grace = grace
             with contextlib.suppress(OSError):
@@ -346,10 +347,13 @@ class LocalContainment:
             self._insisting = self._loop.call_later(self.grace + INSIST_SECONDS, self._insist)
 
     def _insist(self) -> None:
-        """A keeper says within half a second what is stuck; for one that says nothing the helper stands in."""
+        """A keeper says within half a second what is stuck; for one that says nothing the helper stands in.
+
+        Also when nobody waits for it any more: a process that has stopped its keeper would else live for good.
+        """
         if not self.done.is_set():
             self._insisting = self._loop.call_later(INSIST_SECONDS, self._insist)
-            if not self.stuck:
+            if not self._answered:
                 self._processes.finish(self)
 
     def drop(self) -> None:
@@ -394,6 +398,7 @@ class LocalContainment:
                     if process.settled:
                         self.settle(process)
             case "stuck", (list(names),):
+                self._answered = True
                 self.stuck = tuple(str(name) for name in names)
             case "here", (int(pid),):
                 self.keeper = pid

@@ -74,6 +74,7 @@ class Keeper:
         self._limits = limits
         self._grade = grade
         self._grace = grace
+        self._of_main = False  # the grace is that of a worker's tool: what the worker leaves behind has none
         self._once = once  # one request, then it goes as soon as nothing is left
         self._user = user
         self._apart = apart  # in a PID namespace of its own
@@ -206,7 +207,7 @@ class Keeper:
                 elif message[0] == "end":
                     self._end_one(message[1])
                 elif message[0] == "grace":
-                    self._grace = message[1]
+                    self._grace, self._of_main = message[1], True
             finally:
                 wire.close_all(fds)
 
@@ -341,7 +342,8 @@ class Keeper:
     def _end(self) -> None:
         """KILL when it is time; and again whatever has come up to us since."""
         now = time.monotonic()
-        if self._killed_at is None and (self._term_until is None or now >= self._term_until):
+        over = self._term_until is None or now >= self._term_until or (self._of_main and not self._main)
+        if self._killed_at is None and over:
             self._kill()
         elif self._killed_at is not None:
             self._kill_children()

@@ -53,8 +53,11 @@ class Notice:
             os.close(self._own)
 
     def is_set(self) -> bool:
-        """Return whether the run is over. It asks the pipe itself, and never waits."""
-        if not self._told and self._pipe >= 0 and _ready(self._pipe, 0.0):
+        """Return whether the run is over. It asks the descriptors themselves, and never waits.
+
+        In a fork its own may be readable though nobody told it there: the process it was forked from was told.
+        """
+        if not self._told and (_ready(self._pipe, 0.0) or _ready(self._own, 0.0)):
             self.tell()
         return self._told
 
@@ -146,6 +149,8 @@ class Notice:
 
 def _ready(fd: int, seconds: float) -> bool:
     """Return whether a descriptor is readable, or becomes so within some seconds; -1 never does."""
+    if fd < 0 and not seconds:
+        return False
     poll = select.poll()  # a fresh one: two threads may not use the same
     if fd >= 0:
         poll.register(fd, select.POLLIN)

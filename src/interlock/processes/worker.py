@@ -38,6 +38,8 @@ def serve(sock: "socket", answers: int) -> None:
             return
         if packet is not None:
             answer = _work(packet[0])
+            if answer is None:
+                return
             if len(answer) > ANSWER_BYTES:
                 answer = _failed(
                     "BadInput", f"what the tool returned is longer than {ANSWER_BYTES} bytes; write a file"
@@ -50,7 +52,8 @@ def serve(sock: "socket", answers: int) -> None:
                 return  # nobody asks any more
 
 
-def _work(packet: bytes) -> bytes:
+def _work(packet: bytes) -> bytes | None:
+    """Do one piece of work; return the answer, or None if it was cut before it began: then nobody asks any more."""
     try:
         preparation, work, grace = pickle.loads(packet)
         if preparation is not None:
@@ -59,6 +62,8 @@ def _work(packet: bytes) -> bytes:
             return msgspec.msgpack.encode(("ready", None))
         function, arguments = pickle.loads(work)
         with _patient() if grace > 0 else contextlib.nullcontext():
+            if notice.stopping().is_set():  # to find the function may have taken long: its module was imported
+                return None
             value = function(**arguments)
         try:
             return msgspec.msgpack.encode(("done", value))

@@ -73,6 +73,7 @@ from interlock.runtime.watch import Buffer, Watch, whole_log
 from interlock.stores.base import READ_SECONDS, SessionInfo, Store, StoreFailed, committed, read
 
 SLACK_SECONDS = 1.0  # beyond the sum of the bounds, for the loop to come round
+ELSEWHERE = "from elsewhere use asyncio.run_coroutine_threadsafe(control.stop(...), loop)"
 
 
 class Control:
@@ -293,16 +294,13 @@ class Control:
         known = ", ".join(self._driver.names) or "none"
         raise BadInput(f"no agent {name!r:.80} here; leave it out for the one that is served, the others are: {known}")
 
-    def _here(self) -> None:
+    def _here(self, instead: str = ELSEWHERE) -> None:
         try:
             here = asyncio.get_running_loop() is self._loop
         except RuntimeError:  # a thread without a loop asks one of the verbs that never wait
             here = False
         if not here:
-            raise BadInput(
-                "a control belongs to the loop it was opened on; "
-                "from elsewhere use asyncio.run_coroutine_threadsafe(control.stop(...), loop)"
-            )
+            raise BadInput(f"a control belongs to the loop it was opened on; {instead}")
 
     def _arrive(
         self,
@@ -713,7 +711,7 @@ class Control:
         that waits for its seat is current, one that was taken in is as current as the run that took it. False also of
         a run that is not here, or not the caller's to see.
         """
-        self._here()
+        self._here("ask there, in the step that delivers: what a thread is told may be wrong before it acts on it")
         wanted, principal = RunId(name_of(run, "run")), Principal(name_of(by, "by"))
         live = self._registry.runs.get(wanted)
         if live is None or self._registry.closing:

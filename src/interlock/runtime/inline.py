@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from interlock.core.errors import Refused, Stale
 from interlock.core.names import BodyState, RunId, ToolState
+from interlock.processes.notice import Notice, heard, stopping
 from interlock.runtime import pools
 from interlock.runtime.crew import Crew
 from interlock.runtime.live import Body, ToolCall
@@ -295,7 +296,7 @@ class Bodies:
             leash = Leash(body, name=f"tool {spec.name}", call=call, grace=spec.grace)
             self._add(leash)
             leashes.append(leash)
-            self._crew.start(_quietly(leash), name=f"{self._run_id} {spec.name}")
+            self._crew.start(_quietly(leash, stopping()), name=f"{self._run_id} {spec.name}")
         try:
             for leash in leashes:
                 await leash.done.wait()
@@ -315,10 +316,14 @@ class Bodies:
             body.drop()
 
 
-async def _quietly(leash: Leash) -> None:
-    """Drive a side body to its end; what it raised is in its result, or its run has fallen."""
+async def _quietly(leash: Leash, notice: Notice) -> None:
+    """Drive a side body to its end; what it raised is in its result, or its run has fallen.
+
+    Its task has control's own context, so it is given the notice of the run: else its tool would never hear.
+    """
     try:
-        await leash
+        with heard(notice):
+            await leash
     except KeyboardInterrupt:
         raise
     except BaseException:  # SystemExit in a root task would stop the embedder's loop

@@ -1,6 +1,7 @@
 """Tools: plain functions, and what must be said about some of them."""
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
@@ -10,7 +11,7 @@ from interlock.core.errors import BadInput
 from interlock.core.events import Json
 from interlock.core.names import ToolState
 from interlock.runtime.settings import VALUE_BYTES
-from interlock.runtime.values import name_of
+from interlock.runtime.values import name_of, number_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__interlock_tool__"
@@ -55,13 +56,14 @@ def tool(
     def mark(marked: F) -> F:
         if approval not in (None, "ask", "never"):
             raise BadInput(f"approval= is 'ask' or 'never', not {approval!r:.40}")
-        if grace < 0:
-            raise BadInput(f"grace must be 0 or more seconds, not {grace}")
+        seconds = number_of(grace)
+        if not 0 <= seconds < math.inf:  # (nan is neither)
+            raise BadInput(f"grace must be 0 or more seconds, as a finite number, not {grace!r:.40}")
         if thread and _is_async(marked):
             raise BadInput(f"tool {marked.__name__} is async: drop thread=True, it is cut without a thread")
         worker = not thread and not _is_async(marked)
         called = name_of(name or marked.__name__, "a tool's name")
-        spec = ToolSpec(name=called, thread=thread, grace=grace, asks=approval == "ask", worker=worker)
+        spec = ToolSpec(name=called, thread=thread, grace=seconds, asks=approval == "ask", worker=worker)
         setattr(marked, _MARK, spec)
         return marked
 
