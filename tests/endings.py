@@ -216,6 +216,7 @@ def _exits() -> str:
     told = {code: ", ".join(names) for code, names in codes.items()}
     told |= {shell.NOT_YET: "it has not ended: `wait --timeout` ran out"}
     told |= {shell.TROUBLE: "there is no such run, or `interlock` itself failed: the error output says why"}
+    told |= {shell.UNREAD: "whoever read the output was gone before all of it was printed"}
     return _table(["exit status", "the run"], ([str(code), told[code]] for code in sorted(told)))
 
 

@@ -385,6 +385,20 @@ def test_an_interrupted_probe_stops_what_it_started(number: signal.Signals, stat
         assert gateway.stops() == [{"sessionKey": each} for each in gateway.sessions()]
 
 
+@pytest.mark.parametrize("streams", ["2>/dev/null", "--json 2>/dev/null", "2>&1"])
+def test_a_reader_that_is_gone_is_not_told_as_a_leak(streams: str) -> None:
+    """Into a pipe that nobody reads it exits as SIGPIPE ends a program, and what it started is stopped."""
+    with Leaky() as gateway:
+        line = f'"$0" -m interlock.cli probe "$1" --say talk --scene mid-stream --times 1 --listen 50ms {streams} | true'
+        done = subprocess.run(
+            ["bash", "-c", f"{line}; exit ${{PIPESTATUS[0]}}", sys.executable, gateway.url],
+            env={**os.environ, "INTERLOCK_TOKEN": "a-token"},
+            capture_output=True, text=True, timeout=BOUND_SECONDS, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout, done.stderr) == (141, "", "")
+        assert {each["sessionKey"] for each in gateway.stops()} == set(gateway.sessions())
+
+
 # What is no gateway
 
 

@@ -2,7 +2,8 @@
 
 1. What a run says goes to the output, everything about it to the error output in lines of their own.
 2. A terminal obeys nothing that comes from a run: control characters are shown, not sent.
-3. Exit codes are the endings' of core/projection. 125: we failed, or there is no such run; 75: it has not ended yet.
+3. Exit codes are the endings' of core/projection. 125: we failed, or there is no such run; 75: it has not ended yet;
+   141: whoever read the output is gone.
 4. Ctrl-C while `send --watch` follows means the run: the first stops it and tells the receipt, the second leaves.
 5. A token comes from the data directory or from INTERLOCK_TOKEN, never from the command line.
 """
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 TROUBLE, NOT_YET = 125, 75  # as env and timeout exit; and EX_TEMPFAIL
 LEFT = 130  # a second Ctrl-C
+UNREAD = 141  # as a shell tells that SIGPIPE ended a program
 NOTE_CHARACTERS = 200
 OURS = re.compile(r"r-[0-9a-f]+-[0-9a-f]+")  # a run's id; anything else is a key
 
@@ -84,6 +86,19 @@ def _ask(url: str, data: Path, asking: Callable[["Client"], Awaitable[int]]) -> 
     except InterlockError as error:
         _note(str(error), "interlock: ")
         return TROUBLE
+    except BrokenPipeError:
+        return unread()
+
+
+def unread() -> int:
+    """Leave what is left to be printed, as its reader is gone; return the exit code.
+
+    Typer would exit with 1, which says that the run failed, or that something leaked.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)  # Python flushes both once more
+    return UNREAD
 
 
 @commands.command("send", short_help="Send a message to an agent.")

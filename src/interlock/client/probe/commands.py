@@ -1,4 +1,7 @@
-"""The command. Exit codes: 0 nothing leaked, 1 something did, 2 it could not be tried, 130 and 143 when interrupted."""
+"""The command.
+
+Exit codes: 0 nothing leaked, 1 something did, 2 it could not be tried, 130 and 143 interrupted, 141 nobody reads it.
+"""
 
 import asyncio
 import os
@@ -16,7 +19,7 @@ from interlock.client.probe import telling
 from interlock.client.probe.scenes import SCENES, Campaign, Plan, clean, lasts
 from interlock.client.probe.verdict import Report
 from interlock.client.probe.wire import Wire
-from interlock.client.shell import HERE, Data, _json, _note
+from interlock.client.shell import HERE, Data, _json, _note, unread
 from interlock.config import seconds
 from interlock.core.errors import BadInput, InterlockError
 
@@ -55,7 +58,8 @@ def probe_command(
     Its sessions are its own, and what it started it stops. The token is INTERLOCK_TOKEN; for a gateway on this machine
     also the one in --data.
 
-    Exit status: 0 nothing leaked, 1 something did, 2 it could not be tried, 130 interrupted.
+    Exit status: 0 nothing leaked, 1 something did, 2 it could not be tried, 130 or 143 interrupted, 141 whoever read
+    the output was gone.
     """
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # for a terminal that cannot show it all
     given = context.get_parameter_source("data")
@@ -76,9 +80,14 @@ def probe_command(
     except asyncio.CancelledError:
         _note("terminated; what was started is stopped", "interlock: ")
         return TERMINATED
-    _json(report) if as_json else telling.tell(report)
-    if report.broken is not None:
-        _note(report.broken, "interlock: ")
+    except BrokenPipeError:
+        return unread()
+    try:
+        _json(report) if as_json else telling.tell(report)
+        if report.broken is not None:
+            _note(report.broken, "interlock: ")
+    except BrokenPipeError:
+        return unread()
     if report.broken is not None or not report.tried:
         return BAD_USAGE
     return LEAKED if report.leaked else 0
