@@ -51,6 +51,9 @@ VARIANTS: dict[str, tuple[Ending, dict[str, Any]]] = {
     "superseded (steered)": (Ending.SUPERSEDED, {}),
     "timed_out (in the queue)": (Ending.TIMED_OUT, {"phase": "queue", "started_at": None}),
     "timed_out (a limit of the caller)": (Ending.TIMED_OUT, {"limit_of": LimitOf.CALLER}),
+    "timed_out (a limit of the operator)": (Ending.TIMED_OUT, {"limit_of": LimitOf.OPERATOR}),
+    "timed_out (a limit of its agent)": (Ending.TIMED_OUT, {"limit_of": LimitOf.AGENT}),
+    "parent_ended (a limit of the parent)": (Ending.PARENT_ENDED, {"limit_of": LimitOf.PARENT}),
 }
 
 

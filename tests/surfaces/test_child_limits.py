@@ -60,7 +60,7 @@ def test_no_request_lengthens_an_agent_s_limit(server: House) -> None:
             run = talk.answer(talk.ask(method, **params, **more))["runId"]
             waited = talk.request("agent.wait", runId=run, timeoutMs=30_000)
             assert (waited["outcome"]["limitMs"], waited["outcome"]["limitOf"]) == (200, "agent")
-            assert waited["error"].endswith(" (the limit of its agent)")
+            assert waited["error"].endswith(" (its agent's limit)")
 
 
 @pytest.mark.parametrize(
