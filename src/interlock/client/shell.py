@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import msgspec
 import typer
 
+from interlock.client.connection import NO_SUCH_TOKEN
 from interlock.config import DEFAULT_PORT, data_directory, seconds
 from interlock.core import events
-from interlock.core.errors import BadInput, InterlockError
+from interlock.core.errors import BadInput, InterlockError, Refused, Unknown
 from interlock.core.names import Drain, Ending, QuestionState, Strategy, ToolState
 from interlock.core.outcome import Outcome
 from interlock.core.projection import client_words, row
@@ -75,7 +76,20 @@ def ask(url: str, data: Path, asking: Callable[["Client"], Awaitable[T]]) -> T:
         async with connect(url, token, data=None if token else data) as client:
             return await asking(client)
 
-    return asyncio.run(asked())
+    try:
+        return asyncio.run(asked())
+    except Refused as error:
+        raise Refused(why_refused(str(error))) from None
+
+
+def why_refused(words: str) -> str:
+    """Return why a gateway refused, for who has a shell: they chose a token, and typed no method."""
+    if os.environ.get("INTERLOCK_TOKEN"):
+        words = words.replace(NO_SUCH_TOKEN, f"{NO_SUCH_TOKEN.partition(';')[0]}; unset or change INTERLOCK_TOKEN")
+    scope = re.search(r"needs a token with scope (\w+)", words)
+    if scope is None:
+        return words
+    return f"this token may not do that; `interlock token add NAME --scope {scope[1]}` makes one with scope {scope[1]}"
 
 
 def _ask(url: str, data: Path, asking: Callable[["Client"], Awaitable[int]]) -> int:
@@ -181,6 +195,7 @@ def stop_command(
         _name_one(session, run)
         ours = OURS.fullmatch(run or "") is not None
         if run is not None:
+            _need_name(run)
             receipt = await client.stop(run=run if ours else None, message=None if ours else run)
         else:
             receipt = await client.stop(session=_named(session))
@@ -229,10 +244,16 @@ def wait_command(
     """Wait for a run's end and say how it ended; exit as it did, or with 75 if it has not ended in time."""
 
     async def wait(client: "Client") -> int:
+        _need_name(run)
         limit = None if timeout is None else seconds(timeout)
         async with _progress(f"waiting for {_line(run)}"):
             outcome = await client.wait(run, timeout=limit, drained=drained)
-        _json(outcome) if as_json else _print(_line(client_words(outcome)))
+        if as_json:
+            _json(outcome)
+        elif outcome.ending is Ending.UNKNOWN:
+            raise Unknown(_no_run(run))
+        else:
+            _print(_line(client_words(outcome)))
         return _code(outcome)
 
     return _ask(url, data, wait)
@@ -253,7 +274,10 @@ def watch_command(
         _name_one(session, run)
         if run is None:
             return await _follow(client, session=_named(session), after=after, as_json=as_json)
+        _need_name(run)
         found = await client.find(run)
+        if found is None and not OURS.fullmatch(run):
+            raise Unknown(f"{_no_run(run)}; if it is a session, write --session")
         return await _follow(client, run=run if found is None else found.id, after=after, as_json=as_json)
 
     return _ask(url, data, watch)
@@ -311,6 +335,7 @@ def receipt_command(
     """Show a receipt as it stands now."""
 
     async def look(client: "Client") -> int:
+        _need_name(wanted)
         receipt = await client.receipt(wanted)
         if as_json:
             _json(receipt)
@@ -337,6 +362,7 @@ def timeline_command(
     """Tell what happened in a run, in order; with -o draw it."""
 
     async def look(client: "Client") -> int:
+        _need_name(run)
         moments = await client.timeline(run)
         if output is not None:
             from interlock.surfaces.drawing import draw  # noqa: PLC0415
@@ -570,6 +596,15 @@ def _code(outcome: Outcome) -> int:
     if outcome.ended:
         return row(outcome).exit_code
     return NOT_YET if outcome.ending is Ending.PENDING else TROUBLE
+
+
+def _no_run(name: str) -> str:
+    return f"no run or key {_line(name)!r:.80} that you may see; `interlock runs --url URL` lists them"
+
+
+def _need_name(run: str) -> None:
+    if not run.strip():
+        raise BadInput("name the run, by its id or its key; `interlock runs --url URL` lists them")
 
 
 def _named(session: str | None) -> str:

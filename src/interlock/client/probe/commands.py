@@ -19,7 +19,7 @@ from interlock.client.probe import telling
 from interlock.client.probe.scenes import SCENES, Campaign, Plan, clean, lasts
 from interlock.client.probe.verdict import Report
 from interlock.client.probe.wire import Wire
-from interlock.client.shell import HERE, Data, _json, _note, unread
+from interlock.client.shell import HERE, Data, _json, _note, unread, why_refused
 from interlock.config import seconds
 from interlock.core.errors import BadInput, InterlockError
 
@@ -72,7 +72,7 @@ def probe_command(
         )  # fmt: skip
         report = asyncio.run(_probe(url, _token(url, data, named=named), plan, _scenes(scene)))
     except InterlockError as error:
-        _note(str(error), "interlock: ")
+        _note(why_refused(str(error)), "interlock: ")
         return BAD_USAGE
     except KeyboardInterrupt:
         _note("interrupted; what was started is stopped", "interlock: ")
@@ -101,9 +101,10 @@ async def _probe(url: str, token: str, plan: Plan, scenes: list[str]) -> Report:
     campaign = Campaign(wire, plan, scenes)
     try:
         messages = plan.times * sum(SCENES[scene].messages for scene in scenes)
-        _note(f"probing {wire.url}: {len(scenes)} scenes, {plan.times} times each, about {lasts(plan, scenes)} s")
+        each = "once" if plan.times == 1 else f"{plan.times} times"
+        _note(f"probing {wire.url}: {_count(len(scenes), 'scene')}, {each} each, about {lasts(plan, scenes)} s")
         _note(
-            f"it sends {messages} messages to the agent, in sessions {campaign.name}-* of its own, and stops them; "
+            f"it sends {_count(messages, 'message')} to the agent, in sessions {campaign.name}-* of its own, and stops them; "
             "they may cost model tokens; Ctrl-C stops all of it"
         )
         with telling.progress(scenes, plan.times) as heard:
@@ -152,9 +153,13 @@ def _scenes(names: list[str] | None) -> list[str]:
     return [name for name in SCENES if not names or name in names]
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def _whole(text: str, flag: str, most: int) -> int:
     if not text.isascii() or not text.isdecimal() or not 1 <= int(text[:9]) <= most:
-        raise BadInput(f"{flag}: {text!r:.60} is none; write a whole number from 1 to {most:,}")
+        raise BadInput(f"{flag}: {text!r:.60} will not do; write a whole number from 1 to {most:,}")
     return int(text[:9])
 
 

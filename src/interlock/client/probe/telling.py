@@ -17,9 +17,11 @@ COLUMNS: Final = 110  # where there is no terminal to ask
 WIDE: Final = 96  # from here there is room for lines between the columns
 HEADS: Final = ("tries", "events\nafter ack", "ends\ntold", "words", "ack, ms\np50/max", "silence, ms\np50/max")
 LEGEND: Final = """\
-events after the ack: what was still sent of a run after the answer that ended it (its terminal event apart)
-ends told: terminal events of a run, good is 1; words: whether chat, agent, agent.wait and chat.abort can all be true
-ack: from the request to its answer (of a limit: from the limit to the end that was told); silence: to the last event"""
+events after ack: what was still sent of a run after the answer that ended it
+  (its terminal event apart); ends told: terminal events of a run, good is 1
+words: whether chat, agent, agent.wait and chat.abort can all be true
+ack: from the request to its answer (of a limit: from the limit to the end that
+  was told); silence: to the last event"""
 
 
 @contextmanager
