@@ -114,6 +114,9 @@ async def agent(run: Run, message: Message) -> str | None:
         case "leave":  # a child that outlives its run
             await run.delegate("agent", rest, detached=True, announce=None)
             return "left a child"
+        case "report":  # the same, and what became of it is announced here
+            await run.delegate("agent", rest, detached=True)
+            return "left a child"
         case "listen":
             await run.say("I listen. ")
             while True:

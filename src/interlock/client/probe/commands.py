@@ -104,8 +104,8 @@ async def _probe(url: str, token: str, plan: Plan, scenes: list[str]) -> Report:
         each = "once" if plan.times == 1 else f"{plan.times} times"
         _note(f"probing {wire.url}: {_count(len(scenes), 'scene')}, {each} each, about {lasts(plan, scenes)} s")
         _note(
-            f"it sends {_count(messages, 'message')} to the agent, in sessions {campaign.name}-* of its own, and stops them; "
-            "they may cost model tokens; Ctrl-C stops all of it"
+            f"it sends {_count(messages, 'message')} to the agent, in sessions {campaign.name}-* of its own, and "
+            "stops them; they may cost model tokens; Ctrl-C stops all of it"
         )
         with telling.progress(scenes, plan.times) as heard:
             await campaign.play(heard)
