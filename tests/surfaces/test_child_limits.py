@@ -67,7 +67,7 @@ def test_no_request_lengthens_an_agent_s_limit(server: House) -> None:
     ("option", "said"),
     [
         ("--agent-deadline=nobody=5", "no agent 'nobody' to give a deadline; there are agent"),
-        ("--agent-deadline=agent=soon", "--agent-deadline cannot be ['agent=soon']; write names of agents"),
+        ("--agent-deadline=agent=soon", "--agent-deadline cannot be 'agent=soon'; write names of agents"),
         ("--child-deadline=-5", "--child-deadline cannot be '-5'; write a time"),
     ],
 )
