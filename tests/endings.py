@@ -51,6 +51,9 @@ VARIANTS: dict[str, tuple[Ending, dict[str, Any]]] = {
     "superseded (steered)": (Ending.SUPERSEDED, {}),
     "timed_out (in the queue)": (Ending.TIMED_OUT, {"phase": "queue", "started_at": None}),
     "timed_out (a limit of the caller)": (Ending.TIMED_OUT, {"limit_of": LimitOf.CALLER}),
+    "timed_out (a limit of the operator)": (Ending.TIMED_OUT, {"limit_of": LimitOf.OPERATOR}),
+    "timed_out (a limit of its agent)": (Ending.TIMED_OUT, {"limit_of": LimitOf.AGENT}),
+    "parent_ended (a limit of the parent)": (Ending.PARENT_ENDED, {"limit_of": LimitOf.PARENT}),
 }
 
 
@@ -216,6 +219,7 @@ def _exits() -> str:
     told = {code: ", ".join(names) for code, names in codes.items()}
     told |= {shell.NOT_YET: "it has not ended: `wait --timeout` ran out"}
     told |= {shell.TROUBLE: "there is no such run, or `interlock` itself failed: the error output says why"}
+    told |= {shell.UNREAD: "whoever read the output was gone before all of it was printed"}
     return _table(["exit status", "the run"], ([str(code), told[code]] for code in sorted(told)))
 
 

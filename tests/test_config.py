@@ -168,6 +168,8 @@ def test_a_word_for_approval(tmp_path: Path, word: str) -> None:
         ("agent_deadlines", "tester=soon", "names of agents, each with its time"),
         ("agent_deadlines", "tester=-1", "names of agents, each with its time"),
         ("agent_deadlines", "=10m", "names of agents, each with its time"),
+        ("agent_deadlines", "tester=5s,tester=6s", "names of agents, each with its time, as in tester=10m, and none"),
+        ("agents", "a=m:f,a=m:g", "names, each with its module:callable, and none twice"),
         ("allow_hosts", "a,,b", "names, and a comma"),
         ("host", "a\nb", "an address"),
         ("agent_user", " ", "a user's name"),
@@ -188,6 +190,13 @@ def test_a_wrong_value_in_every_source(tmp_path: Path, name: str, value: str, ri
     ):
         assert f"{where} cannot be {value[:10]!r}"[:-1] in said and f"write {right}" in said
         assert len(said) < 400 and "\n" not in said
+
+
+def test_flags_that_are_repeated_are_shown_as_they_were_typed(tmp_path: Path) -> None:
+    """Nobody typed a list of Python's, and of two times for one agent none is dropped in silence."""
+    assert "--agent-deadline cannot be 'tester=x'; write" in refused(tmp_path, flags={"agent_deadlines": ["tester=x"]})
+    twice = refused(tmp_path, flags={"agent_deadlines": ["tester=5s", "tester=6s"]})
+    assert "--agent-deadline cannot be 'tester=5s,tester=6s'; write" in twice and twice.endswith("and none twice")
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,10 @@ import msgspec
 import pytest
 
 from interlock import Control, InterlockError, Message, Run, events, open_control
+from interlock.core.names import RunKind
 from interlock.look.documents import Forgotten, Runs, Sessions, Shown
 from interlock.look.forgetting import age
+from interlock.runtime.listing import RunInfo
 from interlock.stores.base import Pruned
 
 T = TypeVar("T")
@@ -144,6 +146,9 @@ async def assistant(run: Run, message: Message) -> str:
             return f"status {finished.status}"
         case "wait":
             await asyncio.sleep(600)
+        case "leave":
+            await run.delegate("helper", "the rest", detached=True)
+            await run.delegate("helper", "a little", detached=True, announce="note")
     return f"did {message.text}"
 
 
@@ -280,6 +285,35 @@ def test_people_are_told_the_same_facts(filled: Filled) -> None:
     child = told("runs", "--tree", "--session", "alice", data=data).splitlines()[-1]
     assert child.startswith("  r-"), child
     assert " helper " in child
+
+
+def test_what_nobody_wrote_is_not_told_as_somebodys(tmp_path: Path) -> None:
+    """A run that announces a child names it, in the list and by itself; a detached child says so."""
+    data = tmp_path / "data"
+
+    async def use(control: Control) -> dict[RunKind, RunInfo]:
+        await control.send("alice", "leave", by="alice")
+        while True:
+            runs = await control.runs("alice", by="alice", tree=True)
+            found = {run.kind: run for run in runs}
+            if {RunKind.ANNOUNCE, RunKind.NOTE} <= found.keys() and all(run.outcome for run in runs):
+                return found
+            await asyncio.sleep(0.01)
+
+    found = serve(data, use)
+    listed = told("runs", data=data)
+    for kind, beside, words in (
+        (RunKind.ANNOUNCE, "", "announces the end of child"),
+        (RunKind.NOTE, r" \(note\)", "a note of the end of child"),
+    ):
+        report = found[kind]
+        assert re.search(rf"  child {report.key}{beside}  ", line_of(listed, report.id)), listed
+        shown = told("show", report.id, data=data)
+        assert "has ended: ok. It said: helped with" in shown
+        assert f"{report.id} of session alice, {words} {report.key}, " in shown and "by alice" not in shown
+        child = told("show", str(report.key), data=data)
+        assert re.search(r"child +of r-\S+, by agent helper, detached\n", child), child
+    assert "helper, detached" in told("runs", "--tree", data=data)
 
 
 # A server that was killed

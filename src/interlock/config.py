@@ -73,7 +73,8 @@ def read(flags: Mapping[str, object], environ: Mapping[str, str], directory: Pat
             try:
                 found[name] = _value(KINDS[name][0], value)
             except (BadInput, msgspec.ValidationError):
-                raise BadInput(f"{where} cannot be {value!r:.80}; write {KINDS[name][1]}") from None
+                given = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+                raise BadInput(f"{where} cannot be {given!r:.80}; write {KINDS[name][1]}") from None
     try:
         data = directory / Path(str(found["data"])).expanduser()
     except RuntimeError:
@@ -158,7 +159,10 @@ def _value(kind: object, value: object) -> object:
     if isinstance(value, list | tuple):
         value = [part.strip() if isinstance(part, str) else part for part in value]
         if kind in (Agents, Times):
-            value = dict(str(part).partition("=")[::2] for part in value)
+            pairs = [str(part).partition("=")[::2] for part in value]
+            value = dict(pairs)
+            if len(value) < len(pairs):
+                raise BadInput("a name is given twice")
     if kind is Times and isinstance(value, dict):
         value = {name: seconds(each) if isinstance(each, str) else each for name, each in value.items()}
     return msgspec.convert(value, kind, strict=False)
@@ -200,7 +204,7 @@ Times = dict[Text, Time]
 
 KINDS: Final[dict[str, tuple[object, str]]] = {
     "agent": (Agent, "module:callable, as in myagents.chat:assistant"),
-    "agents": (Agents, "names, each with its module:callable"),
+    "agents": (Agents, "names, each with its module:callable, and none twice"),
     "name": (Text, "what people call the agent"),
     "host": (Text, "an address or a name"),
     "port": (Annotated[int, Meta(ge=0, le=65_535)], "a number from 0 to 65535"),
@@ -210,7 +214,7 @@ KINDS: Final[dict[str, tuple[object, str]]] = {
         ("deadline", "child_deadline", "idle_limit", "queue_limit", "drain_seconds"),
         (Time, "a time: 90, 1.5s, 2m or 48h"),
     ),
-    "agent_deadlines": (Times, "names of agents, each with its time, as in tester=10m"),
+    "agent_deadlines": (Times, "names of agents, each with its time, as in tester=10m, and none twice"),
     "driver": (Literal["host", "inline"], "host or inline"),
     "agent_user": (Text, "a user's name"),
     "environment": (Variables, "names of variables, and a comma before the next"),

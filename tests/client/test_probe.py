@@ -127,7 +127,7 @@ def test_a_stream_that_goes_on_is_counted(probe: Probe) -> None:
 
 
 def test_a_tool_that_goes_on_is_counted(probe: Probe) -> None:
-    """Tool events behind the ack are a leak of their own; what came before it is none."""
+    """Tool events behind the ack are a leak of their own; what came before it will not do."""
     said = probe.leaky("tells tools after the ack", scenes=("mid-tool",))
     row = said.row("mid-tool")
     assert (said.code, row["leaked"], row["events_after_ack"]) == (1, 2, {"agent tool": 2 * LATE})
@@ -356,13 +356,17 @@ def test_a_token_that_only_reads_is_refused_in_a_line(
     said = probe(demo.url, "--scene", "ack-gap", "--times", "1")
     assert (said.code, said.out, len(said.err.splitlines())) == (2, "", 1)
     assert "this token may not send messages (it has operator.read); set INTERLOCK_TOKEN to one that may" in said.err
+    monkeypatch.setenv("INTERLOCK_TOKEN", access.add("approver", [Scope.APPROVE]))
+    said = probe(demo.url, "--scene", "ack-gap", "--times", "1")
+    assert (said.code, said.out, len(said.err.splitlines())) == (2, "", 1)
     monkeypatch.setenv("INTERLOCK_TOKEN", access.add("writer", [Scope.WRITE]))
     said = probe(demo.url, "--scene", "ack-gap", "--times", "1", "--listen", "200ms", "--json")
     assert said.code == 0 and good(said.row("ack-gap"))
     monkeypatch.setenv("INTERLOCK_TOKEN", "wrong-token")
     said = probe(demo.url)
     assert (said.code, len(said.err.splitlines())) == (2, 1)
-    assert "the gateway does not know this token" in said.err and "wrong-token" not in said.err
+    assert "the gateway does not know this token; unset or change INTERLOCK_TOKEN" in said.err
+    assert "wrong-token" not in said.err
 
 
 def hears_ctrl_c() -> None:
@@ -392,6 +396,22 @@ def test_an_interrupted_probe_stops_what_it_started(number: signal.Signals, stat
         assert (process.returncode, out) == (status, "")
         assert err.endswith("; what was started is stopped\n") and "Traceback" not in err
         assert gateway.stops() == [{"sessionKey": each} for each in gateway.sessions()]
+
+
+@pytest.mark.parametrize("streams", ["2>/dev/null", "--json 2>/dev/null", "2>&1"])
+def test_a_reader_that_is_gone_is_not_told_as_a_leak(streams: str) -> None:
+    """Into a pipe that nobody reads it exits as SIGPIPE ends a program, and what it started is stopped."""
+    with Leaky() as gateway:
+        line = (
+            f'"$0" -m interlock.cli probe "$1" --say talk --scene mid-stream --times 1 --listen 50ms {streams} | true'
+        )
+        done = subprocess.run(
+            ["bash", "-c", f"{line}; exit ${{PIPESTATUS[0]}}", sys.executable, gateway.url],
+            env={**os.environ, "INTERLOCK_TOKEN": "a-token"},
+            capture_output=True, text=True, timeout=BOUND_SECONDS, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout, done.stderr) == (141, "", "")
+        assert {each["sessionKey"] for each in gateway.stops()} == set(gateway.sessions())
 
 
 # What is no gateway
@@ -487,11 +507,11 @@ def test_a_gateway_that_wants_a_device_key_is_told(probe: Probe) -> None:
 
 
 def test_a_gateway_that_lets_in_and_grants_nothing_is_told(probe: Probe) -> None:
-    """A refusal of the first message is told once, not once for each scene."""
+    """Who was granted nothing is told so before anything is announced or sent."""
     with Leaky("grants nothing") as gateway:
         said = probe(gateway.url, *QUICK)
-    assert (said.code, said.out) == (2, "")
-    assert "chat.send was refused: missing scope: operator.write; set INTERLOCK_TOKEN to" in said.err
+    assert (said.code, said.out, len(said.err.splitlines())) == (2, "", 1)
+    assert "this token may not send messages (it has no scope); set INTERLOCK_TOKEN to" in said.err
 
 
 def test_a_connection_that_is_lost_ends_the_probe(probe: Probe) -> None:
@@ -518,14 +538,14 @@ def test_a_session_is_stopped_though_its_connection_was_lost(probe: Probe) -> No
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--times", "0"), "--times: '0' is none; write a whole number from 1 to 1,000"),
-        (("--times", "many"), "--times: 'many' is none"),
-        (("--times", "-1"), "--times: '-1' is none"),
+        (("--times", "0"), "--times: '0' will not do; write a whole number from 1 to 1,000"),
+        (("--times", "many"), "--times: 'many' will not do"),
+        (("--times", "-1"), "--times: '-1' will not do"),
         (("--times", "9" * 40), "--times:"),
         (("--listen", "0"), "--listen: '0' is out of bounds; write more than 0"),
         (("--listen", "soon"), "--listen: 'soon' is no time; write 90, 1.5s"),
         (("--patience", "2h"), "--patience: '2h' is out of bounds"),
-        (("--limit", "1.5"), "--limit: '1.5' is none; write a whole number"),
+        (("--limit", "1.5"), "--limit: '1.5' will not do; write a whole number"),
         (("--say", " "), "--say: say something"),
         (("--scene", "mid-stram"), "--scene: there is no 'mid-stram'; write one of mid-stream, mid-tool"),
     ],

@@ -126,7 +126,7 @@ def test_each_ending_has_its_exit_code(shell: Shell) -> None:
     stopped = shell("stop", "--session", "codes", "--wait")
     assert stopped.code == 0 and f"{second} stopped by operator; drained after" in stopped.out
     assert shell("watch", second).code == 130
-    assert shell("wait", "r-0-0") == Said(125, "no such run\n", "")
+    assert (nobody := shell("wait", "r-0-0"))[:2] == (125, "") and "no run or key 'r-0-0'" in nobody.err
 
 
 def test_stop_by_run_and_by_key(shell: Shell) -> None:
@@ -212,10 +212,30 @@ def test_trouble_is_told_in_a_line(
     assert "no time" in shell("send", "--deadline", "soon", "hello").err
     monkeypatch.setenv("INTERLOCK_TOKEN", "planted-token")
     wrong = shell("questions")
-    assert wrong.code == 125 and "does not know this token" in wrong.err and "planted" not in wrong.err
+    assert wrong.code == 125 and "planted" not in wrong.err
+    assert "does not know this token; unset or change INTERLOCK_TOKEN" in wrong.err
     monkeypatch.setenv("INTERLOCK_TOKEN", Access(served.data).add("reader", [Scope.READ]))
-    assert "scope write" in shell("send", "hello").err
+    told = shell("send", "hello").err
+    assert "`interlock token add NAME --scope write` makes one" in told and "interlock.chat" not in told
+    monkeypatch.delenv("INTERLOCK_TOKEN")
+    for verb in ("wait", "watch", "receipt", "timeline"):
+        nowhere, nothing = shell(verb, "nope"), shell(verb, "")
+        assert (nowhere.code, nowhere.out, nothing.code, nothing.out) == (125, "", 125, "")
+        assert "'nope'" in nowhere.err and "run" in nowhere.err
+        assert "name the run, by its id or its key" in nothing.err
+    assert "if it is a session, write --session" in shell("watch", "main").err
+    assert shell("wait", "nope", "--json").json["ending"] == "unknown"
     assert shell("stop", "--session", "").code == 125, "an empty name is not the main session"
+
+
+def test_a_reader_that_is_gone_is_not_told_as_a_failed_run(served: Served) -> None:
+    """Into a pipe that nobody reads a verb exits as SIGPIPE ends a program: 1 would say that the run failed."""
+    done = subprocess.run(
+        ["bash", "-c", '"$0" -m interlock.cli questions --json | true; exit ${PIPESTATUS[0]}', sys.executable],
+        env={**os.environ, "INTERLOCK_URL": served.url, "INTERLOCK_DATA": str(served.data)},
+        capture_output=True, text=True, timeout=BOUND_SECONDS, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (141, "", "")
 
 
 # Ctrl-C

@@ -548,7 +548,7 @@ def test_a_run_at_work_is_handed_what_a_child_announces(stage: Stage) -> None:
     assert played.noted("refused") == "BadInput: announce= is turn, note or None, not 'now'"
     assert played.noted("same") is True
     assert played.noted("child") == ["completed", "a piece \n\nof work", "local"]
-    assert played.noted("words") == "child (ID), which was started here, has ended: ok\n\na piece \n\nof work"
+    assert played.noted("words") == "child (ID), which was started here, has ended: ok. It said:\n\na piece \n\nof work"
     assert played.outcome.ending is Ending.COMPLETED
     [announced] = [each for each in stage.do(stage.control.runs(played.session)) if each.kind is RunKind.ANNOUNCE]
     assert stage.do(stage.control.wait(announced.id)).run_id == played.outcome.run_id

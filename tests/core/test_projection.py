@@ -1,6 +1,7 @@
 """The projection against surfaces.md §1, which is kept here as text and read cell by cell."""
 
 import re
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from interlock.core.projection import (
     AgentWait,
     Projection,
     agent_wait,
+    announcement,
     channel_words,
     chat_event,
     client_words,
@@ -278,11 +280,14 @@ def test_waiting_is_not_an_ending() -> None:
     assert client_words(bare(Ending.UNKNOWN)) == "no such run"
 
 
-@pytest.mark.parametrize("ending", [Ending.PENDING, Ending.UNKNOWN])
+TO_DO = {Ending.PENDING: "once it has ended", Ending.UNKNOWN: "name one that `runs` lists"}
+
+
+@pytest.mark.parametrize("ending", TO_DO)
 def test_no_surface_ends_a_run_that_has_not_ended(ending: Ending) -> None:
     """Terminal words for a run that has not ended are refused, naming the run and what to use."""
     for surface in (chat_event, responses, completions, parent_word, channel_words, row, project):
-        with pytest.raises(BadInput, match=rf"r-7 is {ending}.*once it has ended"):
+        with pytest.raises(BadInput, match=rf"r-7 is {ending}.*{TO_DO[ending]}"):
             surface(bare(ending))
 
 
@@ -415,7 +420,7 @@ def test_duration(ms: int, words: str) -> None:
     [
         (LimitOf.CALLER, " (its caller's limit)"),
         (LimitOf.OPERATOR, " (the operator's limit)"),
-        (LimitOf.AGENT, " (the limit of its agent)"),
+        (LimitOf.AGENT, " (its agent's limit)"),
         (LimitOf.PARENT, " (its parent's limit)"),
     ],
 )
@@ -429,6 +434,30 @@ def test_whose_limit_it_was_is_told(limit_of: LimitOf, words: str) -> None:
     assert client_words(outcome(Ending.PARENT_ENDED, limit_of=limit_of)) == f"ended with its parent{words}"
     for ending in set(TABLE) - {Ending.TIMED_OUT, Ending.PARENT_ENDED}:
         assert client_words(outcome(ending, limit_of=limit_of)) == client_words(outcome(ending))
+
+
+def test_what_an_ended_child_had_said_is_not_told_as_its_result() -> None:
+    """What it announces says of a text whether it is the reply or what was there so far, also in one line."""
+    begun = "worker (r-7), which was started here, has ended: "
+    told = {
+        Ending.COMPLETED: "ok. It said:\n\ncounting",
+        Ending.LOST: "lost. It had said so far:\n\ncounting",
+        Ending.STOPPED: "cancelled. It had said so far:\n\ncounting",
+    }
+    for ending, words in told.items():
+        assert announcement(outcome(ending, text="counting"), "worker", 1_000) == begun + words
+        assert announcement(outcome(ending, text=""), "worker", 1_000) == begun + words.partition(".")[0]
+    failed = announcement(outcome(Ending.FAILED, error="It broke.", text="counting"), "worker", 1_000)
+    assert failed == f"{begun}error: It broke. It had said so far:\n\ncounting"
+    long = announcement(outcome(Ending.COMPLETED, text="x" * 2_000), "worker", 1_000)
+    assert len(long) <= 1_000 and long.endswith("(cut here: it said 2,000 characters)")
+
+
+@pytest.mark.parametrize("value", ["x", None, RunId("r-7")])
+def test_what_is_no_outcome_is_refused(value: Any) -> None:
+    """`project` says what it wants."""
+    with pytest.raises(BadInput, match="an outcome is what `wait` returns"):
+        project(value)
 
 
 def test_an_empty_reply_says_nothing() -> None:

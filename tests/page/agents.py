@@ -111,6 +111,12 @@ async def agent(run: Run, message: Message) -> str | None:
         case "team":
             child = await run.delegate("agent", rest)
             return f"the child said: {child.text}"
+        case "leave":  # a child that outlives its run
+            await run.delegate("agent", rest, detached=True, announce=None)
+            return "left a child"
+        case "report":  # the same, and what became of it is announced here
+            await run.delegate("agent", rest, detached=True)
+            return "left a child"
         case "listen":
             await run.say("I listen. ")
             while True:

@@ -182,6 +182,37 @@ def test_a_detached_process_that_ends_is_told_and_a_stop_of_it_leaves_a_receipt(
     expect(page.locator("[role=log] details.receipt")).to_contain_text(re.compile(r"\d process(es)? ended"))
 
 
+def test_the_receipt_of_a_stop_that_ended_only_a_detached_child_grows_and_is_kept(visit: Visit, session: str) -> None:
+    """Its parent had completed; the card is completed when the child is gone, and stands there after a reload."""
+    page = visit.open(session)
+    send(page, "leave tidy")
+    run = runs(page).last
+    ended(run, "completed")
+    expect(page.locator("[role=log] .tool")).to_have_attribute("data-state", "running")
+    page.locator("#stop").click()
+    receipts = page.locator("[role=log] .turns > details.receipt")
+    for _ in range(2):
+        expect(receipts).to_have_count(1)
+        expect(receipts).to_have_attribute("data-drain", "observed")
+        expect(receipts).to_contain_text("1 tool interrupted, effect unknown")
+        page.reload()
+        connected(page)
+        ended(runs(page).last, "completed")
+
+
+def test_the_details_of_what_a_child_announces_name_no_person(visit: Visit, session: str) -> None:
+    """Nobody wrote that message."""
+    page = visit.open(session)
+    send(page, "report back")
+    expect(runs(page)).to_have_count(2)
+    ended(runs(page).last, "completed")
+    details = page.locator("#details")
+    for number, words in ((0, "by"), (1, "announces")):
+        runs(page).nth(number).get_by_role("button", name="Details of run").click()
+        expect(details.locator("dl").first.locator("dt").nth(1)).to_have_text(words)
+    expect(details.locator("dl").first.locator("dd").nth(1)).to_have_text(re.compile("^child r-"))
+
+
 def test_escape_closes_a_drawer_before_it_stops(visit: Visit, session: str) -> None:
     """On a phone a drawer lies over the conversation: the key closes that first, and stops when it is pressed again."""
     page = visit.open(session, **PHONE)

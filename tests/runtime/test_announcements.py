@@ -207,6 +207,7 @@ def test_a_note_is_read_by_the_next_turn_and_has_none() -> None:
             [row] = await reports(control)
             assert (row.kind, row.started, row.key) == (RunKind.NOTE, False, child)
             assert row.outcome is not None and row.outcome.ending is Ending.COMPLETED
+            assert (await control.receipt(row.id)).queued == 0, "nothing took it from the queue"
             sent = await control.send("s", "next")
             await control.wait(sent.run_id)
             assert nest.read[-2:] == [row.text, "next"]

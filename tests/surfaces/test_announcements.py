@@ -55,12 +55,17 @@ def test_published_clients_see_its_turn_as_chat_of_the_session(server: House) ->
 
 
 def test_published_clients_see_a_note_as_one_final_event(server: House) -> None:
-    """It has no turn: the one event of it has what was noted, as what was said to the agent and not by it."""
+    """It has no turn: its one `chat` event has what was noted, as what was said to the agent and not by it."""
     with server.connect() as talk:
         where, first = leave(talk, "note")
         final = talk.event("chat", lambda event: event["sessionKey"] == where and event["runId"] != first)
         assert (final["state"], final["message"]["role"]) == ("final", "user")
         assert final["message"]["content"][0]["text"].endswith("echo 42")
+        mine = [event for event in talk.events if event["payload"].get("runId") == final["runId"]]
+        assert [(event["event"], event["payload"].get("stream")) for event in mine] == [
+            ("agent", "lifecycle"),
+            ("chat", None),
+        ]
         history = talk.request("chat.history", sessionKey=where)["messages"]
         assert [each["role"] for each in history] == ["user", "assistant", "user"]
 

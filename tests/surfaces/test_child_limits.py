@@ -60,14 +60,14 @@ def test_no_request_lengthens_an_agent_s_limit(server: House) -> None:
             run = talk.answer(talk.ask(method, **params, **more))["runId"]
             waited = talk.request("agent.wait", runId=run, timeoutMs=30_000)
             assert (waited["outcome"]["limitMs"], waited["outcome"]["limitOf"]) == (200, "agent")
-            assert waited["error"].endswith(" (the limit of its agent)")
+            assert waited["error"].endswith(" (its agent's limit)")
 
 
 @pytest.mark.parametrize(
     ("option", "said"),
     [
         ("--agent-deadline=nobody=5", "no agent 'nobody' to give a deadline; there are agent"),
-        ("--agent-deadline=agent=soon", "--agent-deadline cannot be ['agent=soon']; write names of agents"),
+        ("--agent-deadline=agent=soon", "--agent-deadline cannot be 'agent=soon'; write names of agents"),
         ("--child-deadline=-5", "--child-deadline cannot be '-5'; write a time"),
     ],
 )

@@ -60,6 +60,9 @@ class _Frame(msgspec.Struct, frozen=True):
     event: str = ""
 
 
+NO_SUCH_TOKEN: Final = (
+    "the gateway does not know this token; name its data directory, or ask whoever runs it for a token"
+)
 _frame = msgspec.json.Decoder(_Frame)
 _watched = msgspec.json.Decoder(Watched)
 _encode = msgspec.json.Encoder().encode
@@ -415,9 +418,7 @@ async def _introduce(
     error = frame.error or {}
     code = str(_details(error).get("code", ""))
     if code.startswith("AUTH_"):
-        raise Refused(
-            "the gateway does not know this token; name its data directory, or ask whoever runs it for a token"
-        )
+        raise Refused(NO_SUCH_TOKEN)
     if UNPAIRED & {code, str(error.get("code"))}:
         raise Refused(f"{error.get('message')}: it asks for a device key, and there is none here; use a token without")
     if code == "PROTOCOL_MISMATCH":

@@ -2,7 +2,8 @@
 
 1. What a run says goes to the output, everything about it to the error output in lines of their own.
 2. A terminal obeys nothing that comes from a run: control characters are shown, not sent.
-3. Exit codes are the endings' of core/projection. 125: we failed, or there is no such run; 75: it has not ended yet.
+3. Exit codes are the endings' of core/projection. 125: we failed, or there is no such run; 75: it has not ended yet;
+   141: whoever read the output is gone.
 4. Ctrl-C while `send --watch` follows means the run: the first stops it and tells the receipt, the second leaves.
 5. A token comes from the data directory or from INTERLOCK_TOKEN, never from the command line.
 """
@@ -22,9 +23,10 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import msgspec
 import typer
 
+from interlock.client.connection import NO_SUCH_TOKEN
 from interlock.config import DEFAULT_PORT, data_directory, seconds
 from interlock.core import events
-from interlock.core.errors import BadInput, InterlockError
+from interlock.core.errors import BadInput, InterlockError, Refused, Unknown
 from interlock.core.names import Drain, Ending, QuestionState, Strategy, ToolState
 from interlock.core.outcome import Outcome
 from interlock.core.projection import client_words, row
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 TROUBLE, NOT_YET = 125, 75  # as env and timeout exit; and EX_TEMPFAIL
 LEFT = 130  # a second Ctrl-C
+UNREAD = 141  # as a shell tells that SIGPIPE ended a program
 NOTE_CHARACTERS = 200
 OURS = re.compile(r"r-[0-9a-f]+-[0-9a-f]+")  # a run's id; anything else is a key
 
@@ -73,7 +76,20 @@ def ask(url: str, data: Path, asking: Callable[["Client"], Awaitable[T]]) -> T:
         async with connect(url, token, data=None if token else data) as client:
             return await asking(client)
 
-    return asyncio.run(asked())
+    try:
+        return asyncio.run(asked())
+    except Refused as error:
+        raise Refused(why_refused(str(error))) from None
+
+
+def why_refused(words: str) -> str:
+    """Return why a gateway refused, for who has a shell: they chose a token, and typed no method."""
+    if os.environ.get("INTERLOCK_TOKEN"):
+        words = words.replace(NO_SUCH_TOKEN, f"{NO_SUCH_TOKEN.partition(';')[0]}; unset or change INTERLOCK_TOKEN")
+    scope = re.search(r"needs a token with scope (\w+)", words)
+    if scope is None:
+        return words
+    return f"this token may not do that; `interlock token add NAME --scope {scope[1]}` makes one with scope {scope[1]}"
 
 
 def _ask(url: str, data: Path, asking: Callable[["Client"], Awaitable[int]]) -> int:
@@ -84,6 +100,19 @@ def _ask(url: str, data: Path, asking: Callable[["Client"], Awaitable[int]]) -> 
     except InterlockError as error:
         _note(str(error), "interlock: ")
         return TROUBLE
+    except BrokenPipeError:
+        return unread()
+
+
+def unread() -> int:
+    """Leave what is left to be printed, as its reader is gone; return the exit code.
+
+    Typer would exit with 1, which says that the run failed, or that something leaked.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)  # Python flushes both once more
+    return UNREAD
 
 
 @commands.command("send", short_help="Send a message to an agent.")
@@ -166,6 +195,7 @@ def stop_command(
         _name_one(session, run)
         ours = OURS.fullmatch(run or "") is not None
         if run is not None:
+            _need_name(run)
             receipt = await client.stop(run=run if ours else None, message=None if ours else run)
         else:
             receipt = await client.stop(session=_named(session))
@@ -214,10 +244,16 @@ def wait_command(
     """Wait for a run's end and say how it ended; exit as it did, or with 75 if it has not ended in time."""
 
     async def wait(client: "Client") -> int:
+        _need_name(run)
         limit = None if timeout is None else seconds(timeout)
         async with _progress(f"waiting for {_line(run)}"):
             outcome = await client.wait(run, timeout=limit, drained=drained)
-        _json(outcome) if as_json else _print(_line(client_words(outcome)))
+        if as_json:
+            _json(outcome)
+        elif outcome.ending is Ending.UNKNOWN:
+            raise Unknown(_no_run(run))
+        else:
+            _print(_line(client_words(outcome)))
         return _code(outcome)
 
     return _ask(url, data, wait)
@@ -238,7 +274,10 @@ def watch_command(
         _name_one(session, run)
         if run is None:
             return await _follow(client, session=_named(session), after=after, as_json=as_json)
+        _need_name(run)
         found = await client.find(run)
+        if found is None and not OURS.fullmatch(run):
+            raise Unknown(f"{_no_run(run)}; if it is a session, write --session")
         return await _follow(client, run=run if found is None else found.id, after=after, as_json=as_json)
 
     return _ask(url, data, watch)
@@ -296,6 +335,7 @@ def receipt_command(
     """Show a receipt as it stands now."""
 
     async def look(client: "Client") -> int:
+        _need_name(wanted)
         receipt = await client.receipt(wanted)
         if as_json:
             _json(receipt)
@@ -322,6 +362,7 @@ def timeline_command(
     """Tell what happened in a run, in order; with -o draw it."""
 
     async def look(client: "Client") -> int:
+        _need_name(run)
         moments = await client.timeline(run)
         if output is not None:
             from interlock.surfaces.drawing import draw  # noqa: PLC0415
@@ -555,6 +596,15 @@ def _code(outcome: Outcome) -> int:
     if outcome.ended:
         return row(outcome).exit_code
     return NOT_YET if outcome.ending is Ending.PENDING else TROUBLE
+
+
+def _no_run(name: str) -> str:
+    return f"no run or key {_line(name)!r:.80} that you may see; `interlock runs --url URL` lists them"
+
+
+def _need_name(run: str) -> None:
+    if not run.strip():
+        raise BadInput("name the run, by its id or its key; `interlock runs --url URL` lists them")
 
 
 def _named(session: str | None) -> str:

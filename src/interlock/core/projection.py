@@ -165,7 +165,7 @@ UNDER_WAY: Final = (
 WHOSE: Final[dict[LimitOf, str]] = {
     LimitOf.CALLER: " (its caller's limit)",
     LimitOf.OPERATOR: " (the operator's limit)",
-    LimitOf.AGENT: " (the limit of its agent)",
+    LimitOf.AGENT: " (its agent's limit)",
     LimitOf.PARENT: " (its parent's limit)",
 }
 LOST_RESULT: Final = "started, outcome unknown: the server went down while it ran; it was not run again"
@@ -220,9 +220,13 @@ def project(outcome: Outcome, *, steered: bool = False) -> Projection:
 
 def row(outcome: Outcome) -> Projection:
     """Return what every surface says of an ending, before the outcome's own data is filled in."""
+    if not isinstance(outcome, Outcome):
+        raise BadInput(f"an outcome is what `wait` returns, not {type(outcome).__name__}; hand that in")
     found = TABLE.get(outcome.ending)
     if found is None:
-        raise BadInput(f"run {outcome.run_id} is {outcome.ending}, which is not an ending; ask again once it has ended")
+        unknown = outcome.ending is Ending.UNKNOWN
+        next_step = "name one that `runs` lists" if unknown else "ask again once it has ended"
+        raise BadInput(f"run {outcome.run_id} is {outcome.ending}, which is not an ending; {next_step}")
     return found
 
 
@@ -290,14 +294,18 @@ def parent_word(outcome: Outcome) -> str | None:
 def announcement(outcome: Outcome, agent: str, limit: int) -> str:
     """Return what the session at the top is told of a detached child: which, how it ended, and what it said.
 
-    A reply that is longer than a message may be has its end left out, and that is said.
+    What it had said before an early end is told as such: a model would take it for the result. A reply that is longer
+    than a message may be has its end left out, and that is said.
     """
     ended = f"{agent or 'a child'} ({outcome.run_id}), which was started here, has ended: {parent_word(outcome)}"
-    room = limit - len(ended) - 100
     said = outcome.text
+    if not said:
+        return ended
+    ended = f"{ended.removesuffix('.')}. {'It said' if outcome.ending is Ending.COMPLETED else 'It had said so far'}:"
+    room = limit - len(ended) - 100
     if len(said) > room:
         said = f"{said[:room]}\n\n(cut here: it said {len(said):,} characters)"
-    return f"{ended}\n\n{said}" if said else ended
+    return f"{ended}\n\n{said}"
 
 
 def client_words(outcome: Outcome) -> str:

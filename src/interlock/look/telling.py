@@ -9,7 +9,7 @@ import msgspec
 
 from interlock.core.decision import QuestionRow, ToolRow
 from interlock.core.lifecycle import State
-from interlock.core.names import Drain, Ending, ToolState
+from interlock.core.names import Drain, Ending, RunKind, ToolState
 from interlock.core.projection import client_words
 from interlock.core.receipt import Receipt
 from interlock.core.timeline import Moment
@@ -51,7 +51,7 @@ def tell_runs(found: Runs, session: str | None) -> None:
         (
             "  " * run.depth + run.id,
             run.session,
-            run.agent or run.principal,
+            _by(run),
             _ago(run.admitted_at),
             _run_words(run),
             run.text,
@@ -68,8 +68,8 @@ def tell_run(found: Shown) -> None:
     """Print what is known of one run."""
     run = found.run
     facts = [
-        ("run", f"{run.id} of session {run.session}, by {run.principal}, {_ago(run.admitted_at)}"),
-        ("child", f"of {run.parent}, by agent {run.agent}" if run.parent is not None else ""),
+        ("run", f"{run.id} of session {run.session}, {_whose(run)}, {_ago(run.admitted_at)}"),
+        ("child", f"of {run.parent}, by agent {run.agent}{_detached(run)}" if run.parent is not None else ""),
         ("message", run.text),
         ("outcome", _run_words(run)),
         ("session", "parked: it takes no message until it is reset" if found.parked else ""),
@@ -102,6 +102,25 @@ def _session_words(session: SessionLine, in_use: bool) -> str:
     if session.parked:
         return f"parked after {_count(session.crashes, 'crash')} in a row: reset it to go on"
     return UNSETTLED if session.open and not in_use else ""
+
+
+def _by(run: RunLine) -> str:
+    """Who wrote a run's message: a person, an agent for its child, or nobody, where a child's ending is announced."""
+    if run.kind in (RunKind.ANNOUNCE, RunKind.NOTE):  # its key is the child
+        return f"child {run.key}" + (" (note)" if run.kind is RunKind.NOTE else "")
+    return f"{run.agent}{_detached(run)}" if run.parent is not None else run.agent or run.principal
+
+
+def _whose(run: RunLine) -> str:
+    if run.kind is RunKind.ANNOUNCE:
+        return f"announces the end of child {run.key}"
+    if run.kind is RunKind.NOTE:
+        return f"a note of the end of child {run.key}"
+    return f"by {run.principal}"
+
+
+def _detached(run: RunLine) -> str:
+    return ", detached" if run.detached else ""
 
 
 def _run_words(run: RunLine) -> str:

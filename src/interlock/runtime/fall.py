@@ -111,7 +111,8 @@ class Fall:
         self.cause = self.cause or settled
         if run.state is not State.ARRIVING:
             self._decided.add(run.session.id)
-        self.queued += run.parent is None and run.state in (State.ARRIVING, State.QUEUED)
+        # A note completes where it waits: nothing took it from the queue.
+        self.queued += settled.early and run.parent is None and run.state in (State.ARRIVING, State.QUEUED)
         run.move(Move.END)
         run.fall = self
         run.withheld = run.session.loaded and not run.session.stored and run.generation is None

@@ -1,4 +1,7 @@
-"""The command. Exit codes: 0 nothing leaked, 1 something did, 2 it could not be tried, 130 and 143 when interrupted."""
+"""The command.
+
+Exit codes: 0 nothing leaked, 1 something did, 2 it could not be tried, 130 and 143 interrupted, 141 nobody reads it.
+"""
 
 import asyncio
 import os
@@ -16,7 +19,7 @@ from interlock.client.probe import telling
 from interlock.client.probe.scenes import SCENES, Campaign, Plan, clean, lasts
 from interlock.client.probe.verdict import Report
 from interlock.client.probe.wire import Wire
-from interlock.client.shell import HERE, Data, _json, _note
+from interlock.client.shell import HERE, Data, _json, _note, unread, why_refused
 from interlock.config import seconds
 from interlock.core.errors import BadInput, InterlockError
 
@@ -55,7 +58,8 @@ def probe_command(
     Its sessions are its own, and what it started it stops. The token is INTERLOCK_TOKEN; for a gateway on this machine
     also the one in --data.
 
-    Exit status: 0 nothing leaked, 1 something did, 2 it could not be tried, 130 interrupted.
+    Exit status: 0 nothing leaked, 1 something did, 2 it could not be tried, 130 or 143 interrupted, 141 whoever read
+    the output was gone.
     """
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # for a terminal that cannot show it all
     given = context.get_parameter_source("data")
@@ -68,7 +72,7 @@ def probe_command(
         )  # fmt: skip
         report = asyncio.run(_probe(url, _token(url, data, named=named), plan, _scenes(scene)))
     except InterlockError as error:
-        _note(str(error), "interlock: ")
+        _note(why_refused(str(error)), "interlock: ")
         return BAD_USAGE
     except KeyboardInterrupt:
         _note("interrupted; what was started is stopped", "interlock: ")
@@ -76,9 +80,14 @@ def probe_command(
     except asyncio.CancelledError:
         _note("terminated; what was started is stopped", "interlock: ")
         return TERMINATED
-    _json(report) if as_json else telling.tell(report)
-    if report.broken is not None:
-        _note(report.broken, "interlock: ")
+    except BrokenPipeError:
+        return unread()
+    try:
+        _json(report) if as_json else telling.tell(report)
+        if report.broken is not None:
+            _note(report.broken, "interlock: ")
+    except BrokenPipeError:
+        return unread()
     if report.broken is not None or not report.tried:
         return BAD_USAGE
     return LEAKED if report.leaked else 0
@@ -92,10 +101,11 @@ async def _probe(url: str, token: str, plan: Plan, scenes: list[str]) -> Report:
     campaign = Campaign(wire, plan, scenes)
     try:
         messages = plan.times * sum(SCENES[scene].messages for scene in scenes)
-        _note(f"probing {wire.url}: {len(scenes)} scenes, {plan.times} times each, about {lasts(plan, scenes)} s")
+        each = "once" if plan.times == 1 else f"{plan.times} times"
+        _note(f"probing {wire.url}: {_count(len(scenes), 'scene')}, {each} each, about {lasts(plan, scenes)} s")
         _note(
-            f"it sends {messages} messages to the agent, in sessions {campaign.name}-* of its own, and stops them; "
-            "they may cost model tokens; Ctrl-C stops all of it"
+            f"it sends {_count(messages, 'message')} to the agent, in sessions {campaign.name}-* of its own, and "
+            "stops them; they may cost model tokens; Ctrl-C stops all of it"
         )
         with telling.progress(scenes, plan.times) as heard:
             await campaign.play(heard)
@@ -143,9 +153,13 @@ def _scenes(names: list[str] | None) -> list[str]:
     return [name for name in SCENES if not names or name in names]
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def _whole(text: str, flag: str, most: int) -> int:
     if not text.isascii() or not text.isdecimal() or not 1 <= int(text[:9]) <= most:
-        raise BadInput(f"{flag}: {text!r:.60} is none; write a whole number from 1 to {most:,}")
+        raise BadInput(f"{flag}: {text!r:.60} will not do; write a whole number from 1 to {most:,}")
     return int(text[:9])
 
 

@@ -3,22 +3,25 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from interlock.client.probe.scenes import SCENES, TOOK_OVER, WENT_ON
 from interlock.client.probe.verdict import Report, Row, Take, Times
 from interlock.client.shell import _line, _note, _print
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 COLUMNS: Final = 110  # where there is no terminal to ask
 WIDE: Final = 96  # from here there is room for lines between the columns
 HEADS: Final = ("tries", "events\nafter ack", "ends\ntold", "words", "ack, ms\np50/max", "silence, ms\np50/max")
 LEGEND: Final = """\
-events after the ack: what was still sent of a run after the answer that ended it (its terminal event apart)
-ends told: terminal events of a run, good is 1; words: whether chat, agent, agent.wait and chat.abort can all be true
-ack: from the request to its answer (of a limit: from the limit to the end that was told); silence: to the last event"""
+events after ack: what was still sent of a run after the answer that ended it
+  (its terminal event apart); ends told: terminal events of a run, good is 1
+words: whether chat, agent, agent.wait and chat.abort can all be true
+ack: from the request to its answer (of a limit: from the limit to the end that
+  was told); silence: to the last event"""
 
 
 @contextmanager
@@ -63,15 +66,22 @@ def tell(report: Report) -> None:
     from rich.console import Console  # noqa: PLC0415
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else COLUMNS, markup=False)
-    console.print(_table(report, narrow=console.width < WIDE))
+    _draw(console, _table(report, narrow=console.width < WIDE))
     for row in report.scenes:
         for line in findings(row):
             _print(f"✗ {_line(f'{row.does}: {line}')}")
     for row in report.scenes:
         for line in _remarks(row):
             _print(f"– {_line(f'{row.does}: {line}')}")
-    console.print(LEGEND, style="dim", soft_wrap=True)
+    _draw(console, LEGEND, style="dim", soft_wrap=True)
     _print(summary(report))
+
+
+def _draw(console: "Console", drawn: "Table | str", **how: Any) -> None:
+    """Print it ourselves: where its reader is gone rich exits with 1, which says that something leaked."""
+    with console.capture() as held:
+        console.print(drawn, **how)
+    _print(held.get().removesuffix("\n"))
 
 
 def _table(report: Report, *, narrow: bool) -> "Table":

@@ -177,8 +177,8 @@ def _welcome(url: str, hello: dict[str, Any]) -> None:
         raise Refused(f"{url}: {words}")
     auth = hello.get("auth")
     scopes = auth.get("scopes") if isinstance(auth, dict) else None
-    if isinstance(scopes, list) and scopes and not SENDING & {str(scope) for scope in scopes}:
-        has = ", ".join(str(scope) for scope in scopes)
+    if isinstance(scopes, list) and not SENDING & {str(scope) for scope in scopes}:
+        has = ", ".join(str(scope) for scope in scopes) or "no scope"
         raise Refused(f"{url}: this token may not send messages (it has {has:.200}); {WRITE}")
 
 

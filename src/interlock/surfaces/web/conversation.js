@@ -307,20 +307,22 @@ export class ConversationView {
   take(event) {
     if (event.data.type === "gap")
       this.turns.append(el("p.note", {}, "The server was started again here; what was only shown live is gone."));
-    if (event.data.type === "receipt" && !event.data.receipt.runs.length) this.loose(event.data.receipt, true);
+    if (event.data.type === "receipt") this.loose(event.data.receipt, true);
     for (const run of this.model.take(event)) this.#dirty.add(run);
     this.#soon();
   }
 
-  // A receipt of what no run here was part of: things that were left detached. It stands where the stop was answered,
-  // and grows by what is told of it, which may come before.
+  // A receipt of a stop that no run here was part of: it ended what was left detached. It stands where it was first
+  // heard of, in the stop's answer or in the log, and grows by what is told of it.
   loose(receipt, told = false) {
-    if (receipt.runs?.some(({ id }) => this.model.runs.has(id)) || !(told || receipt.aborted)) return;
-    const drawn = this.#loose.get(receipt.id) ?? { node: el("details.receipt"), told };
-    this.#loose.set(receipt.id, drawn);
+    const known = this.#loose.get(receipt.id);
+    if (receipt.runs?.some(({ id }) => this.model.runs.has(id))) return;
+    if (!known && !(told ? receipt.cause === "stopped" && this.model.left(receipt.runs) : receipt.aborted)) return;
+    const drawn = known ?? { node: el("details.receipt"), told };
     if (told || !drawn.told) words.drawReceipt(drawn.node, receipt);
     drawn.told ||= told;
-    if (!told) this.turns.append(drawn.node);
+    if (!known) this.turns.append(drawn.node);
+    this.#loose.set(receipt.id, drawn);
   }
 
   // Change a part of a run by what no event told.

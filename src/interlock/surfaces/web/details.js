@@ -21,7 +21,8 @@ function of(run, page) {
   const tools = run.parts.filter((part) => part.kind === "tool");
   const rows = [
     ["run", run.id],
-    ["by", run.said[0]?.by],
+    ["by", run.said[0]?.child ? null : run.said[0]?.by],
+    ["announces", run.said[0]?.child && `child ${run.said[0].child}`],
     ["state", outcome ? words.ending(outcome) : run.state],
     ["generation", run.generation],
     ["phase", run.phase],

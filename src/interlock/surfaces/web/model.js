@@ -91,6 +91,12 @@ export class Conversation {
     return (this.runs.get(id) ?? SEALED) !== SEALED;
   }
 
+  // Whether all of these are children that runs shown here began.
+  left(fallen) {
+    const began = (run, id) => run.parts.some((part) => part.kind === "child" && part.id === id);
+    return fallen.every(({ id }) => [...this.runs.values()].some((run) => began(run, id)));
+  }
+
   // Take in what came before all that is known here.
   precede(older) {
     const before = older.order.filter((id) => !this.shows(id) && older.runs.get(id).state !== "joined");
