@@ -318,9 +318,9 @@ def test_our_own_server_leaks_nothing(demo: Served, at_demo: Probe) -> None:
 
 
 def test_the_page_shows_what_our_own_server_does(demo: Served, at_demo: Probe) -> None:
-    """docs/probe.md, figures and address apart: the command that stands there prints what stands there."""
+    """docs/probe.md, figures and address apart: the command that stands there, with less patience, prints that."""
     words, shown = _shown(0)
-    said = at_demo(demo.url, *words)
+    said = at_demo(demo.url, *words, "--times", "2", "--listen", "300ms", "--limit", "1")
     assert said.code == 0
     assert _bare(said.err + said.out) == _bare(shown)
 
@@ -330,7 +330,7 @@ def test_the_page_shows_what_a_gateway_that_leaks_does(probe: Probe) -> None:
     words, shown = _shown(1)
     faults = ("streams on after the ack", "tells two endings", "a wait says ok", "queues by default", "registers late")
     with Leaky(*faults) as gateway:
-        said = probe(gateway.url, *words[1:])
+        said = probe(gateway.url, *words[1:], "--times", "2")
     assert said.code == 1
     assert _bare(said.err + said.out) == _bare(shown)
 
