@@ -18,7 +18,7 @@ PACKAGE = ROOT / "src" / "interlock"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 CORE_LINES = 1_350  # of code, as cloc counts: neither blank nor comment nor docstring, nor the tables of words
 TABLES = PACKAGE / "core" / "vocabulary.py"
-SOURCE_LINES = 24_000
+SOURCE_LINES = 24_500
 CONTRIBUTING_LINES = 80
 
 
