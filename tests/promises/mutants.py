@@ -36,6 +36,7 @@ ZYGOTE = "hosts/test_zygote.py"
 LIMITS, LISTS = "runtime/test_child_limits.py", "surfaces/test_task_lists.py"
 HEARING, ANNOUNCED = "contracts/test_hearing.py", "runtime/test_announcements.py"
 BESIDE = (  # bugs of rules that are no row of the table
+    ("unit/host-tool-not-killed", ("hosts/test_hogs.py", "test_a_tool_at_work_is_killed_at_once")),
     ("unit/guest-s-child-gets-in", (ANNOUNCED, "test_a_guest_s_child_does_not_get_into_the_owner_s_turn")),
     ("announced-twice", (ANNOUNCED, "test_an_ending_becomes_a_turn_of_its_session")),
     ("unit/next-turn-hears-the-last", (HEARING, "test_a_host_s_next_turn_does_not_hear_the_last_one_s")),
