@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -150,6 +150,7 @@ class Case:
     shell: bool = False
     input: bytes | None = None
     grace: float = 0.0
+    greedy: bool = False  # it takes every place for a process that there is
 
     def order(self, token: str, sink: Path) -> SpawnOrder:
         """Return what is to be started."""
@@ -261,6 +262,7 @@ stop()
         name="bomb",
         what="Forks until it may not, and so does every child, which takes the place of any that is killed.",
         program=_BOMB + "bomb()",
+        greedy=True,
     ),
     Case(
         name="scatter",
@@ -287,6 +289,7 @@ def wake():
 bomb(leave, know, wake)
 """,
         leaves_group=True,
+        greedy=True,
     ),
     Case(
         name="storm",
@@ -567,6 +570,9 @@ class Campaign:
     def __init__(self, grade: Grade | None, *, width: int = 1) -> None:
         self._grade = grade
         self._width = width
+        self._changed = asyncio.Condition()
+        self._playing = 0
+        self._alone = False
         self.batch = Batch()
 
     async def play(self, trials: Iterator[Trial]) -> Batch:
@@ -595,7 +601,8 @@ class Campaign:
 
         async def lane() -> None:
             for trial in trials:
-                await self._try(processes, witness, trial)
+                async with self._beside(alone=trial.case.greedy):
+                    await self._try(processes, witness, trial)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(self._width):
@@ -617,6 +624,19 @@ class Campaign:
         for whose, then, now in (("ours", ours, descriptors(os.getpid())), ("the helper's", its, descriptors(helper))):
             if len(now) != len(then):
                 batch.fds += [f"{whose}: {fd}" for fd in sorted(set(now) ^ set(then))]
+
+    @contextlib.asynccontextmanager
+    async def _beside(self, *, alone: bool) -> AsyncIterator[None]:
+        """Play beside the other lanes; what takes every place there is, alone: another could not even be started."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._alone and not (alone and self._playing))
+            self._playing, self._alone = self._playing + 1, alone
+        try:
+            yield
+        finally:
+            async with self._changed:
+                self._playing, self._alone = self._playing - 1, False
+                self._changed.notify_all()
 
     async def _try(self, processes: LocalProcesses, witness: Witness, trial: Trial) -> None:
         case, token = trial.case, witness.token(trial.name)

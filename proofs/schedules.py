@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -166,15 +167,18 @@ def prove_processes(first: int, count: int, jobs: int, console: Console) -> int:
         return 1
     batches: dict[Setting, list[Batch]] = {setting: [] for setting in settings}
     broken: list[str] = []
+    apart = {setting: threading.Lock() for setting in settings}  # a user's limit of processes is for all batches of it
     per_batch = BATCH_ROUNDS * len(CASES)
     asked = [(settings[n % len(settings)], first + n) for n in range(-(-count // per_batch))]
     began = time.perf_counter()
     with progress_bar(console) as progress, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         bar = progress.add_task("hostile processes", total=len(asked) * per_batch)
-        playing = {
-            pool.submit(play_apart, one.grade, seed=seed, rounds=BATCH_ROUNDS, width=BATCH_WIDTH, uid=one.uid): one
-            for one, seed in asked
-        }
+
+        def play(one: Setting, seed: int) -> Batch:
+            with apart[one]:
+                return play_apart(one.grade, seed=seed, rounds=BATCH_ROUNDS, width=BATCH_WIDTH, uid=one.uid)
+
+        playing = {pool.submit(play, one, seed): one for one, seed in asked}
         for played in concurrent.futures.as_completed(playing):
             setting = playing[played]
             try:
