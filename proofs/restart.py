@@ -18,7 +18,7 @@ import msgspec
 from interlock.app import open_control
 from interlock.core.decision import RunRow
 from interlock.core.events import Block, Ended, Event, transcript
-from interlock.core.names import REPORTS, Ending, RunId, RunKind, SessionId
+from interlock.core.names import REPORTS, Ending, ReceiptId, RunId, RunKind, SessionId
 from interlock.core.outcome import Outcome
 from interlock.runtime.control import Control
 from interlock.runtime.run import Message, Run
@@ -267,8 +267,9 @@ class Life:
             if reports[row.id] > 1:
                 raise _broken(f"P4: {row.id} was announced {reports[row.id]} times")
             owner = None if row.home is None else store._sessions[row.home].owner
-            stopped = row.outcome is not None and row.outcome.ending is Ending.STOPPED  # with its home, it may be
-            if row.announce is not None and row.principal == owner and not stopped and not reports[row.id]:
+            receipt = store._receipts.get(store._receipt_of.get(row.id, ReceiptId("")))
+            with_home = receipt is not None and receipt.session == row.home  # whatever its ending, a stop took it along
+            if row.announce is not None and row.principal == owner and not with_home and not reports[row.id]:
                 raise _broken(f"P5: {row.id} ended and was not announced")
 
     @staticmethod

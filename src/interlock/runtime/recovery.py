@@ -69,7 +69,10 @@ OPEN_CALLS = (ToolState.PENDING, ToolState.RUNNING)
 class Story:
     """What the log tells of one run."""
 
-    __slots__ = ("blocks", "calls", "children", "ended", "open", "parts", "proof", "questions", "said", "started_at")
+    __slots__ = (
+        "blocks", "calls", "children", "ended", "open", "parts", "proof", "questions", "said", "started_at",
+        "with_home",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.said = False
@@ -82,6 +85,7 @@ class Story:
         self.children: set[RunId] = set()  # whose endings it was told
         self.ended: Outcome | None = None
         self.proof: Receipt | None = None  # the whole receipt, as it was last told
+        self.with_home = False  # it fell where it was not alone: with the session at the top, say
 
     def add(self, event: Event) -> None:
         """Read one event of the run."""
@@ -222,7 +226,7 @@ class Recovery:
                 if row.outcome is not None:
                     await self._tell_again(row, story)
                 elif story.ended is not None:
-                    reports = await self._report_again(row, story.ended)
+                    reports = () if story.with_home else await self._report_again(row, story.ended)
                     await self._keep_told(row, story.ended, story.proof, reports)
                 elif row.started or row.parent is not None:
                     living[row.id] = await self._bring_back(session, row, story, living)
@@ -363,7 +367,8 @@ class Recovery:
     async def _report_again(self, row: RunRow, outcome: Outcome) -> tuple[LiveRun, ...]:
         """Make the report of a child whose ending was told before it was kept: it was to be kept with that ending.
 
-        None where it is there: then a stop of its home has voided it. One that was stopped may have been with its home.
+        None where it is there: then a stop of its home has voided it. One that was stopped may have been with its home,
+        if the log does not have the receipt.
         """
         if row.announce is None or row.home is None or outcome.ending is Ending.STOPPED:
             return ()
@@ -493,9 +498,13 @@ def _stories(events: Iterable[Event]) -> dict[RunId, Story]:
     for event in events:
         if event.run_id is not None:
             stories.setdefault(event.run_id, Story()).add(event)
-        elif isinstance(event.data, Proof) and event.data.receipt.session == event.session:
-            for run in event.data.receipt.runs:
-                stories.setdefault(run.id, Story()).proof = event.data.receipt
+        elif isinstance(event.data, Proof):
+            receipt = event.data.receipt
+            for story in [stories.setdefault(run.id, Story()) for run in receipt.runs]:
+                if receipt.session == event.session:
+                    story.proof = receipt
+                else:
+                    story.with_home = True
     return stories
 
 
