@@ -14,7 +14,17 @@ ROOT = Path(__file__).parent.parent.parent
 LISTED = [
     line for line in (Path(__file__).parent / "inline_only.txt").read_text("utf-8").splitlines() if line[0] != "#"
 ]
-ABOUT_OTHERS = ("inline", "workers", "spawn", "recovery", "p3_nothing_is_left", "races_c", "races_d", "crashes")
+ABOUT_OTHERS = (
+    "inline",
+    "strangers",
+    "workers",
+    "spawn",
+    "recovery",
+    "p3_nothing_is_left",
+    "races_c",
+    "races_d",
+    "crashes",
+)
 ALL = bool(os.environ.get("INTERLOCK_ALL_SUITES"))  # as `make prove` does; `make test` plays the promises and the tools
 PLAYED = 600 if ALL else 150  # at least: a suite that is not found plays nothing
 

@@ -88,7 +88,14 @@ def test_a_stop_whose_caller_leaves_while_it_reads_counts() -> None:
             sending = asyncio.create_task(control.send("alice/main", "mine", by="bob", key="k"))
             while not await control.runs(by="bob"):
                 await asyncio.sleep(0)
-            stopping = asyncio.create_task(control.stop(session="alice/main", by="bob"))
+            begun = asyncio.Event()
+
+            async def stop() -> None:
+                begun.set()
+                await control.stop(session="alice/main", by="bob")
+
+            stopping = asyncio.create_task(stop())
+            await begun.wait()  # else nobody has asked for it yet
             await asyncio.sleep(0.01)
             stopping.cancel()
             sent = await sending
