@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,6 +107,17 @@ def test_more_than_control_looks_at_is_not_kept(theatre: Theatre) -> None:
         theatre.run(main(theatre.stage))
 
 
+async def at_rest(pid: int) -> Any:
+    """Return the traces of a process that has come to wait for its input; on its way there it may sleep, too."""
+    seen, times = kernel.traces(pid), 0
+    while times < 5:
+        await asyncio.sleep(0.02)
+        again = kernel.traces(pid)
+        times = times + 1 if again == seen and again[pid, pid][2] != "R" else 0
+        seen = again
+    return seen
+
+
 def test_a_thread_that_sleeps_has_the_same_trace_until_it_runs(tmp_path: Path) -> None:
     """The kernel counts every time a thread leaves its processor: one that ran and sleeps again has another trace."""
 
@@ -113,15 +125,13 @@ def test_a_thread_that_sleeps_has_the_same_trace_until_it_runs(tmp_path: Path) -
         child = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE)
         assert child.stdin is not None
         try:
-            seen = kernel.traces(child.pid)
-            while (again := kernel.traces(child.pid)) != seen or again[child.pid, child.pid][2] == "R":
-                seen = again
-                await asyncio.sleep(0.05)
+            seen = await at_rest(child.pid)
             for _ in range(20):
                 assert kernel.traces(child.pid) == seen
                 child.stdin.write(b"\n")
-                while (again := kernel.traces(child.pid))[child.pid, child.pid][2] == "R" or again == seen:
+                while kernel.traces(child.pid) == seen:
                     await asyncio.sleep(0.001)
+                again = await at_rest(child.pid)
                 assert again[child.pid, child.pid][1] > seen[child.pid, child.pid][1]
                 seen = again
         finally:
