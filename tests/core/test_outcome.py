@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from interlock.core.fence import Fence
 from interlock.core.names import EARLY, ENDINGS, Ending, ErrorKind, LimitOf, Principal, RunId
-from interlock.core.outcome import Cause, Limit, Outcome, cause_of, prefer, returned_at, settle
+from interlock.core.outcome import Cause, Limit, Outcome, cause_of, returned_at, settle
 
 RUN = RunId("r-7")
 COMPLETED = Cause(ending=Ending.COMPLETED)
@@ -146,12 +146,6 @@ def test_the_earliest_limit_is_told() -> None:
     assert settle(STOPPED, now=10.0, limits=limits, phase=PHASE) == Cause(
         ending=Ending.TIMED_OUT, phase="queue", limit_ms=1500, limit_of=LimitOf.AGENT
     )
-
-
-@pytest.mark.parametrize(("told", "found"), list(itertools.product(ENDINGS, ENDINGS)))
-def test_only_a_guess_yields(told: Ending, found: Ending) -> None:
-    """An ending found in the store replaces `lost`, a guess, and no other ending (race 125)."""
-    assert prefer(told, found) is (found if told is Ending.LOST else told)
 
 
 @pytest.mark.parametrize("cause", CAUSES)

@@ -4,7 +4,6 @@
    returned, the instant is that of its return: what was finished in time is no timeout, however late it is read.
    Of several limits the earliest counts, and the outcome says whose it was.
 2. Otherwise the first caller's cause stands.
-3. Only `lost`, a guess made at recovery, yields to an ending found in the store (`prefer`).
 """
 
 from collections.abc import Iterable
@@ -113,8 +112,3 @@ def settle(cause: Cause, *, now: float, limits: Iterable[Limit] = (), phase: str
         limit_of=passed.of,
         hidden=cause.hidden,
     )
-
-
-def prefer(told: Ending, found: Ending) -> Ending:
-    """Return which of two endings of one run is true: what the store holds, once a guess is set against it."""
-    return found if told is Ending.LOST else told
