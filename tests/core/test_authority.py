@@ -11,20 +11,20 @@ from interlock.core.names import LOCAL, May, Principal, SessionId
 ALICE, BOB, CAROL, EVE, ROOT = (Principal(name) for name in ("alice", "bob", "carol", "eve", "root"))
 
 # Written down from docs/design.md, not derived from the code: an `x` is a right.
-#               system admin owner principal parent writer guest reader approver other
+#                    admin owner principal writer guest reader approver other
 EXPECTED = {
-    "found": "       x      x     x      x        x      x     x      .      .      x",
-    "send": "        x      x     x      .        .      x     .      .      .      .",
-    "take_over": "   x      x     x      x        x      .     .      .      .      .",
-    "stop": "        x      x     x      x        x      .     .      .      .      .",
-    "answer": "      .      x     x      x        .      .     .      .      x      .",
-    "see_run": "     x      x     x      x        x      x     x      x      .      .",
-    "see_session": " x      x     x      .        .      x     x      x      .      .",
-    "wake": "        x      x     x      .        .      .     .      .      .      .",
-    "reset": "       x      x     x      .        .      .     .      .      .      .",
-    "share": "       x      x     x      .        .      .     .      .      .      .",
+    "found": "       x     x     x         x      x     .      .        x",
+    "send": "        x     x     .         x      .     .      .        .",
+    "take_over": "   x     x     x         .      .     .      .        .",
+    "stop": "        x     x     x         .      .     .      .        .",
+    "answer": "      x     x     x         .      .     .      x        .",
+    "see_run": "     x     x     x         x      x     x      .        .",
+    "see_session": " x     x     .         x      x     x      .        .",
+    "wake": "        x     x     .         .      .     .      .        .",
+    "reset": "       x     x     .         .      .     .      .        .",
+    "share": "       x     x     .         .      .     .      .        .",
 }
-COLUMNS = ("system", "admin", "owner", "principal", "parent", "writer", "guest", "reader", "approver", "other")
+COLUMNS = ("admin", "owner", "principal", "writer", "guest", "reader", "approver", "other")
 SEES = (Action.SEE_RUN, Action.SEE_SESSION)
 CHANGES = tuple(action for action in Action if action not in SEES)
 SHARED = {BOB: May.WRITE, CAROL: May.READ}
@@ -54,7 +54,7 @@ def test_relations_add_up(action: Action) -> None:
 
 
 def test_an_action_without_an_entry_is_denied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the table does not list nobody may do, not even the system."""
+    """What the table does not list nobody may do, not even an admin."""
     monkeypatch.setattr(authority, "RIGHTS", {a: r for a, r in RIGHTS.items() if a is not Action.STOP})
     assert not may(Action.STOP, Relation)
     assert not may("conquer", Relation)  # type: ignore[arg-type]

@@ -41,11 +41,6 @@ def copied(place: Place, to: Path) -> Place:
     return other
 
 
-async def for_ever(control: Control | None = None) -> None:
-    """Wait for whoever ends this life."""
-    await asyncio.Event().wait()
-
-
 async def echoes(run: Run, message: Message) -> str:
     """Answer with the message."""
     return message.text

@@ -151,11 +151,6 @@ ASKED: dict[str, tuple[Asked, ...]] = {
     "interlock.overview": (lambda t: {},),
     "interlock.stopall": (lambda t: {}, lambda t: {"of": t.session.partition("/")[0]}),
 }
-USES_UP = {"chat.send", "chat.abort", "agent", "sessions.abort", "sessions.reset", "tasks.cancel", "interlock.send"} | {
-    *("interlock.chat", "exec.approval.resolve", "interlock.stop", "interlock.reset", "interlock.answer"),
-    "interlock.unwake",
-    "interlock.stopall",
-}
 
 # Answers that may say there is nothing: what they say if there is something.
 SAYS: dict[str, Callable[[Any, Thing], object]] = {

@@ -149,11 +149,6 @@ async def by_message(on: Wire, run: str) -> None:
     await on.ended(answer["runId"])
 
 
-async def by_reset(on: Wire, run: str) -> None:
-    """Begin anew."""
-    await on.request("sessions.reset", key=SESSION)
-
-
 async def by_itself(on: Wire, run: str) -> None:
     """Wait for it."""
 

@@ -18,11 +18,9 @@ from interlock.core.names import LOCAL, May, Principal, SessionId
 class Relation(StrEnum):
     """What a caller is to a run or a session."""
 
-    SYSTEM = "system"  # control itself: a deadline, a shutdown
     ADMIN = "admin"
     OWNER = "owner"  # created the session
     PRINCIPAL = "principal"  # started the run
-    PARENT = "parent"  # the run that delegated it
     WRITER = "writer"  # the session was shared with them, to write in
     GUEST = "guest"  # the session was shared with them, to read
     READER = "reader"  # may see everything, change nothing
@@ -46,8 +44,8 @@ class Action(StrEnum):
 
 
 _R = Relation
-_ENDS = frozenset({_R.SYSTEM, _R.ADMIN, _R.OWNER, _R.PRINCIPAL, _R.PARENT})
-_OWNS = frozenset({_R.SYSTEM, _R.ADMIN, _R.OWNER})
+_ENDS = frozenset({_R.ADMIN, _R.OWNER, _R.PRINCIPAL})
+_OWNS = frozenset({_R.ADMIN, _R.OWNER})
 
 _ADMIN = frozenset({_R.ADMIN})
 
