@@ -67,7 +67,7 @@ def _takes(function: Any, *names: str) -> bool:
 @cache
 def _protocol(kind: type[Any]) -> Any:
     """A protocol of uvicorn as it stands before its first byte."""
-    config = uvicorn.Config(lambda: None, lifespan="off", log_config=None)
+    config = uvicorn.Config(lambda: None, ws="none", lifespan="off", log_config=None)
     config.load()
     loop = asyncio.new_event_loop()
     try:

@@ -181,8 +181,8 @@ NO_WORDS = {
     "more after the word": framed(link.frame(link.Say(1, "x"))[4:] + b"\x00"),
     "a text that is longer than the message": framed(b"\x93\xa3Say\x01\xdb\xff\xff\xff\xff"),
     "calls that are not there": framed(b"\x93\xa6Record\x01\xdd\x7f\xff\xff\xff"),
-    "deep in values nobody wants": framed(b"\x94\xa3Say\x01\xa1x" + b"\x91" * 100_000 + b"\xc0"),
-    "deep in place of text": framed(b"\x93\xa3Say\x01" + b"\x91" * 100_000 + b"\xc0"),
+    "deep in values nobody wants": framed(b"\x94\xa3Say\x01\xa1x" + b"\x91" * 1_000_000 + b"\xc0"),
+    "deep in place of text": framed(b"\x93\xa3Say\x01" + b"\x91" * 1_000_000 + b"\xc0"),
     "a length beyond the limit": struct.pack(">I", link.FRAME_BYTES + 1),
     "the greatest length": b"\xff\xff\xff\xff",
 }
