@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from interlock import Control, MemoryStore, Settings, open_control
 from interlock.core.decision import Decision
+from interlock.core.lifecycle import State
 from interlock.runtime.run import Agent
 from interlock.stores.memory import Faults
 from interlock.stores.sqlite import SqliteStore
@@ -196,3 +197,15 @@ def behind(
 def ends(ending: str) -> Callable[[Decision], bool]:
     """Pick decisions that end a run so."""
     return lambda decision: any(row.outcome is not None and row.outcome.ending == ending for row in decision.endings)
+
+
+async def until(true: Callable[[], Any]) -> Any:
+    """Wait for a condition; the life's own bound is the bound."""
+    while not (found := true()):
+        await asyncio.sleep(0.001)
+    return found
+
+
+async def began(control: Control, run: str) -> None:
+    """Wait until a run's agent has begun."""
+    await until(lambda: control._registry.runs[run].state is State.STARTED)

@@ -39,14 +39,8 @@ from interlock.runtime.settings import CRASHES
 from interlock.stores.base import StoreFailed, Ticket
 from interlock.testing.processes import VirtualProcesses
 
-from .lives import PATIENT, Place, behind, carried_out, kept_out
+from .lives import PATIENT, Place, behind, carried_out, kept_out, until
 from .scene import at_once, deaf, echoes, idles, kinds, log_of, put_forward, raises, started, story, told
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """A store of either kind."""
-    return Place(request.param, tmp_path / "data")
 
 
 async def for_ever() -> None:
@@ -62,13 +56,6 @@ def sends(session: str, text: str, **options: Any) -> Callable[[Control], Awaita
         await for_ever()
 
     return scene
-
-
-async def until(true: Callable[[], Any]) -> Any:
-    """Wait for a condition; the life's own bound is the bound."""
-    while not (found := true()):
-        await asyncio.sleep(0.001)
-    return found
 
 
 async def quiet(control: Control) -> None:

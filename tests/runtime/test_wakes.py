@@ -773,3 +773,32 @@ def test_cron_goes_forward_through_the_hour_that_comes_twice() -> None:
         after = local(2026, 10, 25, 1, 30) + 60 * minute
         later = next_time(row(cron="*/30 * * * *"), after)
         assert later is not None and after < later <= after + 5_400
+
+
+# Callers that vanish
+
+
+def test_a_wake_whose_caller_vanished_is_none() -> None:
+    """Who was not told of a schedule has none: neither here nor in the store nor after a restart."""
+
+    async def main() -> None:
+        store, ran = MemoryStore(latency_seconds=0.05), []
+
+        async def agent(run: Run, message: Message) -> None:
+            ran.append(message.text)
+
+        async with open_control(agent, store=store) as control:
+            await control.wait((await control.send("s", "one", by="alice")).run_id)
+            asking = asyncio.create_task(control.wake("s", "ghost", every=5, by="alice"))
+            await asyncio.sleep(0.02)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            await asyncio.sleep(20)
+            assert await control.wakes("s", by="alice") == []
+            assert await store.wakes() == ()
+        async with open_control(agent, store=store):
+            await asyncio.sleep(20)
+        assert ran == ["one"]
+
+    seeded(main, jump=0.0)
