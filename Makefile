@@ -28,7 +28,7 @@ run: $(SERVE_READY) ## serve the demo agent, offline; send to it and stop it fro
 	@exec $(BIN)/interlock serve
 
 # Two halves side by side, each about as long as the other; what is not named in FIRST is in the second.
-FIRST := tests/test_planted.py tests/test_look.py tests/test_examples.py tests/testing tests/core tests/stores tests/contracts \
+FIRST := tests/test_planted.py tests/look tests/test_examples.py tests/testing tests/core tests/stores tests/contracts \
 	tests/client tests/test_sinks.py tests/foreign tests/test_package.py tests/test_demo.py tests/test_pages.py tests/test_endings.py tests/test_config.py \
 	tests/surfaces/test_page.py tests/surfaces/test_reconnect.py tests/surfaces/test_keys.py tests/surfaces/test_waits.py tests/surfaces/test_shutdown.py tests/surfaces/test_access.py tests/surfaces/test_authorization.py \
 	tests/surfaces/test_bad_input.py tests/promises/test_crashes.py tests/hosts/test_suites.py

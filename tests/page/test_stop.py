@@ -25,6 +25,8 @@ from page.scene import (
     with_event,
 )
 
+STOP_SECONDS = 1.0
+
 Stop = Callable[[Page], None]
 
 
@@ -354,9 +356,6 @@ def test_a_correction_is_told(visit: Visit, session: str) -> None:
     relay.add(with_event(told, position=position, data={"type": "correction", "outcome": outcome}))
     ended(run, "lost")
     expect(run.locator(".ending")).to_contain_text("lost in a crash · corrected")
-
-
-STOP_SECONDS = 1.0
 
 
 def test_hostile_text_keeps_neither_stop_nor_the_end_away(visit: Visit, session: str) -> None:

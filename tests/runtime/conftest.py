@@ -1,5 +1,6 @@
 """What the room's tests ask for by name."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,3 +12,10 @@ from .lives import Place
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """A store of either kind."""
     return Place(request.param, tmp_path / "data")
+
+
+@pytest.fixture
+def nothing_breaks(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """No task of control may end with an error of its own."""
+    yield
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []

@@ -9,9 +9,11 @@ import anyio
 import msgspec
 import pytest
 
-from interlock import Control, Event, Message, Outcome, Run, Settings
+from interlock import Control, Event, MemoryStore, Message, Outcome, Run, Sent, Settings, Unavailable
+from interlock.core.decision import Decision
 from interlock.core.events import Ended
 from interlock.core.names import EventKind, SessionId
+from interlock.stores.base import Ticket
 from interlock.testing.loop import SeededLoop, run_seeded
 
 SEEDS = range(8)
@@ -204,3 +206,48 @@ def without_times(ended: Ended) -> Ended:
     """A terminal event as it is told of any day."""
     outcome = msgspec.structs.replace(ended.outcome, started_at=None, ended_at=None)
     return msgspec.structs.replace(ended, outcome=outcome)
+
+
+class Shaky(MemoryStore):
+    """A memory store that begins to misbehave with the next decision, not with the reads before it."""
+
+    next_fault: str | None = None
+    skip = 0  # decisions before that
+
+    def decide(self, decision: Decision) -> Ticket:
+        self.skip -= 1
+        if self.next_fault is not None and self.skip < 0:
+            setattr(self.faults, self.next_fault, True)
+            self.next_fault = None
+        return super().decide(decision)
+
+    def mend(self) -> None:
+        """Behave again."""
+        self.next_fault = None
+        self.faults.fail = self.faults.lose = False
+        self.resume()
+
+
+async def gone(control: Control) -> None:
+    """Wait until nothing is in memory any more."""
+    while control._registry.runs:
+        await anyio.sleep(1)
+    assert control._registry.sessions == {}
+
+
+def now() -> float:
+    """The loop's clock."""
+    return asyncio.get_running_loop().time()
+
+
+async def turns(count: int) -> None:
+    """Let the loop go round some times."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def sent_or_refused(control: Control, text: str, key: str | None = None) -> Sent | None:
+    try:
+        return await control.send("s", text, key=key)
+    except Unavailable:
+        return None

@@ -10,15 +10,24 @@ import pytest
 from interlock import BadInput, Ending, Message, Run, Settings, open_control
 from interlock.core.names import EventKind
 
-from .scene import BRIEF, echoes, idles, kinds, log_of, mumbles, put_forward, raises, seeded, started, swallowed, told
+from .scene import (
+    BRIEF,
+    echoes,
+    idles,
+    kinds,
+    log_of,
+    mumbles,
+    now,
+    put_forward,
+    raises,
+    seeded,
+    started,
+    swallowed,
+    told,
+)
 
 DEADLINE = 60.0  # of a run on the real clock, which is put forward
 HORIZON = 0.06  # how far the seeded clock may run ahead
-
-
-def now() -> float:
-    """The loop's clock."""
-    return asyncio.get_running_loop().time()
 
 
 def test_a_deadline_ends_a_run() -> None:

@@ -1,7 +1,6 @@
 """Reset: everything of a session ends, a fresh transcript begins, and nothing said right behind it is lost."""
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -24,17 +23,12 @@ from interlock import (
 )
 from interlock.core.names import EventKind, SessionId
 
-from .scene import QUICK, answers, at_once, echoes, forgotten, idles, log_of, seeded, started, told
+from .scene import QUICK, answers, at_once, echoes, forgotten, idles, log_of, now, seeded, started, told
+
+pytestmark = pytest.mark.usefixtures("nothing_breaks")
 
 COMMIT_SECONDS = 0.5
 SLACK = 0.1
-
-
-@pytest.fixture(autouse=True)
-def nothing_breaks(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """No task of control may end with an error of its own."""
-    yield
-    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 class Memory:
@@ -73,11 +67,6 @@ async def replay(control: Control, session: str, last: EventKind, count: int) ->
             if sum(each.kind is last for each in seen) == count:
                 return seen
     raise AssertionError("the watch ended")
-
-
-def now() -> float:
-    """The loop's clock."""
-    return asyncio.get_running_loop().time()
 
 
 @pytest.mark.parametrize("where", ["running", "idle", "absent"])

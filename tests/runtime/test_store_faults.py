@@ -14,27 +14,10 @@ from interlock.core.outcome import Outcome
 from interlock.core.projection import channel_words, client_words, native
 from interlock.stores.base import Ticket
 
-from .scene import answered, answers, echoes, idles, kinds, log_of, mumbles, seeded, started, story, told
+from .scene import Shaky, answered, answers, echoes, idles, kinds, log_of, mumbles, now, seeded, started, story, told
 
 COMMIT_SECONDS = 0.5
 SLACK = 0.1  # the virtual clock may run ahead by its horizon
-
-
-def now() -> float:
-    """The loop's clock."""
-    return asyncio.get_running_loop().time()
-
-
-class Shaky(MemoryStore):
-    """A memory store that begins to misbehave with the next decision, not with the reads before it."""
-
-    next_fault: str | None = None
-
-    def decide(self, decision: Decision) -> Ticket:
-        if self.next_fault is not None:
-            setattr(self.faults, self.next_fault, True)
-            self.next_fault = None
-        return super().decide(decision)
 
 
 async def other_ending(store: MemoryStore, run: str, ending: Ending, text: str = "") -> Outcome:

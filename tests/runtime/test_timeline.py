@@ -1,7 +1,7 @@
 """A run's timeline and transcript: the same live, from memory and from the store, for those who may see the run."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from random import Random
 
 import anyio
@@ -27,12 +27,7 @@ from .scene import (
     told,
 )
 
-
-@pytest.fixture(autouse=True)
-def nothing_breaks(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """No task of control may end with an error of its own."""
-    yield
-    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+pytestmark = pytest.mark.usefixtures("nothing_breaks")
 
 
 async def search(query: str) -> str:

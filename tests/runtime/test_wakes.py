@@ -28,17 +28,12 @@ from interlock import (
 from interlock.core.decision import WakeRow
 from interlock.runtime.wakes import next_time
 
-from .scene import at_once, echoes, seeded, started
+from .scene import at_once, echoes, now, seeded, started
+
+pytestmark = pytest.mark.usefixtures("nothing_breaks")
 
 BERLIN = ZoneInfo("Europe/Berlin")
 SLACK = 0.2  # timers on the virtual clock may come a little early or late
-
-
-@pytest.fixture(autouse=True)
-def nothing_breaks(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """No task of control may end with an error of its own."""
-    yield
-    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 class Sleeper:
@@ -64,11 +59,6 @@ class Sleeper:
         if message.text in self.holds:
             await anyio.sleep_forever()
         return "done"
-
-
-def now() -> float:
-    """The loop's clock."""
-    return asyncio.get_running_loop().time()
 
 
 def wall() -> float:

@@ -2,13 +2,19 @@
 
 import asyncio
 import contextlib
+import select
 import sqlite3
+import subprocess
+import sys
+import textwrap
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from interlock import Ending, Message, Run, Settings
 from interlock.core.decision import Decision, RunRow
-from interlock.core.events import Block, Event
+from interlock.core.events import Block, Data, Ended, Event
 from interlock.core.names import Principal, RunId, RunKind, SessionId
 from interlock.core.outcome import Outcome
 from interlock.stores.sqlite import SqliteStore
@@ -29,15 +35,23 @@ def made(directory: str | Path) -> SqliteStore:
     return SqliteStore(directory, keep_days=FOREVER_DAYS)
 
 
-def run(name: str, *, by: Principal = ALICE, over: bool = False) -> RunRow:
+def run(
+    name: str,
+    *,
+    by: Principal = ALICE,
+    text: str = "hello",
+    over: bool = False,
+    session: SessionId = S,
+    at: float = 1.0,
+) -> RunRow:
     outcome = Outcome(run_id=RunId(name), ending=Ending.COMPLETED) if over else None
     return RunRow(
-        id=RunId(name), session=S, principal=by, kind=RunKind.CHAT, text="hello", admitted_at=1.0, outcome=outcome
+        id=RunId(name), session=session, principal=by, kind=RunKind.CHAT, text=text, admitted_at=at, outcome=outcome
     )
 
 
-def admit(name: str) -> Decision:
-    return Decision(admissions=(run(name),))
+def admit(name: str, **more: Any) -> Decision:
+    return Decision(admissions=(run(name, **more),))
 
 
 def block(position: int, session: SessionId = S) -> Event:
@@ -62,8 +76,10 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def count(directory: Path, table: str) -> int:
+    """How many rows (of deltas: how many of them) are in the database for everyone to see."""
+    what = "coalesce(sum(json_array_length(events)), 0)" if table == "passing" else "count(*)"
     with database(directory) as other:
-        found: int = other.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+        found: int = other.execute(f"SELECT {what} FROM {table}").fetchone()[0]
     return found
 
 
@@ -81,3 +97,45 @@ async def opens(directory: Path) -> None:
 
 async def echo(run: Run, message: Message) -> str:
     return message.text
+
+
+def event(position: int, data: Data, name: str | None = "r", session: SessionId = S) -> Event:
+    run_id = None if name is None else RunId(name)
+    return Event(position=position, session=session, run_id=run_id, generation=1, data=data)
+
+
+def ended(position: int, name: str = "r") -> Event:
+    return event(position, Ended(outcome=Outcome(run_id=RunId(name), ending=Ending.COMPLETED)), name)
+
+
+def command(code: str, *given: object) -> list[str]:
+    """Return the command that runs Python code; `say(x)` sends a line back and `hear()` waits for one."""
+    helpers = """
+        import asyncio, os, sqlite3, sys, threading
+        from interlock.core.decision import Decision, RunRow
+        from interlock.stores.base import StoreFailed
+        from interlock.stores.sqlite import SqliteStore
+        def say(what): print(what, flush=True)
+        def hear(): return sys.stdin.readline()
+        def admit(name):
+            row = RunRow(id=name, session="s", principal="alice", kind="chat", text="hello", admitted_at=1.0)
+            return Decision(admissions=(row,))
+    """
+    program = textwrap.dedent(helpers) + textwrap.dedent(code)
+    return [sys.executable, "-c", program, *map(str, given)]
+
+
+@contextmanager
+def process(code: str, *given: object) -> Iterator[subprocess.Popen[str]]:
+    started = subprocess.Popen(command(code, *given), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def heard(started: subprocess.Popen[str]) -> str:
+    assert started.stdout is not None
+    assert select.select([started.stdout], [], [], SECONDS)[0], "nothing was said"
+    return started.stdout.readline().strip()

@@ -2,17 +2,23 @@
 
 import asyncio
 import contextlib
+import hashlib
 import os
+import re
 import resource
 import shutil
+import signal
 import sqlite3
+import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import interlock
 from interlock import BadInput, open_control
 from interlock.core.names import RunId
 from interlock.look.forgetting import forget
@@ -20,7 +26,7 @@ from interlock.runtime import control as controls
 from interlock.stores.base import StoreFailed, Unsure
 from interlock.stores.sqlite import store as stores
 
-from .scene import SECONDS, admit, block, count, echo, made, opens, play, run, until
+from .scene import SECONDS, S, admit, block, count, echo, heard, made, opens, play, process, run, until
 
 
 @contextlib.contextmanager
@@ -212,3 +218,343 @@ def test_a_directory_that_cannot_be_is_refused(name: str, error: type[Exception]
                 pass
 
     play(main)
+
+
+HOLDER = """
+    async def main():
+        store = SqliteStore(sys.argv[1])
+        await store.open()
+        await store.decide(admit("r"))
+        say("open")
+        await asyncio.to_thread(hear)
+        await store.close()
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077], ids=oct)
+def test_nobody_else_can_read_what_is_kept(tmp_path: Path, umask: int) -> None:
+    """The directory is made 0700 and every file in it 0600, whatever the process allows others by default."""
+
+    async def main() -> None:
+        store = made(tmp_path / "state")
+        await store.open()
+        await store.decide(admit("r"))
+        assert await store.run(RunId("r")) is not None
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "state").iterdir()}
+        assert modes == dict.fromkeys(("interlock.db", "interlock.db-wal", "interlock.db-shm", "lock"), 0o600)
+        assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
+        await store.close()
+
+    before = os.umask(umask)
+    try:
+        play(main)
+    finally:
+        os.umask(before)
+
+
+def test_a_directory_is_one_store_s_at_a_time(tmp_path: Path) -> None:
+    """A second store of this process is told that it is itself the holder, and comes in after a close."""
+
+    async def main() -> None:
+        first, second = made(tmp_path), made(tmp_path)
+        await first.open()
+        with pytest.raises(StoreFailed, match="in use by this process; stop that one, or use another directory"):
+            await second.open()
+        await first.decide(admit("r"))
+        await first.close()
+        assert await second.open() == 2
+        assert second.clean and await second.run(RunId("r")) == run("r")
+        await second.close()
+
+    play(main)
+
+
+def test_a_directory_is_one_process_s_until_it_is_killed(tmp_path: Path) -> None:
+    """Another process has it: refused by its number. Killed with -9: it is ours at once, and not clean (race 83)."""
+
+    async def main() -> None:
+        with process(HOLDER, tmp_path) as holder:
+            assert heard(holder) == "open"
+            with pytest.raises(StoreFailed, match=rf"process {holder.pid}\).*stop that one, or use another"):
+                await made(tmp_path).open()
+            holder.kill()
+            holder.wait()
+            store = made(tmp_path)
+            assert await store.open() == 2
+            assert not store.clean and await store.run(RunId("r")) == run("r")
+            await store.close()
+
+    play(main)
+
+
+@pytest.mark.parametrize("left", ["", "1\n", f"{os.getppid()}\n", "999999999\n", "not a number", "\0" * 100])
+def test_a_lock_file_that_was_left_says_nothing(tmp_path: Path, left: str) -> None:
+    """Whatever number is in a lock file, of a process that lives or not: only the kernel's lock counts (race 83)."""
+
+    async def main() -> None:
+        (tmp_path / "lock").write_text(left)
+        store = made(tmp_path)
+        assert await store.open() == 1
+        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+        await store.close()
+
+    play(main)
+
+
+def test_a_process_that_was_forked_off_keeps_nobody_out(tmp_path: Path) -> None:
+    """A child of a fork that never heard of the store does not hold its directory when the holder is killed."""
+    forks = """
+        async def main():
+            store = SqliteStore(sys.argv[1])
+            await store.open()
+            await store.decide(admit("r"))
+            child = os.fork()
+            if child == 0:
+                while True:
+                    signal.pause()
+            say(child)
+            await asyncio.to_thread(hear)
+        import signal
+        asyncio.run(main())
+    """
+
+    async def main() -> None:
+        with process(forks, tmp_path) as holder:
+            child = int(heard(holder))
+            try:
+                holder.kill()
+                holder.wait()
+                store = made(tmp_path)
+                await store.open()
+                assert await store.run(RunId("r")) == run("r")
+                await store.close()
+            finally:
+                os.kill(child, signal.SIGKILL)
+
+    play(main)
+
+
+def test_a_fork_corrupts_nothing(tmp_path: Path) -> None:
+    """A forked child that closes what it inherited, as a destructor would, leaves its parent's database alone."""
+    forks = """
+        async def main():
+            store = SqliteStore(sys.argv[1])
+            await store.open()
+            for n in range(20):
+                child = os.fork()
+                if child == 0:
+                    store._writer._connection.close()
+                    os._exit(0)
+                await store.decide(admit(f"r{n}"))
+                os.waitpid(child, 0)
+            try:
+                await SqliteStore(sys.argv[1]).open()
+            except StoreFailed as failure:
+                say("held" if "in use by this process" in str(failure) else failure)
+            await store.close()
+            say("closed")
+        asyncio.run(main())
+    """
+
+    async def main() -> None:
+        with process(forks, tmp_path) as parent:
+            assert (heard(parent), heard(parent)) == ("held", "closed")
+        store = made(tmp_path)
+        await store.open()
+        assert store.clean and len(await store.runs(S)) == 20
+        assert await store._ask(lambda db: db.execute("PRAGMA integrity_check").fetchone()[0]) == "ok"
+        await store.close()
+
+    play(main)
+
+
+def files(directory: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.iterdir() if path.is_file()}
+
+
+async def refused(directory: Path, match: str) -> None:
+    """A directory that cannot be used is refused with a reason, twice alike, and nothing of it is held or changed."""
+    before = files(directory) if directory.is_dir() else {}
+    for _ in range(2):
+        with pytest.raises(StoreFailed, match=match):
+            await made(directory).open()
+    after = files(directory) if directory.is_dir() else {}
+    assert {name: after.get(name) for name in before} == before
+
+
+def test_a_database_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    """A link in the place of the database is not followed: what it names may be anyone's."""
+
+    async def main() -> None:
+        (tmp_path / "state").mkdir()
+        (tmp_path / "precious").write_bytes(b"")
+        (tmp_path / "state" / "interlock.db").symlink_to(tmp_path / "precious")
+        await refused(tmp_path / "state", "cannot be opened")
+        assert (tmp_path / "precious").read_bytes() == b""
+
+    play(main)
+
+
+def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    """Nor is a link in the place of the lock, which would be cut to nothing."""
+
+    async def main() -> None:
+        (tmp_path / "state").mkdir()
+        (tmp_path / "precious").write_bytes(b"precious")
+        (tmp_path / "state" / "lock").symlink_to(tmp_path / "precious")
+        await refused(tmp_path / "state", "cannot be opened")
+        assert (tmp_path / "precious").read_bytes() == b"precious"
+
+    play(main)
+
+
+@pytest.mark.parametrize("journal", ["wal", "delete"])
+def test_a_database_of_a_later_schema_is_refused(tmp_path: Path, journal: str) -> None:
+    """What wrote it knows more than we do: it is named, with what to do, and not touched (race 94: downgrade)."""
+
+    async def main() -> None:
+        store = made(tmp_path)
+        await store.open()
+        await store.decide(admit("r"))
+        await store.close()
+        with sqlite3.connect(tmp_path / "interlock.db") as other:
+            other.execute("PRAGMA user_version = 7001")
+            other.execute("ALTER TABLE runs ADD COLUMN mood TEXT")
+            other.execute(f"PRAGMA journal_mode = {journal}")
+        other.close()
+        (tmp_path / "lock").unlink()
+        before = files(tmp_path)
+        await refused(tmp_path, r"schema 7001, this version knows \d+; upgrade interlock, or use another directory")
+        after = files(tmp_path)
+        assert {name: after[name] for name in before} == before
+
+    play(main)
+
+
+def test_a_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    """A file in the place of the directory, or of one above it, stays what it is."""
+
+    async def main() -> None:
+        (tmp_path / "file").write_text("precious")
+        await refused(tmp_path / "file", "cannot be opened")
+        await refused(tmp_path / "file" / "below", "cannot be opened")
+        assert (tmp_path / "file").read_text() == "precious"
+
+    play(main)
+
+
+@pytest.mark.parametrize("broken", ["garbage", "head", "schema", "short"])
+def test_a_broken_database_is_refused_and_kept(tmp_path: Path, broken: str) -> None:
+    """What cannot be read is named and left as it is, for whoever can repair it."""
+
+    async def main() -> None:
+        path = tmp_path / "interlock.db"
+        store = made(tmp_path)
+        await store.open()
+        await store.decide(admit("r", text="x" * 100_000))
+        await store.close()
+        whole = path.read_bytes()
+        path.write_bytes(
+            {
+                "garbage": b"this is no database at all, " * 1000,
+                "head": b"\0" * 100 + whole[100:],
+                "schema": whole[:100] + b"\xff" * 8092 + whole[8192:],
+                "short": whole[: len(whole) // 3 + 7],
+            }[broken]
+        )
+        await refused(tmp_path, "cannot be opened")
+
+    play(main)
+
+
+def test_a_directory_without_the_right_to_write_is_refused(tmp_path: Path) -> None:
+    """Who may not write in the directory is told so at once, not at the first message."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become someone else: run the tests as root")
+    opens = """
+        import concurrent.futures.thread  # nobody may not read where Python is: all that is needed is read before
+        from interlock.stores.sqlite import schema
+        schema.migrations()
+        os.setgroups([]), os.setgid(65534), os.setuid(65534)
+        async def main():
+            try:
+                await SqliteStore(sys.argv[1]).open()
+            except StoreFailed as failure:
+                say(failure)
+            say("over")
+        asyncio.run(main())
+    """
+    state = tmp_path / "state"
+
+    async def main() -> None:
+        store = made(state)
+        await store.open()
+        await store.decide(admit("r"))
+        await store.close()
+
+    play(main)
+    for path in (tmp_path, *tmp_path.parents):
+        if path.stat().st_uid == 0 and path != Path("/") and "pytest" in path.name:
+            path.chmod(0o755)
+    state.chmod(0o755)
+    before = files(state)
+    for child in (state, state / "below"):
+        with process(opens, child) as other:
+            assert re.search(r"cannot be opened: .*(Permission denied|unable to open)", heard(other))
+            assert heard(other) == "over"
+    assert files(state) == before
+
+
+def test_a_second_control_follows_the_first(tmp_path: Path) -> None:
+    """In one process, one after another: what the first was told the second knows."""
+
+    async def agent(run: Any, message: Any) -> str:
+        return f"heard {message.text}"
+
+    async def main() -> None:
+        for n in range(3):
+            async with interlock.open_control(agent, store=f"sqlite:///{tmp_path}/state") as control:
+                sent = await control.send("s", f"m{n}", key=f"k{n}")
+                assert (await control.wait(sent.run_id)).text == f"heard m{n}"
+                assert [each.outcome.text for each in await control.runs("s")] == [f"heard m{m}" for m in range(n + 1)]
+                assert (await control.send("s", "m0", key="k0")).run_id == (await control.runs("s"))[0].id
+
+    play(main)
+
+
+def test_a_store_whose_loop_is_gone_lets_go(tmp_path: Path) -> None:
+    """A loop that was closed with a store open leaves no thread and no lock: nobody can close that store any more."""
+
+    async def main() -> None:
+        store = made(tmp_path)
+        await store.open()
+        await store.decide(admit("r"))
+
+    async def again() -> None:
+        store = made(tmp_path)
+        await store.open()
+        assert not store.clean and await store.run(RunId("r")) == run("r")
+        await store.close()
+
+    play(main)
+    until_then = time.monotonic() + SECONDS
+    while any(thread.name.startswith("interlock store") for thread in threading.enumerate()):
+        assert time.monotonic() < until_then, "a thread of the store is left"
+        time.sleep(0.01)
+    play(again)
+
+
+def test_a_process_ends_though_its_store_is_open(tmp_path: Path) -> None:
+    """Nothing of the store keeps a process from ending that forgot to close it."""
+    forgets = """
+        async def main():
+            store = SqliteStore(sys.argv[1])
+            await store.open()
+            await store.decide(admit("r"))
+            say("over")
+        asyncio.run(main())
+    """
+    with process(forgets, tmp_path) as other:
+        assert heard(other) == "over"
+        assert other.wait(SECONDS) == 0

@@ -1,23 +1,41 @@
 """Pruning: each principal keeps its keys, sessions go by age, and a shortened log changes no ending."""
 
 import asyncio
+import itertools
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from interlock import Ending, MemoryStore, Message, Run, ToolState, open_control
-from interlock.core.decision import Decision, KeyRow
-from interlock.core.events import Said, Tool
-from interlock.core.names import Principal, RunId
+from interlock.core.decision import Decision, KeyRow, SessionRow, ToolRow, WakeRow
+from interlock.core.events import Block, Json, Said, Tool
+from interlock.core.names import CallId, Principal, RunId, SessionId, WakeId
 from interlock.stores import bounds
-from interlock.stores.base import Store
-from interlock.stores.sqlite import pruning
+from interlock.stores.base import Store, StoreFailed
+from interlock.stores.sqlite import SqliteStore, pruning, writer
 
-from .scene import ALICE, FOREVER_DAYS, MALLORY, QUICK, S, admit, block, count, database, echo, made, play, run, until
+from .scene import (
+    ALICE,
+    FOREVER_DAYS,
+    MALLORY,
+    QUICK,
+    S,
+    admit,
+    block,
+    count,
+    database,
+    echo,
+    event,
+    made,
+    play,
+    run,
+    until,
+)
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
@@ -153,5 +171,123 @@ def test_a_tool_that_was_done_stays_done_when_its_log_is_gone(tmp_path: Path, mo
             told = [each.data.state for each in page.events if isinstance(each.data, Tool)]
             assert set(told) <= {ToolState.PENDING, ToolState.RUNNING, ToolState.FINISHED}
             assert not [each for each in page.events if isinstance(each.data, Said)], "the message was told again"
+
+    play(main)
+
+
+def sizes(directory: Path) -> tuple[int, int]:
+    database = directory / "interlock.db"
+    return database.stat().st_size, database.with_name("interlock.db-wal").stat().st_size
+
+
+@pytest.mark.parametrize("what", ["decisions", "events"])
+def test_the_write_ahead_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """Under constant writing the log's pages go into the database and its room is used again."""
+    checkpoint = writer.Writer._checkpoint
+
+    def while_somebody_writes(self: Any, connection: sqlite3.Connection, how: str) -> None:
+        with closing(sqlite3.connect(self._path, isolation_level=None)) as before:
+            if how == "PASSIVE":  # what is written meanwhile cannot be copied by it
+                before.execute("BEGIN").execute("SELECT count(*) FROM sqlite_master").fetchone()
+                asyncio.run_coroutine_threadsafe(decided(), self._loop).result(30)
+            checkpoint(self, connection, how)
+
+    async def decided() -> None:
+        with suppress(StoreFailed):  # (it is being closed)
+            await stores[0].decide(Decision(sessions=(SessionRow(id=S, owner=ALICE, generation=next(rising)),)))
+
+    async def main() -> None:
+        monkeypatch.setattr(writer, "CHECKPOINT_BYTES", 300_000)
+        monkeypatch.setattr(writer, "RESTART_BYTES", 1_000_000)
+        monkeypatch.setattr(writer.Writer, "_checkpoint", while_somebody_writes)
+        store = made(tmp_path)
+        stores.append(store)
+        await store.open()
+        for n in range(1, 401):
+            if what == "decisions":
+                await store.decide(Decision(wakes=(wake(n),)))
+            else:
+                store.append(event(n, Block(text="x" * 10_000)))
+            if n % 10 == 0:  # else how much comes between two looks is a matter of the disk's speed
+                store._flush_now()
+                await until(lambda: looked(store._writer))
+            assert sizes(tmp_path)[1] <= 1_300_000
+        await store.close()
+
+    def looked(at: Any) -> bool:
+        return not at._due and not at._lasting and (at._copying is None or not at._copying.is_alive())
+
+    def wake(n: int) -> WakeRow:
+        return WakeRow(id=WakeId(f"w{n % 5}"), session=S, principal=ALICE, text="x" * 10_000, since=float(n))
+
+    stores: list[SqliteStore] = []
+    rising = itertools.count(1)
+    play(main)
+
+
+def test_closing_leaves_one_file(tmp_path: Path) -> None:
+    """After a close everything is in the database: no log beside it, so that one file can be copied away."""
+
+    async def main() -> None:
+        store = made(tmp_path)
+        await store.open()
+        await store.decide(admit("r"))
+        store.append(event(1, Said(text="hi", by=ALICE)))
+        assert await store.run(RunId("r")) is not None
+        await store.close()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["interlock.db", "lock"]
+
+    play(main)
+
+
+def test_sessions_are_forgotten_by_age(tmp_path: Path) -> None:
+    """A session in which nobody wrote for long goes with all it has; one that lives, waits or is scheduled stays."""
+
+    async def main() -> None:
+        store = made(tmp_path)
+        await store.open()
+        sessions = [SessionId(name) for name in ("old", "alive", "due", "young")]
+        rows = tuple(SessionRow(id=name, owner=ALICE, generation=1) for name in sessions)
+        done = tuple(
+            run(f"r-{name}", over=name != "alive", session=name, at=9_000.0 if name == "young" else 10.0)
+            for name in sessions
+        )
+        schedule = WakeRow(id=WakeId("w"), session=SessionId("due"), principal=ALICE, text="look", since=1.0)
+        tools = tuple(
+            ToolRow(
+                call_id=CallId(f"{row.id}.1"), run_id=row.id, name="t", arguments=Json("{}"), state=ToolState.FINISHED
+            )
+            for row in done
+        )
+        for n, name in enumerate(sessions, 1):
+            store.append(event(n, Said(text="hi", by=ALICE), f"r-{name}", name))
+        admitted = tuple(row for row in done if row.outcome is None)
+        over = tuple(row for row in done if row.outcome is not None)
+        await store.decide(Decision(sessions=rows, admissions=admitted, endings=over, wakes=(schedule,), tools=tools))
+        pruned = await store.prune(before=5_000.0)
+        assert (pruned.sessions, pruned.runs) == (1, 1)
+        for name in sessions:
+            kept = name != "old"
+            assert (await store.session(name) is not None) is kept
+            assert bool(await store.runs(name)) is kept
+            assert bool(await store.tools(RunId(f"r-{name}"))) is kept
+            assert bool((await store.events(name, after=0, limit=9)).events) is kept
+        assert (await store.prune(before=5_000.0)).sessions == 0
+        await store.close()
+
+    play(main)
+
+
+def test_a_new_session_without_runs_is_not_old(tmp_path: Path) -> None:
+    """A session that was only configured or reset is not forgotten an hour later: its owner, generation, strategy."""
+
+    async def main() -> None:
+        store = SqliteStore(tmp_path)  # with the age that people have
+        await store.open()
+        row = SessionRow(id=S, owner=ALICE, generation=3)
+        await store.decide(Decision(sessions=(row,)))
+        await store.prune()
+        assert await store.session(S) == row
+        await store.close()
 
     play(main)
