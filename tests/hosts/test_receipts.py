@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from interlock import Drain, Ending, EventKind, Grade
+from runtime.scene import told
 
 from .test_hogs import both_grades
-from .turns import BOUND_SECONDS, lives, opened, seen
+from .turns import BOUND_SECONDS, lives, opened
 
 
 @both_grades
@@ -19,7 +20,7 @@ def test_a_stop_right_behind_a_return_leaves_nothing(grade: Grade) -> None:
         async with opened(grade) as control:
             for number in range(20):
                 run = (await control.send(f"s{number}", "leaves")).run_id
-                pid = int((await seen(control, run, EventKind.DELTA)).data.text)
+                pid = int((await told(control, run, EventKind.DELTA)).data.text)
                 await control.stop(session=f"s{number}")
                 outcome = await control.wait(run, drained=True, timeout=BOUND_SECONDS)
                 stopped += outcome.ending is Ending.STOPPED
@@ -37,7 +38,7 @@ def test_a_childs_host_is_seen_gone_before_the_child_is_drained(grade: Grade) ->
         async with opened(grade) as control:
             for number in range(5):
                 run = (await control.send(f"s{number}", "delegates")).run_id
-                child = (await seen(control, run, EventKind.CHILD)).data.child
+                child = (await told(control, run, EventKind.CHILD)).data.child
                 outcome = await control.wait(child, drained=True, timeout=BOUND_SECONDS)
                 assert not lives(int(outcome.text))
                 receipt = await control.receipt(child)
@@ -53,7 +54,7 @@ def test_the_receipt_counts_what_ended_before_the_host_was_killed(grade: Grade) 
     async def main() -> None:
         async with opened(grade) as control:
             run = (await control.send("s", "lingers")).run_id
-            await seen(control, run, EventKind.DELTA)
+            await told(control, run, EventKind.DELTA)
             await control.stop(session="s")
             await control.wait(run, drained=True, timeout=BOUND_SECONDS)
             receipt = await control.receipt(run)

@@ -6,9 +6,10 @@ import asyncio
 from pathlib import Path
 
 from interlock import EventKind
+from runtime.scene import told
 
 from .test_hogs import unhurried
-from .turns import BOUND_SECONDS, opened, seen
+from .turns import BOUND_SECONDS, opened
 
 
 def test_a_host_that_waits_for_output_hears_of_the_end() -> None:
@@ -19,7 +20,7 @@ def test_a_host_that_waits_for_output_hears_of_the_end() -> None:
             fates = []
             for _ in range(10):
                 run = (await control.send("s", "reads")).run_id
-                await seen(control, run, EventKind.DELTA)
+                await told(control, run, EventKind.DELTA)
                 await control.stop(session="s")
                 await control.wait(run, drained=True, timeout=BOUND_SECONDS)
                 fates.append((await control.receipt(run)).host)
@@ -49,7 +50,7 @@ def test_what_a_stopped_turn_left_to_the_collector_is_collected_before_it_is_dra
     async def main() -> None:
         async with opened() as control:
             sent = await control.send("s", f"cycles {mark}")
-            await seen(control, sent.run_id, EventKind.DELTA)
+            await told(control, sent.run_id, EventKind.DELTA)
             await control.stop(session="s")
             await control.wait(sent.run_id, drained=True)
             assert (await control.receipt(sent.run_id)).host == "reused"

@@ -6,10 +6,10 @@ import asyncio
 import subprocess
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-from interlock import Control, Event, EventKind, Grade, Message, Run, open_control
+from interlock import Control, Grade, Message, Run, open_control
 from interlock.processes import kernel
 from interlock.processes.base import Confinement
 from interlock.runtime.settings import OPEN_CALLS
@@ -93,15 +93,6 @@ async def opened(grade: Grade | None = None) -> AsyncIterator[Control]:
     async with asyncio.timeout(2 * BOUND_SECONDS):
         async with open_control(name, agents={"other": name}, **options) as control:
             yield control
-
-
-async def seen(control: Control, run: str, kind: EventKind) -> Event:
-    """Return the first event of a kind."""
-    async with aclosing(control.watch(run=run)) as events:
-        async for event in events:
-            if event.kind is kind:
-                return event
-    raise AssertionError(f"no {kind}")
 
 
 def lives(pid: int) -> bool:
