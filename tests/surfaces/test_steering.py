@@ -20,7 +20,7 @@ AGENT = "tests.surfaces.agents:agent"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """One server for all."""
-    with served(AGENT, tmp_path_factory.mktemp("review") / "data", "--driver", "inline") as running:
+    with served(AGENT, tmp_path_factory.mktemp("steering") / "data", "--driver", "inline") as running:
         yield running
 
 
