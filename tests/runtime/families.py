@@ -71,7 +71,7 @@ async def nothing_left(control: Control) -> None:
         registry.questions,
         registry.falls,
         registry.keys,
-        registry.holds.lines_of,
+        registry.holds._lines,
     )
     assert left == ({}, {}, {}, {}, {}, {})
 
