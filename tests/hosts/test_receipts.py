@@ -13,7 +13,7 @@ from .turns import BOUND_SECONDS, lives, opened
 
 @both_grades
 def test_a_stop_right_behind_a_return_leaves_nothing(grade: Grade) -> None:
-    """Whoever stops on the last word of a reply may come between the return and the end: what it left goes too."""
+    """A stop may come between an agent's return and the run's end: the processes that the agent left are ended too."""
 
     async def main() -> None:
         stopped = 0
@@ -49,7 +49,7 @@ def test_a_childs_host_is_seen_gone_before_the_child_is_drained(grade: Grade) ->
 
 @both_grades
 def test_the_receipt_counts_what_ended_before_the_host_was_killed(grade: Grade) -> None:
-    """A process is gone long before its host, which does not settle: it is still among what the stop ended."""
+    """A process that is gone long before its host is killed still counts as ended by the stop."""
 
     async def main() -> None:
         async with opened(grade) as control:

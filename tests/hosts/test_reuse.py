@@ -31,7 +31,7 @@ def test_a_host_that_waits_for_output_hears_of_the_end() -> None:
 
 
 def test_an_agent_that_raises_keyboard_interrupt_does_not_take_the_next_message_along() -> None:
-    """Its run fails, and its host goes on, as behind any other error."""
+    """KeyboardInterrupt fails the run like any other error, and the host serves the next message."""
 
     async def main() -> None:
         async with opened() as control:
@@ -44,7 +44,7 @@ def test_an_agent_that_raises_keyboard_interrupt_does_not_take_the_next_message_
 
 
 def test_what_a_stopped_turn_left_to_the_collector_is_collected_before_it_is_drained(tmp_path: Path) -> None:
-    """A finalizer is code of the turn; in a host that is used again it has run by then."""
+    """A finalizer is code of its turn: a host that is used again has run the finalizer before the turn is drained."""
     mark = tmp_path / "mark"
 
     async def main() -> None:

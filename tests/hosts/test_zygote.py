@@ -439,7 +439,7 @@ def test_a_task_of_an_earlier_turn_that_was_given_work_goes_with_its_turn(
 
 
 def test_a_dead_zygote_that_nobody_has_heard_of_costs_no_run() -> None:
-    """The loop was busy while the zygote died: attempts are made when that was heard of, not all in one step."""
+    """A zygote dies while the loop is busy: the driver hears of the death before it spends its attempts to fork."""
 
     async def main() -> None:
         async with opened() as control:

@@ -204,7 +204,7 @@ def test_whoever_scrolled_up_is_not_moved(visit: Visit, session: str) -> None:
 
 
 def test_drafts_stay_with_their_session(visit: Visit, session: str) -> None:
-    """What was typed waits where it was typed; a message that was refused comes back there, not where one is now."""
+    """A draft stays with its session, and a refused message comes back to the session it was typed in."""
     relay = Relay()
     page = visit.open(session, relay=relay)
     other = f"#/s/{session}-b"

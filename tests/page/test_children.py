@@ -9,7 +9,7 @@ from page.scene import Visit, connected, ended, number_of, running, runs, send
 
 
 def test_a_childs_process_is_drawn_once_inside_its_parent(visit: Visit, session: str) -> None:
-    """What a child's process writes is seen in the child's card; the child is no turn of its own, also when stopped."""
+    """The page shows the output of a child's process in the child's card, and never draws the child as a turn."""
     page = visit.open(session)
     send(page, "team build")
     run = running(page)
@@ -27,7 +27,7 @@ def test_a_childs_process_is_drawn_once_inside_its_parent(visit: Visit, session:
 def test_a_detached_process_that_ends_is_told_and_a_stop_of_it_leaves_a_receipt(
     visit: Visit, session: str, tmp_path: Path
 ) -> None:
-    """It keeps Stop on while it is there and no longer; stopped, it leaves a receipt though no run was stopped."""
+    """A detached process keeps Stop enabled while it lives; a stop that ends only the process leaves a receipt."""
     page = visit.open(session)
     stop = page.locator("#stop")
     for number, end in enumerate((tmp_path.joinpath("end").touch, stop.click)):
@@ -45,7 +45,7 @@ def test_a_detached_process_that_ends_is_told_and_a_stop_of_it_leaves_a_receipt(
 
 
 def test_the_receipt_of_a_stop_that_ended_only_a_detached_child_grows_and_is_kept(visit: Visit, session: str) -> None:
-    """Its parent had completed; the card is completed when the child is gone, and stands there after a reload."""
+    """A stop ends a detached child of a completed parent: its receipt grows until the child is gone, and stays."""
     page = visit.open(session)
     send(page, "leave tidy")
     run = runs(page).last
@@ -63,7 +63,7 @@ def test_the_receipt_of_a_stop_that_ended_only_a_detached_child_grows_and_is_kep
 
 
 def test_the_details_of_what_a_child_announces_name_no_person(visit: Visit, session: str) -> None:
-    """Nobody wrote that message."""
+    """An announcement has no author: its details name the child that it is about."""
     page = visit.open(session)
     send(page, "report back")
     expect(runs(page)).to_have_count(2)

@@ -64,7 +64,7 @@ def test_a_stop_that_is_not_answered_holds_up_no_other_session(visit: Visit, ses
 
 
 def test_a_message_that_could_not_be_kept_is_sent_again(visit: Visit, session: str) -> None:
-    """A refusal that says so is no news for a person: the same key goes out again; a stop means that message too."""
+    """The page sends a message again, with its key, when the refusal is retryable; a stop ends the retries."""
     relay = Relay()
     page = visit.open(session, relay=relay)
     error = {"code": "UNAVAILABLE", "message": "not now", "retryable": True}
@@ -85,7 +85,7 @@ def test_a_message_that_could_not_be_kept_is_sent_again(visit: Visit, session: s
 
 
 def test_the_overview_asks_once_after_a_reconnect(visit: Visit, session: str) -> None:
-    """However often it was tried meanwhile: one question, not one for each try."""
+    """The overview asks the server once after a reconnect, however many attempts failed before."""
     relay = Relay()
     page = visit.open(session, relay=relay)
     go(page, "#/overview")

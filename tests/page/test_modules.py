@@ -80,7 +80,7 @@ ERRORS = (
 
 
 def test_the_model_seals_forgets_and_corrects(visit: Visit) -> None:
-    """Unknown runs and late events change nothing; what was let go comes back whole; receipts grow, endings change."""
+    """The model ignores unknown runs and late events, restores forgotten turns, and takes receipts and corrections."""
     page = visit.tab()
     page.goto(visit.base)
     seen = page.evaluate(MODEL)

@@ -240,7 +240,7 @@ def test_a_run_of_a_child_is_named_safely(visit: Visit, session: str) -> None:
 
 
 def test_a_code_in_a_paired_browser_asks_first(visit: Visit, session: str) -> None:
-    """Somebody's link changes nobody's name unasked: refused, the old token stays and the code is not used."""
+    """A pairing link in a paired browser asks first: after a no, the old token stays and the code is unused."""
     page = visit.open(session)
     kept = "() => localStorage.getItem('interlock.token')"
     token, code = page.evaluate(kept), visit.operator.code("ann")

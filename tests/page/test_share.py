@@ -101,7 +101,7 @@ def test_a_stop_that_may_not_be_says_so(visit: Visit, session: str) -> None:
 
 
 def test_what_one_says_in_anothers_session_comes_back(visit: Visit, session: str) -> None:
-    """Somebody without rights to a session is told that there is none, and has what they typed again."""
+    """A sender without rights to a session is told that there is none, and gets the text back."""
     visit.operator.send(session, "a secret plan")
     page = visit.open(f"operator%2F{session}", name="bob")
     send(page, "bob here")

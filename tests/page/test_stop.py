@@ -378,7 +378,7 @@ def test_hostile_text_keeps_neither_stop_nor_the_end_away(visit: Visit, session:
 
 
 def test_stop_right_behind_send_ends_that_message(visit: Visit, session: str) -> None:
-    """Nothing has come back of the message yet: Stop is there all the same, and ends it."""
+    """Stop ends a message that the server has not answered yet."""
     relay = Relay()
     page = visit.open(session, relay=relay)
     send(page, "hello")

@@ -399,7 +399,7 @@ def test_a_start_that_is_cut_short_leaves_nothing() -> None:
 
 
 def test_the_sweep_spares_the_child_of_a_living_service(tmp_path: Path) -> None:
-    """Who carries the mark of a dead control but is the child of a living stranger is spared; an orphan is not.
+    """The sweep spares a process with the mark of a dead control whose parent is a living stranger; it ends an orphan.
 
     The next start may be anybody's on this machine, of the other half of the tests too: then it is played again.
     """
@@ -469,7 +469,7 @@ asyncio.run(main())
 
 
 def test_a_version_1_leaf_tells_the_next_start_who_is_left() -> None:
-    """Without a mark and without cgroup v2, what a dead control left is found by its limits' cgroup, and ended.
+    """Without a mark and without cgroup v2, the sweep finds what a dead control left by the cgroup of its limits.
 
     The next start may be anybody's on this machine, of the other half of the tests too: then it is played again.
     """

@@ -591,7 +591,7 @@ def test_no_model_is_asked_after_a_stop(fallback: bool) -> None:
 
 
 def test_a_provider_stream_that_goes_on_sending() -> None:
-    """What a stream brings after the stop is discarded, and one that lets itself be closed is closed (race 37)."""
+    """The run discards what a stream brings after the stop, and closes a stream that can be closed (race 37)."""
     closed: list[str] = []
 
     async def stream() -> AsyncIterator[str]:

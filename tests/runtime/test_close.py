@@ -317,7 +317,7 @@ def test_a_stop_while_an_arrival_is_turned_away() -> None:
 @pytest.mark.parametrize("fault", ["fail", "stall"])
 @pytest.mark.parametrize("verb", ["session", "run", "reset"])
 def test_no_call_hangs_around_the_end_of_a_close(fault: str, verb: str) -> None:
-    """Once a close lets go of what is left nothing falls any more, so nobody waits for it to be told."""
+    """Nothing falls any more once a close has cut the bodies: a call that waits for a fall must be answered then."""
 
     async def main(early: bool) -> None:
         store = MemoryStore()

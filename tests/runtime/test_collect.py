@@ -81,7 +81,7 @@ def test_the_key_of_a_message_stopped_while_it_joins() -> None:
 
 @pytest.mark.parametrize("deadlines", [(None, 0.5), (0.5, None), (60, 0.5), (0.5, 60)])
 def test_a_collected_turn_obeys_its_shortest_deadline(deadlines: tuple[float | None, float | None]) -> None:
-    """Whichever part of a turn brings the shorter deadline, it is the turn's."""
+    """A collected turn has the shortest deadline of its parts, whichever part brings it."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -96,7 +96,7 @@ def test_a_collected_turn_obeys_its_shortest_deadline(deadlines: tuple[float | N
 
 
 def test_collected_messages_pass_no_other_of_their_author() -> None:
-    """A message joins a turn only where nothing its author said since waits between; others' may."""
+    """A message never overtakes a later one of its own author when it joins a turn; it may overtake those of others."""
 
     async def main() -> None:
         turns: list[list[str]] = []

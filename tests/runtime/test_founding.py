@@ -47,7 +47,7 @@ def test_a_refused_first_message_founds_nothing() -> None:
 
 
 def test_a_message_that_founded_nothing_leaves_no_text() -> None:
-    """Whoever founds a session later cannot read what somebody else tried to say in it before."""
+    """The founder of a session cannot read a message that another sender tried to put there before."""
 
     async def main() -> None:
         async with open_control(answers, store=MemoryStore()) as control:

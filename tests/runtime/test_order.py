@@ -431,7 +431,7 @@ def test_a_message_that_was_born_stopped_says_so() -> None:
 def test_nobody_pushes_out_another_s_stop(
     monkeypatch: pytest.MonkeyPatch, readers: tuple[str, ...], alive: bool
 ) -> None:
-    """Whatever strangers and readers stop, a message written before its owner's stop stays stopped."""
+    """Stops by strangers and readers push no owner's stop out: a message written before that stop stays stopped."""
     monkeypatch.setattr(registry, "MARKS", 5)
     monkeypatch.setattr(bounds, "MARKS_KEPT", 5)
 

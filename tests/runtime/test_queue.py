@@ -337,7 +337,7 @@ def test_only_an_empty_seat_takes_from_the_queue() -> None:
 
 
 def test_a_waiting_message_has_one_consumer() -> None:
-    """Whatever ends, completes or leaves the queue at once: each of the rest begins once, one at a time (race 26)."""
+    """Several runs end or leave the queue at once: each message still waiting begins once, one at a time (race 26)."""
     begun: Counter[str] = Counter()
     running: list[str] = []
     most: list[int] = []

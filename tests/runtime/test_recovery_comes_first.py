@@ -90,7 +90,7 @@ def test_every_run_is_resolved_before_anything_is_taken(place: Place) -> None:
 
 
 def test_killed_while_recovering(place: Place, tmp_path: Path) -> None:
-    """At whatever write the second life dies: the third comes to what an undisturbed second comes to (race 82)."""
+    """A second life that dies at any write leaves the third to reach what an undisturbed second reaches (race 82)."""
 
     async def scene(control: Control) -> None:
         place.die(await of_every_sort(place, control))

@@ -133,7 +133,7 @@ def test_the_outcome_is_kept_though_its_caller_is_cancelled(place: Place) -> Non
 
 
 def test_the_generation_never_goes_back(place: Place) -> None:
-    """Over lives that are killed or closed, stops of idle sessions and resets, it rises, and only rises (race 42)."""
+    """A session's generation only rises: over killed and closed lives, stops while idle, and resets (race 42)."""
     seen: list[int] = []
 
     async def scene(control: Control) -> list[int]:
@@ -165,7 +165,7 @@ def test_the_generation_never_goes_back(place: Place) -> None:
 
 
 def test_an_approval_is_answered_after_the_restart(place: Place) -> None:
-    """One that was open is void; one that was given and not acted on is not replayed; no body begins (race 55)."""
+    """An approval open at the kill is void; one given but not acted on is not replayed: no body begins (race 55)."""
 
     @tool(approval="ask")
     async def risky() -> None:

@@ -76,7 +76,7 @@ def test_killed_between_fsync_and_ack(place: Place) -> None:
 
 @pytest.mark.parametrize("how", ["killed", "closed"])
 def test_the_same_key_after_a_restart(place: Place, how: str) -> None:
-    """Whatever became of the first: the same body gets its id, another body is refused, nothing runs twice (race 104).
+    """After a restart a key gives the same id for the same body and refuses another; nothing runs twice (race 104).
 
     Completed, stopped before it was seen, cut short, and waiting.
     """
@@ -125,7 +125,7 @@ def test_the_same_key_after_a_restart(place: Place, how: str) -> None:
 
 
 def test_a_message_that_comes_while_one_is_taken_up_again(place: Place) -> None:
-    """One run has the seat: what comes takes over what was admitted again, and what waits stays or goes (race 81)."""
+    """One run has the seat: a new message takes over the readmitted one, and waiting messages stay or go (race 81)."""
     at_work: list[str] = []
     most: list[int] = []
     finished: list[str] = []

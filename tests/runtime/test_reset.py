@@ -499,7 +499,7 @@ def test_a_reset_that_is_not_in_the_store_yet() -> None:
 
 
 def test_a_turn_that_ends_behind_a_reset_is_a_previous_one() -> None:
-    """What a reset ends is no previous turn; one that ends before that is told is one, for the next message."""
+    """A turn that a reset ended is no previous turn; a turn that ends before the reset is told is one."""
 
     async def main() -> None:
         previous: dict[str, Ending | None] = {}
@@ -560,7 +560,7 @@ def test_a_child_s_session_and_its_home_are_reset_at_once() -> None:
 
 
 def test_a_turn_between_a_reset_and_its_telling_is_previous_also_later() -> None:
-    """What began after a reset and ended before it was told is the next turn's previous one, in the store too."""
+    """A turn that began after a reset and ended before the reset was told is the previous one, in the store too."""
 
     async def main() -> None:
         seen: list[str | None] = []

@@ -539,7 +539,7 @@ def test_a_deaf_agent_s_run_object_stays_refused() -> None:
 
 @pytest.mark.parametrize("raised", [SystemExit, GeneratorExit, asyncio.CancelledError])
 def test_an_error_that_cannot_be_described(raised: type[BaseException]) -> None:
-    """Whatever the `__str__` of an agent's error raises, the run has failed and the loop goes on."""
+    """The run has failed and the loop goes on, whatever the `__str__` of the agent's error raises."""
 
     class Hostile(Exception):
         def __str__(self) -> str:

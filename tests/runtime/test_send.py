@@ -348,7 +348,7 @@ def test_an_empty_seat_is_taken_whatever_the_strategy(strategy: str) -> None:
 
 
 def test_a_late_cleanup_frees_nothing_of_the_new_run() -> None:
-    """The end of one that had no seat, and the cleanup of one that had, leave the seat to who has it (race 13)."""
+    """Neither the end of a waiting run nor the cleanup of an old one frees the seat of the new run (race 13)."""
 
     async def agent(run: Run, message: Message) -> None:
         await swallowed(asyncio.sleep(3600))

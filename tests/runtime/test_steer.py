@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("nothing_breaks")
 
 @pytest.mark.parametrize("slow", [0.0, 2.0])
 def test_the_watcher_of_a_steered_message_is_told_the_end(slow: float) -> None:
-    """Who watches a message that a run took in sees that run's end, also if all is over when they come to read it."""
+    """A watcher of a steered message sees the end of the run that took it, also when the watcher reads late."""
 
     async def agent(run: Run, message: Message) -> str:
         while not (taken := await run.check()):

@@ -508,7 +508,7 @@ def test_a_typed_stop_is_told_as_one() -> None:
 
 
 def test_a_large_tree_is_told_once() -> None:
-    """A stop tells the whole receipt where it fell and each child's session of its own run: never all to all."""
+    """A stop publishes the whole receipt in its own session, and to a child's session only the child's part."""
     mids, leaves = 4, 60
 
     async def mid(run: Run, message: Message) -> None:
@@ -555,7 +555,7 @@ class SlowRead(MemoryStore):
 
 
 def test_a_stop_of_an_absent_session_that_comes_alive() -> None:
-    """A stop that found nobody does not raise a session above a run that began meanwhile: its tools still work."""
+    """A stop that found no run does not raise the generation above a run begun meanwhile, whose tools still work."""
 
     async def main() -> None:
         store = SlowRead()

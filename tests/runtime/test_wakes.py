@@ -769,7 +769,7 @@ def test_cron_goes_forward_through_the_hour_that_comes_twice() -> None:
 
 
 def test_a_wake_whose_caller_vanished_is_none() -> None:
-    """Who was not told of a schedule has none: neither here nor in the store nor after a restart."""
+    """A caller that vanishes before the answer leaves no schedule: not in memory, in the store or after a restart."""
 
     async def main() -> None:
         store, ran = MemoryStore(latency_seconds=0.05), []

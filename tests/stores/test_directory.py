@@ -113,7 +113,7 @@ def test_nor_by_a_second_try(tmp_path: Path) -> None:
 
 
 def test_a_start_on_a_full_disk_lets_go_of_the_directory(tmp_path: Path) -> None:
-    """The lock is had and its file cannot be written: the same process can try again, and comes in with room."""
+    """A start that has the lock but cannot write its file frees the lock: the same process can try again."""
 
     async def main() -> None:
         for _ in range(2):
@@ -129,7 +129,7 @@ def test_a_start_on_a_full_disk_lets_go_of_the_directory(tmp_path: Path) -> None
 def test_a_cancelled_start_lets_go_of_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    """Cancelled while its thread waits for the lock, which that has only afterwards: it is given back."""
+    """A start is cancelled while its thread waits for the lock: the thread gives the lock back when it gets it."""
     monkeypatch.setattr(stores, "HOLD_TRIES", 1_000)
 
     def handles() -> int:
@@ -181,7 +181,7 @@ def test_a_slow_read_does_not_keep_the_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bad", [{"admins": 5}, {"readers": 5}, {"confinement": 5}], ids=str)
 def test_a_bad_argument_lets_go_of_the_directory(tmp_path: Path, bad: dict[str, Any]) -> None:
-    """What is wrong with how a control was opened may be found when its store is open: that is closed again."""
+    """A bad argument that is found after the store was opened closes the store again."""
 
     async def main() -> None:
         with pytest.raises(Exception, match=r".") as found:
@@ -210,7 +210,7 @@ def test_pruning_from_outside_lets_go_of_the_directory(tmp_path: Path) -> None:
     ("name", "error"), [("~nobody-of-this-name/x", BadInput), ("nul\0byte", StoreFailed)], ids=["home", "nul"]
 )
 def test_a_directory_that_cannot_be_is_refused(name: str, error: type[Exception]) -> None:
-    """A home of nobody and a name that no file can have are refused in our own words."""
+    """A home of no user and a name that no file can have are refused with an error of our own."""
 
     async def main() -> None:
         with pytest.raises(error, match=r"is no directory for a store|cannot be opened"):

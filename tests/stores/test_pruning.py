@@ -70,7 +70,7 @@ def test_nobody_pushes_out_another_s_keys(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_session_is_a_child_s_by_its_exact_name_only(tmp_path: Path) -> None:
-    """`Run:x` is anybody's session: it is listed, and forgotten when it is old."""
+    """`Run:x` is a session like any other: the store lists it, and forgets it when it is old."""
 
     async def main() -> None:
         store = made(tmp_path)

@@ -23,7 +23,7 @@ class Level(enum.IntEnum):
 
 @pytest.mark.parametrize("at", [Seconds(5), Level.FIVE], ids=["float", "int"])
 def test_a_place_in_a_channel_may_be_of_a_kind_of_number(tmp_path: Path, at: float) -> None:
-    """It is kept as the plain number, so that the session can be loaded again, and still counts after a restart."""
+    """The store keeps such a place as a plain number: otherwise the session could not be loaded after a restart."""
 
     async def main() -> None:
         async with open_control(echo, store=made(tmp_path)) as control:

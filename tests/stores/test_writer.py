@@ -117,7 +117,7 @@ def test_a_decision_that_comes_while_the_line_is_taken_is_answered(tmp_path: Pat
 def test_who_sends_while_a_hanging_disk_is_closed_is_not_told_that_nothing_was_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commit of a message hangs while the server closes: its sender hears that nobody knows; and it is in."""
+    """A sender whose commit hangs while the server closes hears that the outcome is unknown; the message is in."""
     monkeypatch.setattr(controls, "SLACK_SECONDS", 0.2)
 
     async def busy(run: Run, message: Message) -> str:
@@ -146,7 +146,7 @@ def test_who_sends_while_a_hanging_disk_is_closed_is_not_told_that_nothing_was_t
 
 
 def test_events_that_nobody_wants_are_passed_over_and_not_searched_for(tmp_path: Path) -> None:
-    """To forget events walks no line below the bound, however often; what is forgotten is not written, the rest is."""
+    """Forgetting events below the bound walks no line; the writer skips what was forgotten and writes the rest."""
 
     async def main() -> None:
         store = made(tmp_path)
@@ -193,7 +193,7 @@ def test_what_is_forgotten_is_bounded_too(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_room_for_events_is_made_for_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When too many wait, a tenth goes at once, also where each session has but one: not a search for each event."""
+    """The store drops a tenth at once when too many events wait, so that no event costs a search of its own."""
     monkeypatch.setattr(stores, "PENDING_EVENTS", 100)
 
     async def main() -> None:

@@ -56,7 +56,7 @@ def test_replay_from_any_position(tmp_path: Path) -> None:
 
 
 def test_a_reconnect_while_the_run_ends(tmp_path: Path) -> None:
-    """Come back somewhere around the end: what was seen and what comes are whole, with one terminal; races 99, 100."""
+    """A client that returns around the end of a run has the whole story, with one terminal event; races 99, 100."""
     random_ = random.Random(7)
     seen: list[int] = []  # how many events each had seen before it came back
 

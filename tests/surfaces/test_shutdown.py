@@ -63,7 +63,7 @@ async def gone(pids: list[int]) -> None:
 
 @pytest.mark.parametrize("driver", ["host", "inline"])
 def test_a_signal_is_heard_while_the_agent_is_imported(tmp_path: Path, driver: str) -> None:
-    """There is nothing to end in order yet: it is simply over."""
+    """A signal during the import ends the server at once: it has nothing to close yet."""
     begun = tmp_path / "begun"
     module = "import time, pathlib\npathlib.Path({!r}).touch()\ntime.sleep(60)\nasync def agent(run, message): ...\n"
     (tmp_path / "slowly.py").write_text(module.format(str(begun)))
@@ -81,7 +81,7 @@ def test_a_signal_is_heard_while_the_agent_is_imported(tmp_path: Path, driver: s
 
 
 def test_a_mounted_gateway_ends_with_its_control(tmp_path: Path) -> None:
-    """Nobody calls its end there: control's end is enough, and no task of it is left."""
+    """A mounted gateway has no server to close it: it ends with its control and leaves no task."""
 
     async def play() -> list[str]:
         async with open_control(echo) as control:
@@ -142,7 +142,7 @@ def test_a_terminated_server_tells_everybody(driver: str, text: str, tmp_path: P
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_at_once(number: signal.Signals, tmp_path: Path) -> None:
-    """Who asks twice does not wait for the drain; the next start tells how it ended, and leaves nothing behind."""
+    """A second signal does not wait for the drain; the next start tells the ending and ends what was left."""
 
     async def main(served: Served) -> tuple[str, list[int]]:
         wire = await served.dial()

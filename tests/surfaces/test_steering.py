@@ -53,7 +53,7 @@ def test_a_message_that_was_taken_in_is_told_as_its_taker(server: Served) -> Non
 
 
 def test_a_teller_forgets_every_run_it_told() -> None:
-    """Also a message that was taken in by another run: it has no end of its own."""
+    """The teller forgets a steered message with the run that took it: such a message has no end of its own."""
 
     def event(run: str, data: Any) -> Event:
         return Event(position=1, session=SessionId("s"), run_id=RunId(run), generation=1, data=data)
@@ -67,7 +67,7 @@ def test_a_teller_forgets_every_run_it_told() -> None:
 
 
 def test_the_retry_of_a_message_that_was_taken_in_is_answered_at_once(server: Served) -> None:
-    """The same key again while its taker runs: the same answer; nobody waits for a run there."""
+    """A retry with the key of a steered message gets the same answer at once, while the run that took it goes on."""
 
     async def play() -> None:
         async with wire(server.url, server.token) as on:

@@ -146,7 +146,7 @@ def test_a_program_does_not_end_a_persons_turn(server: Served) -> None:
 
 
 def test_a_typed_stop_whose_caller_left_is_not_repeated_by_its_retry(server: Served) -> None:
-    """The same key again, after a reconnect and a new message: the same answer, and the new run goes on."""
+    """A typed stop that is sent again after a reconnect gets its first answer, and spares the run begun since."""
 
     async def play() -> int:
         heard = 0

@@ -11,7 +11,7 @@ RACES = 200
 
 
 def test_a_wait_after_the_end(tmp_path: Path) -> None:
-    """However late and however often it is asked, the same outcome, at once; race 107."""
+    """A wait after the end gets the same outcome at once, however late and however often; race 107."""
 
     async def main(served: Serving) -> None:
         async with await served.dial() as wire, await served.dial(caps=QUIET) as other:
@@ -30,7 +30,7 @@ def test_a_wait_after_the_end(tmp_path: Path) -> None:
 
 
 def test_a_wait_in_the_tick_of_the_end(tmp_path: Path) -> None:
-    """Whichever is first, wait or end, every waiter hears it, and hears the same; race 108."""
+    """Every waiter hears the same end, whichever came first, the wait or the end; race 108."""
     gates: dict[str, asyncio.Event] = {}
 
     async def gated(run: Run, message: Message) -> str:
@@ -59,7 +59,7 @@ def test_a_wait_in_the_tick_of_the_end(tmp_path: Path) -> None:
 
 
 def test_a_waiter_that_disconnects(tmp_path: Path) -> None:
-    """Its waits and watches end with it; the run goes on, and others hear its end; race 109."""
+    """The waits and watches of a lost connection end with it; the run goes on, and others hear its end; race 109."""
 
     async def main(served: Serving) -> None:
         async with await served.dial() as other:
