@@ -29,3 +29,13 @@ def virtual_driver(agent: Agent, agents: Mapping[str, Agent], threads: Threads |
 
     random = Random(int(os.environ.get("INTERLOCK_TEST_SEED", "1")))
     return HostDriver(VirtualHosts(agent, agents, random, threads, untidy=0))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what the tests of the schedules have recorded: in parallel they run in processes that print nothing."""
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    lines = [line for report in reports for name, line in report.user_properties if name == "explored"]
+    if lines:
+        terminalreporter.write_sep("=", "schedules explored and planted bugs found")
+    for line in sorted(lines):
+        terminalreporter.write_line(line)
