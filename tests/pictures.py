@@ -29,17 +29,20 @@ from interlock.runtime.run import Run
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "interlock"
 PATH, ROOMS = ROOT / "docs" / "images" / "path.svg", ROOT / "docs" / "images" / "rooms.svg"
-WIDTH, EDGE = 1000, 30  # pixels
-LETTER = 0.6  # width of a letter, as part of its size: that of a wide font
+WIDTH, EDGE, SMALL = 1000, 30, 12  # pixels
+LETTER = 0.55  # width of a letter, as part of its size: that of a wide font
 
 # Colours by day and by night: ink, dim ink, paper, panel, border, line, way through, cut short, soft red.
 DAY = ("#1f2328", "#59636e", "#ffffff", "#f6f8fa", "#d1d9e0", "#8c959f", "#0969da", "#cf222e", "#ffebe9")
 NIGHT = ("#e6edf3", "#9198a1", "#0d1117", "#161b22", "#30363d", "#6e7681", "#4493f8", "#f85149", "#2d1618")
-LOOK = """text{{font:13px system-ui,sans-serif;fill:{0}}}.dim{{fill:{1};font-size:12px}}.mid{{text-anchor:middle}}
-.head{{font-size:16px;font-weight:600}}.name{{font-weight:600}}.code{{font-family:ui-monospace,monospace;font-size:12px}}
-.paper{{fill:{2}}}.box{{fill:{3};stroke:{4}}}.line,.way,.end,.bar{{fill:none;stroke:{5};stroke-width:1.5}}
-.way{{stroke:{6};stroke-width:2}}.end{{stroke:{7}}}.bar{{stroke:{7};stroke-width:5}}.move{{fill:{6};font-size:12px}}
-.red{{fill:{7}}}.fall{{fill:{8};stroke:{7}}}.h-line{{fill:{5}}}.h-way{{fill:{6}}}.h-end{{fill:{7}}}"""
+LOOK = """
+text{{font:13px system-ui,sans-serif;fill:{0}}}.head{{font-size:16px;font-weight:600}}.name{{font-weight:600}}
+.dim{{fill:{1};font-size:12px}}.small{{font-size:12px}}.code{{font:12px ui-monospace,monospace}}
+.move{{fill:{6};font-size:12px}}.mid{{text-anchor:middle}}.rightmost{{text-anchor:end}}.paper{{fill:{2}}}
+.box{{fill:{3};stroke:{4}}}.line,.way,.end,.bar{{fill:none;stroke:{5};stroke-width:1.5}}.way{{stroke:{6};stroke-width:2}}
+.end{{stroke:{7}}}.bar{{stroke:{7};stroke-width:5}}.red{{fill:{7}}}.fall{{fill:{8};stroke:{7}}}
+.pill{{fill:none;stroke:{6}}}.part{{stroke-dasharray:3 2}}.h-line{{fill:{5}}}.h-way{{fill:{6}}}.h-end{{fill:{7}}}
+"""
 STYLE = f"{LOOK.format(*DAY)}@media(prefers-color-scheme:dark){{{LOOK.format(*NIGHT)}}}".replace("\n", "")
 
 
@@ -49,16 +52,15 @@ class Misplaced(Exception):
 
 def _same(what: str, placed: Collection[str], found: Collection[str]) -> None:
     if set(placed) != set(found):
-        new, gone = sorted(set(found) - set(placed)), sorted(set(placed) - set(found))
-        raise Misplaced(f"{what}: tests/pictures.py has no place for {new}, and has one for {gone}, which are gone")
+        new, gone = (", ".join(sorted(names)) for names in (set(found) - set(placed), set(placed) - set(found)))
+        raise Misplaced(f"tests/pictures.py has no place for these {what}: {new or '-'}; these are gone: {gone or '-'}")
 
 
 # The one path
 
 COLUMNS = (State.ARRIVING, State.QUEUED, State.SEATED, State.STARTED)  # in a row, from left to right
-RAILS = {State.ALIASED: 112, State.WITHDRAWN: 176}  # above the row: at which height
-BOX, STEP, TALL, TOP = 122, 160, 84, 256  # of a state: width, distance, height, height on the paper
-FENCE, FALL = 812, 444
+RAILS = {State.ALIASED: (116, 44), State.WITHDRAWN: (192, 70)}  # above the row: at which height, from where in a box
+BOX, STEP, TOP, FENCE, FALL = 112, 160, 276, 812, 452  # of a state: width, distance, height on the paper; of the others
 OUT = (  # verbs of the agent, and the effects that the fence lets out
     (("say",), (Effect.DELTA,)),
     (("post",), (Effect.BLOCK,)),
@@ -96,39 +98,39 @@ def path() -> str:
 def _states() -> Iterator[str]:
     where = {state: EDGE + STEP * n for n, state in enumerate(COLUMNS)}
     said = comments(State)
-    arrived = where[COLUMNS[0]] + 20
-    yield _arrow([(arrived, 74), (arrived, TOP)], "way")
-    for state, y in RAILS.items():
-        x = where[State.STARTED] - 20
+    yield _arrow([(where[State.ARRIVING] + 18, 74), (where[State.ARRIVING] + 18, TOP)], "way")
+    for state, (y, inset) in RAILS.items():
+        x = where[State.STARTED] - 52
         sources = [each for each in COLUMNS if state in MOVES[each].values()]
-        move = next(move for move, after in MOVES[sources[0]].items() if after is state)
         for source in sources:
-            drop = where[source] + (50 if state is State.ALIASED else 76)
-            yield _arrow([(drop, TOP), (drop, y), (x, y)], "line")
-        yield _text(x - 46, y - 6, move, "dim mid")
-        yield from _box(x, y - 24, 178, 48, state, said.get(state, ""))
-    for before, after in pairwise(COLUMNS):
-        yield from _step(before, after, where)
+            yield _arrow([(where[source] + inset, TOP), (where[source] + inset, y), (x, y)], "line")
+        yield _text(x - 34, y - 6, _move(sources[0], state), "dim mid")
+        yield from _box(x, y - 21, 208, state, _wrapped(said[state], 188))
     jumps = [(one, two) for n, one in enumerate(COLUMNS) for two in COLUMNS[n + 2 :] if two in MOVES[one].values()]
     for before, after in jumps:
-        x, to, y = where[before] + BOX - 16, where[after] + 16, TOP - 32
+        x, to, y = where[before] + BOX - 16, where[after] + 16, TOP - 30
         yield _arrow([(x, TOP), (x, y), (to, y), (to, TOP)], "way")
-        yield _text((x + to) / 2 + 20, y - 6, _move(before, after), "move mid")
+        yield _text(to - 52, y - 6, _move(before, after), "move mid")
+    for before, after in pairwise(COLUMNS):
+        yield from _step(before, after, where)
     drawn = {*pairwise(COLUMNS), *jumps}
-    for state, after in ((one, two) for one in COLUMNS for two in MOVES[one].values()):
+    for state, after in ((one, two) for one in State for two in MOVES[one].values()):
         if (state, after) not in drawn and after not in (*RAILS, State.ENDED):
             raise Misplaced(f"a run may go from {state} to {after}, for which tests/pictures.py has no line")
+    lines = {state: _wrapped(said[state], BOX - 18) for state in COLUMNS}
+    most = max(map(len, lines.values()))
     for state in COLUMNS:
-        yield from _box(where[state], TOP, BOX, TALL, state, said.get(state, ""))
+        yield from _box(where[state], TOP, BOX, state, lines[state], most)
         if State.ENDED in MOVES[state].values():
-            yield _arrow([(where[state] + BOX / 2, TOP + TALL), (where[state] + BOX / 2, FALL)], "end")
-            yield _text(where[state] + BOX / 2 + 8, FALL - 40, _move(state, State.ENDED), "red dim")
+            x = where[state] + BOX / 2
+            yield _arrow([(x, TOP + 32 + 16 * most), (x, FALL)], "end")
+            yield _text(x + 8, FALL - 30, _move(state, State.ENDED), "red dim")
 
 
 def _step(before: State, after: State, where: dict[State, int]) -> Iterator[str]:
     x, y = where[before] + BOX, TOP + 24
     yield _arrow([(x, y), (where[after], y)], "way")
-    yield _text((x + where[after]) / 2 - 2, y - 7, _move(before, after), "move mid")
+    yield _text((x + where[after]) / 2 - 3, y - 7, _move(before, after), "move mid")
 
 
 def _move(before: State, after: State) -> Move:
@@ -137,7 +139,7 @@ def _move(before: State, after: State) -> Move:
 
 def _effects() -> Iterator[str]:
     first, row = 104, 27
-    yield _text(FENCE + 30, 40, "Effects out", "head")
+    yield _text(FENCE - 132, 40, "Effects out", "head")
     yield _text(FENCE - 24, 78, "the agent's verb", "dim rightmost")
     yield _text(FENCE, 58, "fence", "name red mid")
     yield _text(FENCE + 30, 78, "the effect", "dim")
@@ -159,13 +161,15 @@ def _endings() -> Iterator[str]:
     module = Path(inspect.getfile(Fall)).relative_to(PACKAGE)
     yield _rect(EDGE, FALL, WIDTH - 2 * EDGE, 54, "fall")
     yield _text(EDGE + 16, FALL + 23, f"The fall: one step of {module} settles the ending", "name")
-    yield _text(EDGE + 16, FALL + 42, "It closes the fence, frees the seat, cuts the code and takes the children.", "dim")
+    yield _text(
+        EDGE + 16, FALL + 42, "It closes the fence, frees the seat, cuts the code; the children fall too.", "dim"
+    )
     wide, y = (WIDTH - 2 * EDGE - 7 * (len(ENDINGS) - 1)) / len(ENDINGS), FALL + 96
     own = [ending for ending in ENDINGS if ending not in EARLY]
     for n, ending in enumerate(sorted(ENDINGS, key=lambda ending: ending in EARLY)):
         x = EDGE + n * (wide + 7)
         yield _rect(x, y, wide, 34, "box" if ending in own else "fall")
-        yield _text(x + wide / 2, y + 22, ending, "name mid")
+        yield _text(x + wide / 2, y + 22, ending, "name small mid")
     yield _text(EDGE, y - 12, "by the agent itself", "dim")
     yield _text(EDGE + len(own) * (wide + 7), y - 12, "cut short", "red dim")
     y += 74
@@ -176,7 +180,7 @@ def _endings() -> Iterator[str]:
         yield _text(x - 6, y + 24, name, "code")
         if name == "drained_at":
             what += f": {Drain.OBSERVED}, or {Drain.UNCONFIRMED}"
-        for k, line in enumerate(_wrapped(what, 288, 12)):
+        for k, line in enumerate(_wrapped(what, 288)):
             yield _text(x - 6, y + 42 + 16 * k, line, "dim")
 
 
@@ -275,29 +279,32 @@ def sentence(room: str) -> str:
 
 def rooms() -> str:
     """Return the picture of the rooms: each layer may import the layers below it."""
-    may, stack, body, y = may_import(), layers(), list[str](), 96
-    body += [_text(EDGE, 40, "The rooms, and who may import whom", "head")]
-    body += [_text(EDGE, 62, "A room imports the rooms named behind its arrow, and no other. Checked: make check.", "dim")]
-    for n, layer in enumerate(stack):
-        wide = (WIDTH - 2 * EDGE - 14 * (len(layer.rooms) - 1)) / len(layer.rooms)
-        every = [name for lower in stack[n + 1 :] for name in lower.rooms]
-        texts = [_room_text(room, may[room], every, wide) for room in layer.rooms]
-        tall = 34 + 16 * max(len(said) + len(goes) for said, goes in texts) + 8
-        for k, (room, (said, goes)) in enumerate(zip(layer.rooms, texts, strict=True)):
-            x = EDGE + k * (wide + 14)
-            body.append(_rect(x, y, wide, tall, "box"))
-            body.append(_text(x + 14, y + 24, room, "name"))
-            body += [_text(x + 14, y + 43 + 16 * i, line, "dim") for i, line in enumerate(said)]
-            low = y + tall - 12 - 16 * (len(goes) - 1)
-            body += [_text(x + 14, low + 16 * i, line, "move") for i, line in enumerate(goes)]
-        y += tall + 14
-    return _svg("The rooms, and who may import whom", y + 10, body)
+    may, left, top = may_import(), EDGE + 26, 92
+    body = [_text(EDGE, 40, "The rooms, and who may import whom", "head")]
+    body += [_text(EDGE, 62, "Imports go down. A room may import what its blue frames name, and no other room.", "dim")]
+    y = top
+    for layer in layers():
+        wide = (WIDTH - EDGE - left - 12 * (len(layer.rooms) - 1)) / len(layer.rooms)
+        said = {room: _wrapped(sentence(room), wide - 28) for room in layer.rooms}
+        lines = max(map(len, said.values()))
+        for n, room in enumerate(layer.rooms):
+            x = left + n * (wide + 12)
+            body += [_rect(x, y, wide, 70 + 16 * lines, "box"), _text(x + 14, y + 24, room, "name")]
+            body += [_text(x + 14, y + 43 + 16 * k, line, "dim") for k, line in enumerate(said[room])]
+            names = ["every room"] if len(set(may[room]) & set(may)) == len(may) - 1 else may[room] or ["no room"]
+            body += _pills(x + 14, y + 38 + 16 * lines, names)
+        y += 82 + 16 * lines
+    body.append(_arrow([(EDGE + 6, top), (EDGE + 6, y - 12)], "way"))
+    return _svg("The rooms, and who may import whom", y + 14, body)
 
 
-def _room_text(room: str, may: Sequence[str], below: Sequence[str], wide: float) -> tuple[list[str], list[str]]:
-    """Return the lines of a room: what it says, and what it may import."""
-    goes = "→ every room" if set(below) < set(may) else f"→ {' · '.join(may)}" if may else "→ no room"
-    return _wrapped(sentence(room), wide - 28, 12), _wrapped(goes, wide - 28, 12)
+def _pills(x: float, y: float, names: Sequence[str]) -> Iterator[str]:
+    """Draw what a room may import; a file of a room that it may not import as a whole has a broken frame."""
+    for name in names:
+        wide = len(name) * SMALL * 0.6 + 16
+        yield _rect(x, y, wide, 20, "pill part" if "." in name else "pill")
+        yield _text(x + wide / 2, y + 14, name, "move mid")
+        x += wide + 6
 
 
 # The paper
@@ -311,19 +318,20 @@ def _svg(title: str, tall: float, body: Sequence[str]) -> str:
         for name in ("line", "way", "end")
     )
     top = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {_n(tall)}" {size} role="img">'
-    top += f"<title>{escape(title)}</title><style>{STYLE}.rightmost{{text-anchor:end}}</style><defs>{heads}</defs>"
+    top += f"<title>{escape(title)}</title><style>{STYLE}</style><defs>{heads}</defs>"
     return "\n".join([top, f'<rect class="paper" {size} rx="8"/>', *body, "</svg>\n"])
 
 
-def _box(x: float, y: float, wide: float, tall: float, name: str, said: str) -> Iterator[str]:
-    yield _rect(x, y, wide, tall, "box")
-    yield _text(x + 12, y + 20, name, "name")
-    for n, line in enumerate(_wrapped(said, wide - 16, 11)):
-        yield _text(x + 12, y + 38 + 15 * n, line, "dim small")
+def _box(x: float, y: float, wide: float, name: str, said: Sequence[str], lines: int = 0) -> Iterator[str]:
+    yield _rect(x, y, wide, 32 + 16 * max(lines, len(said)), "box")
+    yield _text(x + 10, y + 21, name, "name")
+    for n, line in enumerate(said):
+        yield _text(x + 10, y + 40 + 16 * n, line, "dim")
 
 
-def _wrapped(text: str, wide: float, size: int) -> list[str]:
-    return textwrap.wrap(text, int(wide / (size * LETTER)), break_long_words=False)
+def _wrapped(text: str, wide: float) -> list[str]:
+    """Return the lines of a small text."""
+    return textwrap.wrap(text, int(wide / (SMALL * LETTER)), break_long_words=False)
 
 
 def _text(x: float, y: float, text: str, look: str = "") -> str:
