@@ -17,10 +17,10 @@ FOREIGN := build/foreign/.ready
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 .DELETE_ON_ERROR:
-.PHONY: help setup tools run test quick check prove bench races endings clean
+.PHONY: help setup tools run test quick check prove bench races endings pictures clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
 
 setup: $(READY) ## install the package and its development tools into .venv
 
@@ -73,6 +73,9 @@ races: $(READY) ## list the rows of tests/races.md that have no test yet
 
 endings: $(READY) ## draw docs/endings.md from the projection table, and say what the changelog owes
 	@$(BIN)/python tests/endings.py
+
+pictures: $(READY) ## draw the path and the rooms of docs/design.md from the code
+	@$(BIN)/python tests/pictures.py
 
 clean: ## remove .venv, caches and build output
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache
