@@ -179,9 +179,7 @@ def programs(page: Path) -> Iterator[tuple[str, str, str, str | None]]:
             yield f"{page.relative_to(ROOT)}-{number}", block[1], block[2], outputs.get(block.end())
 
 
-SHOWN = [
-    program for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) for program in programs(page)
-]
+SHOWN = [program for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) for program in programs(page)]
 PAGES = [(name, language, text, told) for name, language, text, told in SHOWN if told is not None]
 FRAGMENTS = {name: text for name, _, text, told in SHOWN if told is None}
 VARIES = (  # with the machine, and the version of Python

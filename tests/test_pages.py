@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from typer.main import get_command
 
-from interlock import open_control
+from interlock import Receipt, open_control
 from interlock.cli import app
 from interlock.config import KINDS, Config, _value, read
 from interlock.surfaces import frames
@@ -107,6 +107,14 @@ def test_the_example_of_a_configuration_is_one(tmp_path: Path) -> None:
     assert msgspec.structs.replace(found, agents={}, data=tmp_path) == Config(data=tmp_path)
     named = set(re.findall(r"^#? ?\[?(\w+)(?: =|\])", path.read_text("utf-8"), re.MULTILINE))
     assert named - set(found.agents) == set(KINDS) - {"json"}
+
+
+def test_the_receipt_in_the_page_is_one() -> None:
+    """The receipt that receipts.md shows can be read as one, and has every field but those it names below."""
+    page = (ROOT / "docs" / "receipts.md").read_text("utf-8")
+    shown = re.sub(r" *// .*", "", page.partition("```jsonc\n")[2].partition("```")[0])
+    msgspec.json.decode(shown, type=Receipt)
+    assert {*msgspec.json.decode(shown), "host", "kept", "in_flight"} == set(Receipt.__struct_fields__)
 
 
 def test_every_field_that_is_not_used_stands_in_the_page() -> None:
