@@ -79,7 +79,7 @@ def normalise(text: str) -> str:
 
 
 def _plain(folded: str) -> str:
-    """Return folded text without the signs that people leave out in a hurry: accents, and the missing dot of ı."""  # noqa: RUF002
+    """Return folded text without what people leave out in a hurry: accents, and what tells ı from i."""  # noqa: RUF002
     bare = _ACCENTS.sub("", unicodedata.normalize("NFD", folded)).replace("ı", "i")
     return unicodedata.normalize("NFC", bare)
 
@@ -136,7 +136,7 @@ def _tokens(plain: str) -> list[str | None] | None:
         if found is None or (found["mark"] and not tokens and found["mark"][0] not in _OPENING):
             return None
         if found["word"]:
-            # A slash inside the text belongs to a path or a choice ("yes /no"), not to a command.
+            # A slash inside the text belongs to a path or a choice ("stop/go"), not to a command.
             if found["word"][0] == "/" and at:
                 return None
             tokens.append(found["word"])
@@ -224,7 +224,7 @@ class _Grammar:
 
 @cache
 def _grammars() -> tuple[_Grammar, ...]:
-    """Return every language's grammar. They are made when the first message is read, to keep the import fast."""
+    """Return every language's grammar. They are made when the first message is read, not at import."""
     return tuple(map(_Grammar, LANGUAGES.values()))
 
 
