@@ -305,7 +305,7 @@ class Fall:
             seat_next(self._registry, session)
 
     def adopt(self, run: LiveRun, found: Outcome) -> None:
-        """Replace a run's outcome by the true one: the store had another, or the message that took over was not kept."""
+        """Replace a run's outcome by the true one: the store had another, or the newer message was not kept."""
         if run.session.previous is not None and run.session.previous.run_id == run.id:
             run.session.previous = found
         if run is self.runs[0]:
@@ -426,8 +426,8 @@ class Fall:
 def seat_next(registry: Registry, session: Session) -> LiveRun | None:
     """Give a session's seat, if it is free, to the first waiting message that may take it; return that message's run.
 
-    Every way to a seat but an arrival's own goes through here, and a taken seat is never given. So a waiting message
-    has one consumer, and the end of an old run cannot take the new run's queue (races 25 and 26).
+    Every waiting message gets its seat here, in one step, and a taken seat is never given. So a waiting message has one
+    consumer, and the end of an old run takes nothing from a new run's queue (races 25 and 26).
     """
     if session.seat is not None or registry.settling or registry.closing or session.parked or not session.waiting:
         return None
