@@ -54,7 +54,7 @@ class Gate:
         return calls
 
     async def permit(self, call: ToolCall) -> None:
-        """Permit a recorded call, or raise: Stale if the run fell, Denied, or Unavailable if its start is not stored."""
+        """Permit a recorded call, or raise: Stale if the run fell, Denied, Unavailable if its start is not stored."""
         run = self._run
         run.fence.check(Effect.TOOL)
         _need_pending(call)

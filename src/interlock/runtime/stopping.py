@@ -1,8 +1,8 @@
 """Stopping: a session, a run, or a message by its key. Resetting a session is a stop too.
 
 1. One synchronous step decides what is to fall, and lets it fall. Then the caller waits for t1 and no longer.
-2. A stop is never refused for what it asks to end. It waits for the store for COMMIT_SECONDS at most; a store that does
-   not answer by then counts as one that knows nothing of what was asked.
+2. A stop is never refused for trouble of the store. It waits for the store for COMMIT_SECONDS at most. Where it must
+   ask the store and gets no answer, it returns the receipt of a stop that found nothing.
 3. The answer says what was decided, not what was asked: `aborted` if this call ended something, else `already`, the
    ending it found (race 128).
 4. A stop may have a key of its own. The key is claimed in memory in the step that decides, before anything is awaited,
@@ -167,7 +167,7 @@ class Stopping:
         unsure = any(self._inbox.unsure(run) for run in arriving)
         if unsure or not all(self._may(call.by, run) for run in arriving):
             return await self._own(call, self._load_and_stop(session_id, call, order), always=unsure)
-        # The pin forgets the session at its end, if nothing of it is left.
+        # The pin forgets the session again if the stop leaves nothing of it but a raised generation.
         with self._registry.pinned(session_id):
             return await self._stop_here(session, call, order)
 
@@ -178,7 +178,7 @@ class Stopping:
             return await self._stop_here(session, call, order)
 
     async def _load(self, session: Session, by: Principal) -> None:
-        # Arrivals wait for this read. Otherwise the inbox would decide on them first and dispatch what is to be stopped.
+        # Arrivals wait for this read. Otherwise the inbox would decide on them first, and dispatch them.
         with self._inbox.held_up(session):
             known = await self._soon(self._store.load(session.id, principal=by, key=None), self._until())
             if known is not None:
@@ -416,7 +416,7 @@ class Stopping:
         return fall.receipt(aborted=aborted, already=already, runs=seen if fall.runs else None)
 
     async def _same_again(self, fall: Falling, run: LiveRun, by: Principal) -> Receipt:
-        """Return, for a second stop, the receipt of the first with `aborted: false` and the ending it found (race 14)."""
+        """Return the receipt of an earlier fall for a later stop: `aborted: false`, and the ending found (race 14)."""
         await fall.ended.wait()
         already = _ending(run)
         shown = self._sight.receipt(fall, by, aborted=False, already=already)
