@@ -35,7 +35,8 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     owner: Principal
     generation: int
     strategy: Strategy | None = None  # None: the server's
-    since: int = 0  # the transcript begins after this position; it only rises
+    # The transcript begins after this position, which only rises.
+    since: int = 0
     # The generation at the last reset. A run up to this generation is never told to the next run as its `previous`.
     renewed: int = 0
     crashes: int = 0  # how often in a row the server died while a run of this session was going

@@ -210,7 +210,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened in a session."""
 
     position: int
-    at: float = 0.0  # time of day, for people to read; no decision depends on it
+    # The time of day, for people to read. No decision depends on it.
+    at: float = 0.0
     session: SessionId
     run_id: RunId | None
     generation: int | None
@@ -235,7 +236,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     state: ToolState | None = None
     cut: bool = False
     ending: Ending | None = None
-    hidden: bool = False  # the turn was rolled back: people see this entry, the model does not
+    # The turn was rolled back: people see this entry, the model does not.
+    hidden: bool = False
     child: RunId | None = None  # of an announcement: the child whose ending it tells
 
 

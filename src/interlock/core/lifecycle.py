@@ -13,12 +13,12 @@ from interlock.core.errors import Refused
 class State(StrEnum):
     """Where a run is in its life."""
 
-    ARRIVING = "arriving"  # in the session's line of arrivals; not decided on yet
-    QUEUED = "queued"  # admitted; waits for the seat
-    SEATED = "seated"  # has the seat; the agent has not begun
+    ARRIVING = "arriving"  # not decided on yet
+    QUEUED = "queued"  # admitted, and waiting for the seat
+    SEATED = "seated"  # in the seat; the agent has not begun
     STARTED = "started"  # the agent's code may run
     ENDED = "ended"
-    WITHDRAWN = "withdrawn"  # its admission was not committed: the message was not accepted
+    WITHDRAWN = "withdrawn"  # not accepted: refused, or not taken by the store
     ALIASED = "aliased"  # another run absorbed it, or answers for its key
 
 

@@ -134,7 +134,8 @@ class RunKind(StrEnum):
     CHILD = "child"
     WAKE = "wake"
     ANNOUNCE = "announce"  # the ending of a detached child, told to its home as a turn
-    NOTE = "note"  # the same, told as an entry of the transcript alone: the next turn reads it
+    # The same, told as an entry of the transcript alone, which the next turn reads.
+    NOTE = "note"
 
 
 REPORTS = frozenset({RunKind.ANNOUNCE, RunKind.NOTE})
@@ -155,9 +156,12 @@ class ToolState(StrEnum):
     RUNNING = "running"  # permitted; its body runs
     FINISHED = "finished"
     FAILED = "failed"  # its body raised
-    SKIPPED = "skipped"  # never permitted: the run fell first, or the call was denied or given up
-    INTERRUPTED = "interrupted"  # permitted and then cut: its effect is unknown
-    ABANDONED = "abandoned"  # fenced, and still running where control cannot end it
+    # The call was never permitted: the run fell first, or the call was denied or given up.
+    SKIPPED = "skipped"
+    # The call was permitted and then cut. Its effect is unknown.
+    INTERRUPTED = "interrupted"
+    # The body still runs, behind the fence, where control cannot end it.
+    ABANDONED = "abandoned"
 
 
 class QuestionState(StrEnum):
@@ -165,8 +169,10 @@ class QuestionState(StrEnum):
 
     OPEN = "open"
     ANSWERED = "answered"
-    EXPIRED = "expired"  # the question's own time ran out; that counts as no
-    VOID = "void"  # the run fell, or its agent no longer waits for the answer
+    # The question's own time ran out, which counts as no.
+    EXPIRED = "expired"
+    # The run fell, or its agent no longer waits for the answer.
+    VOID = "void"
 
 
 class ProcessState(StrEnum):
@@ -193,4 +199,5 @@ class Drain(StrEnum):
 
     PENDING = "pending"
     OBSERVED = "observed"  # control saw everything end
-    UNCONFIRMED = "unconfirmed"  # a wait ran out, or code was dropped where it stood; the receipt names it
+    # A wait ran out, or code was dropped where it stood. The receipt names what control did not see end.
+    UNCONFIRMED = "unconfirmed"

@@ -20,7 +20,8 @@ from interlock.core.errors import BadInput
 from interlock.core.names import Ending, ErrorKind, KnownPhase, LimitOf, Principal, RunId, ToolState
 from interlock.core.outcome import Outcome
 
-WHY_CHARS: Final = 200  # of an error's first line, as people are told it; `native` has the whole error
+# How much of an error's first line people are told; `native` has the whole error.
+WHY_CHARS: Final = 200
 
 
 class AgentWait(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -57,8 +58,10 @@ class Responses(msgspec.Struct, frozen=True):
     status: str
     last_event: str
     http: int
-    error_code: str | None = None  # of the HTTP error; where the status is `failed`, of the response object's too
-    incomplete_reason: str | None = None  # only where the status is `incomplete`; elsewhere clients fail on it
+    # The code of the HTTP error, and of the response object's own error where the status is `failed`.
+    error_code: str | None = None
+    # Set only where the status is `incomplete`: clients fail on it elsewhere.
+    incomplete_reason: str | None = None
 
 
 class Completions(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,8 +183,10 @@ LOST_RESULT: Final = "started, outcome unknown: the server went down while it ra
 NOT_KEPT: Final = " by a message that was not kept"
 # A channel is silent after a takeover because the new reply speaks; here the newer message was not kept and has none.
 UNKEPT: Final = "Ended by a message that was not kept; send it again."
-PROVIDER_ERROR: Final = "provider_error"  # the error code over HTTP where the provider failed, not the agent
-TYPED: Final = "stop"  # the stop reason where a person typed the stop; after a call it is `rpc`
+# The error code over HTTP where the model's provider failed, not the agent.
+PROVIDER_ERROR: Final = "provider_error"
+# The stop reason where a person typed the stop. Where a call stopped the run, it is `rpc`.
+TYPED: Final = "stop"
 
 
 class Native(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):

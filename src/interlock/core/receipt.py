@@ -72,7 +72,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     unconfirmed: tuple[str, ...] = ()  # bodies and processes that control did not see end, by name
     aborted: bool = False  # this call ended something
     already: Ending | None = None  # the ending that this call found
-    again: bool = False  # the stop's key was used before: this is that stop's receipt, and this call ended nothing
+    # The stop's key was used before: this is the receipt of that first stop, and this call ended nothing.
+    again: bool = False
 
     @property
     def fence_to_drained_ms(self) -> float | None:

@@ -22,7 +22,7 @@ import msgspec
 from interlock.core.names import REPORTS, Announce, RunKind, Strategy
 
 ANNOUNCED = 8  # turns
-PROGRAMS = frozenset({RunKind.AGENT})  # kinds that programs start; rule 4 is for wakes
+PROGRAMS = frozenset({RunKind.AGENT})  # kinds that programs start
 
 
 class Admission(StrEnum):
@@ -30,11 +30,15 @@ class Admission(StrEnum):
 
     SEAT = "seat"
     TAKE_OVER = "take_over"
-    TAKE_OVER_BEHIND = "take_over_behind"  # the old run falls; an overdue message is seated before this one
+    # The old run falls, and an overdue message is seated before this one.
+    TAKE_OVER_BEHIND = "take_over_behind"
     QUEUE = "queue"
-    STEER = "steer"  # the message waits, and the run in the seat may absorb it
-    COLLECT = "collect"  # the message waits for a quiet moment; others may be added to it
-    MERGE = "merge"  # the message is added to one that collects
+    # The message waits, and the run in the seat may absorb it.
+    STEER = "steer"
+    # The message waits for a quiet moment, and others may be added to it.
+    COLLECT = "collect"
+    # The message is added to one that collects.
+    MERGE = "merge"
     FULL = "full"
     REJECT = "reject"
     SKIP = "skip"

@@ -3,7 +3,8 @@
 1. Every ending of every run enters `Fall.take`: completion, failure, stop, takeover, a passed limit, a parent's end,
    shutdown, loss. All of t0 happens in that one synchronous step: the ending is settled · the fence closes · the seat
    is free and the generation rises · questions go void · unread deltas leave every buffer · open tool calls get a
-   result · bodies and processes are cut · the children fall. Nothing in this file waits; t1 to t3 are `ending.py`.
+   result · bodies and processes are cut · the children fall. Nothing in this file waits. What follows t0 is in
+   `ending.py`: the ending becomes public (t1), its bodies and processes end (t2), and the receipt is complete (t3).
 2. A Fall is everything that falls in one step: for a stop of a session or a takeover the run in the seat and the
    waiting messages, and with every run its children. It has one instant, one Decision and one receipt. Its `cause` is
    that of its first run; each run has an outcome of its own. A completed run has a receipt too.
@@ -70,8 +71,8 @@ class Fall:
         self.by = by
         self.cause: Cause | None = None
         self.runs: list[LiveRun] = []
-        self.closing: dict[RunId, tuple[str, ...]] = {}
-        self.void: dict[RunId, tuple[QuestionId, ...]] = {}
+        self.closing: dict[RunId, tuple[str, ...]] = {}  # by run: the blocks that complete its reply
+        self.void: dict[RunId, tuple[QuestionId, ...]] = {}  # by run: the questions that were open when it fell
         self.held = 0  # named holds that these runs keep until they are drained
         self.swept: list[Running] = []  # detached processes that a stop of their session ended
         self.resets: list[Session] = []  # sessions whose transcripts begin anew behind this fall
@@ -81,7 +82,8 @@ class Fall:
         # The announcements of this fall's detached children. They are admitted in the Decision that ends the children:
         # with two commits, a crash in between would lose an announcement, or make it twice (race 139).
         self.reports: list[LiveRun] = []
-        self.successor: LiveRun | None = None  # the message that takes over; the same Decision admits it
+        # The message that takes over, if that is the cause. The Decision of this fall admits it.
+        self.successor: LiveRun | None = None
         self.stops: tuple[StopKey, ...] = ()  # the key of the stop that made this fall, stored with what it ended
         self.queued = 0
         self.durable = True
@@ -92,13 +94,13 @@ class Fall:
         self.ended = asyncio.Event()
         self.drained = asyncio.Event()
         self.kept = asyncio.Event()  # set when the endings are in the store
-        self._decided: set[SessionId] = set()
+        self._decided: set[SessionId] = set()  # sessions with a run here that the inbox had decided on
         self._registry = registry
         self._feed = feed
         self._clock = clock
 
     def stamp(self) -> float:
-        """Return the time of day at t0 plus the monotonic time since: a clock set meanwhile makes no time negative."""
+        """Return the time of day at t0 plus the monotonic time since; it does not jump when the clock is set."""
         return self.fenced_at + (self._clock.now() - self._fenced_mono)
 
     # t0
@@ -118,9 +120,9 @@ class Fall:
         now = min(at, self._clock.now() if run.returned is None else run.returned)
         passed = passed_limit(now, limits)
         settled = settle(cause, now=now, limits=limits, phase=run.doing)
-        # This line closes the fence. Every verb of the agent tests the mark in the step that admits its effect, so from
-        # here on no effect of this run is admitted, even if the agent ignores every cancel. Nothing between this line
-        # and the end of the step awaits, so no other code sees a run that has fallen and still has its seat, an open
+        # This line closes the run's fence. Every verb of an agent tests the fence in the step that admits its effect,
+        # so from here on no effect of this run is admitted, even if the agent ignores every cancel. Nothing between
+        # here and the end of the step awaits, so no other code sees a fallen run that still has its seat, an open
         # question or a current child. With an await in here a second cause could settle the run again (races 17 to 21),
         # an Allow could start a tool of the fallen run (race 52), a child could begin below it (race 44), and the next
         # message could be seated beside it (races 25 and 26). A stop is answered only after this step.
@@ -132,8 +134,8 @@ class Fall:
         self.queued += settled.early and run.parent is None and run.state in (State.ARRIVING, State.QUEUED)
         run.move(Move.END)
         run.fall = self
-        # The run ended before its session had an owner. Hide its text: the first sender admitted later becomes the
-        # owner and must not read it.
+        # True if the run ended before its session had an owner. Its text is then shown to nobody: the first sender
+        # admitted later becomes the owner and must not read it.
         run.withheld = run.session.loaded and not run.session.stored and run.generation is None
         self.runs.append(run)
         if run.session.seat is run:

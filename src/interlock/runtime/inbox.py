@@ -4,10 +4,10 @@ A message stands in its session's line of arrivals from the first instant, so a 
 and 24). The inbox decides on the arrivals of a session in their order, on each in one synchronous step: used key? ·
 stopped meanwhile? · may the sender send? · stopped before it came? · takeover · seat or queue · one Decision.
 
-1. A used key is answered before a tombstone is looked for, and both before a run is taken over. Otherwise the second
-   delivery of a message would take over the run of the first (race 102).
-2. The ack follows the commit. A message that the store does not take in time is withdrawn: its seat, its key and its id
-   are free of it, and the sender is told to send it again.
+1. A used key is answered before the inbox looks for a stop that came ahead of the message, and both before a run is
+   taken over. Otherwise the second delivery of a message would take over the run of the first (race 102).
+2. The ack follows the commit. A message that the store does not take in time is withdrawn: its seat and its key are
+   free again, and the sender is told to send it again.
 3. One task of control's own carries a message from here to its end (`Stage.carry`). The sender only waits for the ack,
    and may vanish. So there is no hand-over between tasks at which a message could be forgotten.
 4. Messages are collected into one turn only where each author may stop the other's run, because each may stop the turn.
@@ -133,7 +133,7 @@ class Inbox:
         return await self._ack(run, ticket)
 
     async def _found(self, run: LiveRun, ticket: Ticket) -> None:
-        """Wait until the store has taken a session's first message, or never will, before the next is decided on.
+        """Wait until it is certain whether the store has a session's first message (rule 5).
 
         If the store does not take it, refuse the arrivals right behind it as well: otherwise each of them would become
         the first message in its turn, and wait for COMMIT_SECONDS again.
@@ -164,7 +164,9 @@ class Inbox:
                 raise StoreFailed(f"the store cannot be read ({error}); nothing was taken, send it again") from error
         raise StoreFailed("the store did not answer in time; nothing was taken, send it again")
 
-    # The one synchronous step
+    # The one synchronous step. From here to `_store.decide` nothing awaits: the right to send, the takeover, the old
+    # run's fall and the new seat belong to one instant and one Decision. With an await in between, two messages could
+    # both find the seat free, or a stop could come between the old run's fall and the new run's seat.
 
     def _step(self, run: LiveRun, known: Loaded) -> Ticket | None:
         self.take_up(run.session, known)
@@ -193,7 +195,7 @@ class Inbox:
         return run.principal if buried else self._stopped_after(run)
 
     def _may_send(self, run: LiveRun) -> bool:
-        """Return whether the sender may send to the session; one without an owner begins only under one's own name."""
+        """Return whether the sender may send to the session, or begin it if it has no owner yet."""
         session = run.session
         if session.owner is None:
             found = self._authority.may(Action.FOUND, run.principal)
@@ -204,9 +206,11 @@ class Inbox:
         return self._authority.may(Action.SEND, run.principal, whose=Whose(session.owner, session.shares))
 
     def may_come(self, run: LiveRun) -> bool:
-        """Return whether a message was admitted or may be. A stop passes over a message that is going to be refused.
+        """Return whether a message was admitted or may still be.
 
-        The answer is not known, and is True, where the session was not read yet or its first message is not stored yet.
+        A stop leaves alone a message that is going to be refused: otherwise the message would have an ending, in a
+        session that is not its sender's. While the session is not read, or its first message is not stored, the answer
+        is not known; it is True then.
         """
         session = run.session
         if run.state is not State.ARRIVING or not session.loaded or (session.owner is not None and not session.stored):
@@ -239,7 +243,7 @@ class Inbox:
         return None
 
     def take_up(self, session: Session, known: Loaded) -> None:
-        """Fill a session in memory with what the store has of it; the first call counts."""
+        """Fill a session in memory with what the store has of it, unless that was done before."""
         if session.loaded:
             return
         session.loaded = True
@@ -253,9 +257,9 @@ class Inbox:
             session.crashes = known.session.crashes
             session.announced = known.session.announced
             self._registry.generations.restore(session.id, known.session.generation)
-        # The store has no row, so the session has no owner yet. Hide the text of messages stopped until now: the first
-        # sender admitted later becomes the owner and must not read them.
         else:
+            # The store has no row, so the session has no owner yet. Hide the text of messages stopped until now: the
+            # first sender admitted later becomes the owner and must not read them.
             for run in [run for fall in session.falls or () for run in fall.runs]:
                 run.withheld |= run.session is session and run.generation is None
         if session.previous is None:
