@@ -36,7 +36,7 @@ class Relation(StrEnum):
 class Action(StrEnum):
     """What a caller asks to do."""
 
-    # To begin a session under one's own name. A stop that waits for messages still to arrive needs this right too.
+    # To begin a session under one's own name. A stop that leaves a mark for messages still to arrive needs it too.
     FOUND = "found"
     SEND = "send"
     TAKE_OVER = "take_over"

@@ -153,8 +153,8 @@ class WakeRow(msgspec.Struct, frozen=True, kw_only=True):
 class StopMark(msgspec.Struct, frozen=True, kw_only=True):
     """A stop's place in its own channel: a message that was written before the stop, and arrives later, is stopped.
 
-    The channel's own numbers are the only known order of another network's messages. Our clock, and the numbers of two
-    channels, are never compared.
+    The channel's own numbers are all that is known of another network's order. Neither our clock nor the numbers of
+    another channel say whether a message was written before a stop.
     """
 
     session: SessionId
@@ -172,7 +172,7 @@ class StopMark(msgspec.Struct, frozen=True, kw_only=True):
         return abs(now - self.stopped_at) < MARK_SECONDS
 
     def covers(self, other: "StopMark") -> bool:
-        """Return whether `other`, by the same principal in the same channel, stops no message that this mark spares."""
+        """Return whether this mark makes `other`, a mark of the same principal and channel, superfluous."""
         return self.at >= other.at and self.stopped_at >= other.stopped_at
 
 

@@ -148,7 +148,10 @@ class Delegated(_Data, frozen=True, tag="child"):
 
 
 class ChildEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How a child ended that has no `child` event for it: the child fell with its parent, or after it."""
+    """How a child ended, where no `child` event tells it.
+
+    The child fell with its parent, or its ending was not public yet when the parent fell.
+    """
 
     child: RunId
     agent: str

@@ -82,7 +82,7 @@ class KnownPhase(StrEnum):
 
     QUEUE = "queue"  # the run waited for the seat
     START = "start"  # the run was dispatched, and its agent had used no verb yet
-    AGENT = "agent"  # the agent's own code was running, or the model it had asked
+    AGENT = "agent"  # the agent's own code ran, or waited for its model
     TOOL = "tool"
     APPROVAL = "approval"  # the run waited for a person's answer
     HOLD = "hold"

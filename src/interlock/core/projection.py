@@ -167,11 +167,11 @@ TABLE: Final[dict[Ending, Projection]] = {
 }
 # fmt: on
 
-# The gateway's published schema allows these timeout phases and no others, and no `error_kind` of ours; our own words
-# travel in `native`. The schema has no word for which part failed, so every failure is told as `unknown`.
+# The gateway's published schema closes the set of timeout phases and the set of error kinds; our own words travel in
+# `native`. The schema has no error kind for which part failed, so every failure is told as `unknown`.
 TIMEOUT_PHASES: Final = {"queue": False, "preflight": False, "provider": True, "post_turn": True}  # provider started?
-# The phase told of a turn that had begun and was in a phase the schema does not have. A phase is always told, since
-# clients take a timeout without one for a soft timeout.
+# The phase told for a turn that had begun, where the schema does not have the turn's own. Some phase is always told,
+# because clients take a timeout without a phase for a soft timeout.
 UNDER_WAY: Final = "provider"
 WHOSE: Final[dict[LimitOf, str]] = {
     LimitOf.CALLER: " (its caller's limit)",
@@ -311,7 +311,7 @@ def parent_word(outcome: Outcome) -> str | None:
 def announcement(outcome: Outcome, agent: str, limit: int) -> str:
     """Return what a home is told of its detached child: which child, how it ended, and what it said.
 
-    The text of a child that ended early is introduced as "It had said so far", because a model would take it for the
+    The text of a child that ended early is introduced as "It had said so far": otherwise a model would take it for the
     result. `limit` is the length of the longest message: a longer reply is cut, and a line says so.
     """
     ended = f"{agent or 'a child'} ({outcome.run_id}), which was started here, has ended: {parent_word(outcome)}"

@@ -45,7 +45,7 @@ _TOKEN: Final = re.compile(
     rf"|(?P<mark>!(?:!|1)*|[,;:?¡¿。、।॥؟،؛۔–—]|\.(?!\.)|(?<=\s)-+(?=\s))"
     rf"|[\s〜ー…{_EMPHASIS}{_INVISIBLE}]+|\.\.+"
 )
-# The marks that a stop may begin with. `:stop` and `- stop` are something else: an emoji's name, an item of a list.
+# The marks that a stop may begin with. `:stop` and `- stop` are ordinary messages.
 _OPENING: Final = frozenset("!¡¿.")
 _DRAWN_OUT: Final = re.compile(r"(.)\1\1+")
 
@@ -248,7 +248,7 @@ def _next(state: int, role: _Role) -> int | None:
 
 
 def _as_meant(token: str, *known: Collection[str]) -> str | None:
-    """Return the known word that a token is, if need be with its drawn-out letters shortened: STOPPPP, nooooow."""
+    """Return the known word that a token stands for, or None. Drawn-out letters are shortened: STOPPPP, nooooow."""
     if any(token in words for words in known):
         return token
     if _DRAWN_OUT.search(token) is None:

@@ -16,7 +16,7 @@ stopped meanwhile? · may the sender send? · stopped before it came? · takeove
    arrival waits, and can be stopped meanwhile. Otherwise a first message that is withdrawn could leave its sender as
    the owner of another principal's session.
 6. A run begins when the endings before it in its session are public, at most COMMIT_SECONDS after their falls. So a
-   watcher sees the old run's terminal event before the new run's message. The new run never waits for their cleanup.
+   watcher sees the old run's terminal event before the new run's message. A run never waits for the cleanup of others.
 7. The step that hands a steered message to the agent makes it part of the run, and gives its alias to the store without
    waiting. All that the run records later is behind that in store order, so no effect of the message is stored without
    it.
@@ -378,7 +378,7 @@ class Inbox:
         run.acked.set()
         self._wait_for_seat(run)
 
-    # Children's endings
+    # Reports: the announcements and notes by which a home learns how its detached children ended
 
     def take_report(self, report: LiveRun) -> None:
         """Queue the report of a child's ending in its home. The Decision with that ending stores the report too.
@@ -409,7 +409,10 @@ class Inbox:
     # Steering
 
     def steered(self, run: LiveRun) -> list[LiveRun]:
-        """Return the messages offered to a run by steering; none while the run waits for a person's answer."""
+        """Return the messages offered to a run by steering; none while the run waits for a person's answer.
+
+        A message that the run's agent does not take with `check()` stays in the queue.
+        """
         if run.asking or not run.session.waiting:
             return []
         return [other for other in run.session.waiting if other.steers is run and other.acked.is_set()]
@@ -434,7 +437,11 @@ class Inbox:
     # Collecting
 
     def _collector(self, run: LiveRun, waiting: list[LiveRun]) -> LiveRun | None:
-        """Return the waiting message to which this one may be added. It must not get ahead of its author's others."""
+        """Return the waiting message to which this one may be added, or None.
+
+        The search goes back from the end of the queue to the author's own latest message: the new message must not get
+        ahead of that one.
+        """
         for other in reversed(waiting):
             if self._joins(run, other):
                 return other
@@ -515,12 +522,13 @@ class Inbox:
         """Acknowledge a message once the store has it; withdraw it if the store never will."""
         into = run.joining
         run.sent = self._sent(run)
-        # The ack comes after the commit, so an acknowledged message is on disk together with its key. Killed before the
-        # commit, the server has neither, and the sender, who got no ack, may send again (race 75). Killed between
-        # commit and ack, it has both, and the same key gets the same run (race 76). An ack before the commit would lose
-        # an accepted message. If the commit takes too long, `committed` withdraws it, and the store answers for good
-        # that the message is in or that it never will be: a refused message cannot turn up later and run. A message
-        # that a stop ended meanwhile is acknowledged with that ending, whatever the store says.
+        # The ack comes after the commit, so an acknowledged message is on disk together with its key. If the server is
+        # killed before the commit, the store has neither, and the sender, who got no ack, sends again (race 75). If it
+        # is killed between commit and ack, the store has both, and the same key gets the same run (race 76). With the
+        # ack before the commit, a kill in between would lose an accepted message. If the commit takes too long,
+        # `committed` asks the store to withdraw it, and the store answers for good: the message is in, or never will
+        # be. So a refused message cannot turn up later and run. A message that a stop ended meanwhile is acknowledged
+        # with that ending, whatever the store says.
         inside = await committed(self._store, ticket, self._settings.commit_seconds)
         if into is not None:
             self._merged(run, into, inside=inside)
@@ -540,9 +548,9 @@ class Inbox:
         return True
 
     async def _nothing_left_to_tell(self, run: LiveRun) -> None:
-        """Wait until endings before that of the run it took over, its children's for example, are public.
+        """Wait until the endings that precede the old run's own are public, such as those of its children.
 
-        Otherwise they would be published after the ack, as events of a run that the ack said is over.
+        Otherwise they would be published after the ack, which tells the sender that the old run is over.
         """
         old = None if run.superseded is None else self._registry.runs.get(run.superseded)
         if old is not None and old.fall is not None:
@@ -574,7 +582,7 @@ class Inbox:
         run.acked.set()
 
     def _withdraw(self, run: LiveRun, ticket: Ticket) -> None:
-        """Remove a message that the store did not take: its seat, its key and its id are free of it.
+        """Remove a message that the store did not take: its seat and its key are free again.
 
         The run that it took over stays superseded, by a message that was not kept (`Endings.forsake`; race 134).
         """
