@@ -70,7 +70,8 @@ class Endings:
     def close(self, fall: Fall, *, admission: Decision | None = None) -> Ticket:
         """Finish t0: seat the next message, hand one Decision to the store, and start the task of t1 to t3.
 
-        `admission` is the message that takes over; it is in the same Decision, and has the seat already.
+        `admission` is the message that takes over; it is in the same Decision, and has its seat or its place in the
+        queue already.
         """
         self.report(fall)
         if admission is None:
@@ -184,7 +185,7 @@ class Endings:
     def _tell(self, fall: Fall, *, durable: bool, drained: bool) -> None:
         """Do t1 in one step: publish one terminal event per run, then the receipt.
 
-        Earlier endings of the same sessions are published first; those that are not stored yet as not durable.
+        Earlier endings that are not public yet are published first, as not durable.
         """
         for before in earlier(fall):
             if isinstance(before, Fall) and not before.ended.is_set():

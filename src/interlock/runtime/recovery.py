@@ -331,9 +331,9 @@ class Recovery:
         )
 
     async def _open_calls(self, run: LiveRun, row: RunRow, story: Story) -> dict[CallId, ToolCall]:
-        """Return the calls without a result. A call that began by the store's word began, whatever the log says.
+        """Return the calls without a result. The store decides whether a call had begun, whatever the log says.
 
-        A call of which the log has nothing is published first, so that its result does not stand there without it.
+        A call that is missing in the log is published first, so that its result does not stand there without it.
         """
         calls = {tool.call_id: _call(tool.call_id, tool) for tool in story.calls.values() if tool.state in OPEN_CALLS}
         begun: dict[str, None] = {}

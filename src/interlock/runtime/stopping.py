@@ -317,7 +317,7 @@ class Stopping:
         known = await self._soon(self._store.load(session_id, principal=by, key=None), until)
         already, durable = None, known is not None
         row = None if known is None else known.session
-        # The session came into memory while the store was asked. Its generation is raised there, not in the store.
+        # The session came into memory meanwhile, and the generation there counts: raise none in the store.
         if session_id in self._registry.sessions:
             row = None
         whose = None if row is None else Whose(row.owner, row.shares)
