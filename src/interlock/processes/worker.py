@@ -46,9 +46,7 @@ def serve(sock: "socket", answers: int) -> None:
             if answer is None:
                 return
             if len(answer) > ANSWER_BYTES:
-                answer = _failed(
-                    "BadInput", f"the tool's result is longer than {ANSWER_BYTES} bytes; write a file"
-                )
+                answer = _failed("BadInput", f"the tool's result is longer than {ANSWER_BYTES} bytes; write a file")
             view = memoryview(len(answer).to_bytes(4, "big") + answer)
             try:
                 while view:
