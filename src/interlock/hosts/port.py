@@ -325,7 +325,7 @@ class HostPort:
 
     def record(self, wanted: Sequence[tuple[ToolSpec, Json]]) -> list[CallId]:
         self.check(Effect.TOOL)
-        # Control would refuse them too, but only those of one Record together.
+        # Control would refuse them too, but one Record after another, and would have recorded the first ones by then.
         if len(wanted) > OPEN_CALLS:
             raise Refused(f"this run would have more than {OPEN_CALLS} tool calls open; wait for some to end")
         calls = tuple(link.Wanted(spec.name, values, spec.asks, spec.grace) for spec, values in wanted)

@@ -52,7 +52,7 @@ class HostProcess:
         self.containment = containment
         self.process = process
         self.turns = 0
-        self.renewed = 0  # the session's reset counter at the host's first turn
+        self.renewed = 0  # the session's generation at its last reset before the host's first turn
         self.hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.turn: HostTurn | None = None
         # The time at which control had read all that the host had said; a message read later was said later.

@@ -55,7 +55,7 @@ class Host(Protocol):
     """A host, as control sees it."""
 
     turns: int  # turns given to it so far
-    renewed: int  # the session's reset counter at the host's first turn
+    renewed: int  # the session's generation at its last reset before the host's first turn
     turn: HostTurn | None
 
     @property
