@@ -178,7 +178,7 @@ def restarted(grade: Grade) -> int:
     async def main() -> None:
         async with room(grade) as processes:
             assert processes.machine is not None
-            swept.append(processes.machine.swept)
+            swept.append(processes.machine.leftovers_ended)
 
     play(main())
     return swept[0]

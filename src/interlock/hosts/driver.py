@@ -127,7 +127,7 @@ class HostDriver:
                 host.rest()  # take the baseline now, while no turn waits
                 host.send(link.Rehearse())
 
-    async def _take(self, run: LiveRun) -> Host:
+    async def _host_for(self, run: LiveRun) -> Host:
         """Return a host for a run: its session's own, the spare, or a new one."""
         session = run.session
         last = self._last.get(session.id)
@@ -162,7 +162,7 @@ class HostDriver:
     async def drive(self, run: LiveRun, verbs: Verbs, message: Message) -> str | None:
         """Run the agent in a host, and return its reply."""
         try:
-            host = await self._take(run)
+            host = await self._host_for(run)
         except SpawnFailed as failure:
             raise AgentFailed(failure.strerror or str(failure), ErrorKind.HOST) from None
         # The run fell while its host was being made.

@@ -99,8 +99,8 @@ class Zygote(Helper):
         """Close the zygote's own descriptors. Files that the agent's module opened stay open for the host."""
         # Only the zygote may hold the other wardens' lifelines: a fork that held one would hide the zygote's death.
         assert self._newest is not None
-        kept = [*self._keepers.values(), self._newest]
-        for own in (self._sock.fileno(), self._wake, self._woken, *(each.lifeline for each in kept)):
+        records = [*self._keepers.values(), self._newest]
+        for own in (self._sock.fileno(), self._wake, self._woken, *(each.lifeline for each in records)):
             os.close(own)
 
 

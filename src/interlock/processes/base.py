@@ -105,7 +105,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     # Containments of one user are kept apart by PID namespaces. Tried only where there is an agent_user.
     apart: bool = False
     together: str = ""  # why they are not kept apart
-    swept: int = 0  # processes of a dead control that were ended at the start
+    leftovers_ended: int = 0  # processes of a dead control that were ended at the start
     # Processes of a dead control that no KILL ended, by name. Every start tries again, and takes longer for it.
     left: tuple[str, ...] = ()
 

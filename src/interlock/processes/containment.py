@@ -448,7 +448,7 @@ class LocalContainment:
     def _lost_keeper(self) -> None:
         """Hand over to the helper: the keeper is gone without having said "drained"."""
         self._hung_up = True
-        self._close()
+        self._close_socket()
         self._processes.bereft(self)
 
     def empty(self, ended: int) -> None:
@@ -462,7 +462,7 @@ class LocalContainment:
         self._hung_up = True
         if self.state is BodyState.RUNNING:
             self.state = BodyState.RETURNED
-        self._close()
+        self._close_socket()
         if self._insisting is not None:
             self._insisting.cancel()
         for process in list(self._requested.values()):
@@ -478,15 +478,15 @@ class LocalContainment:
                 process.on_failed(errno.EAGAIN, why)
         self.empty(0)
 
-    def let_go(self) -> None:
+    def close(self) -> None:
         """Close the socket and the pipes without waiting: control closes."""
         if self._insisting is not None:
             self._insisting.cancel()
-        self._close()
+        self._close_socket()
         for process in self._requested.values():
             process.close()
 
-    def _close(self) -> None:
+    def _close_socket(self) -> None:
         if self._open:
             self._open = False
             self._sender.drop()

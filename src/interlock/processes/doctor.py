@@ -160,8 +160,9 @@ def _facts(machine: Machine | None, works: dict[Grade, bool]) -> list[Fact]:
     if machine is not None:
         facts += [_pids(machine), _memory(machine)]
     facts += _users()
-    if machine is not None and machine.swept:
-        facts.append(Fact(name="left behind", found=f"{machine.swept} processes of a dead control, ended just now"))
+    if machine is not None and machine.leftovers_ended:
+        found = f"{machine.leftovers_ended} processes of a dead control, ended just now"
+        facts.append(Fact(name="left behind", found=found))
     if machine is not None and machine.left:
         found = f"{', '.join(machine.left)}: of a dead control, and no KILL ends it; every start tries, for seconds"
         change = "thaw it if it is frozen (freezer.state, cgroup.freeze), or free what it waits for in the kernel"

@@ -36,7 +36,7 @@ INSIST_SECONDS = 1.0
 RLIMIT_NPROC, RLIMIT_AS = 6, 9
 
 
-class Kept:
+class ContainmentRecord:
     """A containment: its number, its leaf, its run's directories, and the helper's end of the keeper's lifeline."""
 
     def __init__(self, number: int, leaf: str | None, of_run: list[str], lifeline: int) -> None:
@@ -55,10 +55,10 @@ class Helper:
         self._sock = sock
         self._gateway = gateway
         self._owner = owner
-        self._keepers: dict[int, Kept] = {}  # by the keeper's pid
-        self._newest: Kept | None = None  # the containment whose keeper is being forked
+        self._keepers: dict[int, ContainmentRecord] = {}  # by the keeper's pid
+        self._newest: ContainmentRecord | None = None  # the containment whose keeper is being forked
         # Containments whose keepers died without having seen them empty.
-        self._lost: list[Kept] = []
+        self._lost: list[ContainmentRecord] = []
         self._tree = Tree()
         self._runs: dict[str, int] = {}  # directory of a run → number of containments in it
         self._outbox: list[tuple[Any, ...]] = []
@@ -81,8 +81,8 @@ class Helper:
     def open(self, wanted: str | None, apart: bool) -> None:
         """Try what the machine allows, end leftovers of dead controls, and tell control both."""
         self._facts = facts = probe(wanted, apart)
-        swept = sweep(facts)
-        self._tell("ready", facts, swept, os.getpid())
+        leftovers_ended = sweep(facts)
+        self._tell("ready", facts, leftovers_ended, os.getpid())
 
     # The loop
 
@@ -140,7 +140,7 @@ class Helper:
             message, fds = received
             try:
                 if message[0] == "keep":
-                    self._keep(message, fds)
+                    self._make_keeper(message, fds)
                 elif message[0] == "finish":
                     self._finish(message[1])
                 elif message[0] == "open":
@@ -151,33 +151,33 @@ class Helper:
 
     # Keepers
 
-    def _keep(self, message: tuple[Any, ...], fds: list[int]) -> None:
+    def _make_keeper(self, message: tuple[Any, ...], fds: list[int]) -> None:
         _, number, names, limits, grace, once, user = message
         if fds[:1] in ([], [-1]):
             self._tell("gone", number, 0, "no descriptors are left")
             return
-        kept = Kept(number, None, [], -1)
+        record = ContainmentRecord(number, None, [], -1)
         mine = -1
         try:
-            kept.leaf, beside, rlimits = self._prepare(kept.of_run, names, limits)
-            mine, kept.lifeline = os.pipe2(os.O_CLOEXEC)
-            self._newest = kept
+            record.leaf, beside, rlimits = self._prepare(record.of_run, names, limits)
+            mine, record.lifeline = os.pipe2(os.O_CLOEXEC)
+            self._newest = record
             pid = os.fork()
         except OSError as error:
-            wire.close_all([mine, kept.lifeline])
-            self._forget(kept)
+            wire.close_all([mine, record.lifeline])
+            self._forget(record)
             self._tell("gone", number, 0, f"no keeper could be made: {error}")
             return
         if pid == 0:
-            self._become_keeper(fds[0], mine, kept.leaf, beside, rlimits, grace, once, user)
+            self._become_keeper(fds[0], mine, record.leaf, beside, rlimits, grace, once, user)
         os.close(mine)
-        self._keepers[pid] = kept
+        self._keepers[pid] = record
 
-    def _forget(self, kept: Kept) -> None:
+    def _forget(self, record: ContainmentRecord) -> None:
         """Remove the leaf of an empty containment; the last containment of a run also removes the run's directories."""
-        if kept.leaf is not None:
-            kernel.remove_cgroup(kept.leaf)
-        for directory in kept.of_run:
+        if record.leaf is not None:
+            kernel.remove_cgroup(record.leaf)
+        for directory in record.of_run:
             self._runs[directory] -= 1
             if not self._runs[directory]:
                 del self._runs[directory]
@@ -218,8 +218,8 @@ class Helper:
             os._exit(status)
 
     def _close_all_but(self, fd: int, lifeline: int) -> None:
-        keep = sorted({0, 1, 2, fd, lifeline, *([self._gateway] if self._gateway >= 0 else [])})
-        for low, high in zip(keep, [*keep[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+        spared = sorted({0, 1, 2, fd, lifeline, *([self._gateway] if self._gateway >= 0 else [])})
+        for low, high in zip(spared, [*spared[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
             os.closerange(low + 1, high)
 
     def _prepare(
@@ -276,8 +276,8 @@ class Helper:
 
     def _finish(self, number: int) -> None:
         """End a keeper that does not answer control; the helper then stands in for it."""
-        for pid, kept in self._keepers.items():
-            if kept.number == number:
+        for pid, record in self._keepers.items():
+            if record.number == number:
                 os.kill(pid, signal.SIGKILL)
 
     def _reap(self) -> None:
@@ -294,13 +294,13 @@ class Helper:
             pid, status = os.waitpid(dead.si_pid, 0)
             if pid not in self._keepers:
                 continue
-            kept = self._keepers.pop(pid)
-            os.close(kept.lifeline)
+            record = self._keepers.pop(pid)
+            os.close(record.lifeline)
             if status == 0:
-                self._forget(kept)
-                self._tell("gone", kept.number, 0, "")
+                self._forget(record)
+                self._tell("gone", record.number, 0, "")
             else:
-                self._lost.append(kept)
+                self._lost.append(record)
         self._flush()
 
     def _end_orphans(self) -> None:

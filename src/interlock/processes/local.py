@@ -172,7 +172,7 @@ class LocalProcesses:
             apart = self._user is not None and self.confinement.apart
             helper.send(("open", self.confinement.grade and str(self.confinement.grade), apart))
             async with asyncio.timeout(READY_SECONDS):
-                facts, swept = await answer
+                facts, leftovers_ended = await answer
         except (OSError, TimeoutError) as error:
             self._end_helper(helper)
             raise SpawnFailed(errno.EIO, f"the helper did not answer: {error!r}") from None
@@ -182,7 +182,7 @@ class LocalProcesses:
             pids=str(facts["pids"]),
             memory=str(facts["memory"]),
             home=None if facts["home"] is None else str(facts["home"]),
-            swept=swept,
+            leftovers_ended=leftovers_ended,
             left=tuple(map(str, facts["left"])) if isinstance(facts["left"], list) else (),
             apart=bool(facts["apart"]),
             together=str(facts.get("together", "")),
@@ -229,8 +229,8 @@ class LocalProcesses:
             message, fds = received
             wire.close_all(fds)
             match message:
-                case ("ready", dict(facts), int(swept), _) if not answer.done():
-                    answer.set_result((facts, swept))
+                case ("ready", dict(facts), int(leftovers_ended), _) if not answer.done():
+                    answer.set_result((facts, leftovers_ended))
                 case ("gone", int(number), int(ended), str(why)):
                     containment = self._containments.get(number)
                     # The keeper spoke before it exited, on a socket of its own. Its word ("drained", an exit status)
@@ -441,7 +441,7 @@ class LocalProcesses:
 
     def worker(self, of: str) -> Worker:
         """Return a worker for a run of that name, in this step; the warm spare if there is one."""
-        return self._workers.take(of)
+        return self._workers.claim(of)
 
     async def close(self) -> None:
         """End every process, then the helper; bounded."""
@@ -459,7 +459,7 @@ class LocalProcesses:
                 for containment in live:
                     await containment.done.wait()
         for containment in list(self._containments.values()):
-            containment.let_go()
+            containment.close()
         for task in list(self._rescues):
             task.cancel()
         helper, self._helper = self._helper, None

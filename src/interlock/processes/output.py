@@ -102,10 +102,10 @@ class Output:
         if len(data) < READ_BYTES:
             self._burst = 0
         if not self.ended:
-            self._take(data)
+            self._add(data)
         return True
 
-    def _take(self, data: bytes) -> None:
+    def _add(self, data: bytes) -> None:
         if self._exited:
             self._last -= len(data)
         self.recent = (self.recent + data[-RECENT_BYTES:])[-RECENT_BYTES:]

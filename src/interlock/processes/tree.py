@@ -62,7 +62,7 @@ class Tree:
         # No KILL goes out before a whole look has found every process stopped. A process that was sent STOP in the
         # middle of a fork still finishes the fork as soon as there is room under the limit, and a KILL of another
         # process makes that room. With an earlier KILL a fork bomb outlives its keeper (tests/races.md, race 70).
-        self._let_go_of_the_gone()
+        self._close_reaped()
         self._struck.clear()
         self._calm = self._stop_all(spare)
         if not self._calm or not self._moved_at:
@@ -74,7 +74,7 @@ class Tree:
     def over(self) -> None:
         """Close every pidfd: nothing is left below this process."""
         for pid, pidfd in list(self._held.items()):
-            self._let_go(pid, pidfd)
+            self._close(pid, pidfd)
 
     def strike(self, pid: int) -> None:
         """KILL the process group of a dead child that is about to be reaped."""
@@ -113,7 +113,7 @@ class Tree:
             return False
         state = self._state(parent, pid)
         if state in DEAD or (state is None and not known):
-            self._let_go(pid, pidfd)
+            self._close(pid, pidfd)
             return False
         self._held[pid] = pidfd
         if state in STOPPED:
@@ -147,7 +147,7 @@ class Tree:
                 # No descriptor is left: kill the processes that are held, and close their pidfds to make room.
                 for held, pidfd in list(self._held.items()):
                     self._kill(held, pidfd)
-                    self._let_go(held, pidfd)
+                    self._close(held, pidfd)
         # Without a pidfd only a child of this process is killed: it is not reaped, so the pid is its own.
         if parent == os.getpid():
             try:
@@ -161,12 +161,12 @@ class Tree:
             self._killed.add(pid)
             _send(pidfd, signal.SIGKILL)
 
-    def _let_go_of_the_gone(self) -> None:
+    def _close_reaped(self) -> None:
         for pid, pidfd in list(self._held.items()):
             if not _send(pidfd, 0):
-                self._let_go(pid, pidfd)
+                self._close(pid, pidfd)
 
-    def _let_go(self, pid: int, pidfd: int) -> None:
+    def _close(self, pid: int, pidfd: int) -> None:
         self._held.pop(pid, None)
         self._stops.pop(pid, None)
         self._killed.discard(pid)

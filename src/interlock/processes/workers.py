@@ -139,9 +139,9 @@ class Worker:
             self.containment.cut()
         elif len(self._data) >= 4 + size:
             answer, self._data = bytes(self._data[4 : 4 + size]), bytearray()
-            self._take(answer)
+            self._resolve_answer(answer)
 
-    def _take(self, answer: bytes) -> None:
+    def _resolve_answer(self, answer: bytes) -> None:
         assert self._answer is not None
         # The tool is over, so processes that it left have no grace.
         self.containment.allow(0.0)
@@ -215,7 +215,7 @@ class Workers:
         self._closed = False
         self._numbers = itertools.count(1)
 
-    def take(self, of: str) -> Worker:
+    def claim(self, of: str) -> Worker:
         """Return a worker for a run of that name, in this step; the warm spare if there is one."""
         worker, self._spare = self._spare, None
         if worker is None or not worker.alive:
