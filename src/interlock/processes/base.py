@@ -37,7 +37,11 @@ class SpawnFailed(InterlockError, OSError):
 
 
 class Grade(StrEnum):
-    """How surely processes can be held and ended here, best first."""
+    """How surely processes can be held and ended here, best first.
+
+    `cgroup` needs cgroup v2 with `cgroup.kill` (kernel 5.14) and a cgroup that control may write. `keeper` needs
+    subreapers, which every Linux has. `group` needs nothing, and loses each process that leaves its process group.
+    """
 
     CGROUP = "cgroup"
     KEEPER = "keeper"

@@ -227,7 +227,8 @@ class Helper:
     ) -> tuple[str | None, list[tuple[str, str]], list[tuple[int, int]]]:
         """Make the leaf, and the limits of its whole run; return (leaf, version 1 leaves, rlimits).
 
-        A directory stands for the run, and a leaf in it for each keeper: the limits bound the run as a whole.
+        A directory stands for the run, and a leaf in it for each keeper: the limits bound the run as a whole. They are
+        set by version 2 controllers, else by version 1 leaves beside (on hybrid machines), else by rlimits.
         """
         facts, beside, rlimits = self._facts, [], []
         of_run, of_keeper = names

@@ -16,6 +16,7 @@ Whichever process is killed with -9, another one ends the tree:
     control and helper   each keeper
     helper and keeper    control, by the leaf at the cgroup grade, or as a subreaper (`interlock run`)
     the zygote           each warden (EOF on its lifeline), and the zygote's keeper, below which all of it stands
+    the zygote's keeper  each warden, and the helper
     a warden             the zygote, which is a helper; if both are killed, the zygote's keeper
     all of them          the next start, before it serves (`probe.sweep`)
 """
