@@ -4,11 +4,12 @@
    an inline verb. The host applies a fall it knows of, which only saves messages; what it does not know yet control
    refuses and counts. Only a permit is given away: its answer is sent in the step that grants it, and from then on a
    fall finds the call `interrupted`.
-2. A fall does one of three things to the host:
+2. A fall does one of four things to the host:
 
-       a tool at work without a grace   KILL, in the step of the fall
-       tools at work, all with graces   the notice and `Fallen` in that step, KILL after the longest grace
-       no tool at work                  the notice and `Fallen` in that step, KILL after SETTLE_SECONDS
+       a tool at work without a grace       KILL, in the step of the fall
+       tools at work, all with graces       the notice and `Fallen` in that step, KILL after the longest grace
+       no tool at work                      the notice and `Fallen` in that step, KILL after SETTLE_SECONDS
+       the agent returned, nothing at work  nothing: the host is kept, and not told
 
    The notice reaches code even if the host's loop is blocked.
 3. A turn is done when the host has said that nothing of the turn runs and control has checked it, or when the host's
@@ -174,8 +175,9 @@ class HostTurn:
         """Cut the host: KILL it in this step if a tool without a grace is at work, else give it a bounded time."""
         # A host's cut. True here: the run has fallen in this same step, so the fence refuses every verb that the host
         # sends from now on, whether the host knows of the fall or not. The cut is about code that already runs. A tool
-        # at work has effects that no fence sees, so the host is killed now, by the hang-up on its containment and by
-        # its pidfd (`HostProcess.kill`). Neither needs help of the host's loop, of a thread or of the warden.
+        # at work has effects that no fence sees, so a host with a tool that declared no grace is killed now, by the
+        # hang-up on its containment and by its pidfd (`HostProcess.kill`). The pidfd needs no help of the host's loop,
+        # of a thread or of the warden.
         #
         # Were the host only told, a tool that blocks its loop, swallows the cancel or hangs in a C call would go on,
         # and the stop would wait for it or lie. Were the notice sent with the later KILL, a tool with a grace could not
