@@ -178,7 +178,7 @@ def restarted(grade: Grade) -> int:
     async def main() -> None:
         async with room(grade) as processes:
             assert processes.machine is not None
-            swept.append(processes.machine.swept)
+            swept.append(processes.machine.leftovers_ended)
 
     play(main())
     return swept[0]
@@ -273,7 +273,7 @@ def test_what_cannot_be_ended_is_named_at_every_start(
             play(main())
             assert witness.alive(0.0) == [stuck]
             (named,) = [name for name in machines[0].left if name.startswith(f"process {stuck} (")]
-            assert f"every start takes seconds longer for trying: {', '.join(machines[0].left)}; thaw it" in caplog.text
+            assert f"every start spends seconds trying: {', '.join(machines[0].left)}; thaw them" in caplog.text
             works = dict.fromkeys(Grade, True)
             (fact,) = [fact for fact in doctor._facts(machines[0], works) if fact.name == "left behind" and fact.change]
             assert named in fact.found and fact.good is False

@@ -644,7 +644,7 @@ def test_the_sweep_spares_the_child_of_a_living_service(tmp_path: Path) -> None:
                     async with room(Grade.KEEPER) as processes:
                         assert processes.machine is not None
                         assert (ended.alive(BOUND_SECONDS), spared.alive()) == ([], [child])
-                        ours.append(bool(left) and processes.machine.swept >= 1)
+                        ours.append(bool(left) and processes.machine.leftovers_ended >= 1)
             except ProcessLookupError:
                 return  # it was gone before we saw it
             finally:
@@ -735,7 +735,7 @@ def test_a_version_1_leaf_tells_the_next_start_who_is_left() -> None:
     async def main(alive: bool) -> None:
         async with room(Grade.KEEPER) as processes:
             assert processes.machine is not None
-            ours.append(alive and processes.machine.swept >= 1)
+            ours.append(alive and processes.machine.leftovers_ended >= 1)
 
     for _ in range(PLAYED_AGAIN):
         with subprocess.Popen(
