@@ -25,7 +25,7 @@ from .scene import read
 from .test_drain import frozen
 from .test_spawn import BOUND_SECONDS, TREE, Witness, both_grades, cgroups_of, listed, need, play, room, until
 
-PLAYED_AGAIN = 25  # times; far more than it takes beside one other half
+PLAYED_AGAIN = 25  # times; far more than it takes beside another worker
 GONE_SECONDS = 30.0
 
 GATEWAY = """
@@ -179,7 +179,7 @@ def restarted(grade: Grade) -> int:
     async def main() -> None:
         async with room(grade) as processes:
             assert processes.machine is not None
-            swept.append(processes.machine.swept)
+            swept.append(processes.machine.leftovers_ended)
 
     play(main())
     return swept[0]
@@ -239,7 +239,7 @@ def test_a_spawn_right_after_helper_and_keeper_died(tmp_path: Path) -> None:
 def test_all_die_and_the_next_start_ends_what_they_left(grade: Grade, tmp_path: Path) -> None:
     """Race 67: after gateway, helper and keeper died at once the tree lives, until the next start, which says so.
 
-    The next start may be anybody's on this machine, of the other half of the tests too: then it is played again.
+    The next start may be anybody's on this machine, of a test that runs beside this one too: then it is played again.
     """
     for number in range(PLAYED_AGAIN):
         with gateway(grade, tmp_path / f"pids {number}") as (control, witness):
@@ -274,7 +274,7 @@ def test_what_cannot_be_ended_is_named_at_every_start(
             play(main())
             assert witness.alive(0.0) == [stuck]
             (named,) = [name for name in machines[0].left if name.startswith(f"process {stuck} (")]
-            assert f"every start takes seconds longer for trying: {', '.join(machines[0].left)}; thaw it" in caplog.text
+            assert f"every start spends seconds trying: {', '.join(machines[0].left)}; thaw them" in caplog.text
             works = dict.fromkeys(Grade, True)
             (fact,) = [fact for fact in doctor._facts(machines[0], works) if fact.name == "left behind" and fact.change]
             assert named in fact.found and fact.good is False
@@ -401,7 +401,7 @@ def test_a_start_that_is_cut_short_leaves_nothing() -> None:
 def test_the_sweep_spares_the_child_of_a_living_service(tmp_path: Path) -> None:
     """The sweep spares a process with the mark of a dead control whose parent is a living stranger; it ends an orphan.
 
-    The next start may be anybody's on this machine, of the other half of the tests too: then it is played again.
+    The next start may be anybody's on this machine, of a test that runs beside this one too: then it is played again.
     """
     with subprocess.Popen(["sleep", "1000"]) as dead:
         mark = f"{kernel.OWNER}={kernel.owner_of(dead.pid)}-1"
@@ -429,7 +429,7 @@ def test_the_sweep_spares_the_child_of_a_living_service(tmp_path: Path) -> None:
                     async with room(Grade.KEEPER) as processes:
                         assert processes.machine is not None
                         assert (ended.alive(BOUND_SECONDS), spared.alive()) == ([], [child])
-                        ours.append(bool(left) and processes.machine.swept >= 1)
+                        ours.append(bool(left) and processes.machine.leftovers_ended >= 1)
             except ProcessLookupError:
                 return  # it was gone before we saw it
             finally:
@@ -471,7 +471,7 @@ asyncio.run(main())
 def test_a_version_1_leaf_tells_the_next_start_who_is_left() -> None:
     """Without a mark and without cgroup v2, the sweep finds what a dead control left by the cgroup of its limits.
 
-    The next start may be anybody's on this machine, of the other half of the tests too: then it is played again.
+    The next start may be anybody's on this machine, of a test that runs beside this one too: then it is played again.
     """
     if os.geteuid() != 0 or kernel.own_cgroup_v1("pids") is None:
         pytest.skip("this needs root and a version 1 pids hierarchy")
@@ -480,7 +480,7 @@ def test_a_version_1_leaf_tells_the_next_start_who_is_left() -> None:
     async def main(alive: bool) -> None:
         async with room(Grade.KEEPER) as processes:
             assert processes.machine is not None
-            ours.append(alive and processes.machine.swept >= 1)
+            ours.append(alive and processes.machine.leftovers_ended >= 1)
 
     for _ in range(PLAYED_AGAIN):
         with subprocess.Popen(
