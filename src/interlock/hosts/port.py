@@ -365,22 +365,22 @@ class HostPort:
         """Run the body of a tool that was permitted; a synchronous one simply runs.
 
         Another tool may have blocked the loop since the permit. The notice knows of a fall whose message is not read
-        yet, and the body must not begin then.
+        yet: the body must not begin then, and the agent must not go on behind a body that heard the notice first.
         """
         assert not isinstance(work, bytes)
         await self._catch_up()
         self.check(Effect.TOOL)
-        if spec.thread:
-            return await self._bodies.in_thread(spec.name, work)
-        if spec.worker:
-            try:
+        try:
+            if spec.thread:
+                return await self._bodies.in_thread(spec.name, work)
+            if spec.worker:
                 return _plainly(work)
-            finally:
-                await self._catch_up()
-        return await self._bodies.in_place(spec, work())
+            return await self._bodies.in_place(spec, work())
+        finally:
+            await self._catch_up()
 
     async def _catch_up(self) -> None:
-        """Wait for the cut if the run fell while a tool blocked the loop: nothing begins or goes on before it."""
+        """Wait for the cut if the notice says that the run fell: nothing begins or goes on before the cut."""
         while self.cause is None and self.turn.notice.is_set():
             await asyncio.sleep(0)
 
