@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parent.parent
 SECONDS = 120  # for one program, on a busy machine
 JOBS = 2  # programs at once: they wait more than they work

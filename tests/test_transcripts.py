@@ -23,6 +23,8 @@ import pytest
 
 from foreign.client import NODE, PARTS, missing
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parent.parent
 SECONDS = 60  # for one command, on a busy machine
 ELSEWHERE = ("probe.md",)  # client/test_probe.py plays it

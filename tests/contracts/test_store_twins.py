@@ -5,6 +5,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.contracts.rows import (
@@ -56,6 +57,8 @@ from interlock.core.names import (
 )
 from interlock.core.receipt import FallenRun, Receipt
 from interlock.stores.base import Loaded, Pruned, Store, Ticket
+
+pytestmark = pytest.mark.long
 
 
 async def everything(store: Store, *, live: bool = False) -> dict[str, Any]:

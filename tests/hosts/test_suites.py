@@ -10,6 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parent.parent.parent
 LISTED = [
     line for line in (Path(__file__).parent / "inline_only.txt").read_text("utf-8").splitlines() if line[0] != "#"

@@ -44,6 +44,8 @@ from surfaces.rights import (
 )
 from surfaces.scene import ROOT
 
+pytestmark = pytest.mark.long
+
 SCOPES = {"owner": "write", "other": "write", "approve": "approve", "read": "read"}
 
 
