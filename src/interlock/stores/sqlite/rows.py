@@ -1,4 +1,8 @@
-"""Between records and rows. Whole values (outcomes, receipts, event data) are JSON text, readable by any tool."""
+"""Records into rows, and rows into records.
+
+Whole values (outcomes, receipts, event data) are JSON text, which any tool can read. `of_…` returns a record as the
+parameters of a statement, `…_of` a row of a query as a record; each names its statement in sql/.
+"""
 
 from collections.abc import Iterable
 from decimal import Decimal
@@ -40,7 +44,7 @@ def text_of(value: Any) -> str:
 
 
 def _record(kind: type[R], row: Row) -> R:
-    """Return a row as a record whose fields stand as its columns do."""
+    """Return a row as a record; its columns stand in the order of the record's fields."""
     return msgspec.convert(dict(zip(kind.__struct_fields__, row, strict=True)), kind)
 
 
@@ -71,7 +75,7 @@ def of_run(row: RunRow) -> Row:
 
 
 def run_of(row: Row) -> RunRow:
-    """As `run` gives it: behind the fields of the record stands whether it has drained."""
+    """As `run` gives it; the last column says whether the run has drained."""
     *kept, drained = row
     fields = dict(zip(RunRow.__struct_fields__, kept, strict=True))
     fields |= {name: bool(fields[name]) for name in ("detached", "started", "told")}
@@ -79,7 +83,7 @@ def run_of(row: Row) -> RunRow:
 
 
 def outcome_of(text: str | None, *, drained: int = 0) -> Outcome | None:
-    """An outcome as it stands in the store: what is there is durable."""
+    """Return an outcome from its text, marked durable because it comes from the store."""
     if text is None:
         return None
     outcome = _outcome(text)
@@ -133,7 +137,11 @@ def expiring(row: StopMark) -> Row:
 
 
 def _place(number: int | float) -> str:
-    """A number as text that compares as the number does: its length before its digits, all of it turned if negative."""
+    """Return a number as text that sorts as the number does.
+
+    The length of the whole part stands before the digits. For a negative number every digit is turned (0 to 9, 1 to 8
+    and so on), so that the larger amount sorts first.
+    """
     whole, _, rest = format(Decimal(number).copy_abs(), "f").partition(".")
     text = f"{len(whole):04}{whole}.{rest.rstrip('0')}"
     return f"1{text}" if number >= 0 else f"0{text.translate(_TURNED)}~"
@@ -171,7 +179,7 @@ def receipt_of(row: Row) -> Receipt:
 
 
 def of_event(event: Event) -> Row:
-    """As `add_event` and `add_passing` take it."""
+    """As `add_event` takes it."""
     return (event.session, event.position, event.at, event.run_id, event.generation, text_of(event.data))
 
 
@@ -184,7 +192,7 @@ def events_of(session: SessionId, found: Iterable[Row]) -> list[Event]:
 
 
 def of_passing(events: list[Event]) -> list[Row]:
-    """As `add_passing` takes them: what each run said is one row."""
+    """As `add_passing` takes them: the events of one run become one row."""
     said: dict[tuple[SessionId, RunId | None], list[Event]] = {}
     for event in events:
         said.setdefault((event.session, event.run_id), []).append(event)
