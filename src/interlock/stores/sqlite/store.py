@@ -455,7 +455,7 @@ class SqliteStore(Reads):
             self._arm()
 
     def _make_room(self) -> None:
-        """Drop the oldest pending events of the largest sessions, and record that: the disk has accepted none for long."""
+        """Drop the oldest pending events of the largest sessions and record that: the disk accepts none for long."""
         assert self._writer is not None
         wanted = PENDING_EVENTS // 10
         for session in sorted(self._pending, key=lambda each: len(self._pending[each]), reverse=True):
