@@ -454,7 +454,7 @@ class Control:
         return msgspec.structs.replace(info, session=self._registry.session_row(live))
 
     async def share(self, session: str, *, with_: str, may: str = "write", by: str = LOCAL) -> Shared:
-        """Let another principal see a session and write in it, or (may="read") only see it. Needs its owner or an admin."""
+        """Let another principal see a session and write in it, or (may="read") only see it; for owners and admins."""
         self._here()
         session_id, principal = SessionId(name_of(session, "session")), Principal(name_of(by, "by"))
         return await self._sharing.change(session_id, Principal(name_of(with_, "with_")), may_of(may), principal)
@@ -466,7 +466,7 @@ class Control:
         return await self._sharing.change(session_id, Principal(name_of(with_, "with_")), None, principal)
 
     async def set_strategy(self, session: str, strategy: str | None, *, by: str = LOCAL) -> None:
-        """Set what messages do while a session is busy; None restores the server's setting. A message may override it."""
+        """Set what messages do while a session is busy; None is the server's setting. A message may override it."""
         self._here()
         session_id, principal, chosen = await self._mine(session, by), name_of(by, "by"), strategy_of(strategy)
         with self._registry.pinned(session_id) as live:

@@ -9,7 +9,6 @@
 4. Every change of a right passes through memory first. So what memory knows of a session's owner and shares is never
    older than what the store returns (`fresher`).
 5. Tombstones, keys of stops and stop marks are bounded per principal, so that one principal cannot push out another's.
-   A reader makes none.
 """
 
 from __future__ import annotations

@@ -126,8 +126,8 @@ class Stage:
     async def _start(self, run: LiveRun) -> bool:
         """Commit the started mark; return True if the agent may begin now.
 
-        Every await here is followed by a look at the fence: a stop that came while the store was asked must find an
-        agent that never ran (races 3 and 4).
+        The fence is read after the last await, before True is returned: a stop that came while the store was asked
+        must find an agent that never ran (races 3 and 4).
         """
         if run.fallen:
             return False
