@@ -1,6 +1,6 @@
 """A run while it is alive: what it is, what it has said, and what must end when it falls.
 
-1. Everything here is plain state of one loop, without a lock. `fall`, `gate`, `outlet` and `inbox` decide and change it.
+1. Everything here is plain state of one loop, without a lock. `fall`, `gate`, `outlet` and `inbox` decide what changes.
 2. `LiveRun.fence` is the one mark that says whether a run has fallen. Only `Fall.take` sets it; every effect reads it.
    No other field of a run may decide about an effect.
 3. Most lists are None until they are needed: a server holds many runs that never ask, spawn or delegate.
@@ -360,13 +360,14 @@ class LiveRun:
         self.due = True
         # The session at the top of the tree.
         self.home: Session = session if parent is None else parent.home
-        # Live children, detached or not, and the number of live runs below this one, without detached ones.
+        # Live children, detached or not.
         self.children: dict[RunId, LiveRun] | None = None
-        self.descendants = 0
         # A child: its ending was published to the parent's watchers.
         self.announced = False
         # Falls of children: published before this run's own ending, and drained with it.
         self.child_falls: list[Falling] | None = None
+        # How many runs are alive below this one, without detached ones.
+        self.descendants = 0
         self.questions: dict[QuestionId, Question] | None = None
         # How many questions, and how many children or holds, the run waits for now. The idle limit rests meanwhile:
         # the silence is not the run's own.
