@@ -1,12 +1,12 @@
 """Questions to people, and who may answer them.
 
-1. A question is open from the step that passes the fence until the first of: an answer, its own timeout, its run's fall.
-2. An answer counts once it is in the store. `answer` hands the claim to the store and closes the question when the store
-   has it; a second answerer waits for that and is told which answer stands (race 56). If the store does not take the
-   claim in time, the question stays open and can be answered again.
+1. A question is open from the step that passes the fence until an answer, its own timeout or its run's fall.
+2. An answer counts once it is in the store. `answer` hands the claim to the store and closes the question when the
+   store has it; a second answerer waits for that and is told which answer stands (race 56). If the store does not take
+   the claim in time, the question stays open and can be answered again.
 3. A run that falls before the answer is stored makes the question void, whatever the store says later: the fall comes
    after the claim in store order and overwrites it.
-4. The run that waits for an answer reads the fence again: an Allow in the same tick as a fall permits nothing (race 52).
+4. The run that waits for an answer reads the fence again: an Allow in the tick of a fall permits nothing (race 52).
 5. A question whose timeout passes while an answer is being stored waits for the store.
 """
 
