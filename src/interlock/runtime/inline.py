@@ -10,7 +10,8 @@
    made itself.
 4. Code that cannot be ended from here (a thread, tasks the agent made) is fenced, and named as abandoned. So are
    threads that a library started, or gave work, while the run ran: nothing shows whether they act for the run.
-5. A body gets its notice and its fence from control; nothing in this file decides whether a run is current.
+5. A fallen body that goes on trying is not resumed after REFUSALS refused verbs, even within its grace
+   (`InlinePort.checkpoint`). Otherwise a loop of `say` that swallows Stale would spin until the grace is over.
 """
 
 import asyncio
@@ -214,7 +215,7 @@ class DaemonThreads:
 
 
 class Strangers:
-    """Threads that libraries started, or gave work, while a run ran. They are seen idle or gone, or the receipt names them.
+    """Threads that libraries started, or gave work, while a run ran: seen idle or gone, or named in the receipt.
 
     A thread that began while several runs ran may act for each of them, so each of their receipts names it.
     """
@@ -240,7 +241,7 @@ class Strangers:
         """Do nothing: a thread cannot be ended."""
 
     def look(self) -> None:
-        """Look whether a thread is still at work, once the run has fallen and its own code is over; if so, look again."""
+        """Once the run has fallen and its own code is over, look whether a thread is at work; if so, look again."""
         if not self._fallen or self.done.is_set() or not self._running[0].done.is_set():
             return
         if all(body is self or body.done.is_set() for body in self._running) and not self._left():

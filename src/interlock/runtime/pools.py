@@ -27,7 +27,8 @@ class Nameless(NamedTuple):
 def at_work() -> frozenset[threading.Thread | Nameless]:
     """Return the threads that are not known to be idle. Call it on the loop."""
     here = threading.current_thread()
-    # Frames first, names second: a thread in a frame has a name by then, or was started without `threading`.
+    # Frames first, names second. In the other order a thread that starts in between would have a frame, and count as
+    # one without a name.
     running = set(sys._current_frames())
     known = threading.enumerate()
     found = {each for each in known if each is not here and not each.name.startswith(OWN)}

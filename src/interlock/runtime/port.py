@@ -36,7 +36,7 @@ class InlinePort(Verbs):
             self.bodies.drop()
 
     def prepare(self, spec: ToolSpec, function: Callable[..., Any], arguments: dict[str, Any]) -> Work:
-        """Return a tool's work: packed for a worker if the tool is synchronous, else as a call. Raise if it cannot be."""
+        """Return a tool's work: packed for a worker if the tool is synchronous, else as a call."""
         return pack(function, arguments, spec.name) if spec.worker else partial(function, **arguments)
 
     async def perform(self, call: CallId, spec: ToolSpec, work: Work) -> Any:
