@@ -113,7 +113,7 @@ class Run:
         return self._port.current
 
     async def check(self) -> list[Message]:
-        """Raise Stale if the run has fallen; return the messages steered to this run, which are part of it from here."""
+        """Raise Stale if the run has fallen; return the messages steered to it, which are part of it from here."""
         await self._port.checkpoint()
         if not self._port.current:
             raise Stale(f"run {self.id} has ended; let Stale pass")

@@ -1,8 +1,8 @@
 """Sharing a session: who else may see it, or write in it.
 
 1. Only its owner or an admin shares a session. For every other principal the session does not exist.
-2. Taking a right away counts in this step, whatever the store does; every open use of the right ends. The write is tried
-   until the store has it.
+2. Taking a right away counts in this step, whatever the store does; every open use of the right ends. The write is
+   tried until the store has it.
 3. Giving a right counts once the store has it: a crash must not take back what a principal was told to have.
 4. Both carry a position, and of two changes for one principal the later one stands. A late write of the one cannot undo
    the other.
