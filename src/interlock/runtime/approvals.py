@@ -220,7 +220,9 @@ class Approvals:
     @staticmethod
     def _closed(question: Question, value: bool | str, by: Principal) -> QuestionInfo:
         if question.state is QuestionState.VOID and not question.run.fallen:
-            raise QuestionClosed(f"question {question.id} is void: its run wants no answer any more, nothing was done")
+            raise QuestionClosed(
+                f"question {question.id} is void: its run no longer waits for an answer, and nothing was done"
+            )
         return _same_or_closed(_info(question.row()), value, by)
 
     async def _conclude(self, question: Question, ticket: Ticket, claimed: QuestionRow) -> None:

@@ -301,7 +301,9 @@ class Control:
         if name is None or name_of(name, "agent") in self._driver.names:
             return name
         known = ", ".join(self._driver.names) or "none"
-        raise BadInput(f"no agent {name!r:.80} here; leave it out for the one that is served, the others are: {known}")
+        raise BadInput(
+            f"no agent {name!r:.80} here; leave agent= out for the agent that control serves; the others are: {known}"
+        )
 
     def _here(self, instead: str = ELSEWHERE) -> None:
         try:
@@ -543,7 +545,7 @@ class Control:
 
     async def _keep(self, decision: Decision) -> None:
         if not await committed(self._store, self._store.decide(decision), self.settings.commit_seconds):
-            raise StoreFailed("the store did not take it in time; nothing was kept, try again")
+            raise StoreFailed("the store did not accept the change in time; nothing was kept, try again")
 
     # Asking
 
@@ -745,7 +747,7 @@ class Control:
         may not see, is not current.
         """
         # A thread is refused: a stop could be answered between its question and its delivery.
-        self._here("ask there, in the step that delivers: what a thread is told may be wrong before it acts on it")
+        self._here("ask there, in the step that delivers: a stop may come between a thread's question and its delivery")
         wanted, principal = RunId(name_of(run, "run")), Principal(name_of(by, "by"))
         live = self._registry.runs.get(wanted)
         if live is None or self._registry.closing:

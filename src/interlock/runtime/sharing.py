@@ -64,7 +64,7 @@ class Sharing:
             if session.confirmed_owner is None or not self._authority.may(Action.SHARE, by, whose=session.whose):
                 raise UnknownSession(session_id, by)
             if who in (session.owner, LOCAL):
-                raise BadInput(f"{who} may do everything in session {session_id} as it is; name somebody else")
+                raise BadInput(f"{who} may do everything in session {session_id} already; name another principal")
             if may is not None and who not in session.shares and len(session.shares) >= SHARES:
                 raise Refused(f"session {session_id} is shared with {SHARES} others, the most it may be; unshare one")
             row = ShareRow(session=session_id, principal=who, may=may, at=self._registry.position())
@@ -89,7 +89,7 @@ class Sharing:
             return _shared(session, durable=ticket.inside)
         ticket = self._store.decide(Decision(shares=(row,)))
         if not await committed(self._store, ticket, self._settings.commit_seconds):
-            raise StoreFailed("the store did not take it in time; nothing more was shared, try again")
+            raise StoreFailed("the store did not accept the share in time; nothing more was shared, try again")
         # A later change for this principal may have come while the store was asked; it stands.
         if self._latest.get((row.session, row.principal)) == row.at:
             self._set(session, row.principal, row.may)

@@ -111,7 +111,7 @@ class Stage:
             if not run.acked.is_set():
                 self._inbox.turn_away(run, _not_taken(run))
             elif not run.fallen and not self._registry.closing and not run.ended.is_set():
-                self._endings.end(run, _failed(f"its task broke: {describe_error(error)}", ErrorKind.AGENT))
+                self._endings.end(run, _failed(f"the task of the run broke: {describe_error(error)}", ErrorKind.AGENT))
             raise
 
     async def _carry(self, run: LiveRun) -> None:

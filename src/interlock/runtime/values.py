@@ -65,7 +65,7 @@ def announce_of(value: object, *, detached: bool) -> Announce | None:
     if how is None and value is not None:
         raise BadInput(f"announce= is turn, note or None, not {value!r:.40}")
     if not detached and how is Announce.NOTE:
-        raise BadInput("announce= is for a detached child; what became of this one is what delegate() returns")
+        raise BadInput("announce= is for a detached child; delegate() returns how this one ended")
     return how if detached else None
 
 

@@ -152,7 +152,7 @@ class MemoryStore:
     async def withdraw(self, ticket: Ticket) -> bool:
         if ticket in self._line:
             self._line.remove(ticket)
-            ticket.refuse(StoreFailed("the store did not take it in time and never will; send it again"))
+            ticket.refuse(StoreFailed("the store did not accept the write in time and never will; send it again"))
             return False
         if (lost := self._lost.pop(ticket, None)) is not None:
             ticket.accept(lost)

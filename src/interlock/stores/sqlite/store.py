@@ -400,7 +400,7 @@ class SqliteStore(Reads):
     async def withdraw(self, ticket: Ticket) -> bool:
         assert self._writer is not None, "the store is not open"
         if self._writer.give_back(ticket):
-            ticket.refuse(StoreFailed("the store did not take it in time and never will; send it again"))
+            ticket.refuse(StoreFailed("the store did not accept the write in time and never will; send it again"))
             return False
         try:
             await ticket

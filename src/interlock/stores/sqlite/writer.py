@@ -339,7 +339,7 @@ class Writer:
             if _of_disk(error):
                 raise
             self._execute("ROLLBACK TO alone")
-            answer = StoreFailed(f"the store cannot hold it ({_reason(error)}); nothing was kept")
+            answer = StoreFailed(f"the store cannot hold this decision ({_reason(error)}); nothing was kept")
         self._execute("RELEASE alone")
         return answer
 
@@ -373,7 +373,9 @@ class Writer:
         elif alone:
             # The batch is empty if not even the lock could be had; the line is refused then.
             batch = batch or self._claim()
-            failure = StoreFailed(f"the store did not take it ({_reason(error)}); nothing was kept, try again later")
+            failure = StoreFailed(
+                f"the store did not accept the write ({_reason(error)}); nothing was kept, try again later"
+            )
             self._in_loop(self._tell, [(ticket, failure) for ticket in batch], [])
         else:
             self._write_alone(batch)
