@@ -198,7 +198,7 @@ class MemoryStore:
         # contract suite runs on both stores and fails when the two differ.
         self.written_to = self._last_position
         for session in decision.sessions:
-            self._keep_session(session)
+            self._store_session(session)
         for run in decision.admissions:
             self._insert_run(run)
         found = [other for run in decision.endings if (other := self._end(run)) is not None]
@@ -214,9 +214,9 @@ class MemoryStore:
                 if row.session in self._logs:
                     self._logs[row.session].passing.pop(run_id, None)
         for key in decision.keys:
-            self._keep_key(key)
+            self._store_key(key)
         for tombstone in decision.tombstones:
-            self._bury(tombstone)
+            self._store_tombstone(tombstone)
         for tool in decision.tools:
             self._tools.setdefault(tool.run_id, {})[tool.call_id] = tool
         for message, absorber in decision.aliases:
@@ -224,27 +224,27 @@ class MemoryStore:
             if row is not None and row.outcome is None:
                 self._runs[message] = msgspec.structs.replace(row, alias=absorber)
         for question in decision.questions:
-            self._keep_question(question)
+            self._store_question(question)
         for wake in decision.wakes:
             self._wakes[wake.id] = wake
         for wake_id in decision.unwakes:
             self._wakes.pop(wake_id, None)
         for mark in decision.marks:
-            self._mark(mark)
+            self._store_mark(mark)
         for stop in decision.stops:
-            self._keep_stop(stop)
+            self._store_stop(stop)
         for share in decision.shares:
             kept = self._shares.setdefault(share.session, {})
             if share.principal not in kept or share.at >= kept[share.principal].at:
                 kept[share.principal] = share
         for receipt in decision.receipts:
-            self._keep_receipt(receipt)
+            self._store_receipt(receipt)
         for session_id in decision.rises:
             if (known := self._sessions.get(session_id)) is not None:
                 self._sessions[session_id] = msgspec.structs.replace(known, generation=known.generation + 1)
         return Verdict(found=tuple(found))
 
-    def _keep_session(self, row: SessionRow) -> None:
+    def _store_session(self, row: SessionRow) -> None:
         known = self._sessions.get(row.id)
         if known is None:
             self._sessions[row.id] = row
@@ -263,11 +263,11 @@ class MemoryStore:
         if row.id in self._runs:
             return
         self._runs[row.id] = row
-        self._keep_bounded(self._runs_of.setdefault(row.session, {}), row.id)
+        self._add_bounded(self._runs_of.setdefault(row.session, {}), row.id)
         if row.home is not None:
-            self._keep_bounded(self._children_of.setdefault(row.home, {}), row.id)
+            self._add_bounded(self._children_of.setdefault(row.home, {}), row.id)
 
-    def _keep_bounded(self, kept: dict[RunId, None], run_id: RunId) -> None:
+    def _add_bounded(self, kept: dict[RunId, None], run_id: RunId) -> None:
         """Add a run and forget the oldest that have ended; a run that has not ended makes room only when it ends."""
         kept[run_id] = None
         for oldest in list(itertools.islice(kept, min(OLDEST_SEEN, max(0, len(kept) - bounds.RUNS_KEPT)))):
@@ -302,8 +302,8 @@ class MemoryStore:
         if known is None:
             # The run was never seated and its session has no row, so the session has no owner yet. Hide the text: the
             # first sender admitted later becomes owner and must not read it.
-            nobodys = row.generation is None and row.session not in self._sessions
-            self._insert_run(msgspec.structs.replace(row, text="", instructions=None) if nobodys else row)
+            unowned = row.generation is None and row.session not in self._sessions
+            self._insert_run(msgspec.structs.replace(row, text="", instructions=None) if unowned else row)
             seat = row.generation
             self._note_drained(row.id)
         else:
@@ -333,7 +333,7 @@ class MemoryStore:
         known, row = self._sessions.get(session), self._runs.get(run_id)
         return None if row is None or (known is not None and seat <= known.renewed) else row.outcome
 
-    def _keep_question(self, row: QuestionRow) -> None:
+    def _store_question(self, row: QuestionRow) -> None:
         known = self._questions.get(row.id)
         if known is None:
             self._questions_of.setdefault(row.run_id, []).append(row.id)
@@ -344,7 +344,7 @@ class MemoryStore:
             return
         self._questions[row.id] = row
 
-    def _mark(self, mark: StopMark) -> None:
+    def _store_mark(self, mark: StopMark) -> None:
         kept = self._marks.setdefault(mark.session, {})
         kept[mark.channel, mark.by] = with_mark(kept.get((mark.channel, mark.by), ()), mark)
         made = self._marks_of.setdefault(mark.by, OrderedDict())
@@ -356,7 +356,7 @@ class MemoryStore:
             if not self._marks[session]:
                 del self._marks[session]
 
-    def _keep_key(self, row: KeyRow) -> None:
+    def _store_key(self, row: KeyRow) -> None:
         kept = self._keys.setdefault(row.principal, OrderedDict())
         known = kept.get(row.key)
         own = self._runs.get(row.run_id)
@@ -370,19 +370,19 @@ class MemoryStore:
             if message is None or message.outcome is not None:
                 del kept[oldest]
 
-    def _keep_stop(self, row: StopKey) -> None:
+    def _store_stop(self, row: StopKey) -> None:
         kept = self._stops.setdefault(row.principal, OrderedDict())
         kept.setdefault(row.key, row)
         if len(kept) > bounds.STOPS_KEPT:
             kept.popitem(last=False)
 
-    def _bury(self, tombstone: Tombstone) -> None:
+    def _store_tombstone(self, tombstone: Tombstone) -> None:
         kept = self._tombstones.setdefault(tombstone.principal, OrderedDict())
         kept[tombstone.key] = None
         if len(kept) > bounds.TOMBSTONES_KEPT:
             kept.popitem(last=False)
 
-    def _keep_receipt(self, receipt: Receipt) -> None:
+    def _store_receipt(self, receipt: Receipt) -> None:
         assert receipt.id is not None
         known = [run for run in receipt.runs if run.id in self._runs]
         if receipt.runs and not known:

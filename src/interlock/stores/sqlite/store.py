@@ -107,9 +107,9 @@ class Reads:
         if self._reader is not None:
             self._questions.put((LAST, next(self._numbers), None))
             reader = self._reader
-            await self._beside(lambda: reader.join(LAST_READ_SECONDS))
+            await self._in_thread(lambda: reader.join(LAST_READ_SECONDS))
 
-    def _beside(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+    def _in_thread(self, work: Callable[[], T]) -> "asyncio.Future[T]":
         """Run blocking work in a thread of the store's own (rule 6)."""
         self._asked_in = asyncio.get_running_loop()
         answer: asyncio.Future[T] = self._asked_in.create_future()
@@ -118,9 +118,9 @@ class Reads:
             try:
                 result = work()
             except BaseException as error:
-                self._settle(answer, None, error)
+                self._answer(answer, None, error)
             else:
-                self._settle(answer, result, None)
+                self._answer(answer, result, None)
 
         threading.Thread(target=run, name="interlock store", daemon=True).start()
         return answer
@@ -135,9 +135,9 @@ class Reads:
                 result = _at_one_instant(connection, work)
             except Exception as error:
                 failure = StoreFailed(f"the store cannot be read ({type(error).__name__}: {error}); try again later")
-                self._settle(answer, None, failure)
+                self._answer(answer, None, failure)
             else:
-                self._settle(answer, result, None)
+                self._answer(answer, result, None)
         if connection is not None:
             connection.close()
 
@@ -150,8 +150,8 @@ class Reads:
             if self._asked_in.is_closed():
                 return None
 
-    def _settle(self, answer: asyncio.Future[Any], result: object, failure: BaseException | None) -> None:
-        def settle() -> None:
+    def _answer(self, answer: asyncio.Future[Any], result: object, failure: BaseException | None) -> None:
+        def answer_in_loop() -> None:
             if answer.done():
                 return
             if failure is not None:
@@ -162,7 +162,7 @@ class Reads:
         assert self._asked_in is not None
         # RuntimeError: the loop is closed, so no caller waits any more.
         with contextlib.suppress(RuntimeError):
-            self._asked_in.call_soon_threadsafe(settle)
+            self._asked_in.call_soon_threadsafe(answer_in_loop)
 
     async def _ask(self, work: Callable[[sqlite3.Connection], T], lane: int = FIRST) -> T:
         if self._reader is None or not self._reader.is_alive():
@@ -325,10 +325,10 @@ class SqliteStore(Reads):
         self._loop = asyncio.get_running_loop()
         if hasattr(self._loop, "wall"):
             raise BadInput("there is no disk on a virtual clock; use a MemoryStore")
-        opening = self._beside(self._open)
+        opening = self._in_thread(self._open)
         try:
             connection, boot = await asyncio.shield(opening)
-            self._writer = Writer(self.path, connection, self._written, self._release)
+            self._writer = Writer(self.path, connection, self._written, self._unlock)
         except asyncio.CancelledError:
             with anyio.CancelScope(shield=True):
                 # Wait even if cancelled again: the thread has the lock or will take it, and must give it back.
@@ -337,13 +337,13 @@ class SqliteStore(Reads):
                         await asyncio.wait([opening])
             if not opening.exception():
                 opening.result()[0].close()
-            self._release()
+            self._unlock()
             raise
         except (OSError, ValueError, sqlite3.Error) as error:
-            self._release()
+            self._unlock()
             raise StoreFailed(f"the store in {self.directory} cannot be opened: {error}") from error
         except BaseException:
-            self._release()
+            self._unlock()
             raise
         self.start_reading()
         self._tidying = self._loop.create_task(self._tidy(), name="interlock store tidies")
@@ -370,7 +370,7 @@ class SqliteStore(Reads):
             raise
         return connection, boot
 
-    def _release(self) -> None:
+    def _unlock(self) -> None:
         held, self._hold = self._hold, None
         if held is not None:
             let_go(held)
@@ -399,7 +399,7 @@ class SqliteStore(Reads):
 
     async def withdraw(self, ticket: Ticket) -> bool:
         assert self._writer is not None, "the store is not open"
-        if self._writer.give_back(ticket):
+        if self._writer.withdraw(ticket):
             ticket.refuse(StoreFailed("the store did not accept the write in time and never will; send it again"))
             return False
         try:
@@ -550,7 +550,7 @@ def hold(directory: Path) -> int:
     """Take the kernel's lock on a directory; the kernel frees it with this process, however that ends (race 83)."""
     path = directory / "lock"
     handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    if not _taken(handle):
+    if not _try_lock(handle):
         holder = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
         os.close(handle)
         which = "this process" if holder == str(os.getpid()) else f"another interlock (process {holder})"
@@ -571,7 +571,7 @@ def let_go(handle: int) -> None:
     os.close(handle)
 
 
-def _taken(handle: int) -> bool:
+def _try_lock(handle: int) -> bool:
     """Take the lock; try several times, because a reader that checks whether it is taken holds it for an instant."""
     for _ in range(HOLD_TRIES):
         with contextlib.suppress(OSError):
@@ -584,7 +584,7 @@ def _taken(handle: int) -> bool:
 _HELD: set[int] = set()
 
 
-def _let_go_in_child() -> None:
+def _unlock_in_child() -> None:
     """Close the locks in a forked child, so that it does not keep them when its parent is gone."""
     for handle in _HELD:
         with contextlib.suppress(OSError):
@@ -592,4 +592,4 @@ def _let_go_in_child() -> None:
     _HELD.clear()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_unlock_in_child)

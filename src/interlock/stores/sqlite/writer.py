@@ -45,7 +45,7 @@ Answer = Verdict | StoreFailed
 # A full line refuses decisions, but never one that holds an ending: an ending must not be lost.
 LINE = 10_000
 # Lasting events written in one transaction with decisions.
-TAKEN_ALONG = 1_000
+EVENTS_WITH_DECISIONS = 1_000
 # Forgotten events may stay in the lines up to this number; then the lines are filtered.
 FORGOTTEN = 50_000
 # The writer writes this many passing events, then looks whether a decision waits.
@@ -82,20 +82,20 @@ class Writer:
     """Decisions and events on their way into the database. The loop calls the public methods, the thread the others."""
 
     def __init__(
-        self, path: Path, connection: sqlite3.Connection, written: Written, let_go: Callable[[], None]
+        self, path: Path, connection: sqlite3.Connection, written: Written, unlock: Callable[[], None]
     ) -> None:
         self._path = path
         self._wal = path.with_name(f"{path.name}-wal")
         self._connection = connection
         self._execute = connection.execute
         self._written = written
-        self._let_go_of = let_go
+        self._unlock = unlock
         self._file = _identity(path)
         # Pages of the write-ahead log that the last copy left behind.
         self._backlog: int | None = None
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._line: dict[Ticket, None] = {}
         self._lasting: deque[Event] = deque()
         self._passing: deque[Event] = deque()
@@ -108,7 +108,8 @@ class Writer:
         self._due = False
         self._resting_until = 0.0
         self._due_since = 0.0
-        self._passed: dict[RunId | None, int] = {}  # passing events written, by run
+        # How many passing events of each run are in the database.
+        self._passing_written: dict[RunId | None, int] = {}
         self._closing_at: float | None = None
         # The caller of `close` says that nothing was cut short.
         self._clean = False
@@ -131,7 +132,7 @@ class Writer:
         if refusal is not None:
             ticket.refuse(refusal)
         elif not unhurried(ticket.decision):
-            self._bell.put(None)
+            self._wakeups.put(None)
 
     def _refusal(self, ticket: Ticket) -> StoreFailed | None:
         if self._dead is not None or self._closing_at is not None:
@@ -140,7 +141,7 @@ class Writer:
             return StoreFailed(f"{LINE} writes wait for the disk; nothing was kept, try again later")
         return None
 
-    def give_back(self, ticket: Ticket) -> bool:
+    def withdraw(self, ticket: Ticket) -> bool:
         """Take a decision out of the line; return False if it is being written or was answered."""
         with self._lock:
             if ticket not in self._line:
@@ -156,7 +157,7 @@ class Writer:
         """Do not write these events, although they were added."""
         with self._lock:
             self._forgotten.update((event.session, event.position) for event in events)
-            # Only a disk that has refused events for long lets this set grow: `_take` removes what it meets.
+            # Only a disk that has refused events for long lets this set grow: `_pop_events` removes what it meets.
             if len(self._forgotten) > FORGOTTEN:
                 self._lasting = deque(self._wanted(self._lasting))
                 self._passing = deque(self._wanted(self._passing))
@@ -178,7 +179,7 @@ class Writer:
         if self._dead is None and self._closing_at is None:
             if not self._due:
                 self._due, self._due_since = True, time.monotonic()
-            self._bell.put(None)
+            self._wakeups.put(None)
 
     def chore(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
         """Do something in a transaction of its own when no decision waits."""
@@ -186,7 +187,7 @@ class Writer:
             raise self._dead or StoreFailed("the store is closed")
         done: asyncio.Future[T] = self._loop.create_future()
         self._chores.append((work, done))
-        self._bell.put(None)
+        self._wakeups.put(None)
         return done
 
     async def close(self, *, clean: bool = True) -> None:
@@ -195,7 +196,7 @@ class Writer:
             self._clean = clean
             self._closing_at = time.monotonic() + CLOSE_SECONDS
             self._due = self._dead is None
-            self._bell.put(None)
+            self._wakeups.put(None)
         await asyncio.shield(self._closed)
 
     # The thread's side
@@ -204,7 +205,7 @@ class Writer:
         try:
             while self._closing_at is None or self._line or self._due or self._chores:
                 # False: the loop was closed without `close`.
-                if not self._rung():
+                if not self._wait_for_work():
                     break
                 while self._step():
                     pass
@@ -213,13 +214,13 @@ class Writer:
             log.exception("the store's writer failed")
             self._die(StoreFailed(f"the store failed ({error}); restart to go on"))
         finally:
-            self._let_go()
+            self._close_database()
 
-    def _rung(self) -> bool:
+    def _wait_for_work(self) -> bool:
         """Wait until there is work; return False if the event loop was closed."""
         while True:
             with contextlib.suppress(queue.Empty):
-                self._bell.get(timeout=ORPHAN_SECONDS)
+                self._wakeups.get(timeout=ORPHAN_SECONDS)
                 return True
             if self._loop.is_closed():
                 self._dead = StoreFailed("the loop of this store was closed")
@@ -242,7 +243,7 @@ class Writer:
         """Whether events have waited LATE_SECONDS for decisions. They go first then: they cost no fsync."""
         return self._due and time.monotonic() - self._due_since > LATE_SECONDS
 
-    def _let_go(self) -> None:
+    def _close_database(self) -> None:
         if self._copying is not None:
             self._copying.join()
         with contextlib.suppress(sqlite3.Error):
@@ -252,7 +253,7 @@ class Writer:
                 self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
-        self._let_go_of()
+        self._unlock()
         self._in_loop(_finish, self._closed, None)
 
     def _in_loop(self, callback: Callable[..., object], *args: Any) -> None:
@@ -287,14 +288,14 @@ class Writer:
             if not self._begin(lambda: self._line):
                 return
             batch = self._claim()
-            events = self._take(TAKEN_ALONG)
+            events = self._pop_events(EVENTS_WITH_DECISIONS)
             answers = self._commit(batch, events)
         except Exception as error:
             self._rollback()
-            self._put_back(events)
+            self._requeue_events(events)
             self._refuse(batch, error, alone=not events)
             return
-        self._in_loop(self._tell, list(zip(batch, answers, strict=True)), events)
+        self._in_loop(self._answer_tickets, list(zip(batch, answers, strict=True)), events)
 
     def _commit(self, batch: list[Ticket], events: list[Event]) -> list[Answer]:
         self._connection.executemany(SQL["add_event"], _as_rows(events))
@@ -315,15 +316,15 @@ class Writer:
                 self._execute(SQL["tell_run"], (event.run_id,))
         # The commit. When COMMIT returns, every decision of the batch is on disk, whole, together with the lasting
         # events that were published before it: `synchronous` is FULL here, so COMMIT has waited for the fsync. Only
-        # after that does `_tell` answer the tickets, and only an answer lets the runtime acknowledge a message, begin
-        # an agent or a tool, or publish an ending as durable.
+        # after that does `_answer_tickets` run, and only an answer lets the runtime acknowledge a message, begin an
+        # agent or a tool, or publish an ending as durable.
         #
         # An answer before COMMIT would let a crash erase a message that its sender believes accepted (races 75, 87).
         # Two transactions for one decision would let a crash keep a takeover without the message that took over
         # (race 78), or a message without its key, so that a retry would run it twice (race 76). If COMMIT fails,
-        # SQLite rolls back and the tickets are refused: a full or read-only disk keeps
-        # nothing of the batch (races 84, 86, 88). After a failed fsync the writer never tries again: the kernel may
-        # have dropped the pages, and a second fsync would report them as stored (race 85).
+        # SQLite rolls back and the tickets are refused: a full or read-only disk keeps nothing of the batch (races 84,
+        # 86, 88). After a failed fsync the writer never tries again: the kernel may have dropped the pages, and a
+        # second fsync would report them as stored (race 85).
         self._execute("COMMIT")
         # If the file was removed or replaced, the next start opens another one: this commit may be lost.
         if _identity(self._path) != self._file:
@@ -343,7 +344,7 @@ class Writer:
         self._execute("RELEASE alone")
         return answer
 
-    def _take(self, most: int, *, passing: bool = False) -> list[Event]:
+    def _pop_events(self, most: int, *, passing: bool = False) -> list[Event]:
         """Remove the oldest events from a line while the loop goes on to fill it; leave out the forgotten ones."""
         with self._lock:
             line = self._passing if passing else self._lasting
@@ -362,7 +363,7 @@ class Writer:
             taken, self._line = self._line, {}
         return list(taken)
 
-    def _put_back(self, events: list[Event], *, passing: bool = False) -> None:
+    def _requeue_events(self, events: list[Event], *, passing: bool = False) -> None:
         with self._lock:
             (self._passing if passing else self._lasting).extendleft(reversed(events))
 
@@ -376,7 +377,7 @@ class Writer:
             failure = StoreFailed(
                 f"the store did not accept the write ({_reason(error)}); nothing was kept, try again later"
             )
-            self._in_loop(self._tell, [(ticket, failure) for ticket in batch], [])
+            self._in_loop(self._answer_tickets, [(ticket, failure) for ticket in batch], [])
         else:
             self._write_alone(batch)
 
@@ -388,7 +389,7 @@ class Writer:
             self._rollback()
             self._refuse(batch, error, alone=True)
         else:
-            self._in_loop(self._tell, list(zip(batch, answers, strict=True)), [])
+            self._in_loop(self._answer_tickets, list(zip(batch, answers, strict=True)), [])
 
     def _die_if_unsure(self, error: Exception) -> None:
         if _unsure(error):
@@ -401,11 +402,11 @@ class Writer:
         log.error("%s", failure)
         waiting = [*batch, *self._claim()]
         self._due = False
-        self._in_loop(self._tell, [(ticket, failure) for ticket in waiting], [])
+        self._in_loop(self._answer_tickets, [(ticket, failure) for ticket in waiting], [])
         while self._chores:
             self._in_loop(_fail, self._chores.popleft()[1], failure)
 
-    def _tell(self, answers: list[tuple[Ticket, Answer]], events: list[Event]) -> None:
+    def _answer_tickets(self, answers: list[tuple[Ticket, Answer]], events: list[Event]) -> None:
         """In the loop: answer tickets in the order in which they were decided."""
         self._written(events, [])
         for ticket, answer in answers:
@@ -463,7 +464,7 @@ class Writer:
         for share in decision.shares:
             execute(SQL["keep_share"], rows.of_share(share))
         for receipt in decision.receipts:
-            self._keep_receipt(receipt)
+            self._store_receipt(receipt)
         for session_id in decision.rises:
             execute(SQL["raise_session"], (session_id,))
         return Verdict(found=tuple(found))
@@ -472,7 +473,7 @@ class Writer:
         known = self._execute(SQL["found_outcome"], (run_id,)).fetchone()
         return None if known is None else rows.outcome_of(known[0], drained=known[1])
 
-    def _keep_receipt(self, receipt: Receipt) -> None:
+    def _store_receipt(self, receipt: Receipt) -> None:
         known = [
             self._execute(SQL["receipt_of_run"], (receipt.id, run.outcome.drained, run.id)).rowcount
             for run in receipt.runs
@@ -498,14 +499,14 @@ class Writer:
             if not self._begin(lambda: not self._line or self._late()):
                 self._over.extendleft(reversed(over))
                 return True
-            lasting = self._take(TAKEN_ALONG)
+            lasting = self._pop_events(EVENTS_WITH_DECISIONS)
             self._connection.executemany(SQL["add_event"], _as_rows(lasting))
             for session, run_id in over:
                 self._execute(SQL["drop_passing"], (session, run_id))
                 self._execute(SQL["tell_run"], (run_id,))
-                self._passed.pop(run_id, None)
+                self._passing_written.pop(run_id, None)
             self._connection.executemany(SQL["remember_dropped"], dropped.items())
-            while piece := self._take(PIECE_EVENTS, passing=True):
+            while piece := self._pop_events(PIECE_EVENTS, passing=True):
                 passing += piece
                 self._connection.executemany(SQL["add_passing"], rows.of_passing(piece))
                 self._trim(piece)
@@ -514,8 +515,8 @@ class Writer:
             self._execute("COMMIT")
         except Exception as error:
             self._rollback()
-            self._put_back(lasting)
-            self._put_back(passing, passing=True)
+            self._requeue_events(lasting)
+            self._requeue_events(passing, passing=True)
             self._over.extendleft(reversed(over))
             self._resting_until = time.monotonic() + REST_SECONDS
             self._die_if_unsure(error)
@@ -535,10 +536,10 @@ class Writer:
     def _trim(self, piece: list[Event]) -> None:
         """Keep a long run's passing events within their bound."""
         for (session, run_id), said in Counter((event.session, event.run_id) for event in piece).items():
-            count = self._passed[run_id] = self._passed.get(run_id, 0) + said
+            count = self._passing_written[run_id] = self._passing_written.get(run_id, 0) + said
             if count > 2 * bounds.PASSING_EVENTS:
                 self._execute(SQL["trim_passing"], (session, run_id))
-                self._passed[run_id] = count // 2
+                self._passing_written[run_id] = count // 2
 
     def _do_chore(self, work: Callable[[sqlite3.Connection], Any], done: asyncio.Future[Any]) -> None:
         try:
