@@ -747,7 +747,9 @@ class Control:
         may not see, is not current.
         """
         # A thread is refused: a stop could be answered between its question and its delivery.
-        self._here("ask there, in the step that delivers: a stop may come between a thread's question and its delivery")
+        self._here(
+            "ask there, in the step that delivers: the run may fall between a thread's question and its delivery"
+        )
         wanted, principal = RunId(name_of(run, "run")), Principal(name_of(by, "by"))
         live = self._registry.runs.get(wanted)
         if live is None or self._registry.closing:

@@ -64,7 +64,7 @@ class Sharing:
             if session.confirmed_owner is None or not self._authority.may(Action.SHARE, by, whose=session.whose):
                 raise UnknownSession(session_id, by)
             if who in (session.owner, LOCAL):
-                raise BadInput(f"{who} may do everything in session {session_id} already; name another principal")
+                raise BadInput(f"{who} may do everything in session {session_id} already; name somebody else")
             if may is not None and who not in session.shares and len(session.shares) >= SHARES:
                 raise Refused(f"session {session_id} is shared with {SHARES} others, the most it may be; unshare one")
             row = ShareRow(session=session_id, principal=who, may=may, at=self._registry.position())
