@@ -341,7 +341,7 @@ class Control:
             raise Unavailable("too many endings wait for the store; nothing was taken, send it again later")
         run_id = RunId(self._registry.new_id("r"))
         # The digest of a key holds the deadline that counts. Stored keys were made so: a change here would refuse
-        # retries of messages that an earlier start took.
+        # retries of messages that an earlier start accepted.
         limit = (self.settings.deadline if deadline is None else deadline) or None
         run = LiveRun(
             run_id,
@@ -400,7 +400,7 @@ class Control:
         return await self._stopping.once(call, None, lambda: self._stopping.message(sent, call))
 
     def remaining(self, session: str, *, by: str = LOCAL) -> Remaining:
-        """Return what of a session the caller may still stop. It never waits, so it sees only what is in memory."""
+        """Return what the caller may still stop in a session. It never waits for the store, so it sees memory alone."""
         return self._stopping.remaining(SessionId(name_of(session, "session")), Principal(name_of(by, "by")))
 
     async def reset(self, session: str, *, key: str | None = None, by: str = LOCAL) -> Receipt:
@@ -741,10 +741,10 @@ class Control:
         """Return whether a run has not fallen. A sink asks this in the step in which it begins a delivery (race 135).
 
         The call never waits. The answer turns False in the step of the fall, whatever the ending, and stays False: a
-        sink cannot act on a False that was only early. A run that waits for its seat is current, since a stop is what
-        makes it stale. A run that completed is not current; a sink that is behind sees by its ending that its text is
-        final. An aliased run is as current as the run that absorbed it. A run that is not in memory, or that the caller
-        may not see, is not current.
+        sink cannot act on a False that was only early. A run that waits for its seat is current: only a fall makes it
+        stale. A run that completed is not current; a sink that is behind sees by its ending that its text is final. An
+        aliased run is as current as the run that absorbed it. A run that is not in memory, or that the caller may not
+        see, is not current.
         """
         # A thread is refused: a stop could be answered between its question and its delivery.
         self._here(

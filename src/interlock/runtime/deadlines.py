@@ -57,7 +57,7 @@ class Deadlines:
             self._arm(run, Limit(self._clock.now() + limit, limit, KnownPhase.IDLE))
 
     def _bounds(self, run: LiveRun) -> Iterator[tuple[float, LimitOf]]:
-        """Yield every deadline of a run, with whose it is.
+        """Yield every deadline of a run, and who set it.
 
         The control's own deadline bounds messages whose callers gave none, and detached children.
         """

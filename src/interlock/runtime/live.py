@@ -1,4 +1,4 @@
-"""A run while it is alive: what it is, what it has said, and what must end when it falls.
+"""A run while it is alive: its state, its text, and everything that must end when it falls.
 
 1. Everything here is plain state of one loop, without a lock. `fall`, `gate`, `outlet` and `inbox` decide what changes.
 2. `LiveRun.fence` is the one mark that says whether a run has fallen. Only `Fall.take` sets it; every effect reads it.

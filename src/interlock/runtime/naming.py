@@ -1,4 +1,4 @@
-"""Names of sessions: what people write, and the ids that control knows.
+"""Names of sessions: the names that people write, and the ids that control knows.
 
 1. A name without an owner is the caller's own: `main` of two people are two sessions.
 2. Another principal's session is written `owner/name`. That is its id, and only `owner` may found it, so two principals

@@ -64,7 +64,7 @@ Work = bytes | Callable[[], Any]
 
 
 class Port(Protocol):
-    """What a run asks of control. Arguments are plain values, except for the bodies, which stay with the agent."""
+    """The requests of a run to control. Arguments are plain values, except for bodies, which stay with the agent."""
 
     @property
     def current(self) -> bool: ...

@@ -1,4 +1,4 @@
-"""What a caller may see of runs, alive or stored.
+"""Sight: which runs and receipts a caller may see, alive or stored.
 
 1. A run that the caller may not see is answered like one that does not exist: None.
 2. One fall may take runs of several principals (an owner stops the session). Each caller is shown the runs of the

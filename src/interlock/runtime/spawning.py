@@ -7,8 +7,8 @@
    fork (about 1 ms). To end one of several in a shared keeper would mean to walk a tree by pids, which loses races, or
    to have a cgroup per process, which the keeper grade does not have.
 3. A run's first process waits, bounded, for the processes of the runs before it, then goes on and names what is stuck.
-4. What a shell leaves behind belongs to the run: `sh -c "server &"` returns when the shell does, and the server lives
-   until the run ends. Its output is read and thrown away, so that it does not block.
+4. A process that a shell leaves running belongs to the run: `sh -c "server &"` returns when the shell does, and
+   the server lives until the run ends. Its output is read and thrown away, so that it does not block.
 5. A detached process belongs to the session once it is heard to run. One that was only asked for when its run falls is
    ended with the run: nothing of a run begins after its stop was acknowledged.
 6. Output goes to the agent. Watchers see that a process was started, how it ended, and the end of its output. Collected

@@ -4,8 +4,8 @@
    to have read the fence: a host may not know of the fall yet, and code may call a verb late (races 11 and 35).
 2. Arguments and answers are plain values. The inline port calls these methods directly, and a host's messages end in
    the same methods. So fence, gate and outlet exist once, and the contract suites run unchanged on both drivers.
-3. A host applies what it knows of a fall, which saves messages. What it does not know yet is refused here and counted
-   in the receipt like any other refused effect.
+3. A host that knows of the fall refuses its agent's verbs itself, which saves messages. A host that does not know yet
+   sends them, and they are refused here and counted in the receipt.
 4. Steering has two steps in a host. Inline, the step that hands a message to the agent also absorbs it. A message to a
    host may never arrive: the host gets what is `offered`, says which it handed to its agent, and `take_in` absorbs
    those. If the host dies or the run falls between, the message waits as before.

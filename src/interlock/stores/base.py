@@ -1,4 +1,4 @@
-"""The store port: what the runtime asks of a store.
+"""The store port: the requests of the runtime to a store, and the rules for their answers.
 
 1. `decide` is a plain function that enqueues at once, so store order is decision order. One Decision is one
    transaction.
@@ -76,7 +76,7 @@ class Ticket:
 
     @property
     def failure(self) -> StoreFailed | None:
-        """Why the decision will never be in the store, once the store has said so."""
+        """The store's error, if it has refused the decision."""
         return self._error
 
     def accept(self, verdict: Verdict) -> None:
@@ -129,7 +129,7 @@ def _release(waiter: asyncio.Future[None]) -> None:
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """What the store knows of a session and a key before a message is decided on."""
+    """A session and a key as the store knows them, read before a message is decided on."""
 
     session: SessionRow | None = None
     key: KeyRow | None = None
@@ -171,7 +171,7 @@ class Log(Protocol):
     """A source of a session's events."""
 
     async def events(self, session: SessionId, *, after: int, limit: int) -> Page:
-        """Return the events behind a position, in order."""
+        """Return the events after a position, in order."""
         ...
 
 

@@ -52,7 +52,7 @@ OLDEST_SEEN = 200
 
 @dataclass(slots=True)
 class Faults:
-    """What the store does wrong while a switch is on. Clear `stall` through `MemoryStore.resume`."""
+    """Faults of the store; each one lasts while its switch is on. Clear `stall` through `MemoryStore.resume`."""
 
     fail: bool = False  # refuse every decision and read
     stall: bool = False  # accept decisions and reads, answer none
