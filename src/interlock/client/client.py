@@ -44,9 +44,9 @@ from interlock.surfaces.frames import PairCode, ReceiptResult, TimelineResult, W
 PATIENCE_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 5.0
 WAIT_SECONDS: Final = 5.0
+CROWDED_SECONDS: Final = 1.0  # in place of WAIT_SECONDS while more than WAITS wait and take turns
 # Waits in flight. The gateway serves 64 requests of a connection at once, and other verbs need some of them.
 WAITS: Final = 32
-CROWDED_SECONDS: Final = 1.0  # in place of WAIT_SECONDS while more than WAITS wait and take turns
 ENDED_RUNS: Final = 4_096  # remembered by a watch
 
 T = TypeVar("T")

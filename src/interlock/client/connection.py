@@ -317,7 +317,7 @@ def read_token(data: Path) -> str:
 
 
 def addresses(url: str) -> tuple[str, str]:
-    """Return a URL as it is shown and as it is dialled; a user, a password and a query are left out."""
+    """Return a URL as it is shown and as it is dialled; refuse one with a user or a query, which may be a secret."""
     try:
         parts = urlsplit(url)
         wrong = parts.scheme not in WEB or not parts.hostname or parts.port == 0
@@ -333,7 +333,7 @@ def addresses(url: str) -> tuple[str, str]:
 
 
 def params_of(method: str, params: dict[str, Any]) -> bytes:
-    """Return what a method is asked with, or raise what the gateway could not even read."""
+    """Return a method's parameters as JSON; raise BadInput for those that the gateway could not read."""
     if any(isinstance(value, float) and not math.isfinite(value) for value in params.values()):
         raise BadInput(f"{method}: a number that is none; give finite ones")
     try:
@@ -357,15 +357,15 @@ def error_of(error: dict[str, Any]) -> InterlockError:
 
 def _details(error: dict[str, Any]) -> dict[str, Any]:
     found = error.get("details")
-    return found if isinstance(found, dict) else {}  # somebody else's gateway may have it otherwise
+    return found if isinstance(found, dict) else {}  # another gateway may send any JSON here
 
 
 async def dial(
     address: str, token: str, *, caps: tuple[str, ...], scopes: tuple[str, ...] = ()
 ) -> tuple["ClientConnection", dict[str, Any]]:
-    """Return a socket that was let in, and the gateway's hello; Later: what failed may pass, any other error will not.
+    """Return a connected socket and the gateway's hello; raise Later for a failure that may pass.
 
-    Who names no scopes asks our own gateway for all that the token has; others give none then.
+    Without scopes our own gateway grants all that the token has; other gateways then grant none.
     """
     try:
         from websockets.asyncio.client import connect as dialling  # noqa: PLC0415 - an extra
@@ -376,7 +376,8 @@ async def dial(
         address, compression=None, proxy=None, max_size=ANSWER_BYTES, open_timeout=None,
         ping_interval=PING_SECONDS, ping_timeout=PING_SECONDS, close_timeout=CLOSE_SECONDS,
     )  # fmt: skip
-    dialled.process_redirect = lambda exc: exc  # type: ignore[method-assign]  # the token is for this address
+    # Follow no redirect: the token is meant for this address alone.
+    dialled.process_redirect = lambda exc: exc  # type: ignore[method-assign]
     socket = None
     try:
         async with asyncio.timeout(OPEN_SECONDS):
@@ -392,7 +393,7 @@ async def dial(
         raise Unavailable("nobody listens there; start `interlock serve`, or name its URL") from None
     except TimeoutError:
         raise Unavailable(f"no answer within {OPEN_SECONDS:g} s; check the URL") from None
-    except (OSError, UnicodeError) as error:  # a name may be no name at all
+    except (OSError, UnicodeError) as error:  # UnicodeError: the host is no valid name
         raise Unavailable(f"{getattr(error, 'strerror', None) or error}; check the URL") from None
     except (WebSocketException, msgspec.MsgspecError) as error:
         raise Later(str(error) or type(error).__name__) from None
@@ -404,10 +405,10 @@ async def dial(
 async def _introduce(
     socket: "ClientConnection", token: str, *, caps: tuple[str, ...], scopes: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Say who we are, be let in, and return the hello."""
+    """Send `connect` and return the gateway's hello, or raise why it refused."""
     from importlib.metadata import version  # noqa: PLC0415 - slow to import
 
-    await socket.recv()  # the challenge; a token alone answers it
+    await socket.recv()  # the challenge; a token is sent without signing it
     me = {"id": "gateway-client", "version": version("interlock"), "platform": platform.system().lower() or "unknown"}
     params = {"minProtocol": PROTOCOL, "maxProtocol": PROTOCOL, "client": me | {"mode": "backend"}, "caps": caps}
     params |= {"role": "operator", "auth": {"token": token}} | ({"scopes": scopes} if scopes else {})
@@ -432,7 +433,7 @@ async def _introduce(
 
 
 def _unwelcome(status: int, body: bytes) -> InterlockError:
-    """Return what an HTTP answer to our upgrade means."""
+    """Return the error that an HTTP answer to our upgrade means; raise Later for 503."""
     try:
         words = str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):
