@@ -531,7 +531,7 @@ def token_path_command(data: Data) -> None:
 
 @tokens.command("rotate", short_help="Make a new operator's token.")
 def token_rotate_command(data: Data) -> None:
-    """Make a new operator's token and print where it is; a gateway that is up closes whoever came in with the old."""
+    """Make a new operator's token and print where it is; a running gateway closes connections with the old one."""
     _print(str(Access(data).rotate()))
 
 
@@ -546,7 +546,7 @@ def token_add_command(
 ) -> None:
     """Make a principal and print its token, this once: only its hash is kept.
 
-    Whoever is given a name that was used before finds what that one owned.
+    A name that was used before gets the sessions that its earlier holder owned.
     """
     scopes = _scopes(scope or [Scope.WRITE])
     _print(Access(data).add(name, scopes))
@@ -560,10 +560,10 @@ def token_remove_command(
     url: shell.Url = shell.HERE,
     stop: Annotated[bool, typer.Option("--stop", help="And stop what it runs, through the gateway at --url.")] = False,
 ) -> int:
-    """Take a principal's token away; a gateway that is up closes its sockets. What it started goes on unless --stop.
+    """Take a principal's token away; a running gateway closes its connections. Its runs go on unless --stop is given.
 
-    With --stop everything in its sessions, whoever sent it, and what it sent to others' is stopped as well; a receipt
-    is printed for each ending.
+    With --stop every run in its sessions, whoever sent it, and every run that it started in others' sessions is
+    stopped, and the receipts are printed.
     """
     access = Access(data)
     try:
@@ -580,7 +580,7 @@ def token_remove_command(
 
 @tokens.command("list", short_help="List who has a token.")
 def token_list_command(data: Data, as_json: AsJson = False) -> None:
-    """List who has a token and what it is good for."""
+    """List who has a token, and its scopes."""
     access = Access(data)
     access.open(make=False)
     found = Principals(str(access.directory), access.listing())

@@ -78,7 +78,7 @@ def read(flags: Mapping[str, object], environ: Mapping[str, str], directory: Pat
     try:
         data = directory / Path(str(found["data"])).expanduser()
     except RuntimeError:
-        raise BadInput(f"{found['data']}: whoever runs this has no home directory; say --data DIR") from None
+        raise BadInput(f"{found['data']}: this user has no home directory; say --data DIR") from None
     config = Config(**{**found, "data": data})  # type: ignore[arg-type]
     if not config.public and not _loopback(config.host):
         raise BadInput(f"{config.host} is not this machine alone; serve on 127.0.0.1, or say --public if you mean it")

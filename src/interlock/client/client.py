@@ -244,7 +244,7 @@ class Client:
         return await self._now(session, "interlock.reset", asked)
 
     async def answer(self, question: str, answer: bool | str) -> QuestionInfo:
-        """Answer a question: True or False, or one of its choices. Raises QuestionClosed if it is not open any more."""
+        """Answer a question: True or False, or one of its choices. Raise QuestionClosed if it is not open any more."""
         return await self._call("interlock.answer", {"question": question, "answer": answer})
 
     async def set_strategy(self, session: str, strategy: str | None) -> None:
@@ -273,7 +273,7 @@ class Client:
         every: timedelta | float | None = None,
         cron: str | None = None,
     ) -> Wake:
-        """Schedule a message: once, or repeatedly. If the connection drops this raises, and `wakes` tells what is."""
+        """Schedule a message, once or repeatedly. If the connection drops this raises; `wakes` lists what was made."""
         asked: dict[str, Any] = {"session": session, "text": text, "cron": cron}
         asked["at"] = at.timestamp() if isinstance(at, datetime) else at
         asked["every"] = every.total_seconds() if isinstance(every, timedelta) else every

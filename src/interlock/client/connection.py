@@ -39,7 +39,7 @@ ANSWER_BYTES: Final = 32 * 1024 * 1024
 TRIES: Final = 8  # of one request that drops every connection on which it is sent
 WATCH_EVENTS: Final = 256  # waiting for one watcher
 T = TypeVar("T")
-NEWER: Final = "the gateway says what this client does not understand; install the same version on both sides"
+NEWER: Final = "this client does not understand the gateway's answer; install the same version on both sides"
 UNPAIRED: Final = frozenset({"NOT_PAIRED", "PAIRING_REQUIRED", "DEVICE_IDENTITY_REQUIRED"})  # codes of other gateways
 WEB: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
@@ -335,7 +335,7 @@ def addresses(url: str) -> tuple[str, str]:
 def params_of(method: str, params: dict[str, Any]) -> bytes:
     """Return a method's parameters as JSON; raise BadInput for those that the gateway could not read."""
     if any(isinstance(value, float) and not math.isfinite(value) for value in params.values()):
-        raise BadInput(f"{method}: a number that is none; give finite ones")
+        raise BadInput(f"{method}: NaN and infinity are no JSON; give finite numbers")
     try:
         found = _encode(params)
     except (TypeError, ValueError, OverflowError) as error:
@@ -441,5 +441,5 @@ def _unwelcome(status: int, body: bytes) -> InterlockError:
     if status == 503:
         raise Later(words)
     if status == 403:
-        return Refused(f"not let in: {words}")
+        return Refused(f"the gateway refused the connection: {words}")
     return Unavailable(words if status == 429 else f"what answers is no gateway ({words}); check the URL")

@@ -392,7 +392,7 @@ def share_command(
 ) -> int:
     """Let somebody see a session and write in it (with --read: only see it), and print who may now.
 
-    Whoever may write waits for what others run in it, and stops only what they sent themselves.
+    Somebody who may write takes turns with the others in it, and can stop only runs of their own messages.
     """
 
     async def give(client: "Client") -> int:

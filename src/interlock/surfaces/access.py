@@ -202,7 +202,7 @@ class Access:
         if NAME.fullmatch(name) is None:
             raise BadInput(f"{name[:80]!r} is no name for a principal; write 1 to 64 of A-Z a-z 0-9 . _ @ -")
         if name.lower() in (OPERATOR, LOCAL):
-            raise BadInput(f"{name!r} is a name of our own; choose another")
+            raise BadInput(f"{name!r} is a reserved name; choose another")
         if not scopes:
             raise BadInput(f"a principal needs a scope: {', '.join(Scope)}")
         self._make()
@@ -398,7 +398,7 @@ def _close_to_others(path: Path, fd: int, mode: int) -> None:
         os.fchmod(fd, mode)
         if os.fstat(fd).st_mode & 0o077:
             raise AccessFailed(f"{path} cannot be closed to other users on this file system; choose another --data")
-        said = "%s was open to other users (mode %o), not any more; if they may have looked, `interlock token rotate`"
+        said = "%s was open to other users (mode %o) and is closed; if they may have looked, `interlock token rotate`"
         log.warning(said, path, stat.S_IMODE(facts.st_mode))
 
 

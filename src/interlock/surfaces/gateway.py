@@ -191,7 +191,7 @@ class Gateway:
     # What control calls, in the step in which it happens
 
     def put(self, event: Event) -> None:
-        """Put an event into the outbox of everybody who may see it.
+        """Put an event into the outbox of each connection whose principal may see it.
 
         This never raises: the feed drops a subscriber that does, and then no connection would hear anything more.
         """
@@ -357,7 +357,7 @@ class Gateway:
                 "capabilities": [frames.QUIET, frames.OUTLINE],
             },
             "snapshot": {
-                # Only the caller itself: who else is connected is nobody's to see.
+                # The caller alone: a principal may not see who else is connected.
                 "presence": [{"ts": int(time.time() * 1000), "user": {"id": connection.by}}],
                 "health": {"ok": True, "ts": int(time.time() * 1000)},
                 "stateVersion": {"presence": 0, "health": 0},
@@ -496,7 +496,7 @@ class Connection:
         caller = None if not token else self.gateway.access.who(token)
         if token is None or caller is None:
             code = self.gateway.wrong_token(self.address, token)
-            words = "this token is not one; `interlock token path` says where the operator's is"
+            words = "this token is unknown here; `interlock token path` says where the operator's is"
             return await self._turn_away(request, frames.fault("FORBIDDEN", words, code=code), frames.NO_TOKEN)
         self.by, self._digest = caller.name, digest_of(token)
         self._asked_scopes = _asked(asked.scopes)
@@ -589,10 +589,10 @@ class Connection:
         """Close the connection if its token is gone, or has other scopes than when it connected."""
         caller = self.gateway.access.callers.get(self.by)
         if caller is None or not self.gateway.access.valid(self._digest):
-            self.gateway.audit.note("closed", by=self.by, address=self.address, why="its token is no longer one")
+            self.gateway.audit.note("closed", by=self.by, address=self.address, why="its token was revoked")
             self._revoked = True
             self.outbox.keep(lambda item: False)
-            self.leave(frames.NO_TOKEN, "this token is no longer one")
+            self.leave(frames.NO_TOKEN, "this token was revoked")
         elif _granted(caller, self._asked_scopes) != self.scopes:
             self._revoked = True
             self.leave(frames.RESTART, "what this token may has changed; connect again")

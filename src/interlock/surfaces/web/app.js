@@ -174,7 +174,7 @@ class Page {
     }
     if (state === "denied") {
       if (localStorage.getItem(TOKEN) === this.token) forget(); // another tab may have a newer token
-      this.#connect(null, "This browser's token is no longer one.");
+      this.#connect(null, "This browser's token was revoked.");
     }
     this.refresh();
   }
