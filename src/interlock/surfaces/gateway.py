@@ -327,7 +327,7 @@ class Gateway:
         if self.closing or (full and welcome is None):
             await _deny(scope, receive, send, 503, "too many connections without a token, or closing; try again")
             return
-        connection = Connection(self, address, receive, send, state.get("line"))
+        connection = Connection(self, address, receive, send, state.get("socket"))
         with self._stranger(counted):
             caller = await connection.meet(state.get("since", time.monotonic()))
         if caller is not None:
@@ -406,7 +406,7 @@ class _Raw:
         await self._serve(scope, receive, send)
 
 
-class Line(Protocol):
+class Socket(Protocol):
     """A socket of our own server (surfaces/server), which tells when the kernel has room."""
 
     async def room(self) -> None:
@@ -422,7 +422,7 @@ class Connection:
     """One WebSocket: its principal, its requests in flight, its watches and its outbox."""
 
     def __init__(
-        self, gateway: Gateway, address: str, receive: Receive, send: Send, line: "Line | None" = None
+        self, gateway: Gateway, address: str, receive: Receive, send: Send, socket: "Socket | None" = None
     ) -> None:
         self.gateway = gateway
         self.control = gateway.control
@@ -436,7 +436,7 @@ class Connection:
         self._asked_scopes: frozenset[Scope] = frozenset()
         self._digest = ""
         self._receive, self._send = receive, send
-        self._line = line  # None under another ASGI server
+        self._socket = socket  # None under another ASGI server
         self._busy = Counter[bool]()  # requests in flight, by whether they stop something
         self._watches: dict[int, anyio.CancelScope] = {}
         self._tasks: TaskGroup | None = None
@@ -559,13 +559,13 @@ class Connection:
         # An error means that the peer is gone; `_listen` hears of it as well.
         with self._writing, contextlib.suppress(OSError, RuntimeError):
             while await self.outbox.wait():
-                if self._line is None:
+                if self._socket is None:
                     for frame in self.outbox.take():
                         await self._send_text(frame)
                 else:
                     # Take frames only when the kernel has room: a fall can still drop those in the outbox.
-                    await self._line.room()
-                    self._line.write(self.outbox.take(WRITE_BYTES))
+                    await self._socket.room()
+                    self._socket.write(self.outbox.take(WRITE_BYTES))
         if self.outbox.overflowed:
             self._closing = self._closing or (frames.BROKEN_RULE, "too slow: more was said than this connection read")
             self.gateway.audit.note("refused", by=self.by, address=self.address, why=self._closing[1])

@@ -45,7 +45,7 @@ FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection
 TOO_LONG: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
-class Door:
+class StrangerLimit:
     """Counts the sockets that have shown no token, and the visitors: idle HTTP connections that fetched a page."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Door:
                 del self._of[address]
 
 
-def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protocol]]:
+def _protocols(strangers: StrangerLimit) -> tuple[type[asyncio.Protocol], type[asyncio.Protocol]]:
     class Http(HttpToolsProtocol):
         """HTTP where a request must come whole within CONNECT_SECONDS and have at most PRE_AUTH_BYTES."""
 
@@ -118,7 +118,7 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
         _heard = 0
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            if not door.enter(transport):
+            if not strangers.enter(transport):
                 cast(asyncio.Transport, transport).write(FULL)
                 cast(asyncio.Transport, transport).close()
                 self._refused = True
@@ -131,7 +131,7 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
             if self._refused:
                 return
             self._heard += len(data)
-            door.spoke(self.transport)
+            strangers.spoke(self.transport)
             if self._timer is not None and self._heard > PRE_AUTH_BYTES:
                 self.transport.write(TOO_LONG)
                 self.transport.close()
@@ -141,13 +141,13 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
         def on_message_complete(self) -> None:
             self._in_time()
             if not self.parser.should_upgrade():
-                door.visited(self.transport)
+                strangers.visited(self.transport)
             super().on_message_complete()
 
         def handle_websocket_upgrade(self) -> None:
             self._in_time()
             # Count it again: a connection that fetched a file first is a visitor, and visitors are not counted.
-            if door.enter(self.transport):
+            if strangers.enter(self.transport):
                 super().handle_websocket_upgrade()
             else:
                 self.transport.write(FULL)
@@ -166,7 +166,7 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._in_time()
-            door.leave(self.transport)
+            strangers.leave(self.transport)
             super().connection_lost(exc)
 
     class WebSocket(WebSocketsSansIOProtocol):
@@ -187,13 +187,13 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
             super().handle_connect(event)
             if self.response.status_code == 101:
                 state = self.scope["state"]
-                state["welcome"], state["since"] = self.welcome, door.since(self.transport)
+                state["welcome"], state["since"] = self.welcome, strangers.since(self.transport)
                 self.conn.max_message_size = PRE_AUTH_BYTES
-                state["line"] = self
+                state["socket"] = self
 
         def welcome(self) -> None:
             """Lift the limits of strangers: the gateway has accepted this socket's token."""
-            door.leave(self.transport)
+            strangers.leave(self.transport)
             self.conn.max_message_size = FRAME_BYTES
 
         async def room(self) -> None:
@@ -264,7 +264,7 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
             self.transport.abort()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            door.leave(self.transport)
+            strangers.leave(self.transport)
             self._caught_up()
             super().connection_lost(exc)
 
@@ -281,7 +281,7 @@ class Server(uvicorn.Server):
     """Uvicorn that leaves signals to its caller."""
 
     def __init__(self, gateway: Gateway) -> None:
-        http, websocket = _protocols(Door())
+        http, websocket = _protocols(StrangerLimit())
         for name in ("uvicorn.error", "uvicorn.access"):
             # Lines below ERROR hold the query of a request, and some clients put their tokens there.
             logging.getLogger(name).setLevel(logging.ERROR)

@@ -258,11 +258,11 @@ class SeededLoop(asyncio.AbstractEventLoop):
         while not self._stopping:
             handle = choose()
             if handle is None:
-                raise Stuck(self._plight("deadlock: nothing is ready and no timer is set"))
+                raise Stuck(self._stuck_report("deadlock: nothing is ready and no timer is set"))
             if self.steps >= self._max_steps:
-                raise Stuck(self._plight("still busy after the last allowed step"))
+                raise Stuck(self._stuck_report("still busy after the last allowed step"))
             if self._now > self._end:
-                raise Stuck(self._plight("still waiting at the limit of virtual time"))
+                raise Stuck(self._stuck_report("still waiting at the limit of virtual time"))
             self.steps += 1
             handle._run()
             self._now += self._charge
@@ -432,7 +432,7 @@ class SeededLoop(asyncio.AbstractEventLoop):
     def _position(self) -> str:
         return f"seed {self.seed}, {self.mode}, step {self.steps}, {self._now - START_SECONDS:.6f} s"
 
-    def _plight(self, reason: str) -> str:
+    def _stuck_report(self, reason: str) -> str:
         waiting = [f"  {task.get_name()}: {_whereabouts(task)}" for task in self.leaked_tasks()]
         return "\n".join([f"{reason} ({self._position()}); pending tasks:", *(waiting or ["  none"])])
 

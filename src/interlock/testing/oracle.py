@@ -160,7 +160,7 @@ class Oracle:
             if tool.run_id in self._settled - ending:
                 self._fail(f"P1: {tool.name} of {tool.run_id} was recorded as {tool.state} after the run's end was")
         for run_id in ending:
-            self._look_at_current(run_id, "was handed to the store")
+            self._check_current(run_id, "was handed to the store")
         self._settled |= ending
         return self._decide(decision)
 
@@ -185,8 +185,8 @@ class Oracle:
             self._fail(f"P1: {event.kind} of {run_id} arrived after its end was acknowledged")
         if self._parents.get(run_id) in self._terminal and not isinstance(data, Ended | Said):
             self._fail(f"P1: {event.kind} of {run_id} arrived after its parent's end was told")
-        self._showed(run_id, data)
-        self._look_at_holds()
+        self._check_shown(run_id, data)
+        self._check_holds()
         if isinstance(data, Started | Delta) and not self.control.is_current(run_id):
             self._fail(f"P1: {run_id} is at work, and a sink that asks is told that it is not current")
         match data:
@@ -215,7 +215,7 @@ class Oracle:
                     self._superseded[run_id] = data.outcome.superseded_by
                 self.rights.stands(run_id)
                 self._ended_by(data.outcome, since=self._loop.time() - self._patience)
-                self._in_time(data.outcome)
+                self._check_child_limit(data.outcome)
                 self._ended(data.outcome, "its terminal event")
             case Tool():
                 self._tool(run_id, data)
@@ -230,7 +230,7 @@ class Oracle:
             case _:
                 pass
 
-    def _showed(self, run_id: RunId, data: object) -> None:
+    def _check_shown(self, run_id: RunId, data: object) -> None:
         """Add up the text that was shown; at the end it must equal the outcome's text."""
         shown, unfinished = self._shown.get(run_id, ((), ""))
         match data:
@@ -321,16 +321,16 @@ class Oracle:
         """Note that a run's end was acknowledged; its attached children are over with it."""
         if run_id not in self._over:
             self._over.add(run_id)
-            self._look_at_current(run_id, "was acknowledged")
+            self._check_current(run_id, "was acknowledged")
             for child in self._children.get(run_id, ()):
                 self._mark_over(child)
 
-    def _look_at_current(self, run_id: RunId, since: str) -> None:
+    def _check_current(self, run_id: RunId, since: str) -> None:
         """Fail if `is_current` is True for a run that has fallen."""
         if self.control.is_current(run_id):
             self._fail(f"P1: a sink that asks is told that {run_id} is current, and its end {since}")
 
-    def _look_at_holds(self) -> None:
+    def _check_holds(self) -> None:
         """Fail if a hold is free while a run waits for it, or is granted to a run that is over."""
         for name, line in self.control._registry.holds._lines.items():
             holder = line.holder
@@ -457,7 +457,7 @@ class Oracle:
         self.rights.stands(sent.run_id)
         # An ended run was stopped before its right was checked.
         if sent.state is not State.ENDED and sent.run_id not in self._accepted:
-            self._did(Deed.SEND, by, session, asked, f"P7: a message of {by} was taken in session {session}")
+            self._check_right(Deed.SEND, by, session, asked, f"P7: a message of {by} was taken in session {session}")
         self._accepted.setdefault(sent.run_id, session)
         if stillborn:
             self._stillborn.add(sent.run_id)
@@ -471,10 +471,10 @@ class Oracle:
         self._places.setdefault(sent.run_id, options["order"][1] if "order" in options else None)
         if sent.superseded is not None:
             self._mark_over(sent.superseded)
-            self._dominant(sent, options)
+            self._check_takeover(sent, options)
         return sent
 
-    def _dominant(self, sent: Sent, options: dict[str, Any]) -> None:
+    def _check_takeover(self, sent: Sent, options: dict[str, Any]) -> None:
         """Fail if a program without a strategy took over a turn; a wake yields to every message."""
         said = options.get("kind", "chat") != "agent" or options.get("strategy") is not None
         if not said and self._said.get(sent.superseded or RunId(""), ("", ""))[1] not in self._wakes:
@@ -493,7 +493,7 @@ class Oracle:
             self._fail(f"P1: question {question} of {run_id} was answered after its end was acknowledged")
         if run_id is not None:
             home = self._home.get(run_id, "")
-            self._did(Deed.END, by, home, asked, f"P7: {by} answered a question of {run_id}", run_id=run_id)
+            self._check_right(Deed.END, by, home, asked, f"P7: {by} answered a question of {run_id}", run_id=run_id)
 
     async def reset(self, session: str, *, by: str = "local") -> None:
         """Reset a session, and judge that every run in it, at every depth, is over."""
@@ -507,9 +507,9 @@ class Oracle:
             self._note("reset refused", None, type(refusal).__name__)
             return
         self._note("reset", None, len(receipt.runs))
-        self._did(Deed.OWN, by, session, asked, f"P7: {by} reset session {session}")
+        self._check_right(Deed.OWN, by, session, asked, f"P7: {by} reset session {session}")
         self._receipt(receipt)
-        self._ended_with(session, before)
+        self._check_all_ended(session, before)
         self._excused.update(self._unannounced(session))
         self._void.update(child for child in unannounced if child not in self._reports)
 
@@ -519,7 +519,7 @@ class Oracle:
         asked = self._loop.time()
         with contextlib.suppress(InterlockError):
             await self.control.wake(session, text, at=at, by=by)
-            self._did(Deed.OWN, by, session, asked, f"P7: {by} has session {session} woken")
+            self._check_right(Deed.OWN, by, session, asked, f"P7: {by} has session {session} woken")
 
     async def share(self, session: str, who: str, may: str | None, *, by: str) -> None:
         """Share a session, or take the share back (None); the old right counts until the acknowledgement."""
@@ -537,7 +537,7 @@ class Oracle:
             return
         self._note("shared", None, who, may)
         word.acknowledge(self._loop.time())
-        self._did(Deed.OWN, by, session, asked, f"P7: {by} shared session {session} with {who}")
+        self._check_right(Deed.OWN, by, session, asked, f"P7: {by} shared session {session} with {who}")
 
     def appoint(self, *readers: str) -> None:
         """Appoint the readers of everything; it counts at once."""
@@ -552,7 +552,7 @@ class Oracle:
         taken_in = self._joined
         return [run for run, home in self._home.items() if home == session and run not in {*self._terminal, *taken_in}]
 
-    def _ended_with(self, session: str, before: list[RunId]) -> None:
+    def _check_all_ended(self, session: str, before: list[RunId]) -> None:
         for run_id in before:
             if run_id not in self._terminal and run_id not in self._joined:
                 self._fail(f"P1: {run_id} outlived the end of session {session}")
@@ -569,7 +569,7 @@ class Oracle:
             before = [run for run in before if run in self._places and (self._places[run] or 0) <= what["order"][1]]
         receipt = await self.control.stop(**what)
         if receipt.aborted and not receipt.again:
-            self._ended_with(what.get("session", ""), before)
+            self._check_all_ended(what.get("session", ""), before)
         self._excused.update(self._unannounced(what.get("session", "")))
         if not receipt.again and self.rights.is_admin(by) and "order" not in what:
             self._void.update(child for child in unannounced if child not in self._reports)
@@ -616,20 +616,20 @@ class Oracle:
 
     async def look(self, run_id: RunId, *, by: str, timeout: float) -> None:
         """Wait as a principal who may have no right: an answer needs the right at the instant it is given."""
-        self._asks_for_current(run_id, by)
+        self._check_may_ask_current(run_id, by)
         with contextlib.suppress(Unavailable):
             outcome = await self.control.wait(run_id, by=by, timeout=timeout)
             self._note("looked", run_id, outcome.ending)
             # `pending` tells nothing: while the store is silent it is the answer for unknown runs too.
             if outcome.ended:
                 told, home = f"P7: {by} was told how {run_id} ended", self._home.get(run_id, "")
-                self._did(Deed.LOOK, by, home, self._loop.time(), told, run_id=run_id)
-        self._asks_for_current(run_id, by)
+                self._check_right(Deed.LOOK, by, home, self._loop.time(), told, run_id=run_id)
+        self._check_may_ask_current(run_id, by)
 
-    def _asks_for_current(self, run_id: RunId, by: str) -> None:
+    def _check_may_ask_current(self, run_id: RunId, by: str) -> None:
         if self.control.is_current(run_id, by=by):
             told, home = f"P7: {by} was told that {run_id} is current", self._home.get(run_id, "")
-            self._did(Deed.LOOK, by, home, self._loop.time(), told, run_id=run_id)
+            self._check_right(Deed.LOOK, by, home, self._loop.time(), told, run_id=run_id)
 
     async def watch(self, session: str, *, pause: float = 0.0, by: str = "local") -> None:
         """Watch as a slow reader, and judge that no delta of a run is read after its acknowledged end."""
@@ -643,7 +643,7 @@ class Oracle:
                     seen = event.position
                     self._watched(event, finished)
                     told = f"P7: {by} was given {event.kind} of session {session}"
-                    self._did(Deed.SEE, by, session, self._loop.time(), told)
+                    self._check_right(Deed.SEE, by, session, self._loop.time(), told)
                     await asyncio.sleep(pause)
         except InterlockError as refusal:
             self._note("watch refused", None, type(refusal).__name__)
@@ -669,7 +669,7 @@ class Oracle:
         if outcome.ending is Ending.COMPLETED and self._deadlines.get(outcome.run_id) == -1.0:
             self._fail(f"P4: {outcome.run_id} returned after its deadline and is told as completed")
 
-    def _in_time(self, outcome: Outcome) -> None:
+    def _check_child_limit(self, outcome: Outcome) -> None:
         """Fail if a child that passed the limit of all children is not told as timed out.
 
         A child is excused if its parent's limit was earlier, or if it had returned in time in its host.
@@ -696,7 +696,9 @@ class Oracle:
         """The seconds that a stop may take; so a right that an event needs may have been checked that long ago."""
         return 2 * self.control.settings.commit_seconds + STOP_SLACK_SECONDS
 
-    def _did(self, deed: Deed, by: str, session: str, since: float, told: str, run_id: RunId | None = None) -> None:
+    def _check_right(
+        self, deed: Deed, by: str, session: str, since: float, told: str, run_id: RunId | None = None
+    ) -> None:
         """Fail if a principal did or saw something without having the right at some instant from `since` on."""
         principal = None if run_id is None else self._principals.get(run_id, by)
         wrong = self.rights.wrong(Act(deed, by, session, since, self._loop.time(), told, run_id, principal))
@@ -711,7 +713,7 @@ class Oracle:
             return
         principal, home = self._principals.get(run_id, by), self._home.get(run_id, "")
         told = f"P7: {by} {'took over' if taken_over else 'stopped'} {run_id} of {principal}"
-        self._did(Deed.END, by, home, since, told, run_id=run_id)
+        self._check_right(Deed.END, by, home, since, told, run_id=run_id)
 
     # The end
 
@@ -722,7 +724,7 @@ class Oracle:
             if not outcome.ended:
                 self._fail(f"P5: {run_id} was accepted and never ended")
             if outcome.run_id != run_id:
-                self._taken_in(run_id)
+                self._check_absorbed(run_id)
                 continue
             if run_id in self._late and outcome.ending is not Ending.STOPPED:
                 self._fail(f"P1: {run_id} was written before a stop, came after it, and ended {outcome.ending}")
@@ -740,7 +742,7 @@ class Oracle:
             again = await self.control.receipt(run_id)
             self._receipt(again)
         for session in self._sinks:
-            await self._transcript(session)
+            await self._check_transcript(session)
         for old, new in self._superseded.items():
             if self._said.get(new, ("", ""))[1] in self._wakes:
                 self._fail(f"P1: a wake took over {old}")
@@ -748,14 +750,14 @@ class Oracle:
                 self._fail(f"P7: the announcement {new} took over {old}")
             if not (await self.control.wait(new, timeout=0)).ended:
                 self._fail(f"P4: {old} was told as superseded by {new}, which nobody can find")
-        self._look_at_holds()
-        await self._all_reported()
+        self._check_holds()
+        await self._check_announcements()
         await asyncio.sleep(self._patience)  # by then the end of every message that founded a session is published
         if (wrong := self.rights.wrong_in_the_end()) is not None:
             self._fail(wrong)
         self.finished = True
 
-    async def _all_reported(self) -> None:
+    async def _check_announcements(self) -> None:
         """Judge that every wanted announcement that no stop voided was made, and that every announcement has ended."""
         for child, home in self._detached.items():
             row = self._store._runs.get(child)
@@ -767,13 +769,13 @@ class Oracle:
             if not (await self.wait(report, drained=True)).ended:
                 self._fail(f"P5: the announcement {report} never ended")
 
-    def _taken_in(self, run_id: RunId) -> None:
+    def _check_absorbed(self, run_id: RunId) -> None:
         """Judge that an absorbed message was handed to the absorbing run's agent once."""
         for text in self._texts[run_id]:
             if self._begun.get(text) != 1:
                 self._fail(f"P5: {text!r} was taken in by another run and seen {self._begun.get(text, 0)} times")
 
-    async def _transcript(self, session: str) -> None:
+    async def _check_transcript(self, session: str) -> None:
         """Judge that a model can read the transcript: every call has one result, behind it; no run is cut twice."""
         if self._store._sessions.get(SessionId(session)) is None:
             return

@@ -186,15 +186,15 @@ class Rights:
             case Deed.SEND:
                 return self._shared(act, WRITE)
             case Deed.END:
-                return self._theirs(act, owner)
+                return self._started_by_actor(act, owner)
             case Deed.SEE:
                 return self._shared(act, WRITE, READ)
             case Deed.LOOK:
-                return self._shared(act, WRITE, READ) or self._theirs(act, owner)
+                return self._shared(act, WRITE, READ) or self._started_by_actor(act, owner)
             case Deed.OWN:
                 return False
 
-    def _theirs(self, act: Act, owner: str | None) -> bool:
+    def _started_by_actor(self, act: Act, owner: str | None) -> bool:
         """Return whether the actor started the run and may still write in its session."""
         arriving = act.run_id not in self._offers.get(act.session, {})  # not part of the session yet
         return act.by == act.principal and (owner is None or arriving or self._shared(act, WRITE))
