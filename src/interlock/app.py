@@ -275,7 +275,8 @@ async def serve(config: Config, ready: Callable[[Ready], None]) -> None:
         await gateway.shut()
         over.set()
         await serving
-        if not closing.done():  # the bound has passed; what is left ends with this process
+        # If the bound has passed, what is left ends with this process.
+        if not closing.done():
             os._exit(1)
 
 

@@ -464,7 +464,8 @@ def serve_command(
 
         from interlock.surfaces.logs import set_up_logging  # noqa: PLC0415
 
-        os.environ.pop("INTERLOCK_TOKEN", None)  # the shell user's token, which the served agent must not have
+        # This is the shell user's own token; the served agent must not have it.
+        os.environ.pop("INTERLOCK_TOKEN", None)
         finish = set_up_logging(settings.log_level)
         sys.path.insert(0, os.getcwd())  # noqa: PTH109 - where the agent's module is, as a rule
         try:
@@ -571,7 +572,8 @@ def token_remove_command(
     except Unknown as error:
         if not stop:
             raise
-        _say(str(error))  # the token was removed earlier, but runs of the principal may still go on
+        # The token was removed earlier, but runs of the principal may still go on.
+        _say(str(error))
     if stop:
         return shell.stop_all_of(name, url, access.directory, served=look.in_use(access.directory))
     _say(f"{name} has no token any more; what {name} runs goes on: `interlock token remove {name} --stop` ends it")

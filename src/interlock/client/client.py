@@ -384,4 +384,5 @@ class Client:
                     raise error
             elif run is not None and (await self.wait(run, timeout=0)).ending is not Ending.PENDING:
                 return  # the terminal event is behind `after`, or is no longer kept
-            await asyncio.sleep(PAUSE_SECONDS[0])  # the server is closing; watch on at the next one
+            # The server is closing; watch on at the next one.
+            await asyncio.sleep(PAUSE_SECONDS[0])

@@ -36,7 +36,8 @@ PING_SECONDS: Final = 10.0  # between pings, and for each answer
 INSIST_SECONDS: Final = 2.0  # the longest pause before a request that was Unavailable is sent again
 PAUSE_SECONDS: Final = (0.1, 5.0)  # between two dials: the first pause, the longest
 ANSWER_BYTES: Final = 32 * 1024 * 1024
-TRIES: Final = 8  # of one request that drops every connection on which it is sent
+# A request that drops every connection on which it is sent is given up after so many tries.
+TRIES: Final = 8
 WATCH_EVENTS: Final = 256  # waiting for one watcher
 T = TypeVar("T")
 NEWER: Final = "this client does not understand the gateway's answer; install the same version on both sides"

@@ -6,6 +6,7 @@
    ended yet; 141: the reader of the output is gone.
 4. Ctrl-C during `send --watch` stops the run and prints the receipt; a second one leaves at once.
 5. A token comes from the data directory or from INTERLOCK_TOKEN, never from the command line.
+6. `send` is a chat surface: a text that is a stop word stops the session. `--literal` sends the text as it is.
 """
 
 import asyncio

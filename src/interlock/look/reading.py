@@ -32,9 +32,11 @@ T = TypeVar("T")
 LATEST = 20  # runs listed without --all
 READ_FOR_LATEST = 500  # rows read to find those: children are among them
 LOOKS = 5  # reads of one run that goes on meanwhile
-BUSY_MS = 5_000  # a server that starts may have the database locked for a moment
+# A server that starts may hold the database's lock for a moment.
+BUSY_MS = 5_000
 EVERY = -1  # SQLite's "no limit"
-NOBODY = Principal("")  # owns no session, so every name that it is told has an owner
+# This principal owns no session, so `name_of` writes every name with its owner.
+NOBODY = Principal("")
 
 
 def look(directory: Path, ask: Callable[[Look], Awaitable[T]]) -> T:

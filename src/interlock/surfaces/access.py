@@ -42,7 +42,8 @@ T = TypeVar("T")
 
 OPERATOR = Principal("operator")
 TOKEN_BYTES = 32
-TOKEN = re.compile(rb"[!-~]{16,512}")  # an operator may write one by hand; a short one could be guessed
+# An operator may write a token by hand; a short one could be guessed.
+TOKEN = re.compile(rb"[!-~]{16,512}")
 NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 FILE_BYTES = 4 * 1024 * 1024
 LOCK_SECONDS = 5.0

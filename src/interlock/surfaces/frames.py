@@ -42,7 +42,8 @@ FRAME_BYTES: Final = 1024 * 1024
 PRE_AUTH_BYTES: Final = 8 * 1024
 DEPTH: Final = 32
 TICK_SECONDS: Final = 15.0
-BUFFER_BYTES: Final = 2 * 1024 * 1024  # unwritten, of one connection; beyond it the connection is closed as too slow
+# Unwritten bytes of one connection; beyond them its reader is too slow, and the connection is closed.
+BUFFER_BYTES: Final = 2 * 1024 * 1024
 # Capabilities that a client declares. QUIET: it is told only what it watches. OUTLINE: it is told besides what a list
 # of sessions needs, of everything its principal may see.
 QUIET: Final = "interlock.quiet"

@@ -37,7 +37,8 @@ UNSENT_BYTES: Final = 4096  # TCP_NOTSENT_LOWAT of each socket
 UNSEEN_BYTES: Final = 1024  # written before `room` polls the kernel again
 CLOSE_SECONDS: Final = 2.0  # from our close frame until the socket is aborted
 PING_SECONDS: Final = 20.0  # between pings, and for each answer
-IDLE_SECONDS: Final = 0.5  # a silent socket older than this makes room for another of its address
+# A silent socket older than this makes room for another of its address.
+IDLE_SECONDS: Final = 0.5
 VISITORS: Final = 128  # idle HTTP connections
 BACKLOG: Final = 2048
 TCP_NOTSENT_LOWAT: Final = getattr(socket, "TCP_NOTSENT_LOWAT", 25)

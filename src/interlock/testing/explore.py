@@ -192,7 +192,8 @@ class Scene:
         random = self._random
         options: dict[str, Any] = {}
         if order is not None or random.random() < 0.2:
-            self._orders += 1  # the channel numbers the message here; it may arrive later
+            # The channel numbers the message here; it may arrive later.
+            self._orders += 1
             options["order"] = ("channel", order or self._orders - random.choice((0, 0, 2)))
         sent = await self._oracle.send(
             random.choice(self._theme.places),

@@ -186,7 +186,8 @@ async def hammer(kit: Kit, run: Run, message: Message) -> str | None:
             await run.say("hammer")
             blows += 1
             if blows > 10:
-                await asyncio.sleep(0.1)  # reached only before the end; after it the loop never pauses
+                # `say` raises after the end, so the loop pauses only before it.
+                await asyncio.sleep(0.1)
             await run.call(kit.quick(run))
 
 

@@ -42,10 +42,12 @@ __all__ = ["Mode", "SeededLoop", "Stuck", "ordered_anyio", "run_seeded"]
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-START_SECONDS = 1000.0  # not zero, so that code which takes an instant for a duration fails
+# Not zero, so that code which takes an instant for a duration fails.
+START_SECONDS = 1000.0
 # anyio delivers a cancel again in every turn, so the loop may never be idle: a clock that moves only then would freeze.
 CHARGE_SECONDS = 1e-6
-HORIZON_SECONDS = 0.05  # without this bound a busy loop could end a limit of 3 s at its first callback
+# Without this bound a busy loop could end a limit of 3 s at its first callback.
+HORIZON_SECONDS = 0.05
 PATIENCE_CALLBACKS = 50
 LATE_MOVES = 4
 LIMIT_SECONDS = 600.0
@@ -157,7 +159,8 @@ class SeededLoop(asyncio.AbstractEventLoop):
         self._turn = 0  # FIFO: how many of _ready belong to the current turn
         self._timers: list[tuple[float, float, _Timer]] = []  # heap of (due, tie, handle)
         self._ties = itertools.count()
-        self._tasks: list[asyncio.Task[Any]] = []  # every task in order of creation, so that none is collected unseen
+        # Every task in order of creation, held so that none is collected unseen.
+        self._tasks: list[asyncio.Task[Any]] = []
         self._asyncgens: dict[int, weakref.ref[AsyncGenerator[Any, Any]]] = {}
         self._task_factory: Any = None
         self._exception_handler: Any = None

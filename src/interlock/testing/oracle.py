@@ -45,7 +45,8 @@ from interlock.stores.memory import MemoryStore
 from interlock.testing.rights import EVERYWHERE, READ, Act, Deed, Rights
 
 STOP_SLACK_SECONDS = 0.2
-CLEANUP_SECONDS = 0.25  # from a child's end until its parent hears of it; shorter than a body's grace
+# From a child's end until its parent hears of it. This is shorter than a body's grace, for which no parent waits.
+CLEANUP_SECONDS = 0.25
 
 
 class Violation(AssertionError):
@@ -351,7 +352,8 @@ class Oracle:
         """Judge a verb that waited and has returned to its agent."""
         self._note("came back", run_id, what)
         if self._hosted:
-            return  # the answer may have been sent before the fall; the fence refuses what the agent does with it
+            # The answer may have been sent before the fall; the fence refuses what the agent does with it.
+            return
         if run_id in self._over or run_id in self._terminal:
             self._fail(f"P1: {what} returned to {run_id} after its end was told")
 
@@ -364,7 +366,8 @@ class Oracle:
         self.came_back(run_id, "delegate")
         told = self._ended_at.get(child)
         if child not in self._delegated:
-            return  # the parent is detached and was never announced, so the oracle does not follow this session
+            # The parent is detached and was never announced, so the oracle does not follow this child's session.
+            return
         if told is None:
             self._fail(f"P4: {run_id} heard of an ending of {child} that was not told")
         elif self._loop.time() > told + CLEANUP_SECONDS:
@@ -375,7 +378,8 @@ class Oracle:
         self.came_back(run_id, "check")
         self._handed.add(text)
         if self._hosted:
-            return  # counted in `_steered`, when control hears of it; if the run falls first, the message may run again
+            # `_steered` counts it when control hears of it; if the run falls first, the message may run again.
+            return
         self._begun[text] = self._begun.get(text, 0) + 1
         if self._begun[text] > 1:
             self._fail(f"P5: message {text!r} was handed over twice")
@@ -752,7 +756,8 @@ class Oracle:
                 self._fail(f"P4: {old} was told as superseded by {new}, which nobody can find")
         self._check_holds()
         await self._check_announcements()
-        await asyncio.sleep(self._patience)  # by then the end of every message that founded a session is published
+        # After this time the end of every message that founded a session is published.
+        await asyncio.sleep(self._patience)
         if (wrong := self.rights.wrong_in_the_end()) is not None:
             self._fail(wrong)
         self.finished = True

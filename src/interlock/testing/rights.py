@@ -157,7 +157,8 @@ class Rights:
 
     def wrong(self, act: Act) -> str | None:
         """Return the violation of a deed; None if there is none, or while the owner is not certain."""
-        kept = act.session in self._store._sessions  # before the store has a session, its founder has no right to it
+        # Before the store has a session, its founder has no right to it.
+        kept = act.session in self._store._sessions
         owner, certain = self._founder(act.session) if kept else (None, True)
         if self._allows(act, owner):
             return None

@@ -16,7 +16,8 @@ from interlock.surfaces.frames import PROTOCOL
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
-CAPS: Final = ("tool-events",)  # other gateways send tool events only to clients that declare this
+# Other gateways send tool events only to clients that declare this capability.
+CAPS: Final = ("tool-events",)
 SCOPES: Final = ("operator.write", "operator.read")
 SENDING: Final = frozenset({"operator.write", "operator.admin"})
 T = TypeVar("T")
