@@ -17,36 +17,36 @@ FOREIGN := build/foreign/.ready
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 .DELETE_ON_ERROR:
-.PHONY: help setup tools run test check prove bench races endings clean
+.PHONY: help setup tools run test quick check prove bench races endings pictures clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
 
 setup: $(READY) ## install the package and its development tools into .venv
 
 run: $(SERVE_READY) ## serve the demo agent, offline; send to it and stop it from another terminal
 	@exec $(BIN)/interlock serve
 
-# Two halves side by side, each about as long as the other; what is not named in FIRST is in the second.
-FIRST := tests/test_planted.py tests/test_look.py tests/test_examples.py tests/testing tests/core tests/stores tests/contracts \
-	tests/client tests/test_sinks.py tests/foreign tests/test_package.py tests/test_demo.py tests/test_pages.py tests/test_endings.py tests/test_config.py \
-	tests/surfaces/test_page.py tests/surfaces/test_races_e.py tests/surfaces/test_access.py tests/surfaces/test_authorization.py \
-	tests/surfaces/test_bad_input.py tests/promises/test_crashes.py tests/hosts/test_suites.py
+# The tests wait about as long as they work, so there are more of them at a time than cores. A file's tests stay together,
+# because they share servers and browsers; tests/conftest.py says which of them begin first.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? 2 * n : n + 2)))
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 # Where the tests' own directories are: in memory if there is room in it and programs may be run from it, since a commit
-# that waits for somebody else's fsync is late. Each half has its own: pytest, when it starts, closes its directory to
-# other users, and some tests become other users.
+# that waits for somebody else's fsync is late. Others may enter, because some tests become other users.
 ROOM := room=$$(mktemp -d /dev/shm/il.XXXX 2>/dev/null) && cp /bin/true $$room && $$room/true && \
 	[ "$$(df -kP $$room | awk 'END { print $$4 }')" -gt 2000000 ] || { rm -rf "$$room"; room=$$(mktemp -d /tmp/il.XXXX); }; \
-	chmod 755 $$room && mkdir -m 755 $$room/1 $$room/2
+	chmod 755 $$room
 
-test: export PYTHONDONTWRITEBYTECODE = # the tests start Python some thousand times: what is compiled is kept
-test: ## everything CI runs: the checks, then the tests, in two halves at once
+test quick: export PYTHONDONTWRITEBYTECODE = # the tests start Python some thousand times: what is compiled is kept
+test: ## everything CI runs: the checks, then all the tests
 	@$(MAKE) --no-print-directory -j2 check tools
-	@mkdir -p build; $(ROOM); \
-	PYTEST_DEBUG_TEMPROOT=$$room/1 $(BIN)/python -m pytest $(FIRST) >build/first.log 2>&1 & first=$$!; \
-	PYTEST_DEBUG_TEMPROOT=$$room/2 $(BIN)/python -m pytest $(FIRST:%=--ignore=%); second=$$?; \
-	wait $$first; first=$$?; cat build/first.log; rm -rf $$room; exit $$((first + second))
+	@$(ROOM); PYTEST_DEBUG_TEMPROOT=$$room $(PYTEST); status=$$?; rm -rf $$room; exit $$status
+
+QUICK := tests/core tests/runtime tests/test_repository.py tests/test_races.py tests/test_pages.py tests/test_endings.py
+quick: check ## what to run while working, in a minute: the checks, the rules, the runtime, and 2,000 schedules
+	@$(ROOM); PYTEST_DEBUG_TEMPROOT=$$room $(PYTEST) $(QUICK); status=$$?; rm -rf $$room; exit $$status
+	@$(BIN)/python -m proofs.schedules --seeds 2000
 
 check: $(READY) ## lint, format, types, import contracts
 	$(BIN)/ruff check .
@@ -73,6 +73,9 @@ races: $(READY) ## list the rows of tests/races.md that have no test yet
 
 endings: $(READY) ## draw docs/endings.md from the projection table, and say what the changelog owes
 	@$(BIN)/python tests/endings.py
+
+pictures: $(READY) ## draw the path and the rooms of docs/design.md from the code
+	@$(BIN)/python tests/pictures.py
 
 clean: ## remove .venv, caches and build output
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache

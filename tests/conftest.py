@@ -16,6 +16,25 @@ settings.register_profile("test", deadline=None, derandomize=True)
 settings.load_profile("test")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say what may be run side by side, and what begins first.
+
+    The tests of a file stay together, because they share what its wider fixtures made (a server, a browser). Tests that
+    are marked `long` begin first: one that began last would be waited for alone. A long test that shares nothing goes
+    by itself, so that a file of them is not the last to end.
+    """
+    for item in items:
+        if item.get_closest_marker("long") is None or shares(item):
+            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(item.config.rootpath).as_posix()))
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+def shares(item: pytest.Item) -> bool:
+    """Return whether a test uses a fixture of ours that is made once for several tests."""
+    fixtures = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
+    return any(each.baseid and each.scope != "function" for several in fixtures for each in several)
+
+
 @pytest.fixture(autouse=True)
 def hosted(monkeypatch: pytest.MonkeyPatch) -> None:
     """INTERLOCK_TEST_DRIVER=virtual: whatever asks for the inline driver gets hosts, played in its own loop."""
@@ -29,3 +48,13 @@ def virtual_driver(agent: Agent, agents: Mapping[str, Agent], threads: Threads |
 
     random = Random(int(os.environ.get("INTERLOCK_TEST_SEED", "1")))
     return HostDriver(VirtualHosts(agent, agents, random, threads, untidy=0))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what the tests of the schedules have recorded: in parallel they run in processes that print nothing."""
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    lines = [line for report in reports for name, line in report.user_properties if name == "explored"]
+    if lines:
+        terminalreporter.write_sep("=", "schedules explored and planted bugs found")
+    for line in sorted(lines):
+        terminalreporter.write_line(line)

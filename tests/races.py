@@ -1,7 +1,7 @@
 """What is open in tests/races.md, and whether the table tells the truth (`make races`).
 
 A row is done when it names a test whose docstring says `race N` and the planted bug which that test catches.
-`waits for #N` leaves a row to a later issue; `then #N` says that a later issue widens it, and leaves it open.
+`waits for X` leaves a row to a part X that is not built; `then X` says that X widens a row that has a test.
 Exit status 1 when the table and the files disagree, 0 otherwise, open rows or not.
 """
 
@@ -41,7 +41,7 @@ class Row:
 
     @property
     def waits(self) -> bool:
-        """A later issue builds this row's part."""
+        """The part this row is about is not built."""
         return "waits for" in self.test
 
 
@@ -128,7 +128,7 @@ def main(root: Path) -> int:
     waiting = sum(1 for row in table if row.waits and not row.tests)
     print(
         f"{len(table)} races: {done} done, {len(unplanted)} without a mutant, "
-        f"{len(unnamed)} open, {waiting} wait for a later issue, {len(wrong)} wrong"
+        f"{len(unnamed)} open, {waiting} wait for a part that is not built, {len(wrong)} wrong"
     )
     return 1 if wrong else 0
 

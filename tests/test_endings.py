@@ -62,10 +62,10 @@ def test_every_field_of_an_outcome_is_explained() -> None:
 
 
 def test_a_command_s_help_has_the_codes_of_its_early_ends() -> None:
-    """`interlock run --help` and the guide name the exit codes of the three endings that cut a command short."""
+    """`interlock run --help` and containment.md name the exit codes of the three endings that cut a command short."""
     codes = {str(TABLE[ending].exit_code) for ending in (Ending.TIMED_OUT, Ending.STOPPED, Ending.SHUTDOWN)}
-    guide = (endings.ROOT / "docs" / "guide.md").read_text("utf-8")
-    for text in (cli.run_command.__doc__ or "", guide.partition("| exit status |")[2].partition("\n\n")[0]):
+    page = (endings.ROOT / "docs" / "containment.md").read_text("utf-8")
+    for text in (cli.run_command.__doc__ or "", page.partition("| exit status |")[2].partition("\n\n")[0]):
         assert codes <= set(re.findall(r"\b\d{3}\b", text))
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parent.parent
 SECONDS = 120  # for one program, on a busy machine
 JOBS = 2  # programs at once: they wait more than they work
@@ -167,14 +169,23 @@ def test_an_example_is_short(name: str) -> None:
     assert len((ROOT / "examples" / name).read_text("utf-8").splitlines()) <= 50
 
 
-PAGES = [
-    (f"{page}-{number}", language, program, told)
-    for page in ("README.md", "docs/guide.md", "docs/sinks.md", "docs/endings.md")
-    for number, (language, program, told) in enumerate(
-        re.findall(r"```(python|sh)\n([^`]*?)```\n+```\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL), start=1
-    )
-]
-VARIES = (  # with the machine
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$\n*", re.MULTILINE | re.DOTALL)
+
+
+def programs(page: Path) -> Iterator[tuple[str, str, str, str | None]]:
+    """Each program of a page: its name here, its language, its text, and the output shown right below it, if any."""
+    blocks = list(FENCED.finditer(page.read_text("utf-8")))
+    outputs = {block.start(): block[2] for block in blocks if not block[1]}
+    for number, block in enumerate(blocks, start=1):
+        if block[1] in ("python", "sh"):
+            yield f"{page.relative_to(ROOT)}-{number}", block[1], block[2], outputs.get(block.end())
+
+
+SHOWN = [program for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) for program in programs(page)]
+PAGES = [(name, language, text, told) for name, language, text, told in SHOWN if told is not None]
+FRAGMENTS = {name: text for name, _, text, told in SHOWN if told is None}
+VARIES = (  # with the machine, and the version of Python
+    (re.compile(r"(?<=distinct courses of events: )\d+"), "n"),
     (re.compile(r"(?<='Certainly\. )[^']*"), ""),  # how much it said before the stop
     (re.compile(r"grade \w+, drained in [\d.]+ ms"), "grade, drained"),
     (re.compile(r" +(\d+ (s|min) ago|just now) *"), " just now "),  # and so the width of the column
@@ -193,12 +204,20 @@ def steady(text: str) -> str:
 
 
 def test_the_pages_have_programs() -> None:
-    """The first screen of the README shows one, the guide one for nearly every section, endings.md one."""
-    kinds = [(name.rpartition("-")[0], language) for name, language, *_ in PAGES]
-    assert [kinds.count(kind) for kind in (("README.md", "python"), ("docs/guide.md", "python"))] == [1, 11]
-    assert kinds.count(("docs/endings.md", "python")) == 1
-    assert [kinds.count(kind) for kind in (("README.md", "sh"), ("docs/guide.md", "sh"))] == [1, 3]
-    assert kinds.count(("docs/sinks.md", "python")) == 1
+    """The first screen of the README shows one, and so do the pages that say how to write and embed an agent."""
+    pages = {name.rpartition("-")[0] for name, *_ in PAGES}
+    told = ("quickstart", "tools", "questions", "children", "processes", "hosts", "messages", "memory", "testing")
+    assert pages >= {"README.md", *(f"docs/{page}.md" for page in told)}
+
+
+@pytest.mark.parametrize("name", FRAGMENTS)
+def test_a_program_without_output_is_part_of_an_example_or_runs(name: str, tmp_path: Path) -> None:
+    """Nothing in the pages is left untried: a fragment stands in an example, or runs by itself and prints nothing."""
+    examples = "".join(path.read_text("utf-8") for path in (ROOT / "examples").glob("*.py"))
+    if FRAGMENTS[name].strip() not in examples:
+        program = tmp_path / "fragment.py"
+        program.write_text(FRAGMENTS[name], "utf-8")
+        assert play(program) == ""
 
 
 @pytest.mark.parametrize("name", ["paced", "batched", "webhook"])

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parent.parent
 SECONDS = 120  # for pip, with whatever it must fetch
 BASE = {"anyio", "cronsim", "idna", "interlock", "msgspec", "typing_extensions"}

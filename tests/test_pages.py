@@ -1,4 +1,4 @@
-"""What docs/gateway.md and the example of a configuration say is what the code does."""
+"""What the pages and the example of a configuration say of the code is so: tables, links, commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from typer.main import get_command
 
-from interlock import open_control
+from interlock import Receipt, open_control
 from interlock.cli import app
 from interlock.config import KINDS, Config, _value, read
 from interlock.surfaces import frames
@@ -19,20 +19,21 @@ from interlock.surfaces.access import Scope
 from interlock.surfaces.metrics import Meters
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "gateway.md").read_text("utf-8")
+DOCS = sorted((ROOT / "docs").glob("*.md"))
 ROOMS = {"settings": "interlock.runtime.settings"}  # the others are surfaces
 UNITS = {"KiB": 1024, "MiB": 1024**2, "s": 1}
 
 
 def rows(head: str) -> list[list[str]]:
-    """The rows of the table below a head, each cell without its code marks."""
-    table = PAGE.partition(f"\n| {head} |")[2].partition("\n\n")[0]
+    """The rows of the one table in the pages with this head, each cell without its code marks."""
+    (text,) = [text for page in DOCS if f"\n| {head} |" in (text := page.read_text("utf-8"))]
+    table = text.partition(f"\n| {head} |")[2].partition("\n\n")[0]
     return [[cell.strip().strip("`") for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
 
 
 def test_every_method_stands_in_the_page_with_its_scopes() -> None:
     """The table of methods and scopes is the gateway's own."""
-    told = {method: tuple(cell.strip() == "yes" for cell in cells[:3]) for method, *cells in rows("method")}
+    told = {method: tuple(cell.strip() == "yes" for cell in cells[:3]) for method, *cells in rows("method | write")}
     scopes = (Scope.WRITE, Scope.APPROVE, Scope.READ)
     assert told == {name: tuple(scope in each.scopes for scope in scopes) for name, each in frames.METHODS.items()}
 
@@ -71,7 +72,7 @@ def test_every_close_code_stands_in_the_page() -> None:
 
 def test_every_setting_stands_in_the_page_with_its_flag_and_default() -> None:
     """The table of settings is that of `config`, and its flags are those of `interlock serve`."""
-    told = {name: (flag, default) for name, flag, default, _ in rows("setting")}
+    told = {name: (flag, default) for name, flag, default, _ in rows("setting | flag")}
     assert set(told) == set(KINDS) == set(Config.__struct_fields__)
     serve = get_command(app).commands["serve"]  # type: ignore[attr-defined]
     flags = {option for parameter in serve.params for option in parameter.opts if option.startswith("--")}
@@ -108,6 +109,14 @@ def test_the_example_of_a_configuration_is_one(tmp_path: Path) -> None:
     assert named - set(found.agents) == set(KINDS) - {"json"}
 
 
+def test_the_receipt_in_the_page_is_one() -> None:
+    """The receipt that receipts.md shows can be read as one, and has every field but those it names below."""
+    page = (ROOT / "docs" / "receipts.md").read_text("utf-8")
+    shown = re.sub(r" *// .*", "", page.partition("```jsonc\n")[2].partition("```")[0])
+    msgspec.json.decode(shown, type=Receipt)
+    assert {*msgspec.json.decode(shown), "host", "kept", "in_flight"} == set(Receipt.__struct_fields__)
+
+
 def test_every_field_that_is_not_used_stands_in_the_page() -> None:
     """Those that are refused, and those that are ignored beside them, are the gateway's own."""
     told = {method: [set(re.findall(r"\w+", cell)) for cell in cells] for method, *cells in rows("method | refused")}
@@ -116,7 +125,7 @@ def test_every_field_that_is_not_used_stands_in_the_page() -> None:
     }
 
 
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
 
 
 def anchors(page: Path) -> set[str]:
@@ -126,7 +135,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_between_the_pages_leads_somewhere(page: Path) -> None:
     """The file is there, and so is the heading."""
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
@@ -137,7 +146,28 @@ def test_every_link_between_the_pages_leads_somewhere(page: Path) -> None:
             assert not anchor or anchor in anchors(target), link
 
 
-def test_every_page_is_listed_in_the_readme() -> None:
-    """A newcomer finds every page from the first one."""
-    readme = (ROOT / "README.md").read_text("utf-8").partition("## Read on")[2]
-    assert set(re.findall(r"\]\(docs/(\w+\.md)\)", readme)) == {page.name for page in (ROOT / "docs").glob("*.md")}
+def test_every_page_is_listed_once() -> None:
+    """docs/README.md lists every page by what a reader wants to do, and README.md leads there."""
+    index = (ROOT / "docs" / "README.md").read_text("utf-8").partition("\n## ")[2]
+    assert sorted(re.findall(r"^\* \[(\w+\.md)\]\(\1\): ", index, re.MULTILINE)) == sorted(
+        page.name for page in DOCS if page.name not in ("README.md", "quickstart.md")
+    )
+    assert "](docs/README.md)" in (ROOT / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_in_the_pages_exists(page: Path) -> None:
+    """A command of `interlock` or of make that a page names in passing has that name, and each of its flags."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    for code in re.findall(r"`([^`\n]+)`", text):
+        words = re.split(r" -- | \\\| ", code)[0].replace(",", " ").split()
+        if words[0] == "make" and len(words) > 1:
+            assert words[1] in targets, code
+        if words[0] == "interlock" and len(words) > 1:
+            command = get_command(app)
+            for word in words[1:]:
+                command = getattr(command, "commands", {}).get(word, command)
+            known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+            assert command.name in words, code
+            assert {word for word in words if word.startswith("-")} <= known, code

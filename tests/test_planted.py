@@ -12,9 +12,8 @@ import re
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +24,8 @@ from proofs.schedules import explore
 ROOT = Path(__file__).parent.parent
 PATCHES = {path.stem: path for path in sorted((ROOT / "tests" / "planted").glob("*.patch"))}
 
+pytestmark = pytest.mark.long
+
 LAST_SEEDS = dict(
     line.split() for line in (ROOT / "tests" / "planted" / "seeds.txt").read_text("utf-8").splitlines()[1:]
 )
@@ -34,7 +35,6 @@ SCHEDULES = 20_000
 CHUNK_SEEDS = 2_000  # in a process of its own: bodies that were never resumed stay in memory for good
 DISTINCT_TRACES = 1_000
 REPLAYED = range(0, 2_000, 20)
-JOBS = 2
 SEARCH_SECONDS = 120  # for one planted bug
 ENVIRONMENT = dict(os.environ)  # other threads start processes while pytest changes a variable: a copy holds still
 
@@ -42,32 +42,14 @@ FOUND = re.compile(r"^seed (\d+): (.*)$", re.MULTILINE)
 TRACES = "from proofs.scenarios import play\nfor seed in {seeds}: print(seed, play(seed).trace, play(seed).steps)"
 
 
+Record = Callable[[str, object], None]
+
+
 class Search(NamedTuple):
     """What the exploration of a planted bug came to."""
 
     seed: int | None
     said: str
-    seconds: float
-
-
-class Told:
-    """Lines that pytest prints at its end, however its output is captured."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        terminalreporter.write_sep("=", "schedules explored and planted bugs found")
-        for line in self.lines:
-            terminalreporter.write_line(line)
-
-
-@pytest.fixture(scope="module")
-def told(request: pytest.FixtureRequest) -> Told:
-    """What the end of the test run says of this module."""
-    summary = Told()
-    request.config.pluginmanager.register(summary)
-    return summary
 
 
 def in_copy(source: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -111,49 +93,35 @@ def plant(patch: Path, place: Path) -> Path:
 def search(patch: Path, place: Path) -> Search:
     """Look for a planted bug among the first seeds, and there first where it was found last."""
     source = plant(patch, place)
-    began = time.perf_counter()
     for first, count in ((LAST_SEEDS.get(patch.stem, "0"), "1"), ("0", str(SEEDS))):
         done = in_copy(source, "-m", "proofs.schedules", "--first", first, "--seeds", count, "--until-found")
         found = FOUND.search(done.stdout)
         if done.returncode == 1 and found is not None:
-            return Search(int(found[1]), found[2], time.perf_counter() - began)
-    return Search(None, done.stdout + done.stderr, time.perf_counter() - began)
+            return Search(int(found[1]), found[2])
+    return Search(None, done.stdout + done.stderr)
 
 
-@pytest.fixture(scope="module")
-def searches(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Future[Search]]]:
-    """The searches of every planted bug that was asked for, a few at a time."""
-    calls = [item.callspec for item in request.session.items if hasattr(item, "callspec")]
-    wanted = dict.fromkeys(call.params["name"] for call in calls if call.params.get("name") in PATCHES)
-    with ThreadPoolExecutor(JOBS) as pool:
-        yield {name: pool.submit(search, PATCHES[name], tmp_path_factory.mktemp(name)) for name in wanted}
-
-
-def test_the_source_survives_every_schedule(told: Told) -> None:
-    """20,000 schedules of the real source break no promise, and more than 1,000 of their traces differ."""
-    starts = range(0, SCHEDULES, CHUNK_SEEDS)
-    began = time.perf_counter()
-    with multiprocessing.get_context("spawn").Pool(JOBS, maxtasksperchild=1) as pool:
-        chunks = pool.starmap(explore, [(start, CHUNK_SEEDS) for start in starts], chunksize=1)
-    wall, busy = time.perf_counter() - began, sum(chunk.seconds for chunk in chunks)
-    played, traces = sum(chunk.seeds for chunk in chunks), frozenset().union(*(chunk.traces for chunk in chunks))
-    broken = [f"seed {seed}: {what}" for chunk in chunks for seed, what in chunk.broken]
-    told.lines.append(
-        f"{played} schedules (seeds 0 to {SCHEDULES - 1}) in {wall:.1f} s, {played / busy:.0f}/s per core: "
-        f"{len(traces)} distinct traces, {len(broken)} broken"
+@pytest.mark.parametrize("first", range(0, SCHEDULES, CHUNK_SEEDS))
+def test_the_source_survives_every_schedule(first: int, record_property: Record) -> None:
+    """20,000 schedules of the real source break no promise, and nearly all of their traces differ."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        chunk = pool.apply(explore, (first, CHUNK_SEEDS))
+    broken = [f"seed {seed}: {what}" for seed, what in chunk.broken]
+    record_property(
+        "explored",
+        f"{chunk.seeds} schedules from seed {first:>5}, {chunk.seeds / chunk.seconds:.0f}/s: "
+        f"{len(chunk.traces)} distinct traces, {len(broken)} broken",
     )
     assert not broken, "\n".join([*broken[:20], "replay one with: make prove SEED=n"])
-    assert played == SCHEDULES
-    assert len(traces) >= DISTINCT_TRACES
+    assert chunk.seeds == CHUNK_SEEDS
+    assert len(chunk.traces) >= DISTINCT_TRACES
 
 
 def test_a_seed_plays_the_same_in_another_process() -> None:
     """100 seeds replay step by step in processes with other hash seeds, in another order, and here."""
     seeds = list(REPLAYED)
     here = {f"{seed} {played.trace} {played.steps}" for seed in seeds for played in (play(seed),)}
-    with ThreadPoolExecutor(JOBS) as pool:
+    with ThreadPoolExecutor(2) as pool:
         asked = [
             pool.submit(in_copy, ROOT / "src", "-c", TRACES.format(seeds=order), PYTHONHASHSEED=hashing)
             for order, hashing in ((seeds, "1"), (seeds[::-1], "4711"))
@@ -165,12 +133,12 @@ def test_a_seed_plays_the_same_in_another_process() -> None:
 
 
 @pytest.mark.parametrize("name", PATCHES)
-def test_a_planted_bug_is_found(name: str, searches: dict[str, Future[Search]], told: Told) -> None:
+def test_a_planted_bug_is_found(name: str, tmp_path: Path, record_property: Record) -> None:
     """The exploration finds the bug within 1,000 seeds, and names the broken promise and the seed."""
-    found = searches[name].result()
+    found = search(PATCHES[name], tmp_path)
     assert found.seed is not None, f"{name} was not found within {SEEDS} seeds:\n{found.said[-2000:]}"
     assert found.seed < SEEDS
-    told.lines.append(f"{name:32} seed {found.seed:>4}  {found.said[:110]}")
+    record_property("explored", f"{name:32} seed {found.seed:>4}  {found.said[:110]}")
 
 
 def test_the_planted_bugs_say_what_they_are() -> None:

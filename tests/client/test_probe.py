@@ -29,6 +29,8 @@ from interlock.core.projection import TABLE
 from interlock.surfaces.access import Access, Scope
 from surfaces.scene import Served, served
 
+pytestmark = pytest.mark.long
+
 PAGE = Path(__file__).parent.parent.parent / "docs" / "probe.md"
 
 

@@ -38,6 +38,8 @@ from interlock import (
 )
 from interlock.processes.notice import pipe, write
 
+pytestmark = pytest.mark.long
+
 ROOT = str(Path(__file__).resolve().parents[2])
 AGENT, COLD = "tests.contracts.listeners:agent", "tests.contracts.cold_listeners:agent"
 BOUND_SECONDS = 60.0

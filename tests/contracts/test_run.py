@@ -410,7 +410,7 @@ def test_a_synchronous_tool_gives_plain_values(stage: Stage) -> None:
         ["own", "ToolFailed: Torn: all over"],
         ["exit", "ToolFailed: RuntimeError: the tool raised SystemExit"],
     ]
-    assert played.noted("object").startswith("BadInput: what the tool returned cannot be sent")
+    assert played.noted("object").startswith("BadInput: the tool's result cannot be sent")
 
 
 def test_a_tool_that_must_be_allowed(stage: Stage) -> None:

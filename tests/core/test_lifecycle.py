@@ -1,4 +1,4 @@
-"""The lifecycle table, cell by cell, against design.md §5."""
+"""The lifecycle table, cell by cell: docs/design.md draws it, and here it is written down by hand."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import pytest
 from interlock.core.errors import Refused
 from interlock.core.lifecycle import MOVES, Move, State, advance, may
 
-# design.md §5: arriving → queued → seated → started → ended; also withdrawn, and aliased.
+# arriving → queued → seated → started → ended; also withdrawn, and aliased.
 DRAWN = """
 arriving  queue     queued
 arriving  seat      seated

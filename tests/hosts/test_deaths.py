@@ -42,6 +42,8 @@ from .test_hogs import (
     until,
 )
 
+pytestmark = pytest.mark.long
+
 GONE_SECONDS = 30.0
 HOST_BYTES = 256 * 1024 * 1024
 

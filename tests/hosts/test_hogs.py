@@ -38,6 +38,8 @@ from interlock.processes import kernel
 
 from . import hogs
 
+pytestmark = pytest.mark.long
+
 T = TypeVar("T")
 
 AGENT = f"{hogs.__name__}:agent"

@@ -147,5 +147,5 @@ def test_what_cannot_be_seen_is_an_error(tmp_path: Path) -> None:
         kernel.below(2**22 + 1, 64)
     with pytest.raises(OSError):
         kernel.traces(2**22 + 1)
-    with pytest.raises(OSError, match="more than is looked at"):
+    with pytest.raises(OSError, match="more threads than are looked at"):
         kernel.below(1, 0)

@@ -26,6 +26,8 @@ from interlock.processes.base import Grade
 from .test_hogs import BOUND_SECONDS, Act, Stage, staged, until
 from .test_link import Peer, opened
 
+pytestmark = pytest.mark.long
+
 ROUNDS = 10
 LIMIT_SECONDS = 2.0
 LATE_SECONDS = 0.1

@@ -21,8 +21,12 @@ from interlock import BadInput, Confinement, Control, Ending, EventKind, open_co
 from interlock.core.names import ErrorKind
 from interlock.hosts import turn
 from interlock.hosts.doctor import examine_agent
+from interlock.hosts.driver import HostDriver
+from interlock.hosts.forked import ForkedHosts
 from interlock.processes import kernel
 from interlock.processes.base import Grade
+
+from .turns import BOUND_SECONDS, opened
 
 AGENT = """
 async def agent(run, message):
@@ -432,3 +436,24 @@ def test_a_task_of_an_earlier_turn_that_was_given_work_goes_with_its_turn(
         server.close()
 
     hosting(agent, use)
+
+
+def test_a_dead_zygote_that_nobody_has_heard_of_costs_no_run() -> None:
+    """A zygote dies while the loop is busy: the driver hears of the death before it spends its attempts to fork."""
+
+    async def main() -> None:
+        async with opened() as control:
+            driver = control._driver
+            assert isinstance(driver, HostDriver)
+            assert isinstance(driver._hosts, ForkedHosts)
+            assert driver._hosts._zygote is not None
+            pid = driver._hosts._zygote.process.pid
+            os.kill(pid, 9)
+            until = time.monotonic() + BOUND_SECONDS
+            while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
+                time.sleep(0.001)
+            host = await driver._start()
+            assert host.alive
+            host.kill()
+
+    asyncio.run(main())

@@ -49,9 +49,10 @@ def operator(server: Served) -> Iterator[Person]:
 
 @pytest.fixture
 def visit(browser: Browser, server: Served, operator: Person) -> Iterator[Visit]:
-    """What a test opens in the browser; nothing may go wrong in it unseen."""
+    """What a test opens in the browser; nothing may go wrong in it unseen, and nothing that it began runs on."""
     visiting = Visit(browser, server, operator)
     yield visiting
+    operator.request("interlock.stopall")
     visiting.close()
 
 

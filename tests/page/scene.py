@@ -363,3 +363,14 @@ def thread_clock(page: Page) -> Callable[[], float]:
 def serve(data: Path, *options: str) -> Served:
     """Serve the agent of these tests."""
     return Served(AGENT, data, *options)
+
+
+def outcome_of(visit: Visit, run: str) -> dict[str, Any] | None:
+    """Return how a run ended, as the server has it; None while it runs."""
+    outcome: dict[str, Any] | None = visit.operator.request("interlock.find", name=run)["outcome"]
+    return outcome
+
+
+def lost(page: Page) -> None:
+    """Wait until the page says that it is not connected."""
+    expect(page.locator("#connection")).not_to_have_attribute("data-state", "connected")

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from playwright.sync_api import expect
 
-from page.scene import Visit, box, ended, running, runs, send
+from page.agents import SCREENFUL
+from page.scene import Relay, Visit, box, drawn, ended, go, running, runs, send, until
 
 
 def test_a_message_is_answered(visit: Visit, session: str) -> None:
@@ -170,3 +171,58 @@ def test_a_failure_says_why(visit: Visit, session: str) -> None:
     expect(run.locator(".text")).to_have_text("so far")
     expect(run.locator(".ending")).to_contain_text(re.compile("failed: .*the kettle is empty"))
     expect(page.locator("details.receipt")).to_have_count(0)
+
+
+def test_whoever_scrolled_up_is_not_moved(visit: Visit, session: str) -> None:
+    """New text moves only those who read at the end; a button leads back there; a question at the end is in view."""
+    page = visit.open(session)
+    log, newest = page.get_by_role("log"), page.get_by_role("button", name="Newest")
+    send(page, "lines")
+    run = running(page, f"line{SCREENFUL}")
+    drawn(run)  # until then it is shorter
+    expect(newest).to_be_hidden()
+    log.hover()
+    page.mouse.wheel(0, -300)
+    expect(newest).to_be_visible()
+    place = log.evaluate(
+        """async (log) => {
+            const frames = async (count) => { while (count--) await new Promise(requestAnimationFrame); };
+            for (let before = null; before !== log.scrollTop; await frames(10)) before = log.scrollTop;
+            return log.scrollTop;
+        }"""
+    )
+    seen = run.locator(".text p").count()
+    expect(run).to_contain_text(f"line{seen + 20}")
+    assert log.evaluate("(log) => log.scrollTop") == place
+    newest.click()
+    expect(newest).to_be_hidden()
+    until(page, lambda: log.evaluate("(log) => log.scrollHeight - log.scrollTop - log.clientHeight") < 2)
+    page.keyboard.press("Escape")
+    ended(run, "stopped")
+    send(page, "ask Shall I?")
+    expect(page.locator(".question").get_by_role("button", name="Yes")).to_be_in_viewport(ratio=1)
+
+
+def test_drafts_stay_with_their_session(visit: Visit, session: str) -> None:
+    """A draft stays with its session, and a refused message comes back to the session it was typed in."""
+    relay = Relay()
+    page = visit.open(session, relay=relay)
+    other = f"#/s/{session}-b"
+    box(page).fill("half a thought")
+    go(page, other)
+    expect(box(page)).to_have_value("")
+    box(page).fill("something else")
+    go(page, f"#/s/{session}")
+    expect(box(page)).to_have_value("half a thought")
+    relay.swallow = {"chat.send"}
+    send(page, "a whole thought")
+    until(page, lambda: relay.requests("chat.send"))
+    go(page, other)
+    expect(box(page)).to_have_value("something else")
+    (asked,) = relay.requests("chat.send")
+    error = {"code": "INVALID_REQUEST", "message": "not now"}
+    relay.add({"type": "res", "id": asked["id"], "ok": False, "error": error})
+    expect(page.get_by_role("alert")).to_contain_text("not now")
+    expect(box(page)).to_have_value("something else")
+    go(page, f"#/s/{session}")
+    expect(box(page)).to_have_value("a whole thought")

@@ -1,7 +1,6 @@
 """For operators: what runs, how fast stops were, how runs ended; and stopping one, a session, everything."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,8 @@ from page.scene import Visit, ended, go, number_of, running, runs, send
 
 
 @pytest.fixture(autouse=True)
-def quiet(visit: Visit) -> Iterator[None]:
-    """Nothing of an earlier test runs, and nothing of this one afterwards."""
-    visit.operator.request("interlock.stopall")
-    yield
+def quiet(visit: Visit) -> None:
+    """End whatever still runs before each test."""
     visit.operator.request("interlock.stopall")
 
 

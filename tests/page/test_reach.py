@@ -7,6 +7,8 @@ from playwright.sync_api import Page, expect
 
 from page.scene import AXE, Visit, box, ended, go, number_of, running, runs, send
 
+from .scene import outcome_of
+
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 WIDE = "x" * 400
 
@@ -179,3 +181,20 @@ def judge(page: Page, options: dict[str, object]) -> list[str]:
         for each in result["violations"]
         if each["impact"] in ("serious", "critical")
     ]
+
+
+def test_escape_closes_a_drawer_before_it_stops(visit: Visit, session: str) -> None:
+    """On a phone a drawer lies over the conversation: the key closes that first, and stops when it is pressed again."""
+    page = visit.open(session, **PHONE)
+    send(page, "stream")
+    run = running(page, "word2")
+    for name in ("Sessions", "Details"):
+        drawer = page.get_by_role("button", name=name, exact=True)
+        drawer.click()
+        expect(drawer).to_have_attribute("aria-expanded", "true")
+        page.keyboard.press("Escape")
+        expect(drawer).to_have_attribute("aria-expanded", "false")
+        expect(page.locator("#stop")).to_have_text("Stop")
+        assert outcome_of(visit, number_of(run)) is None
+    page.keyboard.press("Escape")
+    ended(run, "stopped")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from playwright.sync_api import Page, WebSocket, expect
@@ -236,3 +237,21 @@ def test_a_run_of_a_child_is_named_safely(visit: Visit, session: str) -> None:
     expect(page.locator(".child article.run .ending")).to_contain_text(EVIL[0])
     assert number_of(runs(page))
     harmless(page)
+
+
+def test_a_code_in_a_paired_browser_asks_first(visit: Visit, session: str) -> None:
+    """A pairing link in a paired browser asks first: after a no, the old token stays and the code is unused."""
+    page = visit.open(session)
+    kept = "() => localStorage.getItem('interlock.token')"
+    token, code = page.evaluate(kept), visit.operator.code("ann")
+    dialog = page.get_by_role("dialog")
+    for answer, name in (("Not now", "operator"), ("Pair anew", "ann")):
+        go(page, f"#pair={code}")
+        expect(dialog).to_contain_text("paired as operator already")
+        assert code not in page.url
+        assert page.evaluate(kept) == token
+        with page.expect_event("load") if name == "ann" else nullcontext():  # then nothing of before is left
+            dialog.get_by_role("button", name=answer).click()
+        expect(page.locator("#person-name")).to_have_text(name)
+        connected(page)
+        assert (page.evaluate(kept) == token) == (name == "operator")

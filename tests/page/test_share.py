@@ -98,3 +98,13 @@ def test_a_stop_that_may_not_be_says_so(visit: Visit, session: str) -> None:
     expect(bob.get_by_role("button", name="Stop", exact=True)).to_be_disabled()
     send(ann, "stop")
     ended(runs(ann).last, "stopped")
+
+
+def test_what_one_says_in_anothers_session_comes_back(visit: Visit, session: str) -> None:
+    """A sender without rights to a session is told that there is none, and gets the text back."""
+    visit.operator.send(session, "a secret plan")
+    page = visit.open(f"operator%2F{session}", name="bob")
+    send(page, "bob here")
+    expect(page.get_by_role("alert")).to_contain_text("Not sent: no session")
+    expect(page.locator("#message")).to_have_value("bob here")
+    expect(page.get_by_role("log")).not_to_contain_text("a secret plan")

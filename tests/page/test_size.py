@@ -13,6 +13,8 @@ from playwright.sync_api import Browser, expect
 from interlock import Message, Run, open_control
 from page.scene import BOUND_MS, Person, Visit, ended, go, runs, send, serve, thread_clock
 
+pytestmark = pytest.mark.long
+
 TURNS, BLOCKS = 500, 9  # a turn is a message and so many of the agent's
 LOOKS = 3
 # All of these are what the page's thread computes, as nobody knows what else a machine does meanwhile.

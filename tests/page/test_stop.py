@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from page.agents import HOSTILE
 from page.scene import (
     Relay,
     Visit,
@@ -19,9 +20,14 @@ from page.scene import (
     send,
     send_as,
     still,
+    thread_clock,
     until,
     with_event,
 )
+
+pytestmark = pytest.mark.long
+
+STOP_SECONDS = 1.0
 
 Stop = Callable[[Page], None]
 
@@ -352,3 +358,38 @@ def test_a_correction_is_told(visit: Visit, session: str) -> None:
     relay.add(with_event(told, position=position, data={"type": "correction", "outcome": outcome}))
     ended(run, "lost")
     expect(run.locator(".ending")).to_contain_text("lost in a crash · corrected")
+
+
+def test_hostile_text_keeps_neither_stop_nor_the_end_away(visit: Visit, session: str) -> None:
+    """Text that a parser recurses in, or takes seconds for, delays no stop by a second, hides no end and no receipt."""
+    page = visit.open(session)
+    now = thread_clock(page)
+    for number, kind in enumerate(HOSTILE, 1):
+        send(page, f"hostile {kind}")
+        expect(runs(page)).to_have_count(number)
+        run = running(page, HOSTILE[kind][-50:])
+        before = now()
+        page.keyboard.press("Escape")
+        ended(run, "stopped")
+        assert now() - before < STOP_SECONDS, kind  # what a stop waits for is this thread
+        expect(run).to_contain_text(HOSTILE[kind][:100])
+        expect(page.locator("[role=log] details.receipt")).to_have_count(number)
+        expect(page.locator("#stop")).to_be_disabled()
+    send(page, "**done**")
+    expect(runs(page).last.locator("strong")).to_have_text("done")
+
+
+def test_stop_right_behind_send_ends_that_message(visit: Visit, session: str) -> None:
+    """Stop ends a message that the server has not answered yet."""
+    relay = Relay()
+    page = visit.open(session, relay=relay)
+    send(page, "hello")
+    ended(runs(page), "completed")
+    relay.hold()  # nothing comes through
+    send(page, "stream")
+    page.locator("#stop").click()
+    until(page, lambda: len(relay.requests("interlock.stop")) == 1)
+    relay.release()
+    expect(runs(page)).to_have_count(2)
+    ended(runs(page).last, "stopped")
+    expect(page.locator("#stop")).to_be_disabled()

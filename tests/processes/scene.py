@@ -1,7 +1,12 @@
 """What the room's tests share: batches of the kit, each played once in a limited process of its own, and a witness."""
 
+import asyncio
 import functools
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 from proofs.processes import (
@@ -21,7 +26,10 @@ from proofs.processes import (
     zombies,
 )
 
+from interlock import Confinement, Control, Ending, open_control
 from interlock.processes.base import Grade
+
+from .test_spawn import BOUND_SECONDS, need
 
 __all__ = [
     # the kit, played
@@ -72,3 +80,25 @@ def _play(setting: str) -> Batch | str:
         return play_apart(grade, seed=SEED, rounds=ROUNDS[setting], width=WIDTH, uid=uid)
     except NoScope as error:
         return str(error)
+
+
+@asynccontextmanager
+async def opened(agent: Any, grade: Grade | None = None) -> AsyncIterator[Control]:
+    """Open a control of a grade."""
+    need(grade or Grade.KEEPER)
+    async with open_control(agent, confinement=Confinement(grade=grade)) as control:
+        yield control
+
+
+async def over(control: Control, run: str) -> Ending:
+    """Wait, bounded, until nothing of a run is left; return how it ended."""
+    async with asyncio.timeout(3 * BOUND_SECONDS):
+        outcome = await control.wait(run, drained=True)
+    assert outcome.error is None, outcome.error
+    assert outcome.ending is not None
+    return outcome.ending
+
+
+def read(place: Path) -> str:
+    """What is in a file so far."""
+    return place.read_text() if place.exists() else ""

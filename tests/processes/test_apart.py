@@ -7,12 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
+import anyio
 import pytest
 
+from interlock import Control, Drain, Ending, Message, Run
+from interlock.processes import kernel
 from interlock.processes.base import Grade, SpawnFailed
 from interlock.processes.doctor import examine
 
+from .scene import opened, over
 from .test_limits import need_root
 from .test_spawn import BOUND_SECONDS, Witness, both_grades, ended, leave_descriptors, members, order, play, room, until
 
@@ -232,3 +237,58 @@ def test_a_process_is_not_taken_for_the_worker_that_asked_for_it() -> None:
             assert await ended(process) == "kept\n"
 
     play(main())
+
+
+def mine() -> set[Path]:
+    """Every cgroup directory that is of a control of this process."""
+    return {path for home in homes() for path in home.glob(f"{kernel.MARK}{kernel.owner_of(os.getpid())}*")}
+
+
+@both_grades
+def test_two_controls_of_one_process_share_no_leaf(grade: Grade) -> None:
+    """Runs of the same name in two controls of one process are held apart: a stop in one spares the other's process."""
+
+    async def agent(run: Run, message: Message) -> None:
+        await run.spawn("sleep", "1000", background=True)
+        await anyio.sleep_forever()
+
+    async def runs(control: Control) -> int:
+        async with asyncio.timeout(BOUND_SECONDS):
+            while not [each for each in await control.processes() if each.pid is not None]:
+                await asyncio.sleep(0.002)
+        [listed] = await control.processes()
+        assert listed.pid is not None
+        return listed.pid
+
+    before = mine()
+
+    async def main() -> None:
+        async with opened(agent, grade) as one, opened(agent, grade) as other:
+            first, second = await one.send("s", "go"), await other.send("s", "go")
+            pids = [await runs(one), await runs(other)]
+            places = [cgroups(pid) - cgroups(os.getpid()) for pid in pids]
+            assert grade is not Grade.CGROUP or all(places)
+            assert not places[0] & places[1]
+            with Witness(pids) as witness:
+                await one.stop(session="s")
+                assert await over(one, first.run_id) is Ending.STOPPED
+                receipt = await one.receipt(first.run_id)
+                assert (receipt.drain, receipt.processes.ended) == (Drain.OBSERVED, 1)
+                assert witness.alive() == [pids[1]]
+                await other.stop(session="s")
+                assert await over(other, second.run_id) is Ending.STOPPED
+                assert witness.alive() == []
+        assert mine() <= before
+
+    play(main())
+
+
+def cgroups(pid: int) -> set[str]:
+    """The cgroups that a process is in."""
+    return set(kernel.read(f"/proc/{pid}/cgroup").splitlines())
+
+
+def homes() -> list[Path]:
+    """The cgroups that ours are made in."""
+    found = (kernel.own_cgroup(), kernel.own_cgroup_v1("pids"), kernel.own_cgroup_v1("memory"))
+    return [Path(home) for home in found if home is not None]

@@ -21,10 +21,11 @@ from interlock.processes import doctor, kernel, wire
 from interlock.processes.base import Confinement, Grade, Machine
 from interlock.processes.local import BARE, ROOT, LocalProcesses
 
+from .scene import read
 from .test_drain import frozen
 from .test_spawn import BOUND_SECONDS, TREE, Witness, both_grades, cgroups_of, listed, need, play, room, until
 
-PLAYED_AGAIN = 25  # times; far more than it takes beside one other half
+PLAYED_AGAIN = 25  # times; far more than it takes beside another worker
 GONE_SECONDS = 30.0
 
 GATEWAY = """
@@ -178,7 +179,7 @@ def restarted(grade: Grade) -> int:
     async def main() -> None:
         async with room(grade) as processes:
             assert processes.machine is not None
-            swept.append(processes.machine.swept)
+            swept.append(processes.machine.leftovers_ended)
 
     play(main())
     return swept[0]
@@ -238,7 +239,7 @@ def test_a_spawn_right_after_helper_and_keeper_died(tmp_path: Path) -> None:
 def test_all_die_and_the_next_start_ends_what_they_left(grade: Grade, tmp_path: Path) -> None:
     """Race 67: after gateway, helper and keeper died at once the tree lives, until the next start, which says so.
 
-    The next start may be anybody's on this machine, of the other half of the tests too: then it is played again.
+    The next start may be anybody's on this machine, of a test that runs beside this one too: then it is played again.
     """
     for number in range(PLAYED_AGAIN):
         with gateway(grade, tmp_path / f"pids {number}") as (control, witness):
@@ -273,7 +274,7 @@ def test_what_cannot_be_ended_is_named_at_every_start(
             play(main())
             assert witness.alive(0.0) == [stuck]
             (named,) = [name for name in machines[0].left if name.startswith(f"process {stuck} (")]
-            assert f"every start takes seconds longer for trying: {', '.join(machines[0].left)}; thaw it" in caplog.text
+            assert f"every start spends seconds trying: {', '.join(machines[0].left)}; thaw them" in caplog.text
             works = dict.fromkeys(Grade, True)
             (fact,) = [fact for fact in doctor._facts(machines[0], works) if fact.name == "left behind" and fact.change]
             assert named in fact.found and fact.good is False
@@ -395,3 +396,104 @@ def test_a_start_that_is_cut_short_leaves_nothing() -> None:
         assert set(cgroups_of(kernel.owner_of(os.getpid()))) <= set(directories)
 
     play(main())
+
+
+def test_the_sweep_spares_the_child_of_a_living_service(tmp_path: Path) -> None:
+    """The sweep spares a process with the mark of a dead control whose parent is a living stranger; it ends an orphan.
+
+    The next start may be anybody's on this machine, of a test that runs beside this one too: then it is played again.
+    """
+    with subprocess.Popen(["sleep", "1000"]) as dead:
+        mark = f"{kernel.OWNER}={kernel.owner_of(dead.pid)}-1"
+        dead.kill()
+    assert kernel.owner_lives(mark.partition("=")[2]) is False
+    code = '(env "$1" sleep 1000 & echo $! >> "$0"); env "$1" sleep 1000 & echo $! >> "$0"; wait'
+    ours: list[bool] = []
+
+    def marked(pid: int) -> bool:
+        try:
+            return mark in kernel.read(f"/proc/{pid}/environ").split("\0")
+        except OSError:
+            return False
+
+    async def main(place: Path, service: int) -> None:
+        pids = await until(lambda: len(text := read(place).split()) == 2 and [int(pid) for pid in text], "two pids")
+        orphan, child = pids
+        with Witness([child]) as spared:
+            try:
+                with Witness([orphan]) as ended:
+                    await until(lambda: marked(child) and (marked(orphan) or not ended.alive()), "two marks")
+                    assert (kernel.stat(child) or ("", 0))[1] == service
+                    assert (kernel.stat(orphan) or ("", 0))[1] != service
+                    left = ended.alive()
+                    async with room(Grade.KEEPER) as processes:
+                        assert processes.machine is not None
+                        assert (ended.alive(BOUND_SECONDS), spared.alive()) == ([], [child])
+                        ours.append(bool(left) and processes.machine.leftovers_ended >= 1)
+            except ProcessLookupError:
+                return  # it was gone before we saw it
+            finally:
+                spared.signal(signal.SIGKILL)
+
+    for number in range(PLAYED_AGAIN):
+        place = tmp_path / f"pids {number}"
+        with subprocess.Popen(["sh", "-c", code, str(place), mark]) as service:
+            try:
+                play(main(place, service.pid))
+            finally:
+                service.kill()
+        if ours[-1:] == [True]:
+            return
+    pytest.fail("the orphan was never ended by our own start")
+
+
+DIES = """
+import asyncio, os, signal, sys
+from interlock.processes.base import Confinement, Grade, SpawnOrder
+from interlock.processes.local import LocalProcesses
+async def main():
+    processes = LocalProcesses(Confinement(grade=Grade.KEEPER))
+    await processes.ready()
+    held = processes.contain("r")
+    kept = held.spawn(SpawnOrder(argv=("env", "-i", "sleep", "60")))
+    await kept.started()
+    while open(f"/proc/{kept.pid}/comm").read() != "sleep\\n":
+        await asyncio.sleep(0.001)
+    print(kept.pid, flush=True)
+    sys.stdin.readline()
+    os.kill(held.keeper, signal.SIGSTOP)
+    for pid in (processes._helper.process.pid, held.keeper, os.getpid()):
+        os.kill(pid, signal.SIGKILL)
+asyncio.run(main())
+"""
+
+
+def test_a_version_1_leaf_tells_the_next_start_who_is_left() -> None:
+    """Without a mark and without cgroup v2, the sweep finds what a dead control left by the cgroup of its limits.
+
+    The next start may be anybody's on this machine, of a test that runs beside this one too: then it is played again.
+    """
+    if os.geteuid() != 0 or kernel.own_cgroup_v1("pids") is None:
+        pytest.skip("this needs root and a version 1 pids hierarchy")
+    ours: list[bool] = []
+
+    async def main(alive: bool) -> None:
+        async with room(Grade.KEEPER) as processes:
+            assert processes.machine is not None
+            ours.append(alive and processes.machine.leftovers_ended >= 1)
+
+    for _ in range(PLAYED_AGAIN):
+        with subprocess.Popen(
+            [sys.executable, "-c", DIES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as control:
+            assert control.stdin is not None and control.stdout is not None
+            left = int(control.stdout.readline())
+            with Witness([left]) as witness:
+                control.stdin.write("die\n")
+                control.stdin.close()
+                control.wait(BOUND_SECONDS)
+                play(main(witness.alive() == [left]))
+                assert witness.alive(BOUND_SECONDS) == []
+        if ours[-1]:
+            return
+    pytest.fail("what was left was never seen alive, or never ended by our own start")

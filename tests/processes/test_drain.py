@@ -16,14 +16,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
+import anyio
 import pytest
 
+from interlock import Ending, Message, Run
 from interlock.core.names import BodyState
 from interlock.processes import containment as containments
 from interlock.processes import kernel
-from interlock.processes.base import Grade
+from interlock.processes.base import UNSEEN, Grade
 from interlock.processes.containment import LocalContainment, LocalProcess
 
+from .scene import opened, over
 from .test_spawn import (
     BOUND_SECONDS,
     Witness,
@@ -538,3 +541,53 @@ def state(pid: int | None) -> str:
     """The state of a process, as one letter."""
     found = kernel.stat(pid or 0)
     return "?" if found is None else found[0]
+
+
+# Stopped keepers, and grades of what is over
+
+
+@both_grades
+def test_a_stopped_helper_and_keeper_do_not_save_a_tree(grade: Grade, tmp_path: Path) -> None:
+    """Processes that stop their keeper and its helper with SIGSTOP are ended all the same, and seen gone."""
+
+    async def main() -> None:
+        async with room(grade) as processes:
+            containment = processes.contain("run r-1.g1")
+            with Witness(await tree(containment, tmp_path / "pids")) as witness:
+                stops = 'helper=$(cut -d" " -f4 /proc/$PPID/stat); kill -STOP $PPID $helper; sleep 1000'
+                containment.spawn(order("sh", "-c", stops))
+                assert containment.keeper is not None
+                keeper, helper = containment.keeper, (kernel.stat(containment.keeper) or ("", 0))[1]
+                for pid in (keeper, helper):
+                    await until(lambda pid=pid: (kernel.stat(pid) or "?")[0] == "T", f"process {pid} stopped")
+                containment.cut()
+                async with asyncio.timeout(BOUND_SECONDS):
+                    await containment.done.wait()
+                assert witness.alive() == []
+                assert containment.stuck == ()
+
+    play(main())
+
+
+def test_a_receipt_tells_the_grade_of_processes_that_are_over() -> None:
+    """A run whose processes had all ended before its stop has their grade in its receipt, not "inline"."""
+    over_now = asyncio.Event()
+
+    async def agent(run: Run, message: Message) -> None:
+        process = await run.spawn("true", background=True)
+        await process.containment.done.wait()
+        over_now.set()
+        await anyio.sleep_forever()
+
+    async def main() -> None:
+        async with opened(agent, Grade.KEEPER) as control:
+            sent = await control.send("s", "go")
+            async with asyncio.timeout(BOUND_SECONDS):
+                await over_now.wait()
+            await control.stop(session="s")
+            assert await over(control, sent.run_id) is Ending.STOPPED
+            receipt = await control.receipt(sent.run_id)
+            assert (receipt.grade, receipt.unseen) == (Grade.KEEPER, UNSEEN[Grade.KEEPER])
+            assert receipt.processes.ended == 0
+
+    play(main())

@@ -161,3 +161,12 @@ def test_a_trial_that_is_cut_short_can_be_swept_up() -> None:
     """Its leaf is named by whoever tries, so that the next start knows whether they live."""
     name = os.path.basename(probe.trial_leaf("/home"))
     assert kernel.owner_lives(name.removeprefix(kernel.MARK)) is True
+
+
+def test_a_short_read_is_not_the_end_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that the kernel gives in small pieces, as it does its lists of processes, is read to its end."""
+    real = os.read
+    text = "".join(f"{number} " for number in range(500))
+    (tmp_path / "list").write_text(text)
+    monkeypatch.setattr(os, "read", lambda fd, count: real(fd, min(count, 10)))
+    assert kernel.read(str(tmp_path / "list")) == text

@@ -20,6 +20,8 @@ from interlock.processes.base import UNSEEN
 
 from .scene import ROUNDS, Witness, batch, bearers, children, emptied, end_bearers, entered, scope, zombies
 
+pytestmark = pytest.mark.long
+
 SOUND = ("cgroup", "keeper", "dropped")
 BOUND_SECONDS = 30
 

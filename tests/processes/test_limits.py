@@ -312,3 +312,38 @@ def test_without_root_the_limits_are_rlimits() -> None:
     assert failed == errno.EAGAIN
     assert "needs root" in refused
     assert left == 2  # itself and its helper
+
+
+RIGHTS = """
+import asyncio, sys
+from interlock.processes.base import Confinement, SpawnOrder
+from interlock.processes.local import LocalProcesses
+
+async def main():
+    print(*[line for line in open("/proc/self/status") if line.startswith("CapAmb")], sep="", end="")
+    processes = LocalProcesses(Confinement(agent_user="nobody"))
+    await processes.ready()
+    process = processes.contain("r").spawn(SpawnOrder(argv=("cat", "/proc/self/status"), cwd="/"))
+    await process.started()
+    await process.exited.wait()
+    lines = process.output()[0].decode().splitlines()
+    print(*[line for line in lines if line.startswith(("Uid", "CapAmb", "CapPrm", "CapEff"))], sep=chr(10))
+    await processes.close()
+
+asyncio.run(main())
+"""
+
+
+def test_ambient_capabilities_do_not_pass_to_another_user() -> None:
+    """Where processes run as another user they have no capability, also if control was given ambient ones."""
+    if os.geteuid() != 0:
+        pytest.skip("ambient capabilities and another user need root")
+    grant = ["setpriv", "--inh-caps", "+chown", "--ambient-caps", "+chown"]
+    try:
+        ran = subprocess.run([*grant, sys.executable, "-c", RIGHTS], capture_output=True, text=True, timeout=30)
+    except FileNotFoundError:
+        pytest.skip("ambient capabilities are given with setpriv, of util-linux")
+    ours, user, *theirs = ran.stdout.splitlines()
+    assert int(ours.split()[1], 16) & 1, ran.stderr
+    assert "0" not in user.split()[1:]
+    assert {line.split()[0]: int(line.split()[1], 16) for line in theirs} == {"CapPrm:": 0, "CapEff:": 0, "CapAmb:": 0}

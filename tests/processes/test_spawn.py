@@ -598,3 +598,17 @@ def test_a_terminal_that_closes_hangs_up(grade: Grade, tmp_path: Path) -> None:
                 assert witness.alive() == []
 
     play(main())
+
+
+def test_a_relative_directory_is_relative_to_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative cwd= begins at control's own directory, not at the keeper's."""
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    async def main() -> None:
+        async with room() as processes:
+            containment = processes.contain("run r-1.g1")
+            told = [await ended(containment.spawn(order("pwd", cwd=cwd))) for cwd in ("inner", ".", "inner/..")]
+            assert told == [f"{tmp_path}/inner\n", f"{tmp_path}\n", f"{tmp_path}\n"]
+
+    play(main())

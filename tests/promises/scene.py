@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import aclosing
 from typing import Any
 
-from interlock import Control, Event, Message, Run
-from interlock.core.names import Effect, EventKind, SessionId
+from interlock import Message, Run
+from interlock.core.names import Effect, EventKind
 from interlock.testing import SeededLoop, run_seeded
+from runtime.scene import harmless
 
 OF_THE_SESSION = (EventKind.RECEIPT, EventKind.GAP, EventKind.CORRECTION)
 
@@ -23,47 +23,6 @@ def seeded(main: Callable[[], Any], seeds: Iterable[int] = range(8), **options: 
 def _nothing_left(loop: SeededLoop) -> None:
     assert [task for task in loop.leaked_tasks() if not task.get_name().startswith("own ")] == []
     assert loop.problems == []
-
-
-class Sink:
-    """A subscriber: what arrived in a session, in order; what was passed on cannot be taken back."""
-
-    def __init__(self, control: Control, session: str = "s") -> None:
-        self.events: list[Event] = []
-        control.feed.subscribe(SessionId(session), self)
-
-    def put(self, event: Event) -> None:
-        """Take an event."""
-        self.events.append(event)
-
-    def drop(self, run_id: str) -> None:
-        """Too late."""
-
-    def close(self) -> None:
-        """Nothing to do."""
-
-    def of(self, run_id: str) -> list[Event]:
-        """What arrived of one run."""
-        return [event for event in self.events if event.run_id == run_id]
-
-    def kinds(self, run_id: str) -> list[str]:
-        """The kinds of what arrived of one run."""
-        return [event.kind.value for event in self.of(run_id)]
-
-    async def until(self, run_id: str, kind: EventKind) -> Event:
-        """Wait until an event of this kind has arrived."""
-        while not (found := [event for event in self.of(run_id) if event.kind is kind]):
-            await asyncio.sleep(0.0001)
-        return found[0]
-
-
-async def told(control: Control, run: str, kind: EventKind) -> Event:
-    """Wait until a run's watcher is told of a kind of event."""
-    async with aclosing(control.watch(run=run)) as events:
-        async for event in events:
-            if event.kind is kind:
-                return event
-    raise AssertionError(f"run {run} ended without {kind}")
 
 
 async def enter_phase(run: Run) -> None:
@@ -85,12 +44,6 @@ async def helps(run: Run, message: Message) -> str:
 
 AGENTS = {"other": helps}
 """Whom the verbs below delegate to."""
-
-
-async def harmless() -> str:
-    """A tool."""
-    await asyncio.sleep(0)
-    return "done"
 
 
 VERBS: dict[Effect, Verb] = {
@@ -120,14 +73,3 @@ async def pester(run: Run, verb: Verb, errors: list[BaseException], *, times: in
             errors.append(error)
             if not swallow:
                 raise
-
-
-async def swallowed(work: Awaitable[Any]) -> BaseException | None:
-    """Await something and go on whatever it raises, cancels and Stale included."""
-    try:
-        await work
-    except GeneratorExit:
-        raise
-    except BaseException as error:
-        return error
-    return None

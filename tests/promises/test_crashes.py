@@ -18,6 +18,8 @@ from proofs.crashing import MARK
 from proofs.processes import NoScope
 from tests.test_planted import PATCHES, plant
 
+pytestmark = pytest.mark.long
+
 JOBS = 2
 DIRECTORIES = 4
 KILLS = 13  # on each

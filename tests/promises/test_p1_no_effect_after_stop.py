@@ -7,18 +7,20 @@ has no effect at all.
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from contextlib import aclosing
 from itertools import product
 from random import Random
 from typing import Any
 
 import pytest
 
-from interlock import Control, Ending, MemoryStore, Message, Run, Settings, Stale, ToolState, open_control, tool
+from interlock import Control, Ending, Event, MemoryStore, Message, Run, Settings, Stale, ToolState, open_control, tool
 from interlock.core.names import BodyState, Drain, Effect, EventKind
 from interlock.testing import VirtualProcesses, VirtualThreads, run_seeded
+from runtime.scene import BRIEF, Sink, harmless, swallowed, told
 
-from .scene import AGENTS, VERBS, Sink, harmless, pester, seeded, swallowed, told
+from .scene import AGENTS, VERBS, pester, seeded
 
 INSTANTS = (0.0, 1e-5, 0.0005, 0.001, 0.0042)  # when the stop comes, counted from the start
 
@@ -399,3 +401,229 @@ def test_the_new_run_is_untouched() -> None:
             assert (await control.receipt(new.run_id)).refused == {}
 
     seeded(main)
+
+
+class Deaf:
+    """Drives a coroutine and keeps every cancel from it: the fence must hold with cancellation switched off."""
+
+    def __init__(self, body: Coroutine[Any, Any, Any]) -> None:
+        self._body = body
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        while True:
+            try:
+                wanted = self._body.send(None)
+            except StopIteration as returned:
+                return returned.value
+            with contextlib.suppress(asyncio.CancelledError):
+                yield wanted
+
+
+@pytest.mark.parametrize("latency", [0.0, 0.005])
+def test_a_stop_before_the_ack(latency: float) -> None:
+    """A stop that comes before the ack ends the message: acked, then told as stopped, and it never runs (race 2)."""
+    begun: list[str] = []
+
+    async def agent(run: Run, message: Message) -> None:
+        begun.append(message.text)
+
+    async def main() -> None:
+        begun.clear()
+        random = Random(seed)
+        store = MemoryStore(latency_seconds=latency)
+        async with open_control(agent, store=store) as control:
+            sink = Sink(control)
+            acked: list[str] = []
+
+            async def send() -> None:
+                sent = await control.send("s", "hello", by="alice", key="k")
+                acked.append(sent.run_id)
+                assert sent.run_id in store._runs, "registered before the ack"
+
+            sending = asyncio.create_task(send())
+            for _ in range(random.choice((1, 2, 3))):
+                await asyncio.sleep(0)
+            if acked or not control._registry.runs:
+                await sending
+                return  # in this schedule the two do not meet
+            receipt = await control.stop(session="s", by="alice")
+            [fallen] = receipt.runs
+            await sending
+            assert acked == [fallen.id] and fallen.outcome.ending is Ending.STOPPED
+            assert sink.kinds(fallen.id) == ["message", "ended"]
+            assert begun == []
+
+    for seed in range(30):
+        seeded(main, (seed,))
+
+
+def test_no_body_begins_between_record_and_permit() -> None:
+    """A stop while a call's start is being committed, in a task no cancel reaches: its body never begins (race 5)."""
+    acts: list[str] = []
+
+    async def act() -> None:
+        acts.append("acts")
+
+    async def agent(run: Run, message: Message) -> None:
+        own = asyncio.create_task(swallowed(run.call(act)), name="own task")
+        await asyncio.sleep(3600)
+        assert own.done()
+
+    async def main() -> None:
+        acts.clear()
+        store = MemoryStore(latency_seconds=0.01)
+        async with open_control(agent, store=store, settings=BRIEF) as control:
+            sink = Sink(control)
+            sent = await control.send("s", "hello")
+            await sink.until(sent.run_id, EventKind.TOOL)
+            await asyncio.sleep(0.002)
+            receipt = await control.stop(session="s")
+            assert receipt.aborted
+            assert [each.state for each in receipt.tools] == [ToolState.SKIPPED]
+            await control.wait(sent.run_id, drained=True)
+        assert acts == []
+
+    seeded(main, range(12), jump=0.0)
+
+
+def test_what_an_adapter_has_not_sent_is_dropped() -> None:
+    """A slow channel sends no delta after the stop; what was on the wire has a lower position than the end (race 9)."""
+
+    async def agent(run: Run, message: Message) -> None:
+        for n in range(30):
+            await run.say(f"{n} ")
+        await asyncio.sleep(3600)
+
+    async def main() -> None:
+        random = Random(seed)
+        wire: list[tuple[Event, bool]] = []
+        stopped = False
+        async with open_control(agent, settings=BRIEF) as control:
+            sent = await control.send("s", "hello")
+
+            async def channel() -> None:
+                async for event in control.watch(run=sent.run_id):
+                    wire.append((event, stopped))
+                    await asyncio.sleep(0.01)
+
+            sending = asyncio.create_task(channel())
+            await asyncio.sleep(random.choice((0.015, 0.05, 0.12)))
+            await control.stop(session="s")
+            stopped = True
+            await sending
+        *before, (end, _) = wire
+        assert end.kind is EventKind.ENDED
+        assert [event.kind for event, late in before if late and event.kind is EventKind.DELTA] == []
+        assert all(event.position < end.position for event, _ in before)
+        sent_text = "".join(event.data.text for event, _ in before if event.kind is EventKind.DELTA)
+        assert end.data.outcome.text.startswith(sent_text)
+
+    for seed in range(8):
+        seeded(main, (seed,))
+
+
+@pytest.mark.parametrize("phase", ["preflight", "provider", "compaction", "memory flush"])
+def test_no_phase_follows_a_stop(phase: str) -> None:
+    """A stop in any phase is the end: async work that goes on enters no other, and no run overlaps (race 34)."""
+    entered: list[str] = []
+
+    async def agent(run: Run, message: Message) -> None:
+        if message.text == "new":
+            return
+        async with run.phase(phase):
+            await swallowed(asyncio.sleep(3600))
+        for following in ("compaction", "memory flush", "post_turn"):
+            with contextlib.suppress(Stale):
+                async with run.phase(following):
+                    entered.append(following)
+
+    async def main() -> None:
+        entered.clear()
+        async with open_control(agent, settings=BRIEF) as control:
+            sink = Sink(control)
+            sent = await control.send("s", "old")
+            await sink.until(sent.run_id, EventKind.PHASE)
+            await control.stop(session="s")
+            new = await control.send("s", "new")
+            await control.wait(new.run_id)
+            await control.wait(sent.run_id, drained=True)
+            kinds = [(event.run_id, event.kind) for event in sink.events if event.run_id]
+            assert kinds.index((sent.run_id, EventKind.ENDED)) < kinds.index((new.run_id, EventKind.STARTED))
+            assert (await control.receipt(sent.run_id)).refused["phase"] == 3
+        assert entered == []
+
+    seeded(main)
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_no_model_is_asked_after_a_stop(fallback: bool) -> None:
+    """A retry loop, or a switch to another model, that takes a cancel for an error asks nobody again (races 35, 36)."""
+    asked: list[str] = []
+
+    async def ask(model: str) -> str:
+        asked.append(model)
+        await asyncio.sleep(0.01)
+        raise ConnectionError("overloaded")
+
+    async def agent(run: Run, message: Message) -> str:
+        for attempt in range(20):
+            try:
+                async with run.phase("provider"):
+                    return await ask(f"model {attempt}" if fallback else "model")
+            except (Exception, asyncio.CancelledError):
+                await swallowed(asyncio.sleep(0.005))
+        return "none answered"
+
+    async def main() -> None:
+        asked.clear()
+        async with open_control(agent, settings=BRIEF) as control:
+            sent = await control.send("s", "hello")
+            await asyncio.sleep(Random(seed).choice((0.03, 0.035, 0.04, 0.05)))
+            await control.stop(session="s")
+            before = len(asked)
+            assert before > 1
+            await control.wait(sent.run_id, drained=True)
+            await asyncio.sleep(5)
+            assert len(asked) == before
+
+    for seed in range(12):
+        seeded(main, (seed,), jump=0.0)
+
+
+def test_a_provider_stream_that_goes_on_sending() -> None:
+    """The run discards what a stream brings after the stop, and closes a stream that can be closed (race 37)."""
+    closed: list[str] = []
+
+    async def stream() -> AsyncIterator[str]:
+        try:
+            for n in range(60):
+                await swallowed(asyncio.sleep(0.001))
+                yield f"{n} "
+        finally:
+            closed.append("closed")
+
+    async def agent(run: Run, message: Message) -> None:
+        async def pump() -> None:
+            async with aclosing(stream()) as deltas:
+                async for delta in deltas:
+                    await (swallowed(run.say(delta)) if message.text == "deaf" else run.say(delta))
+
+        await (Deaf(pump()) if message.text == "deaf" else pump())
+
+    async def main() -> None:
+        closed.clear()
+        async with open_control(agent, settings=BRIEF) as control:
+            sink = Sink(control)
+            for text in ("deaf", "polite"):
+                sent = await control.send("s", text)
+                await sink.until(sent.run_id, EventKind.DELTA)
+                await control.stop(session="s")
+                shown = len(sink.of(sent.run_id))
+                await control.wait(sent.run_id, drained=True)
+                assert len(sink.of(sent.run_id)) == shown
+                outcome = await control.wait(sent.run_id)
+                said = "".join(e.data.text for e in sink.of(sent.run_id) if e.kind is EventKind.DELTA)
+                assert outcome.text == said
+        assert closed == ["closed", "closed"]
+
+    seeded(main, range(12))

@@ -5,6 +5,7 @@
 import asyncio
 from collections.abc import Iterable
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -14,8 +15,9 @@ from interlock.core.events import Ended
 from interlock.core.names import EventKind
 from interlock.core.outcome import Outcome
 from interlock.testing import BEHAVIOURS, Kit, VirtualProcesses, VirtualThreads, run_seeded
+from runtime.scene import Sink, idles, swallowed, told
 
-from .scene import OF_THE_SESSION, Sink, pester, seeded, swallowed, told
+from .scene import OF_THE_SESSION, pester, seeded
 
 BRIEF = Settings(grace_seconds=0.4, drain_seconds=1.0)
 ENDINGS = (Ending.COMPLETED, Ending.FAILED, Ending.STOPPED, Ending.SUPERSEDED, Ending.TIMED_OUT, Ending.SHUTDOWN)
@@ -251,3 +253,29 @@ def test_a_watcher_may_go_away_and_come_back() -> None:
 
     for seed in range(12):
         seeded(main, (seed,))
+
+
+@pytest.mark.parametrize("fault", ["fail", "stall", "lose"])
+def test_one_terminal_event_though_it_is_written_twice(fault: str) -> None:
+    """An end that is told before it could be kept, and kept later, is one terminal event to all (race 100)."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(idles, store=store, settings=replace(BRIEF, retry_seconds=0.1)) as control:
+            sink = Sink(control)
+            sent = await control.send("s", "hello")
+            await sink.until(sent.run_id, EventKind.STARTED)
+            setattr(store.faults, fault, True)
+            await control.stop(session="s")
+            watching = asyncio.create_task(all_of(control.watch(run=sent.run_id)))
+            store.resume()
+            await asyncio.sleep(2)
+            assert sink.kinds(sent.run_id) == ["message", "started", "ended"]
+            assert [event.kind for event in await watching].count(EventKind.ENDED) == 1
+            assert [event.kind for event in await all_of(control.watch(run=sent.run_id))][-1] is EventKind.ENDED
+
+    seeded(main)
+
+
+async def all_of(events: object) -> list[Event]:
+    return [event async for event in events]  # type: ignore[attr-defined]

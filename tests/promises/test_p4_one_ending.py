@@ -9,13 +9,13 @@ from random import Random
 
 import pytest
 
-from interlock import Control, Ending, MemoryStore, Message, Outcome, Run, Settings, open_control
+from interlock import Control, Ending, MemoryStore, Message, Outcome, Run, open_control
 from interlock.core import projection
 from interlock.core.names import EventKind
+from runtime.scene import BRIEF, Sink, idles, swallowed
 
-from .scene import Sink, seeded, swallowed
+from .scene import seeded
 
-BRIEF = Settings(grace_seconds=0.3, drain_seconds=0.5, retry_seconds=0.1)
 ENDINGS = (Ending.COMPLETED, Ending.FAILED, Ending.STOPPED, Ending.SUPERSEDED, Ending.TIMED_OUT, Ending.SHUTDOWN)
 
 SURFACES: dict[str, Callable[[Outcome], object]] = {
@@ -229,3 +229,79 @@ def test_pending_and_unknown_are_never_told_as_endings() -> None:
             assert projection.agent_wait(pending).status == "pending"
 
     seeded(main)
+
+
+def test_a_stop_of_the_old_run_while_it_drains() -> None:
+    """A stop for A after B took over finds A superseded, rewrites nothing, and B is untouched (race 15)."""
+
+    async def agent(run: Run, message: Message) -> None:
+        await swallowed(asyncio.sleep(3600))
+        await swallowed(asyncio.sleep(0.2))
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(agent, store=store, settings=BRIEF) as control:
+            old = await control.send("s", "a")
+            await asyncio.sleep(0.01)
+            new = await control.send("s", "b")
+            receipt = await control.stop(run=old.run_id)
+            assert (receipt.aborted, receipt.already) == (False, Ending.SUPERSEDED)
+            assert receipt.runs[0].outcome.superseded_by == new.run_id
+            assert (await control.wait(new.run_id, timeout=1)).ending is Ending.PENDING
+            assert (await control.wait(old.run_id, drained=True)).ending is Ending.SUPERSEDED
+            assert (await store.run(old.run_id)).outcome.ending is Ending.SUPERSEDED  # type: ignore[union-attr]
+
+    seeded(main)
+
+
+def test_a_late_stop_does_not_erase_a_timeout() -> None:
+    """A stop right behind the deadline, while the run cleans up, is told the timeout; all agree (races 19, 21)."""
+
+    async def agent(run: Run, message: Message) -> None:
+        async with run.phase("provider"):
+            await swallowed(asyncio.sleep(3600))
+            await swallowed(asyncio.sleep(0.1))
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(agent, store=store, settings=BRIEF) as control:
+            sink = Sink(control)
+            sent = await control.send("s", "hello", deadline=1)
+            await asyncio.sleep(1 + Random(seed).choice((0.0, 0.001, 0.06)))
+            receipt = await control.stop(run=sent.run_id)
+            assert (receipt.aborted, receipt.already) == (False, Ending.TIMED_OUT)
+            told = [receipt.runs[0].outcome, await control.wait(sent.run_id, drained=True)]
+            told += [event.data.outcome for event in sink.of(sent.run_id) if event.kind is EventKind.ENDED]
+            told.append((await store.run(sent.run_id)).outcome)  # type: ignore[union-attr,arg-type]
+            assert len(told) == 4
+            assert {(each.ending, each.phase, each.limit_ms, each.by) for each in told} == {
+                (Ending.TIMED_OUT, "provider", 1000, None)
+            }
+
+    for seed in range(12):
+        seeded(main, (seed,))
+
+
+def test_the_outcome_is_kept_though_its_caller_is_cancelled() -> None:
+    """A cancel that lands while the outcome is being written stops neither the write nor the telling (race 40)."""
+
+    async def main() -> None:
+        store = MemoryStore(latency_seconds=0.02)
+        async with open_control(idles, store=store, settings=BRIEF) as control:
+            sink = Sink(control)
+            sent = await control.send("s", "hello")
+            await sink.until(sent.run_id, EventKind.STARTED)
+            try:
+                async with asyncio.timeout(0.01):
+                    try:
+                        await asyncio.sleep(3600)
+                    finally:
+                        async with asyncio.timeout(0.005):
+                            await control.stop(session="s")
+            except TimeoutError:
+                pass
+            outcome = await control.wait(sent.run_id, timeout=1, drained=True)
+            assert (outcome.ending, outcome.durable, outcome.drained) == (Ending.STOPPED, True, True)
+            assert (await store.run(sent.run_id)).outcome.ending is Ending.STOPPED  # type: ignore[union-attr]
+
+    seeded(main, range(12), jump=0.0)

@@ -23,8 +23,9 @@ from interlock import (
     open_control,
 )
 from interlock.core.names import EventKind
+from runtime.scene import Sink, told
 
-from .scene import Sink, seeded, told
+from .scene import seeded
 
 BRIEF = Settings(grace_seconds=0.2, drain_seconds=0.3, retry_seconds=0.1, queue=5)
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from interlock import Control, Ending, MemoryStore, Message, Receipt, Run, Settings, open_control
+from interlock import Control, Ending, MemoryStore, Message, Receipt, Run, open_control
 from interlock.core.names import EventKind
+from runtime.scene import BRIEF, Sink, swallowed
 
-from .scene import Sink, seeded, swallowed
+from .scene import seeded
 
-BRIEF = Settings(grace_seconds=0.3, drain_seconds=0.5, retry_seconds=0.1)
 BOUND = BRIEF.commit_seconds
 SLACK = 0.06  # the seeded loop may lose up to 50 ms at any moment, as a busy machine does
 

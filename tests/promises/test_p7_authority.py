@@ -26,8 +26,9 @@ from interlock.core.authority import RIGHTS, Action, Authority, Relation, may
 from interlock.core.names import EventKind
 from interlock.runtime.registry import TOMBSTONES
 from interlock.runtime.settings import ARRIVALS
+from runtime.scene import Sink
 
-from .scene import Sink, seeded
+from .scene import seeded
 
 BRIEF = Settings(grace_seconds=0.2, drain_seconds=0.3, queue=3)
 

@@ -16,17 +16,22 @@ import time
 import traceback
 import warnings
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
 from random import Random
 from typing import Any, NoReturn
 
-from interlock import Control, MemoryStore, Settings, open_control
+from interlock import Control, Drain, EventKind, MemoryStore, Settings, open_control
 from interlock.core.decision import Decision
+from interlock.core.events import Ended
+from interlock.core.lifecycle import State
 from interlock.runtime.run import Agent
 from interlock.stores.memory import Faults
 from interlock.stores.sqlite import SqliteStore
 from interlock.stores.sqlite.store import Look
 from interlock.testing.processes import VirtualProcesses
+
+from .scene import kinds, log_of, story
 
 LIFE_SECONDS = 120.0
 PATIENT = Settings(commit_seconds=10.0, grace_seconds=0.05, drain_seconds=0.2, retry_seconds=0.05)
@@ -196,3 +201,64 @@ def behind(
 def ends(ending: str) -> Callable[[Decision], bool]:
     """Pick decisions that end a run so."""
     return lambda decision: any(row.outcome is not None and row.outcome.ending == ending for row in decision.endings)
+
+
+async def until(true: Callable[[], Any]) -> Any:
+    """Wait for a condition; the life's own bound is the bound."""
+    while not (found := true()):
+        await asyncio.sleep(0.001)
+    return found
+
+
+async def began(control: Control, run: str) -> None:
+    """Wait until a run's agent has begun."""
+    await until(lambda: control._registry.runs[run].state is State.STARTED)
+
+
+async def for_ever() -> None:
+    """What a scene waits for that somebody else ends."""
+    await asyncio.Event().wait()
+
+
+def sends(session: str, text: str, **options: Any) -> Callable[[Control], Awaitable[None]]:
+    """A scene that sends one message and leaves the rest to the agent."""
+
+    async def scene(control: Control) -> None:
+        await control.send(session, text, **options)
+        await for_ever()
+
+    return scene
+
+
+async def quiet(control: Control) -> None:
+    """Wait until nothing of any session is in memory."""
+    await until(lambda: not control._registry.sessions)
+    assert control._registry.runs == {} and control._registry.keys == {} and control._registry.falls == {}
+
+
+async def terminal(control: Control, session: str, run: str) -> Ended:
+    """The one terminal event of a run; nothing of the run follows it."""
+    own = [event for event in await log_of(control, session) if event.run_id == run]
+    assert kinds(own).count("ended") == 1, kinds(own)
+    assert own[-1].kind is EventKind.ENDED, kinds(own)
+    return own[-1].data
+
+
+async def agreed(control: Control, session: str, run: str) -> tuple[Any, ...]:
+    """The story of a run's ending, after every surface was asked for it and said the same."""
+    outcome = await control.wait(run, drained=True)
+    [listed] = [info for info in await control.runs(session) if info.id == run]
+    receipt = await control.receipt(run)
+    [fallen] = [each for each in receipt.runs if each.id == run]
+    async with aclosing(control.watch(run=run)) as events:
+        replayed = [event async for event in events]
+    ended = (await terminal(control, session, run)).outcome
+    assert listed.state is State.ENDED and listed.outcome is not None
+    for other in (listed.outcome, fallen.outcome, ended, replayed[-1].data.outcome):
+        assert story(other) == story(outcome)
+        assert other.same_story(outcome)
+    told_at_last = [entry for entry in await control.history(session) if entry.run_id == run and entry.ending]
+    assert [entry.ending for entry in told_at_last] == [outcome.ending]
+    assert [m.state for m in await control.timeline(run) if m.what == "ended"] == [outcome.ending]
+    assert receipt.drain is Drain.OBSERVED and outcome.drained and outcome.durable
+    return story(outcome)

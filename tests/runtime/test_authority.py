@@ -10,7 +10,7 @@ import pytest
 from interlock import Control, Ending, MemoryStore, Message, Run, Unavailable, Unknown, open_control
 from interlock.core.names import SessionId
 
-from .scene import at_once, echoes, idles, kinds, log_of, seeded, started
+from .scene import answers, at_once, echoes, idles, kinds, log_of, seeded, started
 
 
 async def seen(control: Control, run: str, session: str, by: str) -> dict[str, Any]:
@@ -334,3 +334,21 @@ def test_keys_are_the_principal_s() -> None:
             assert (await control.wait(alices.run_id, timeout=1)).ending is Ending.PENDING
 
     seeded(main, range(3))
+
+
+def test_a_stranger_cannot_tell_a_wake_from_none() -> None:
+    """Removing another's schedule is refused with the same words as removing one that is not there."""
+
+    async def main() -> None:
+        async with open_control(answers) as control:
+            await control.wait((await control.send("s", "one", by="alice")).run_id)
+            wake = await control.wake("s", "look", every=1000, by="alice")
+            said = []
+            for wanted in (wake.id, "w-1-999"):
+                with pytest.raises(Unknown) as refused:
+                    await control.unwake(wanted, by="mallory")
+                said.append(str(refused.value).replace(wanted, "?"))
+            assert said[0] == said[1]
+            assert [each.id for each in await control.wakes("s", by="alice")] == [wake.id]
+
+    seeded(main)

@@ -12,9 +12,9 @@ import pytest
 from interlock import BadInput, Control, Ending, LimitOf, Message, Outcome, Run, Settings, open_control
 from interlock.core.projection import client_words
 
+from .families import begun_child, child_of, nothing_left
 from .lives import Place
 from .scene import echoes, idles, put_forward, raises, seeded, started
-from .test_children import begun_child, child_of, nothing_left
 
 ROOM = "tests.contracts.agents"
 BOUND_SECONDS = 60.0

@@ -1,14 +1,19 @@
 """Leaving the block: what runs ends as shutdown, what waits is kept, and everybody is let go."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
 
 import anyio
 import pytest
 
 from interlock import Control, Ending, Event, MemoryStore, Message, Run, Unavailable, open_control
+from interlock.core.lifecycle import State
 from interlock.core.names import EventKind
 
-from .scene import deaf, echoes, idles, kinds, mumbles, seeded, started, told
+from .scene import QUICK, answered, deaf, echoes, idles, kinds, mumbles, seeded, started, told
 
 
 def test_what_runs_ends_as_shutdown() -> None:
@@ -271,3 +276,91 @@ def test_the_next_control_is_told_of_the_shutdown() -> None:
         assert previous == [None, Ending.SHUTDOWN]
 
     seeded(main, range(3))
+
+
+@contextlib.asynccontextmanager
+async def open_until_closed(store: MemoryStore) -> AsyncIterator[Control]:
+    """A control that the test closes itself, while it goes on asking."""
+    async with open_control(idles, store=store, settings=QUICK) as control:
+        yield control
+
+
+def test_a_stop_while_an_arrival_is_turned_away() -> None:
+    """A message that a close turned away and that still stands in the line refuses no stop, and nobody hangs."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_until_closed(store) as control:
+            await control.send("s", "one", by="alice")
+            queued = await control.send("s", "two", by="alice", strategy="queue")
+            await asyncio.sleep(0.1)
+            store.faults.stall = True  # so that the next one still reads its key when the close begins
+            turned_away = asyncio.create_task(control.send("s", "three", by="alice", key="k"))
+            await asyncio.sleep(0.02)
+            closing = asyncio.create_task(control.close())
+            [arriving] = control._registry.sessions["s"].line or ()
+            while arriving.state is not State.WITHDRAWN:
+                await asyncio.sleep(0.001)
+            assert list(control._registry.sessions["s"].line or ()) == [arriving]
+            assert (await control.stop(session="s", by="alice")).session == "s"
+            await answered(
+                asyncio.create_task(control.stop(run=queued.run_id, by="alice")),
+                asyncio.create_task(control.wait(queued.run_id, drained=True, by="alice")),
+                closing,
+            )
+            with pytest.raises(Unavailable):
+                await turned_away
+
+    seeded(main, jump=0.0)
+
+
+@pytest.mark.parametrize("fault", ["fail", "stall"])
+@pytest.mark.parametrize("verb", ["session", "run", "reset"])
+def test_no_call_hangs_around_the_end_of_a_close(fault: str, verb: str) -> None:
+    """Nothing falls any more once a close has cut the bodies: a call that waits for a fall must be answered then."""
+
+    async def main(early: bool) -> None:
+        store = MemoryStore()
+        async with open_until_closed(store) as control:
+            await control.send("s", "one", by="alice")
+            queued = await control.send("s", "two", by="alice", strategy="queue")
+            await asyncio.sleep(0.1)
+            setattr(store.faults, fault, True)
+            call = {
+                "session": lambda: control.stop(session="s", by="alice"),
+                "run": lambda: control.stop(run=queued.run_id, by="alice"),
+                "reset": lambda: control.reset("s", by="alice"),
+            }[verb]
+            calls: list[asyncio.Task[Any]] = []
+            cut = control._crew.cut
+
+            def cut_and_call() -> None:
+                cut()
+                calls.append(asyncio.create_task(call()))
+
+            control._crew.cut = cut_and_call  # type: ignore[method-assign]
+            closing = asyncio.create_task(control.close())
+            while not closing.done():
+                await asyncio.sleep(0.02)
+                if early or calls:
+                    calls.append(asyncio.create_task(call()))
+            await answered(*calls)
+            await asyncio.gather(*calls, return_exceptions=True)
+
+    for early in (False, True):
+        seeded(partial(main, early), range(3))
+
+
+def test_a_stop_and_a_reset_after_the_close() -> None:
+    """A closed control ends nothing: a stop says so, a reset is refused at once."""
+
+    async def main() -> None:
+        async with open_until_closed(MemoryStore()) as control:
+            await control.send("s", "one", by="alice")
+            await control.send("s", "two", by="alice", strategy="queue")
+            await control.close()
+            assert not (await control.stop(session="s", by="alice")).aborted
+            with pytest.raises(Unavailable, match="closed"):
+                await asyncio.wait_for(control.reset("s", by="alice"), 20)
+
+    seeded(main)

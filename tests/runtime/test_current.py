@@ -14,7 +14,7 @@ from interlock.core.names import EventKind, RunId
 from interlock.stores.base import Ticket
 
 from .scene import echoes, idles, mumbles, raises, seeded, started, told
-from .test_strategies import Listener, taken_in
+from .test_steer import Listener, taken_in
 
 
 class Watchful(MemoryStore):

@@ -10,15 +10,24 @@ import pytest
 from interlock import BadInput, Ending, Message, Run, Settings, open_control
 from interlock.core.names import EventKind
 
-from .scene import echoes, idles, kinds, log_of, mumbles, put_forward, raises, seeded, started, swallowed, told
+from .scene import (
+    BRIEF,
+    echoes,
+    idles,
+    kinds,
+    log_of,
+    mumbles,
+    now,
+    put_forward,
+    raises,
+    seeded,
+    started,
+    swallowed,
+    told,
+)
 
 DEADLINE = 60.0  # of a run on the real clock, which is put forward
 HORIZON = 0.06  # how far the seeded clock may run ahead
-
-
-def now() -> float:
-    """The loop's clock."""
-    return asyncio.get_running_loop().time()
 
 
 def test_a_deadline_ends_a_run() -> None:
@@ -365,3 +374,25 @@ def test_a_deadline_of_a_batch_names_its_phase() -> None:
             assert results == ["interrupted", "skipped"]
 
     seeded(main, range(3))
+
+
+def test_only_a_run_s_own_limits_end_it() -> None:
+    """A run that is heard from outlives its first timers, and those of other runs; a silent one does not (race 93)."""
+
+    async def agent(run: Run, message: Message) -> str:
+        for _ in range(20 if message.text == "talks" else 0):
+            await asyncio.sleep(0.5)
+            await run.typing()
+        if message.text == "silent":
+            await asyncio.sleep(3600)
+        return "reply"
+
+    async def main() -> None:
+        async with open_control(agent, settings=BRIEF, idle_limit=1) as control:
+            talks = await control.send("s", "talks", deadline=60)
+            others = [await control.send(f"o{n}", "silent", deadline=(None, 0.3)[n % 2]) for n in range(6)]
+            endings = [(await control.wait(other.run_id)).phase for other in others]
+            assert endings == ["idle", "start"] * 3
+            assert (await control.wait(talks.run_id)).ending is Ending.COMPLETED
+
+    seeded(main)

@@ -1,6 +1,7 @@
 """Named holds: one holder, in the order of asking, and no grant is lost or given twice."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from random import Random
@@ -926,3 +927,45 @@ async def _crowd(seed: int, runs: int, stops: list[tuple[int, int]], deaf: set[i
             assert had.count(str(number)) == 1 or (outcome.ending is Ending.STOPPED and str(number) not in had)
         assert tokens == sorted(set(tokens))
         quiet(control)
+
+
+# Children of a holder
+
+
+async def lingers(run: Run, message: Message) -> None:
+    """Wait for ever, and clean up slowly."""
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        await asyncio.sleep(1)
+
+
+def test_a_hold_is_taken_again_while_a_child_drains() -> None:
+    """A run that leaves a hold and takes it again at once has it, though a child it gave up is not gone yet."""
+
+    async def main() -> None:
+        order: list[str] = []
+
+        async def agent(run: Run, message: Message) -> str:
+            if message.text == "other":
+                async with run.hold("tree"):
+                    order.append("other")
+                return "other"
+            for n in range(2):
+                async with run.hold("tree"):
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(1):
+                            await run.delegate("lingers", "x")
+                    order.append(f"round {n}")
+            await asyncio.sleep(3600)
+            return "done"
+
+        async with open_control(agent, agents={"lingers": lingers}) as control:
+            first = await control.send("s", "one")
+            await asyncio.sleep(0.1)
+            second = await control.send("t", "other")
+            await control.wait(second.run_id, timeout=60)
+            assert order == ["round 0", "round 1", "other"]
+            assert (await control.wait(first.run_id, timeout=0.1)).ending is Ending.PENDING
+
+    seeded(main)

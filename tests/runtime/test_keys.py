@@ -17,11 +17,12 @@ from interlock import (
     Unavailable,
     open_control,
 )
+from interlock.core.decision import Decision, KeyRow
 from interlock.core.lifecycle import State
 from interlock.core.names import SessionId
 from interlock.runtime import registry
 
-from .scene import at_once, echoes, idles, kinds, log_of, seeded, started
+from .scene import BRIEF, at_once, echoes, idles, kinds, log_of, seeded, started
 
 
 class Counting:
@@ -316,3 +317,27 @@ def test_a_stop_that_overtakes_its_message_answers_after_the_end_is_told() -> No
                 await sending
 
     seeded(main, range(30))
+
+
+def test_a_key_of_another_method_is_refused() -> None:
+    """A key that another verb used is refused aloud and stays that verb's; the session goes on (race 103)."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(idles, store=store, settings=BRIEF) as control:
+            mine = await control.send("s", "mine", by="alice", key="mine")
+            own = store._keys["alice"]["mine"]
+            other = KeyRow(principal="alice", key="k", method="agent", digest=own.digest, run_id="r-0-1")
+            await store.decide(Decision(keys=(other,)))
+            store._keys["alice"]["twin"] = KeyRow(
+                principal="alice", key="twin", method="agent", digest=own.digest, run_id="r-0-2"
+            )
+            with pytest.raises(KeyConflict, match="use a new key"):
+                await control.send("s", "mine", by="alice", key="twin")
+            with pytest.raises(KeyConflict):
+                await control.send("s", "other text", by="alice", key="k")
+            assert store._keys["alice"]["k"] is other
+            assert (await control.wait(mine.run_id, timeout=1)).ending is Ending.PENDING
+            assert list(control._registry.keys) == [("alice", "mine")]
+
+    seeded(main)

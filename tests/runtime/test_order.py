@@ -9,8 +9,10 @@ import pytest
 
 from interlock import BadInput, Control, Ending, MemoryStore, Message, Run, open_control
 from interlock.core.projection import client_words, native
+from interlock.runtime import registry
+from interlock.stores import bounds
 
-from .scene import at_once, kinds, log_of, seeded, started
+from .scene import answers, at_once, kinds, log_of, seeded, started
 
 NO_PLACE = r"order= is \(channel|the channel must be"
 
@@ -422,3 +424,39 @@ def test_a_message_that_was_born_stopped_says_so() -> None:
             assert (usual.stopped_by, usual.born_stopped) == (None, False)
 
     seeded(main)
+
+
+@pytest.mark.parametrize("readers", [(), ("eve",)])
+@pytest.mark.parametrize("alive", [True, False])
+def test_nobody_pushes_out_another_s_stop(
+    monkeypatch: pytest.MonkeyPatch, readers: tuple[str, ...], alive: bool
+) -> None:
+    """Stops by strangers and readers push no owner's stop out: a message written before that stop stays stopped."""
+    monkeypatch.setattr(registry, "MARKS", 5)
+    monkeypatch.setattr(bounds, "MARKS_KEPT", 5)
+
+    async def main() -> None:
+        store, ran = MemoryStore(), []
+
+        async def agent(run: Run, message: Message) -> None:
+            ran.append(message.text)
+            await answers(run, message)
+
+        async with open_control(agent, store=store, readers=readers) as control:
+            await control.wait((await control.send("s", "one", by="alice", order=("chat", 1))).run_id)
+            await control.stop(session="s", by="alice", order=("chat", 10))
+            if alive:
+                await control.send("s", "wait", by="alice", order=("chat", 20))
+            for n in range(50):
+                await control.stop(session=f"x{n}", by="eve", order=("chat", 1))
+                await control.stop(session="s", by="eve", order=(f"chat{n}", 1))
+            late = await control.send("s", "late", by="alice", order=("chat", 5))
+            assert (await control.wait(late.run_id, by="alice")).ending is Ending.STOPPED
+            assert "late" not in ran
+            await asyncio.sleep(1)
+            others = 0 if readers else 5
+            for kept in (store._marks, control._registry._marks):
+                assert sum(by == "eve" for marks in kept.values() for _, by in marks) == others
+                assert len(kept) <= 1 + others
+
+    seeded(main, range(2))

@@ -1,7 +1,9 @@
 """Strategies at work: interrupt, queue, reject; a bounded queue; fairness; storms."""
 
 import asyncio
+from collections import Counter
 from itertools import pairwise
+from random import Random
 
 import anyio
 import pytest
@@ -9,8 +11,9 @@ import pytest
 from interlock import Ending, MemoryStore, Message, QueueFull, Rejected, Run, Settings, open_control
 from interlock.core.names import Strategy
 from interlock.runtime.inbox import PASSES
+from interlock.testing import run_seeded
 
-from .scene import at_once, idles, kinds, log_of, seeded, started
+from .scene import BRIEF, at_once, idles, kinds, log_of, seeded, started, swallowed
 
 
 class Gated:
@@ -301,3 +304,89 @@ def test_a_queue_of_others_goes_on_at_once_after_a_stop() -> None:
             assert asyncio.get_running_loop().time() - before < 0.2
 
     seeded(main)
+
+
+def test_only_an_empty_seat_takes_from_the_queue() -> None:
+    """A takeover passes the message of another by: it waits on, and begins once, when the seat is free (race 25)."""
+    begun: list[str] = []
+
+    async def agent(run: Run, message: Message) -> None:
+        begun.append(message.text)
+        await idles(run, message)
+
+    async def main() -> None:
+        begun.clear()
+        async with open_control(agent, settings=BRIEF) as control:
+            await control.stop(run=(await control.send("s", "hers", by="owner")).run_id)
+            begun.clear()
+            for guest in ("alice", "bob"):
+                await control.share("s", with_=guest)
+            await control.send("s", "first", by="alice")
+            bob = await control.send("s", "bob's", by="bob")
+            await asyncio.sleep(0.01)
+            new = await control.send("s", "second", by="alice")
+            await asyncio.sleep(1)
+            assert begun == ["first", "second"]
+            assert control._registry.sessions["s"].seat is control._registry.runs[new.run_id]
+            assert (await control.stop(run=new.run_id, by="alice")).aborted
+            await asyncio.sleep(1)
+            assert begun == ["first", "second", "bob's"]
+            assert (await control.wait(bob.run_id, timeout=0)).ending is Ending.PENDING
+
+    seeded(main)
+
+
+def test_a_waiting_message_has_one_consumer() -> None:
+    """Several runs end or leave the queue at once: each message still waiting begins once, one at a time (race 26)."""
+    begun: Counter[str] = Counter()
+    running: list[str] = []
+    most: list[int] = []
+
+    async def agent(run: Run, message: Message) -> str:
+        begun[message.text] += 1
+        running.append(message.text)
+        most.append(len(running))
+        try:
+            await asyncio.sleep(0.01)
+        finally:
+            running.remove(message.text)
+        return "reply"
+
+    async def main() -> None:
+        begun.clear()
+        running.clear()
+        random = Random(seed)
+        async with open_control(agent, settings=BRIEF, strategy="queue") as control:
+            sent = [await control.send("s", str(n)) for n in range(8)]
+            await asyncio.sleep(random.choice((0.0, 0.005, 0.01, 0.02)))
+            gone = random.sample(sent[1:], 3)
+            receipts = await asyncio.gather(*(control.stop(run=each.run_id) for each in gone))
+            outcomes = [await control.wait(each.run_id, timeout=5) for each in sent]
+            assert all(outcome.ended for outcome in outcomes)
+            assert max(most) == 1, "two had the seat at once"
+            for each, outcome in zip(sent, outcomes, strict=True):
+                text = str(sent.index(each))
+                assert begun[text] == 1 if outcome.ending is Ending.COMPLETED else begun[text] <= 1
+            assert sum(o.ending is Ending.STOPPED for o in outcomes) == sum(r.aborted for r in receipts)
+
+    for seed in range(20):
+        seeded(main, (seed,))
+
+
+def test_a_storm_of_deaf_agents_leaves_one() -> None:
+    """300 messages to agents that hear no cancel: the last is dominant, the rest are gone, tasks too (race 28)."""
+
+    async def agent(run: Run, message: Message) -> None:
+        while True:
+            await swallowed(asyncio.sleep(60))
+
+    async def main() -> None:
+        async with open_control(agent, settings=BRIEF) as control:
+            sent = [await control.send("s", str(n)) for n in range(300)]
+            generations = [each.generation for each in sent]
+            assert generations == list(range(1, 600, 2)), "a start and a fall each, no more"
+            await asyncio.sleep(2)
+            assert list(control._registry.runs) == [sent[-1].run_id]
+            assert len(asyncio.all_tasks()) == 2, "this one, and the last run's"
+
+    run_seeded(main, 3)

@@ -1,8 +1,8 @@
 """Reset: everything of a session ends, a fresh transcript begins, and nothing said right behind it is lost."""
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import aclosing
+from typing import Any
 
 import anyio
 import pytest
@@ -21,19 +21,14 @@ from interlock import (
     Unknown,
     open_control,
 )
-from interlock.core.names import EventKind
+from interlock.core.names import EventKind, SessionId
 
-from .scene import at_once, echoes, idles, log_of, seeded, started, told
+from .scene import QUICK, answers, at_once, echoes, forgotten, idles, log_of, now, seeded, started, told
+
+pytestmark = pytest.mark.usefixtures("nothing_breaks")
 
 COMMIT_SECONDS = 0.5
 SLACK = 0.1
-
-
-@pytest.fixture(autouse=True)
-def nothing_breaks(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """No task of control may end with an error of its own."""
-    yield
-    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 class Memory:
@@ -63,12 +58,6 @@ async def said(control: Control, text: str, session: str = "s") -> Sent:
     return sent
 
 
-async def forgotten(control: Control) -> None:
-    """Wait until nothing is in memory any more."""
-    while control._registry.sessions:
-        await anyio.sleep(1)
-
-
 async def replay(control: Control, session: str, last: EventKind, count: int) -> list[Event]:
     """Watch a session from the beginning until so many events of a kind."""
     seen: list[Event] = []
@@ -78,11 +67,6 @@ async def replay(control: Control, session: str, last: EventKind, count: int) ->
             if sum(each.kind is last for each in seen) == count:
                 return seen
     raise AssertionError("the watch ended")
-
-
-def now() -> float:
-    """The loop's clock."""
-    return asyncio.get_running_loop().time()
 
 
 @pytest.mark.parametrize("where", ["running", "idle", "absent"])
@@ -430,3 +414,173 @@ def test_a_reset_of_what_cannot_be_read() -> None:
             assert await control.history("s") == []
 
     seeded(main, range(3))
+
+
+def test_a_reset_by_the_run_itself_stays_done() -> None:
+    """A run that resets its own session is ended by it, and the transcript begins anew, in memory and in the store."""
+
+    async def main() -> None:
+        store, previous, seen = MemoryStore(), [], []
+
+        async def agent(run: Run, message: Message) -> str:
+            if message.text == "/new":
+                await control.reset(run.session, by="alice")
+            previous.append(message.previous)
+            seen.append([entry.text for entry in await run.history()])
+            return "done"
+
+        async with open_control(agent, store=store) as control:
+            await control.wait((await control.send("s", "secret", by="alice")).run_id)
+            new = await control.send("s", "/new", by="alice")
+            assert (await control.wait(new.run_id, drained=True)).ending is Ending.STOPPED
+            await forgotten(control)
+            row = await store.session("s")
+            assert row is not None and row.since > 0
+            assert await control.history("s", by="alice") == []
+            await control.wait((await control.send("s", "next", by="alice")).run_id)
+            assert (previous[-1], seen[-1]) == (None, ["next"])
+
+    seeded(main)
+
+
+def test_a_reset_whose_caller_vanishes_stays_done() -> None:
+    """Once a reset has ended a run it is done, whoever still waits for it, also after the session left memory."""
+
+    async def main() -> None:
+        store = MemoryStore(latency_seconds=0.05)
+        async with open_control(answers, store=store) as control:
+            await control.wait((await control.send("s", "secret", by="alice")).run_id)
+            waits = await control.send("s", "wait", by="alice")
+            await asyncio.sleep(0.3)
+            asking = asyncio.create_task(control.reset("s", by="alice"))
+            while not control._registry.runs[waits.run_id].fallen:
+                await asyncio.sleep(0.001)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            assert (await control.wait(waits.run_id, drained=True)).ending is Ending.STOPPED
+            await forgotten(control)
+            row = await store.session("s")
+            assert row is not None and row.since > 0
+            assert await control.history("s", by="alice") == []
+
+    seeded(main, jump=0.0)
+
+
+class LastRead(MemoryStore):
+    """A store that may break right behind a read."""
+
+    last = False
+
+    async def load(self, session: Any, *, principal: Any, key: str | None) -> Any:
+        """Read, and break if this was to be the last one."""
+        known = await super().load(session, principal=principal, key=key)
+        self.faults.fail, self.last = self.last, False
+        return known
+
+
+def test_a_reset_that_is_not_in_the_store_yet() -> None:
+    """A reset that the store could not take counts here until it is in: the old transcript is never seen again."""
+
+    async def main() -> None:
+        store = LastRead()
+        async with open_control(answers, store=store) as control:
+            await control.wait((await control.send("s", "secret", by="alice")).run_id)
+            await forgotten(control)
+            store.last = True
+            assert not (await control.reset("s", by="alice")).durable
+            store.faults.fail = False
+            assert await control.history("s", by="alice") == []
+            await forgotten(control)
+            row = await store.session("s")
+            assert row is not None and row.since > 0
+            assert await control.history("s", by="alice") == []
+
+    seeded(main, jump=0.0)
+
+
+def test_a_turn_that_ends_behind_a_reset_is_a_previous_one() -> None:
+    """A turn that a reset ended is no previous turn; a turn that ends before the reset is told is one."""
+
+    async def main() -> None:
+        previous: dict[str, Ending | None] = {}
+
+        async def agent(run: Run, message: Message) -> str:
+            previous[message.text] = message.previous and message.previous.ending
+            return await answers(run, message)
+
+        async with open_control(agent, store=MemoryStore(latency_seconds=0.05)) as control:
+            first = await control.send("s", "wait")
+            await asyncio.sleep(0.3)
+            with control._registry.pinned(SessionId("s")):  # it stays in memory
+                resetting = asyncio.create_task(control.reset("s"))
+                while not control._registry.runs[first.run_id].fallen:
+                    await asyncio.sleep(0.001)
+                second = asyncio.create_task(control.send("s", "wait too"))
+                while control._registry.sessions["s"].seat is None:
+                    await asyncio.sleep(0.001)
+                assert not control._registry.runs[first.run_id].ended.is_set()
+                ending = await control.stop(session="s")
+                assert [run.outcome.ending for run in ending.runs] == [Ending.STOPPED]
+                await asyncio.gather(resetting, second)
+                third = await control.send("s", "three")
+                await control.wait(third.run_id)
+                assert previous["three"] is Ending.STOPPED
+
+    seeded(main, jump=0.0)
+
+
+def test_a_child_s_session_and_its_home_are_reset_at_once() -> None:
+    """Two resets that one fall answers are both done."""
+
+    async def main() -> None:
+        store, sessions = MemoryStore(latency_seconds=0.05), []
+
+        async def kid(run: Run, message: Message) -> None:
+            sessions.append(run.session)
+            await asyncio.sleep(3600)
+
+        async def agent(run: Run, message: Message) -> None:
+            await run.delegate("kid", "x", detached=True)
+            await asyncio.sleep(3600)
+
+        async with open_control(agent, agents={"kid": kid}, store=store) as control:
+            parent = await control.send("s", "go", by="alice")
+            await asyncio.sleep(1)
+            home = asyncio.create_task(control.reset("s", by="alice"))
+            while not control._registry.runs[parent.run_id].fallen:
+                await asyncio.sleep(0.001)
+            await asyncio.gather(home, control.reset(sessions[0], by="alice"))
+            await forgotten(control)
+            for session in ("s", sessions[0]):
+                row = await store.session(session)
+                assert row is not None and row.since > 0
+                assert await control.history(session, by="alice") == []
+
+    seeded(main, jump=0.0)
+
+
+def test_a_turn_between_a_reset_and_its_telling_is_previous_also_later() -> None:
+    """A turn that began after a reset and ended before the reset was told is the previous one, in the store too."""
+
+    async def main() -> None:
+        seen: list[str | None] = []
+
+        async def agent(run: Run, message: Message) -> str:
+            seen.append(None if message.previous is None else message.previous.ending.value)
+            return await answers(run, message)
+
+        store = MemoryStore(latency_seconds=0.05)
+        async with open_control(agent, store=store, settings=QUICK) as control:
+            await control.wait((await control.send("s", "one")).run_id)
+            await control.send("s", "wait")
+            reset = asyncio.create_task(control.reset("s"))
+            await asyncio.sleep(0)
+            second = asyncio.create_task(control.send("s", "wait too"))
+            await asyncio.sleep(0.01)
+            await control.stop(session="s")
+            await asyncio.gather(reset, second)
+            await forgotten(control)
+            await control.wait((await control.send("s", "three")).run_id)
+            assert seen[-1] == "stopped"
+
+    seeded(main, jump=0.0)

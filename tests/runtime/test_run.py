@@ -535,3 +535,25 @@ def test_a_deaf_agent_s_run_object_stays_refused() -> None:
                     await speak(kept[0])
 
     seeded(main, range(3))
+
+
+@pytest.mark.parametrize("raised", [SystemExit, GeneratorExit, asyncio.CancelledError])
+def test_an_error_that_cannot_be_described(raised: type[BaseException]) -> None:
+    """The run has failed and the loop goes on, whatever the `__str__` of the agent's error raises."""
+
+    class Hostile(Exception):
+        def __str__(self) -> str:
+            raise raised
+
+    async def agent(run: Run, message: Message) -> str:
+        if message.text == "one":
+            raise Hostile
+        return "done"
+
+    async def main() -> None:
+        async with open_control(agent) as control:
+            outcome = await control.wait((await control.send("s", "one")).run_id)
+            assert (outcome.ending, outcome.error) == (Ending.FAILED, "Hostile: (it cannot be described)")
+            assert (await control.wait((await control.send("s", "two")).run_id)).ending is Ending.COMPLETED
+
+    seeded(main, range(2))

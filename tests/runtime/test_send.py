@@ -9,7 +9,7 @@ from interlock import Ending, MemoryStore, Message, Run, open_control
 from interlock.core.lifecycle import State
 from interlock.core.names import EventKind
 
-from .scene import at_once, echoes, idles, kinds, log_of, mumbles, seeded, started, told
+from .scene import BRIEF, Sink, at_once, echoes, idles, kinds, log_of, mumbles, seeded, started, swallowed, told
 
 
 def test_a_message_is_answered() -> None:
@@ -345,3 +345,53 @@ def test_an_empty_seat_is_taken_whatever_the_strategy(strategy: str) -> None:
             assert (await control.wait(sent.run_id)).text == "hello"
 
     seeded(main)
+
+
+def test_a_late_cleanup_frees_nothing_of_the_new_run() -> None:
+    """Neither the end of a waiting run nor the cleanup of an old one frees the seat of the new run (race 13)."""
+
+    async def agent(run: Run, message: Message) -> None:
+        await swallowed(asyncio.sleep(3600))
+        await swallowed(run.say("bye"))
+
+    async def main() -> None:
+        async with open_control(agent, settings=BRIEF) as control:
+            old = await control.send("s", "old")
+            new = await control.send("s", "new")
+            waiting = await control.send("s", "waiting", strategy="queue")
+            await control.stop(run=waiting.run_id)
+            await control.wait(old.run_id, drained=True)
+            session = control._registry.sessions["s"]
+            assert session.seat is control._registry.runs[new.run_id]
+            assert control._registry.generations.get("s") == new.generation
+            behind = await control.send("s", "behind", strategy="queue")
+            assert behind.generation is None, "the seat was taken"
+            assert (await control.wait(new.run_id, timeout=1)).ending is Ending.PENDING
+
+    seeded(main)
+
+
+def test_a_message_behind_a_stop_whose_caller_vanished() -> None:
+    """A message in the instant after a stop runs, also if whoever asked for the stop is gone by then (race 23)."""
+
+    async def agent(run: Run, message: Message) -> str | None:
+        return "reply" if message.text == "new" else await idles(run, message)
+
+    async def main() -> None:
+        async with open_control(agent, store=MemoryStore(latency_seconds=0.01), settings=BRIEF) as control:
+            sink = Sink(control)
+            old = await control.send("s", "old")
+            await asyncio.sleep(0.1)
+            run = control._registry.runs[old.run_id]
+            asking = asyncio.create_task(control.stop(session="s", by="local"))
+            while not run.fallen:
+                await asyncio.sleep(0)
+            asking.cancel()
+            new = await control.send("s", "new")
+            outcome = await control.wait(new.run_id, timeout=5)
+            assert (outcome.ending, outcome.text) == (Ending.COMPLETED, "reply")
+            ended = await sink.until(old.run_id, EventKind.ENDED)
+            assert (ended.data.outcome.ending, ended.data.outcome.durable) == (Ending.STOPPED, True)
+            await asyncio.gather(asking, return_exceptions=True)
+
+    seeded(main, range(20))

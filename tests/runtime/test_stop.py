@@ -1,15 +1,33 @@
 """Stop: never refused, never waiting, and a receipt that says what it did."""
 
 import asyncio
+from typing import Any
 
 import anyio
 import pytest
 
 from interlock import Ending, MemoryStore, Message, Receipt, Run, Stale, open_control
+from interlock.core.events import Proof
 from interlock.core.names import EventKind
 from interlock.core.projection import agent_wait, chat_event
 
-from .scene import at_once, deaf, echoes, idles, kinds, log_of, mumbles, seeded, started, story, swallowed, told
+from .scene import (
+    answers,
+    at_once,
+    deaf,
+    echoes,
+    forgotten,
+    harmless,
+    idles,
+    kinds,
+    log_of,
+    mumbles,
+    seeded,
+    started,
+    story,
+    swallowed,
+    told,
+)
 
 
 def test_a_stopped_run_is_over() -> None:
@@ -485,5 +503,103 @@ def test_a_typed_stop_is_told_as_one() -> None:
                 other = await control.send("s", "four", key=what)
                 await control.stop(**{what: other.run_id if what == "run" else what}, typed=True)
                 assert not (await control.wait(other.run_id)).typed
+
+    seeded(main)
+
+
+def test_a_large_tree_is_told_once() -> None:
+    """A stop publishes the whole receipt in its own session, and to a child's session only the child's part."""
+    mids, leaves = 4, 60
+
+    async def mid(run: Run, message: Message) -> None:
+        await asyncio.gather(*(run.delegate("leaf", "x") for _ in range(leaves)))
+
+    async def agent(run: Run, message: Message) -> None:
+        for _ in range(mids):
+            await run.delegate("mid", "x", detached=True)
+        await asyncio.sleep(3600)
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(agent, agents={"leaf": idles, "mid": mid}, store=store) as control:
+            await control.send("s", "one")
+            while sum(run.started_at is not None for run in control._registry.runs.values()) < 1 + mids + mids * leaves:
+                await asyncio.sleep(0.01)
+            receipt = await control.stop(session="s")
+            await control.wait(receipt.runs[0].id, drained=True)
+            await forgotten(control)
+            everyone = {run.id for run in receipt.runs}
+            assert len(everyone) == 1 + mids + mids * leaves
+            for row in await store.runs("s", tree=True):
+                log = (await store.events(row.session, after=0, limit=10_000)).events
+                told = [event.data.receipt for event in log if isinstance(event.data, Proof)]
+                wanted = everyone if row.session == "s" else {row.id}
+                assert 1 <= len(told) <= 3  # as it is told, drained and kept
+                for each in told:
+                    assert {run.id for run in each.runs} == wanted
+                    assert len(each.runs) == len(wanted)
+
+    seeded(main, (0,))
+
+
+class SlowRead(MemoryStore):
+    """A store where one read may take its time, and the next overtakes it."""
+
+    slow = 0.0
+
+    async def load(self, session: Any, *, principal: Any, key: str | None) -> Any:
+        """Wait, once, and read."""
+        slow, self.slow = self.slow, 0.0
+        await asyncio.sleep(slow)
+        return await super().load(session, principal=principal, key=key)
+
+
+def test_a_stop_of_an_absent_session_that_comes_alive() -> None:
+    """A stop that found no run does not raise the generation above a run begun meanwhile, whose tools still work."""
+
+    async def main() -> None:
+        store = SlowRead()
+
+        async def agent(run: Run, message: Message) -> str:
+            await asyncio.sleep(0.5)
+            return str(await run.call(harmless))
+
+        async with open_control(agent, store=store) as control:
+            first = await control.send("s", "one", by="alice")
+            await control.wait(first.run_id)
+            await forgotten(control)
+            store.slow = 0.1
+            stopping = asyncio.create_task(control.stop(session="s", by="alice"))
+            await asyncio.sleep(0.02)
+            second = await control.send("s", "two", by="alice")
+            assert not stopping.done()
+            assert not (await stopping).aborted
+            row = await store.session("s")
+            assert row is not None and row.generation == second.generation
+            outcome = await control.wait(second.run_id)
+            assert (outcome.ending, outcome.text) == (Ending.COMPLETED, "done")
+
+    seeded(main, jump=0.0)
+
+
+def test_generations_of_forgotten_sessions_are_forgotten() -> None:
+    """A stop that reads a session while a stranger's message is refused leaves nothing of it in memory."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(answers, store=store) as control:
+            for n in range(3):
+                await control.wait((await control.send(f"s{n}", "one", by="alice")).run_id)
+            await forgotten(control)
+            for n in range(3):
+                store.faults.stall = True
+                refused = asyncio.create_task(control.send(f"s{n}", "two", by="bob"))
+                await asyncio.sleep(0.3)
+                stopping = asyncio.create_task(control.stop(session=f"s{n}", by="alice"))
+                await asyncio.sleep(0.3)
+                store.resume()
+                await asyncio.gather(refused, stopping, return_exceptions=True)
+            await forgotten(control)
+            assert control._registry.generations._now == {}
 
     seeded(main)

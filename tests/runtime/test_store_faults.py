@@ -14,27 +14,10 @@ from interlock.core.outcome import Outcome
 from interlock.core.projection import channel_words, client_words, native
 from interlock.stores.base import Ticket
 
-from .scene import echoes, idles, kinds, log_of, mumbles, seeded, started, story, told
+from .scene import Shaky, answered, answers, echoes, idles, kinds, log_of, mumbles, now, seeded, started, story, told
 
 COMMIT_SECONDS = 0.5
 SLACK = 0.1  # the virtual clock may run ahead by its horizon
-
-
-def now() -> float:
-    """The loop's clock."""
-    return asyncio.get_running_loop().time()
-
-
-class Shaky(MemoryStore):
-    """A memory store that begins to misbehave with the next decision, not with the reads before it."""
-
-    next_fault: str | None = None
-
-    def decide(self, decision: Decision) -> Ticket:
-        if self.next_fault is not None:
-            setattr(self.faults, self.next_fault, True)
-            self.next_fault = None
-        return super().decide(decision)
 
 
 async def other_ending(store: MemoryStore, run: str, ending: Ending, text: str = "") -> Outcome:
@@ -624,3 +607,37 @@ def test_a_store_that_comes_and_goes() -> None:
                     assert receipt is not None and receipt.durable and receipt.drain == "observed"
 
     seeded(main, range(6))
+
+
+class OddRead(MemoryStore):
+    """A store with a bug of its own."""
+
+    odd = False
+
+    async def load(self, session: Any, *, principal: Any, key: str | None) -> Any:
+        """Break, once."""
+        if self.odd:
+            self.odd = False
+            raise ZeroDivisionError
+        return await super().load(session, principal=principal, key=key)
+
+
+def test_a_store_that_breaks_oddly_blocks_no_line() -> None:
+    """A message that a bug of the store kept out leaves its session's line; the next one is taken."""
+
+    async def main() -> None:
+        store = OddRead()
+        async with open_control(answers, store=store) as control:
+            await control.send("s", "wait")
+            store.odd = True
+            broken = asyncio.create_task(control.send("s", "one", key="k"))
+            await asyncio.sleep(0.1)
+            following = asyncio.create_task(control.send("s", "two"))
+            await answered(broken, following)
+            with pytest.raises(Unavailable):
+                await broken
+            assert (await control.wait((await following).run_id)).ending is Ending.COMPLETED
+            again = await control.send("s", "one", key="k")
+            assert (await control.wait(again.run_id)).ending is Ending.COMPLETED
+
+    seeded(main)

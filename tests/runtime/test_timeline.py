@@ -1,22 +1,33 @@
-"""A run's timeline: the same from memory and from the store, for those who may see the run."""
+"""A run's timeline and transcript: the same live, from memory and from the store, for those who may see the run."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable
+from random import Random
 
 import anyio
 import pytest
 
-from interlock import Control, Ending, MemoryStore, Message, Moment, Run, Unknown, open_control
-from interlock.core.names import EventKind
+from interlock import Ending, MemoryStore, Message, Moment, Run, Unknown, open_control
+from interlock.core.events import transcript
+from interlock.core.names import PASSING, EventKind
 
-from .scene import deaf, echoes, idles, mumbles, seeded, started, swallowed, told
+from .scene import (
+    BRIEF,
+    Sink,
+    deaf,
+    echoes,
+    forgotten,
+    harmless,
+    idles,
+    mumbles,
+    on_screen,
+    seeded,
+    started,
+    swallowed,
+    told,
+)
 
-
-@pytest.fixture(autouse=True)
-def nothing_breaks(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """No task of control may end with an error of its own."""
-    yield
-    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+pytestmark = pytest.mark.usefixtures("nothing_breaks")
 
 
 async def search(query: str) -> str:
@@ -51,12 +62,6 @@ def lines(moments: list[Moment]) -> list[tuple[str, str, str]]:
 def in_order(moments: list[Moment]) -> bool:
     """Whether the moments are in the order of time."""
     return [moment.at for moment in moments] == sorted(moment.at for moment in moments)
-
-
-async def forgotten(control: Control) -> None:
-    """Wait until nothing is in memory any more."""
-    while control._registry.runs:
-        await anyio.sleep(1)
 
 
 BEGUN = [
@@ -256,3 +261,43 @@ def test_a_timeline_after_a_reset() -> None:
             assert whats == ["admitted", "started", "fell", "ended", "drained"]
 
     seeded(main, range(3))
+
+
+SAYS: dict[str, Callable[[Run], Awaitable[object]]] = {
+    "delta": lambda run: run.say("d "),
+    "block": lambda run: run.post("block"),
+    "tool": lambda run: run.call(harmless),
+    "phase": lambda run: run.typing(),
+}
+
+
+def test_the_rebuilt_story_is_the_live_one() -> None:
+    """For every prefix of the log the transcript is the same without deltas, and the text shown is told (race 126)."""
+
+    async def agent(run: Run, message: Message) -> str | None:
+        random = Random(message.text)
+        for _ in range(random.randrange(12)):
+            await SAYS[random.choice(list(SAYS))](run)
+        if random.random() < 0.3:
+            await asyncio.sleep(3600)
+        return random.choice((None, "reply"))
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(agent, store=store, settings=BRIEF) as control:
+            sink = Sink(control)
+            for n in range(4):
+                sent = await control.send("s", f"{seed} {n}")
+                await asyncio.sleep(Random(seed + n).choice((0.0, 0.0003, 0.01)))
+            await control.stop(session="s")
+            await control.wait(sent.run_id, drained=True)
+            live = sink.events
+            for length in range(len(live) + 1):
+                kept = [event for event in live[:length] if event.kind not in PASSING]
+                assert transcript(kept) == transcript(live[:length])
+            assert await control.history("s") == transcript(live)
+            for run in {event.run_id for event in live if event.run_id}:
+                assert on_screen(sink.of(run)) == (await control.wait(run)).text
+
+    for seed in range(20):
+        seeded(main, (seed,))

@@ -1,13 +1,15 @@
 """Waiting: at once after the end, never lost, and never an ending by itself."""
 
 import asyncio
+import contextlib
+from random import Random
 
 import anyio
 import pytest
 
-from interlock import Ending, MemoryStore, Message, Run, open_control
+from interlock import Drain, Ending, MemoryStore, Message, Run, open_control
 
-from .scene import at_once, deaf, echoes, idles, seeded, started, story
+from .scene import BRIEF, at_once, deaf, echoes, idles, seeded, started, story, swallowed
 
 
 def test_wait_after_the_end_answers_at_once() -> None:
@@ -199,5 +201,81 @@ def test_waits_race_with_the_end() -> None:
                 control.wait(sent.run_id), control.stop(run=sent.run_id), control.wait(sent.run_id)
             )
             assert story(before) == story(after) == story(receipt.runs[0].outcome)
+
+    seeded(main)
+
+
+def test_a_wait_long_after_an_end_the_store_missed() -> None:
+    """A wait that comes when the run has left memory tells the end that was told then (race 107)."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(idles, store=store, settings=BRIEF) as control:
+            sent = await control.send("s", "hello", by="alice")
+            await asyncio.sleep(0.01)
+            store.faults.fail = True
+            await control.stop(session="s", by="alice")
+            then = await control.wait(sent.run_id)
+            await asyncio.sleep(1)
+            store.resume()
+            await asyncio.sleep(5)
+            assert control._registry.runs == {}
+            later = await control.wait(sent.run_id, timeout=0)
+            assert later.same_story(then) and later.durable
+        async with open_control(idles, store=store) as control:
+            assert (await control.wait(sent.run_id, timeout=0)).same_story(then)
+
+    seeded(main)
+
+
+def test_no_waiter_is_left_behind() -> None:
+    """Waiters of every kind, around an end whose caller vanishes: each wakes with that end (race 108)."""
+
+    async def agent(run: Run, message: Message) -> None:
+        await swallowed(asyncio.sleep(3600))
+
+    async def main() -> None:
+        random = Random(seed)
+        async with open_control(agent, store=MemoryStore(latency_seconds=0.02), settings=BRIEF) as control:
+            sent = await control.send("s", "hello")
+            waits = [asyncio.create_task(control.wait(sent.run_id, drained=n % 2 == 0)) for n in range(4)]
+            await asyncio.sleep(random.choice((0.0, 0.01)))
+            run = control._registry.runs[sent.run_id]
+            asking = asyncio.create_task(control.stop(session="s"))
+            while not run.fallen:
+                waits.append(asyncio.create_task(control.wait(sent.run_id)))
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            async with asyncio.timeout(10):
+                told = [await wait for wait in waits]
+            assert {(outcome.ending, outcome.durable) for outcome in told} == {(Ending.STOPPED, True)}
+            assert (await control.receipt(sent.run_id)).drain is Drain.OBSERVED
+
+    for seed in range(20):
+        seeded(main, (seed,))
+
+
+def test_a_waiter_that_goes_away_ends_nothing() -> None:
+    """Waiters that time out, are cancelled or fail leave the run as it was, and no trace of themselves (race 109)."""
+
+    async def main() -> None:
+        async with open_control(idles, settings=BRIEF) as control:
+            sent = await control.send("s", "hello")
+            await asyncio.sleep(0.01)
+            tasks = len(asyncio.all_tasks())
+            waits = [asyncio.create_task(control.wait(sent.run_id, drained=n % 2 == 0)) for n in range(6)]
+            await asyncio.sleep(0.01)
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await control.wait(sent.run_id)
+            assert (await control.wait(sent.run_id, timeout=0.01)).ending is Ending.PENDING
+            assert (await control.wait(sent.run_id, timeout=1)).ending is Ending.PENDING
+            assert len(asyncio.all_tasks()) == tasks
+            assert not control._registry.runs[sent.run_id].ended._waiters  # type: ignore[attr-defined]
+            assert (await control.stop(run=sent.run_id)).aborted
 
     seeded(main)

@@ -28,17 +28,12 @@ from interlock import (
 from interlock.core.decision import WakeRow
 from interlock.runtime.wakes import next_time
 
-from .scene import at_once, echoes, seeded, started
+from .scene import at_once, echoes, now, seeded, started
+
+pytestmark = pytest.mark.usefixtures("nothing_breaks")
 
 BERLIN = ZoneInfo("Europe/Berlin")
 SLACK = 0.2  # timers on the virtual clock may come a little early or late
-
-
-@pytest.fixture(autouse=True)
-def nothing_breaks(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """No task of control may end with an error of its own."""
-    yield
-    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 class Sleeper:
@@ -64,11 +59,6 @@ class Sleeper:
         if message.text in self.holds:
             await anyio.sleep_forever()
         return "done"
-
-
-def now() -> float:
-    """The loop's clock."""
-    return asyncio.get_running_loop().time()
 
 
 def wall() -> float:
@@ -773,3 +763,32 @@ def test_cron_goes_forward_through_the_hour_that_comes_twice() -> None:
         after = local(2026, 10, 25, 1, 30) + 60 * minute
         later = next_time(row(cron="*/30 * * * *"), after)
         assert later is not None and after < later <= after + 5_400
+
+
+# Callers that vanish
+
+
+def test_a_wake_whose_caller_vanished_is_none() -> None:
+    """A caller that vanishes before the answer leaves no schedule: not in memory, in the store or after a restart."""
+
+    async def main() -> None:
+        store, ran = MemoryStore(latency_seconds=0.05), []
+
+        async def agent(run: Run, message: Message) -> None:
+            ran.append(message.text)
+
+        async with open_control(agent, store=store) as control:
+            await control.wait((await control.send("s", "one", by="alice")).run_id)
+            asking = asyncio.create_task(control.wake("s", "ghost", every=5, by="alice"))
+            await asyncio.sleep(0.02)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            await asyncio.sleep(20)
+            assert await control.wakes("s", by="alice") == []
+            assert await store.wakes() == ()
+        async with open_control(agent, store=store):
+            await asyncio.sleep(20)
+        assert ran == ["one"]
+
+    seeded(main, jump=0.0)

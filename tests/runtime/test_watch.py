@@ -2,15 +2,16 @@
 
 import asyncio
 from contextlib import aclosing
+from random import Random
 
 import anyio
 import pytest
 
-from interlock import Control, Ending, Event, Message, Run, Unknown, open_control
+from interlock import Control, Ending, Event, MemoryStore, Message, Run, Unknown, open_control
 from interlock.core.names import PASSING, EventKind
 from interlock.stores import bounds, memory
 
-from .scene import echoes, idles, kinds, log_of, mumbles, raises, seeded, started, swallowed, told
+from .scene import BRIEF, Sink, echoes, idles, kinds, log_of, mumbles, raises, seeded, started, swallowed, told
 
 
 async def collect(control: Control, session: str, until: int, after: int = 0) -> list[Event]:
@@ -355,3 +356,39 @@ def test_the_log_rebuilds_what_was_told_live() -> None:
             assert (await control.wait(second.run_id)).ending is Ending.STOPPED
 
     seeded(main)
+
+
+def test_a_reader_that_comes_while_the_store_hangs() -> None:
+    """A watcher that joins while its page cannot be read gets each event once, in order, when it can (race 99)."""
+
+    async def agent(run: Run, message: Message) -> str:
+        for n in range(6):
+            await run.post(f"block {n}")
+            await asyncio.sleep(0.01)
+        return "reply"
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(agent, store=store, settings=BRIEF) as control:
+            sink = Sink(control)
+            sent = await control.send("s", "hello")
+            await sink.until(sent.run_id, EventKind.STARTED)
+            store.faults.stall = True
+            seen: list[Event] = []
+
+            async def watch() -> None:
+                async for event in control.watch("s", after=Random(seed).choice((0, sink.events[0].position))):
+                    seen.append(event)
+
+            watching = asyncio.create_task(watch())
+            await asyncio.sleep(0.035)
+            store.resume()
+            await control.wait(sent.run_id)
+            await asyncio.sleep(1)
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            wanted = [event for event in sink.events if event.position >= seen[0].position]
+            assert [event.position for event in seen] == [event.position for event in wanted]
+
+    for seed in range(10):
+        seeded(main, (seed,))

@@ -35,6 +35,8 @@ from interlock.runtime.live import Sent
 from interlock.stores.base import StoreFailed, Ticket
 from interlock.stores.sqlite import SqliteStore, writer
 
+pytestmark = pytest.mark.long
+
 PATIENT = Settings(commit_seconds=30)  # where only a crash may keep the store from taking something
 QUICK = Settings(commit_seconds=0.2, retry_seconds=0.02, grace_seconds=0.5, drain_seconds=1)
 FAILING = dataclasses.replace(QUICK, commit_seconds=30)  # the disk says no by itself, however busy the machine is

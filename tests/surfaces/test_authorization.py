@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import websockets
 
 from interlock import open_control
 from interlock.surfaces import frames
@@ -42,6 +43,8 @@ from surfaces.rights import (
     state_of,
 )
 from surfaces.scene import ROOT
+
+pytestmark = pytest.mark.long
 
 SCOPES = {"owner": "write", "other": "write", "approve": "approve", "read": "read"}
 
@@ -803,6 +806,21 @@ def test_everything_else_is_refused(scene: Scene, hosts: list[str], origins: lis
     for path in ROUTES:
         for upgrade in (False, True):
             assert knock(scene.server, path, hosts, origins, upgrade=upgrade) in (400, 403), (path, upgrade)
+
+
+def test_a_page_of_another_port_is_another_programs(scene: Scene) -> None:
+    """Serving on an address allows that address with its port, not every page of the machine."""
+
+    async def play(origin: str) -> int:
+        try:
+            async with websockets.connect(scene.server.url, origin=origin) as socket:  # type: ignore[arg-type]
+                await socket.recv()
+                return 101
+        except websockets.InvalidStatus as refused:
+            return refused.response.status_code
+
+    assert asyncio.run(play(f"http://127.0.0.1:{scene.server.port}")) == 101
+    assert asyncio.run(play("http://127.0.0.1:1")) == 403
 
 
 def test_metrics_need_a_token_that_may_read(scene: Scene) -> None:

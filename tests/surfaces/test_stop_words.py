@@ -14,6 +14,8 @@ from interlock.core.names import Strategy
 
 from .scene import Served, Wire, served, wire
 
+pytestmark = pytest.mark.long
+
 AGENT = "tests.surfaces.agents:agent"
 NAME = "OpenClaw"
 TYPED = ("Do not do that", "Stop don't do anything", "STOP OPENCLAW")

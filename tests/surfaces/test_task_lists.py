@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 from surfaces.raw import House, Talk, house
+
+from .scene import wire
 
 OPTIONS = ("surfaces.agents:agent", "--driver=inline", "--drain-seconds=1")
 Task = dict[str, Any]
@@ -131,3 +134,24 @@ def test_the_next_server_lists_what_the_last_one_left(data: Path) -> None:
         assert parents(after) == parents(before)
         assert [task["status"] for task in after] == ["completed"] * 3 + ["failed"] * 2 + ["cancelled"] * 2
         assert listed(stranger, "s") == listed(stranger, "owner/s") == []
+
+
+def test_lists_hold_the_beginning_of_a_reply_and_one_run_the_whole(server: House) -> None:
+    """One large reply makes no list too large to be read, and is there where it is asked for."""
+
+    async def play() -> None:
+        async with wire(server.url, server.token) as on:
+            large = {"sessionKey": "large", "message": "fill 100000", "idempotencyKey": "large"}
+            run = (await on.request("chat.send", **large))["runId"]
+            whole = (await on.ended(run))["message"]["content"][0]["text"]
+            assert len(whole) > 500_000
+            for method in ("tasks.list", "interlock.runs"):
+                name = "sessionKey" if method == "tasks.list" else "session"
+                asked = await on.ask(method, **{name: "large"})
+                await on.answer(asked)
+                frame = next(frame for frame in on.heard if frame.get("id") == asked)
+                assert len(str(frame)) < 5_000
+            assert (await on.request("tasks.get", taskId=run))["task"]["result"] == whole
+            assert (await on.request("interlock.find", name=run))["outcome"]["text"] == whole
+
+    asyncio.run(play())

@@ -23,6 +23,8 @@ from interlock.look import reading
 
 from .scene import Served, Wire, WireError, served, wire
 
+pytestmark = pytest.mark.long
+
 AGENT = "tests.surfaces.agents:agent"
 SESSION = "main"
 DRIVERS = ("host", "inline")

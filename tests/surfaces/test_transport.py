@@ -26,6 +26,8 @@ from .floods import agent
 from .protocol import Frame
 from .transport import Served, Serving, Wire, ended, eventually, serving
 
+pytestmark = pytest.mark.long
+
 KIB = 1024
 RECALL_BYTES = 128 * KIB
 HOST, OTHER_HOST = "127.0.0.1", "127.0.0.2"

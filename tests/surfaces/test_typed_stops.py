@@ -143,3 +143,48 @@ def test_a_program_does_not_end_a_persons_turn(server: Served) -> None:
             assert (await on.answer(asked, 2))["stopReason"] == "superseded"
 
     asyncio.run(play())
+
+
+def test_a_typed_stop_whose_caller_left_is_not_repeated_by_its_retry(server: Served) -> None:
+    """A typed stop that is sent again after a reconnect gets its first answer, and spares the run begun since."""
+
+    async def play() -> int:
+        heard = 0
+        for number in range(8):
+            session, typed = f"typed {number}", {"message": "stop", "idempotencyKey": f"typed {number}"}
+            async with wire(server.url, server.token) as first:
+                old = (await send(first, "talk", session, f"old {number}"))["runId"]
+                await first.ask("chat.send", sessionKey=session, **typed)
+                if number % 2:  # it is read for certain; else it may be cut before the answer, or before it is read
+                    async with wire(server.url, server.token) as other:
+                        await other.request("agent.wait", runId=old, timeoutMs=20_000)
+                first.socket.transport.abort()
+            async with wire(server.url, server.token) as again:
+                waited = await again.request("agent.wait", runId=old, timeoutMs=1_500)
+                if waited["status"] == "pending":  # the cut took the frame along, before the server had read it
+                    await again.request("chat.abort", sessionKey=session)
+                    continue
+                heard += 1
+                assert waited["stopReason"] == "stop"
+                new = (await send(again, "talk", session, f"new {number}"))["runId"]
+                answer = await again.request("chat.send", sessionKey=session, **typed)
+                assert answer["runIds"] == [old]
+                assert (await again.request("agent.wait", runId=new, timeoutMs=0))["status"] == "pending"
+                await again.request("chat.abort", sessionKey=session)
+        return heard
+
+    assert asyncio.run(play()) > 0
+
+
+def test_a_key_that_a_stop_was_typed_with_still_answers_its_message(server: Served) -> None:
+    """A stop is never refused, whatever its key; the message with that key is answered as before."""
+
+    async def play() -> None:
+        async with wire(server.url, server.token) as on:
+            message = {"sessionKey": "one key", "message": "hello", "idempotencyKey": "one"}
+            first = await on.request("chat.send", **message)
+            await on.ended(first["runId"])
+            await on.request("chat.send", **{**message, "message": "stop"})
+            assert (await on.request("chat.send", **message))["runId"] == first["runId"]
+
+    asyncio.run(play())

@@ -15,7 +15,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -26,15 +26,17 @@ from websockets.asyncio.client import ClientConnection
 from interlock import app, open_control
 from interlock.runtime.control import Control
 from interlock.runtime.settings import Settings
-from interlock.surfaces import server
+from interlock.surfaces import frames, server
 from interlock.surfaces.gateway import Connection, Gateway
 
+from .floods import agent
 from .protocol import Conversation, Frame, Wrong
 from .scene import WireError, insisting
 
 TESTS = Path(__file__).parent.parent
 BOUND_SECONDS = 30.0
 SO_ATTACH_FILTER = 26
+QUIET = (frames.QUIET,)
 CLIENT = {"id": "test", "version": "1", "platform": "linux", "mode": "test"}
 
 
@@ -319,3 +321,23 @@ async def eventually(fits: Callable[[], Any], what: str, seconds: float = BOUND_
     while not fits():
         assert asyncio.get_running_loop().time() < end, f"waited {seconds} s for {what}"
         await asyncio.sleep(0.005)
+
+
+async def chat(wire: Wire, text: str, key: str, session: str = "s") -> Any:
+    """Send a message with a key."""
+    return await wire.request("chat.send", sessionKey=session, message=text, idempotencyKey=key)
+
+
+def endings(events: list[Frame]) -> list[str]:
+    """The endings that were told."""
+    return [event["data"]["outcome"]["ending"] for event in events if event["data"]["type"] == "ended"]
+
+
+def in_loop(main: Callable[[Serving], Awaitable[None]], data: Path, body: Any = agent, **options: Any) -> None:
+    """Play a test on a server in this loop."""
+
+    async def play() -> None:
+        async with serving(data, body, **options) as served:
+            await main(served)
+
+    asyncio.run(play())

@@ -23,6 +23,8 @@ from interlock.runtime.inbox import Inbox
 from interlock.runtime.live import LiveRun
 from interlock.runtime.registry import Registry
 
+pytestmark = pytest.mark.long
+
 SEEDS = range(150)
 TRIES, AT_A_TIME = 2_000, 100  # seeds in which a planted bug is looked for
 

@@ -1,10 +1,13 @@
-"""Who may do what: one table, one choke point.
+"""Who may do what: one table (`RIGHTS`), and one place that reads it (`Authority.may`).
 
-1. The right belongs to the principal, not to the connection.
-2. An action without an entry, or a relation not named in it, is denied.
-3. Rights are asked of a session: its owner's, an admin's, or somebody's it was shared with. To anybody else it looks as
-   if it were not there, also to somebody who once sent to it.
-4. Stopping is easier than starting; a reader sees and never changes; an approver answers, whatever else it is.
+1. A right belongs to a principal, not to the connection that the principal uses.
+2. An action without an entry in the table is denied. So is a relation that the entry does not list.
+3. A right is asked of a session (`Whose`). The owner and the admins may do everything in it. A principal with whom the
+   session is shared for writing may see it, send to it, and end the runs they started. A principal with whom it is
+   shared for reading may see it. For every other principal the session does not exist: they get "not found", even if
+   they once sent to it.
+4. A reader (`readers=`) sees every session and changes nothing, not even a run it once started.
+5. An approver (`appoint`) may answer every question and sees the questions. It keeps its other relations besides.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -21,17 +24,18 @@ class Relation(StrEnum):
     ADMIN = "admin"
     OWNER = "owner"  # created the session
     PRINCIPAL = "principal"  # started the run
-    WRITER = "writer"  # the session was shared with them, to write in
-    GUEST = "guest"  # the session was shared with them, to read
-    READER = "reader"  # may see everything, change nothing
-    APPROVER = "approver"  # may answer every question; sees questions, nothing else
+    WRITER = "writer"  # the session is shared with them for writing
+    GUEST = "guest"  # the session is shared with them for reading
+    READER = "reader"
+    APPROVER = "approver"
     OTHER = "other"
 
 
 class Action(StrEnum):
-    """What a caller may want."""
+    """What a caller asks to do."""
 
-    FOUND = "found"  # begin a session of their own; leave a stop for what is still to come
+    # To begin a session under one's own name. A stop that leaves a mark for messages still to arrive needs it too.
+    FOUND = "found"
     SEND = "send"
     TAKE_OVER = "take_over"
     STOP = "stop"
@@ -51,7 +55,7 @@ _ADMIN = frozenset({_R.ADMIN})
 
 RIGHTS: dict[Action, frozenset[Relation]] = {
     Action.FOUND: _ENDS | {_R.WRITER, _R.GUEST, _R.OTHER},
-    # Whoever may write in a session, but may not stop what runs in it, queues.
+    # A writer may send, but may not take over another principal's run: the writer's message queues.
     Action.SEND: _OWNS | {_R.WRITER},
     Action.TAKE_OVER: _ENDS,
     Action.STOP: _ENDS,
@@ -65,21 +69,21 @@ RIGHTS: dict[Action, frozenset[Relation]] = {
 
 
 class Whose(NamedTuple):
-    """Whose a session is: its owner, and those it was shared with. Without an owner nobody has founded it yet."""
+    """Whose a session is: its owner and its shares. `owner` is None until the session's first message is admitted."""
 
     owner: Principal | None = None
     shares: Mapping[Principal, May] = MappingProxyType({})
 
     def relations(self, by: Principal, principal: Principal | None) -> set[Relation]:
-        """Return what somebody is to the session and to a run in it that `principal` started."""
+        """Return what `by` is to the session, and to a run in it that `principal` started."""
         share = self.shares.get(by)
         held: set[Relation] = set()
         if self.owner == by:
             held.add(Relation.OWNER)
         elif share is not None:
             held.add(Relation.WRITER if share is May.WRITE else Relation.GUEST)
-        # Only somebody who may write in the session has a right to the runs they started in it: what was shared and is
-        # not any more is gone, runs included.
+        # The sender of a run has a right to it only while they may write in its session. Otherwise a principal could
+        # still stop and watch their old runs after `unshare`.
         if principal == by and (self.owner in (None, by) or share is May.WRITE):
             held.add(Relation.PRINCIPAL)
         return held or {Relation.OTHER}
@@ -89,22 +93,23 @@ NOBODYS = Whose()
 
 
 def may(action: Action, relations: Iterable[Relation]) -> bool:
-    """Return whether a caller who stands in these relations may act; what is not listed is denied."""
+    """Return whether a caller in these relations may act."""
     allowed = RIGHTS.get(action)
     return allowed is not None and not allowed.isdisjoint(relations)
 
 
 def may_found(by: Principal, session: SessionId) -> bool:
-    """Return whether a session of this name may begin with a message of theirs: nobody founds one for another.
+    """Return whether a message of `by` may begin a session of this name.
 
-    A name with a slash says whose session it is. The embedder itself names its sessions as it likes.
+    A name with a slash, `owner/name`, says whose session it is: only `owner` may begin it. So two people cannot race
+    for one name. The embedder itself (`local`) names its sessions as it likes.
     """
     owner, slash, _ = session.partition("/")
     return by == LOCAL or not slash or owner == by
 
 
 class Authority:
-    """The people this control knows by name, and the one place where a right is asked for."""
+    """The principals that have a role in this control, and the one place where a right is asked for."""
 
     __slots__ = ("_admins", "_approvers", "_named", "_readers", "_writers")
 
@@ -113,9 +118,10 @@ class Authority:
         self.appoint()
 
     def appoint(self, **roles: Collection[str]) -> None:
-        """Say anew who, besides those named at first, is one of admins, readers, approvers; it counts from here on.
+        """Replace the roles appointed before: `admins`, `readers`, `approvers`, `writers`. It counts from this step on.
 
-        A reader who is also one of `writers` is an ordinary principal that sees everything.
+        The admins and readers named at construction keep their roles. A reader who is also in `writers` is an ordinary
+        principal that sees every session.
         """
         admins, readers = self._named
         self._admins, self._readers = admins.union(roles.get("admins", ())), readers.union(roles.get("readers", ()))
@@ -124,14 +130,15 @@ class Authority:
     def relations(
         self, by: Principal, *, whose: Whose = NOBODYS, principal: Principal | None = None
     ) -> frozenset[Relation]:
-        """Return what a caller is to a session and a run (its principal)."""
+        """Return what `by` is to a session, and to a run in it that `principal` started."""
         if by in self._admins:
             return _ADMIN
         held = {Relation.READER} if by in self._readers else set()
-        if not held or by in self._writers:  # a mere reader changes nothing, not even what once was its own
+        # A reader who is no writer gets no further relation: with one it could stop runs of sessions it once owned.
+        if not held or by in self._writers:
             held |= whose.relations(by, principal)
         return frozenset(held | {Relation.APPROVER} if by in self._approvers else held)
 
     def may(self, action: Action, by: Principal, *, whose: Whose = NOBODYS, principal: Principal | None = None) -> bool:
-        """Return whether somebody may act on a session, or on a run in it that `principal` started."""
+        """Return whether `by` may act on a session, or on a run in it that `principal` started."""
         return may(action, self.relations(by, whose=whose, principal=principal))

@@ -1,7 +1,8 @@
-"""One Decision is one transaction: everything that was decided in one synchronous step.
+"""One Decision is one transaction: everything that one synchronous step decided.
 
-Every part is self-contained and conditional, so that a Decision may be handed over again, or after another that never
-arrived: a row is inserted if absent, an ending is written where none stands, a generation only rises.
+Every part is self-contained and conditional: a row is inserted if it is absent, an ending is written where the store
+has none, a generation only rises. So a Decision may be handed to the store twice, and the store may take it although an
+earlier Decision never arrived.
 """
 
 import msgspec
@@ -28,21 +29,26 @@ from interlock.core.receipt import Receipt
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered of a session. Its `shares` are read here and written as rows of their own."""
+    """What the store keeps of a session. `shares` are filled in on reading; a Decision writes them as `ShareRow`s."""
 
     id: SessionId
     owner: Principal
     generation: int
     strategy: Strategy | None = None  # None: the server's
-    since: int = 0  # the transcript begins behind this position; only rises
-    renewed: int = 0  # the generation at its last reset: a turn up to there is no previous one
-    crashes: int = 0  # times in a row that the server died while a run of it was going
-    announced: int = 0  # turns in a row that announcements began
+    # The transcript begins after this position, which only rises.
+    since: int = 0
+    # The generation at the last reset. A run up to this generation is never told to the next run as its `previous`.
+    renewed: int = 0
+    crashes: int = 0  # how often in a row the server died while a run of this session was going
+    announced: int = 0  # how many turns in a row were begun by announcements
     shares: dict[Principal, May] = {}
 
 
 class ShareRow(msgspec.Struct, frozen=True, kw_only=True):
-    """With whom a session is shared from position `at` on; `may` None: no longer. The latest stands."""
+    """A principal's share of a session from position `at` on; `may` is None where it was taken back.
+
+    The row with the highest `at` counts, so a late write of an earlier share cannot undo a later one.
+    """
 
     session: SessionId
     principal: Principal
@@ -51,7 +57,7 @@ class ShareRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered of a run. `outcome` is written once; `alias` is the run that took the message in."""
+    """What the store keeps of a run. `outcome` is written once; `alias` is the run that absorbed the message."""
 
     id: RunId
     session: SessionId
@@ -63,20 +69,20 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     parent: RunId | None = None
     home: SessionId | None = None  # of a child: the session at the top of its tree
-    agent: str | None = None  # who does the work; None: the one that is served
+    agent: str | None = None  # None: the agent that this control serves
     detached: bool = False
     alias: RunId | None = None
-    generation: int | None = None  # None: it never had the seat
+    generation: int | None = None  # None: the run was never seated
     started: bool = False
     outcome: Outcome | None = None
     cut: str = ""
-    told: bool = False  # its terminal event is in the log
-    instructions: str | None = None  # of its sender to the agent, beside the message
-    announce: Announce | None = None  # of a detached child: how its ending comes to its home
+    told: bool = False  # the run's terminal event is in the log
+    instructions: str | None = None  # from the sender to the agent, beside the message
+    announce: Announce | None = None  # of a detached child: how its home learns of its ending
 
 
 class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The first use of a key: it answers every later one, also after a restart."""
+    """The first use of a message's key: a later message with this key gets the same answer, also after a restart."""
 
     principal: Principal
     key: str
@@ -88,27 +94,27 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopKey(msgspec.Struct, frozen=True, kw_only=True):
-    """The first use of a stop's key, and what came of it: it answers every later one, which ends nothing more."""
+    """The first use of a stop's key, and its result: a later stop with this key gets that result and ends nothing."""
 
     principal: Principal
     key: str
     method: str  # stop, or reset
     digest: str
     at: float
-    receipt: ReceiptId | None = None  # None: it found nothing to end
+    receipt: ReceiptId | None = None  # None: the stop found nothing to end
     aborted: bool = False
     already: Ending | None = None
 
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
-    """A key that was stopped before it was seen: its run will be born stopped."""
+    """A key that was stopped before its message arrived: the message's run will be born stopped."""
 
     principal: Principal
     key: str
 
 
 class ToolRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool call whose start is on record before its body runs."""
+    """A tool call. The store has this row before the tool's body begins."""
 
     call_id: CallId
     run_id: RunId
@@ -118,7 +124,7 @@ class ToolRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuestionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A question and what became of it. The first answer stands; void and expired are for good."""
+    """A question and its state. The first answer stands; a void or expired question stays so."""
 
     id: QuestionId
     run_id: RunId
@@ -132,7 +138,7 @@ class QuestionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WakeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule: once `at`, or again and again by `every` (seconds, counted from `since`) or `cron`."""
+    """A schedule: once, `at` a time; or repeatedly, by `every` (seconds, counted from `since`) or by `cron`."""
 
     id: WakeId
     session: SessionId
@@ -145,32 +151,38 @@ class WakeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopMark(msgspec.Struct, frozen=True, kw_only=True):
-    """A stop's place in its own channel: what was written before it and arrives after it is stopped too."""
+    """A stop's place in its own channel: a message that was written before the stop, and arrives later, is stopped.
+
+    The channel's own numbers are all that is known of another network's order. Neither our clock nor the numbers of
+    another channel say whether a message was written before a stop.
+    """
 
     session: SessionId
     channel: str
     by: Principal
     at: int | float  # the channel's own number, which may be too long for a float
-    stopped_at: float  # by the clock on the wall: it stands for MARK_SECONDS
+    stopped_at: float  # time of day
 
     def stands(self, now: float) -> bool:
-        """Return whether it still counts; one from beyond the next hour is of a clock that was set back, and does not.
+        """Return whether the mark still counts: it does for MARK_SECONDS after its stop.
 
-        So a stop whose place lies far in the future does not stop every later message of its channel for good.
+        Without that bound, a stop whose `at` lies far in the future would stop every later message of its channel. A
+        mark from more than MARK_SECONDS in the future does not count either: the clock was set back since it was made.
         """
         return abs(now - self.stopped_at) < MARK_SECONDS
 
     def covers(self, other: "StopMark") -> bool:
-        """Return whether another mark of the same stopper in the same channel adds nothing to this one."""
+        """Return whether this mark makes `other`, a mark of the same principal and channel, superfluous."""
         return self.at >= other.at and self.stopped_at >= other.stopped_at
 
 
 MARK_SECONDS = 3_600.0
-MARKS_EACH = 16  # of one stopper in one channel: only a later stop at an earlier place adds one
+# The most marks kept for one principal in one channel. Only a later stop at an earlier place adds a mark.
+MARKS_EACH = 16
 
 
 def with_mark(marks: tuple[StopMark, ...], new: StopMark) -> tuple[StopMark, ...]:
-    """Return the marks of one stopper in one channel with one more, without those that count no more beside it."""
+    """Return one principal's marks in one channel with `new` added, and without those that `new` makes superfluous."""
     standing = tuple(mark for mark in marks if mark.stands(new.stopped_at))
     if any(mark.covers(new) for mark in standing):
         return standing
@@ -178,14 +190,17 @@ def with_mark(marks: tuple[StopMark, ...], new: StopMark) -> tuple[StopMark, ...
 
 
 class Writer(msgspec.Struct, frozen=True):
-    """The writer right as a fencing token: a write under an older generation than the session's is refused whole."""
+    """The right to write for a session, as a fencing token.
+
+    The store refuses the whole Decision if the session has a higher generation than this one.
+    """
 
     session: SessionId
     generation: int
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """What one synchronous step decided, for one transaction."""
+    """What one synchronous step decided, for one transaction. The comment at a field says how the store writes it."""
 
     writer: Writer | None = None
     sessions: tuple[SessionRow, ...] = ()  # insert, or raise the generation
@@ -193,21 +208,22 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     endings: tuple[RunRow, ...] = ()  # insert, or set the outcome where there is none
     keys: tuple[KeyRow, ...] = ()  # insert if absent
     tombstones: tuple[Tombstone, ...] = ()
-    starts: tuple[RunId, ...] = ()  # where neither started nor ended
-    told: tuple[RunId, ...] = ()  # their terminal events are in the log
+    starts: tuple[RunId, ...] = ()  # set where the run has neither started nor ended
+    told: tuple[RunId, ...] = ()  # set: the run's terminal event is in the log
     tools: tuple[ToolRow, ...] = ()
     receipts: tuple[Receipt, ...] = ()  # insert or replace
-    aliases: tuple[tuple[RunId, RunId], ...] = ()  # a message and the run that took it in; where it has not ended
+    # Pairs of a message's run and the run that absorbed it; set where the message's run has not ended.
+    aliases: tuple[tuple[RunId, RunId], ...] = ()
     questions: tuple[QuestionRow, ...] = ()
     wakes: tuple[WakeRow, ...] = ()
     unwakes: tuple[WakeId, ...] = ()
     marks: tuple[StopMark, ...] = ()
     stops: tuple[StopKey, ...] = ()  # insert if absent
-    shares: tuple[ShareRow, ...] = ()  # where no later one stands
-    rises: tuple[SessionId, ...] = ()  # raise a session that nobody has in memory
+    shares: tuple[ShareRow, ...] = ()  # insert or replace, unless the store has a higher `at`
+    rises: tuple[SessionId, ...] = ()  # raise the generation of a session that is not in memory
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What the store says of a Decision it has taken: endings it already held that differ from those proposed."""
+    """The store's answer to a Decision that it took. `found` are endings it already had and that differ from ours."""
 
     found: tuple[Outcome, ...] = ()

@@ -1,11 +1,11 @@
-"""What can be refused, and what a person can do about it.
+"""The errors of Interlock.
 
-Every message says what happened and what to do next. Nothing was changed when one of these is raised.
+The text of each says what happened and what to do next. A call that raises one of them has changed nothing.
 """
 
 
 class InterlockError(Exception):
-    """Anything Interlock refuses; its text says what to do next."""
+    """The base of every error; its text says what to do next."""
 
 
 class BadInput(InterlockError, ValueError):
@@ -13,11 +13,11 @@ class BadInput(InterlockError, ValueError):
 
 
 class Unknown(InterlockError, LookupError):
-    """There is no such thing for this caller: not found and not yours look the same."""
+    """The thing named does not exist, or is another principal's: both look the same to the caller."""
 
 
 class Refused(InterlockError):
-    """A move the lifecycle does not have, or a message the session does not take now."""
+    """The lifecycle has no such move, or the session does not take the message now."""
 
 
 class Rejected(Refused):
@@ -25,7 +25,7 @@ class Rejected(Refused):
 
 
 class QueueFull(Refused):
-    """The session's queue is full; refused before the ack, so nothing is lost silently."""
+    """The session's queue is full. The message is refused before the ack, so no accepted message is dropped."""
 
 
 class KeyConflict(Refused):
@@ -33,21 +33,21 @@ class KeyConflict(Refused):
 
 
 class QuestionClosed(Refused):
-    """The question was answered before, has expired, or went void with its run; the text says which."""
+    """The question is answered, expired, or void with its run; the text says which."""
 
 
 class Denied(Refused):
-    """A tool was not allowed to run: a person said no, or nobody answered in time."""
+    """A person denied a tool call, or did not answer in time."""
 
 
 class Unavailable(InterlockError):
-    """The store did not take it in time; nothing was changed, the same call may be made again."""
+    """The store did not answer in time. Nothing was changed; make the same call again."""
 
     retryable = True
 
 
 class Stale(BaseException):
-    """The run is over: the user moved on. Let it pass; every further effect of this run is refused.
+    """The run has fallen, and this effect of it was refused. Do not catch it: every further effect is refused too.
 
-    A BaseException, so that `except Exception` in a tool cannot revive a run.
+    Stale is a BaseException, so that `except Exception` in a tool does not swallow it and let the agent go on.
     """

@@ -1,9 +1,12 @@
-"""What a watcher is told, and the transcript that can be told again from it.
+"""What a watcher is told, and the transcript that is made from it.
 
-1. Positions are `boot << 32 | n`: they rise within a session and so within a run, also across restarts.
-2. A run's `ended` event is its last. Receipts, gaps and corrections are the session's and may follow.
-3. A block holds the whole text of the deltas it closes, and may go on behind it (what an agent streams, and then
-   returns with more); so a log without deltas tells the same story.
+1. Events are the log. The transcript is not stored: `transcript` computes it from the log, for `run.history`,
+   `control.history` and every other reader. `message`, `block`, `tool` and `ended` events carry all it needs.
+2. A position is `boot << 32 | n`: the number of this start of the server, then a counter. Positions rise within a
+   session, also across restarts; there may be holes.
+3. A run's `ended` event is its last. `receipt`, `gap` and `correction` belong to the session and may follow it.
+4. A block holds the whole text of the deltas before it. An agent that streams a text and then returns more of it makes
+   the block longer than its deltas. So a log without deltas tells the same conversation.
 """
 
 from collections.abc import Iterable
@@ -36,9 +39,10 @@ class _Data(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):
 
 
 class Said(_Data, frozen=True, tag="message"):
-    """A message was accepted. `of` is its own id where another run took it in (steered, or collected).
+    """A message was accepted.
 
-    `child` is the run whose ending it announces, where nobody wrote it.
+    `of` is the message's own run id, where another run absorbed it (steered or collected). `child` is set on an
+    announcement, which no person wrote: the run whose ending it announces.
     """
 
     kind: ClassVar[EventKind] = EventKind.MESSAGE
@@ -69,7 +73,7 @@ class Block(_Data, frozen=True, tag="block"):
 
 
 class Typing(_Data, frozen=True, tag="typing"):
-    """The agent is (or is no longer) about to say something."""
+    """The agent shows that it is about to say something, or no longer is."""
 
     kind: ClassVar[EventKind] = EventKind.TYPING
     on: bool
@@ -85,14 +89,14 @@ class Progress(_Data, frozen=True, tag="progress"):
 
 
 class Phase(_Data, frozen=True, tag="phase"):
-    """The run entered a phase (None: left the outermost one)."""
+    """The run entered a phase; `name` is None where it left the outermost one."""
 
     kind: ClassVar[EventKind] = EventKind.PHASE
     name: str | None
 
 
 class Tool(_Data, frozen=True, tag="tool"):
-    """A tool call moved on."""
+    """A tool call changed its state."""
 
     kind: ClassVar[EventKind] = EventKind.TOOL
     call_id: CallId
@@ -104,7 +108,7 @@ class Tool(_Data, frozen=True, tag="tool"):
 
 
 class Spawned(_Data, frozen=True, tag="process"):
-    """A process was started, or has exited. What ends with its run is counted in the receipt instead."""
+    """A process started, or exited by itself. A process that ends with its run is counted in the receipt instead."""
 
     kind: ClassVar[EventKind] = EventKind.PROCESS
     command: str
@@ -114,26 +118,26 @@ class Spawned(_Data, frozen=True, tag="process"):
     status: int | None = None
     background: bool = False
     detached: bool = False
-    beside: tuple[str, ...] = ()  # processes of an earlier run that could not be ended before this one began
-    tail: str = ""  # of an exit: the end of what it wrote
+    beside: tuple[str, ...] = ()  # processes of an earlier run that were still there when this one started
+    tail: str = ""  # of an exit: the end of the output
 
 
 class Asked(_Data, frozen=True, tag="question"):
-    """A question moved on. One that goes void with its run is named in the terminal event instead."""
+    """A question changed its state. A question that goes void with its run is named in the terminal event instead."""
 
     kind: ClassVar[EventKind] = EventKind.QUESTION
     question_id: QuestionId
     text: str
     state: QuestionState
     choices: tuple[str, ...] | None = None  # None: yes or no
-    tool: str | None = None  # the tool that wants to run
+    tool: str | None = None  # the tool that needs to be allowed
     arguments: Json | None = None
     answer: bool | str | None = None
     by: Principal | None = None
 
 
 class Delegated(_Data, frozen=True, tag="child"):
-    """A child run was begun; with its outcome, it has ended."""
+    """A child run began (`outcome` is None), or ended."""
 
     kind: ClassVar[EventKind] = EventKind.CHILD
     child: RunId
@@ -144,7 +148,10 @@ class Delegated(_Data, frozen=True, tag="child"):
 
 
 class ChildEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How a child ended that fell with its parent, or too late for the parent to be told."""
+    """How a child ended, where no `child` event tells it.
+
+    The child fell with its parent, or its ending was not public yet when the parent fell.
+    """
 
     child: RunId
     agent: str
@@ -152,14 +159,14 @@ class ChildEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ended(_Data, frozen=True, tag="ended"):
-    """The run's terminal event. `cut` is the open text an early end left unfinished."""
+    """The run's terminal event. `cut` is the text that an early end left unfinished."""
 
     kind: ClassVar[EventKind] = EventKind.ENDED
     outcome: Outcome
     cut: str = ""
     tools: tuple[Tool, ...] = ()  # a result for every call that had none
     void: tuple[QuestionId, ...] = ()  # questions that were still open
-    children: tuple[ChildEnd, ...] = ()  # detached ones that go on are not among them
+    children: tuple[ChildEnd, ...] = ()  # without the detached children, which go on
 
 
 class Proof(_Data, frozen=True, tag="receipt"):
@@ -170,14 +177,14 @@ class Proof(_Data, frozen=True, tag="receipt"):
 
 
 class Gap(_Data, frozen=True, tag="gap"):
-    """Events after `after` are no longer to be had; the next ones follow."""
+    """Events after position `after` are missing: they were forgotten, or a crash took them."""
 
     kind: ClassVar[EventKind] = EventKind.GAP
     after: int
 
 
 class Correction(_Data, frozen=True, tag="correction"):
-    """The store holds another ending than the one told; this one is true."""
+    """The ending published before was wrong; this outcome is the true one."""
 
     kind: ClassVar[EventKind] = EventKind.CORRECTION
     outcome: Outcome
@@ -206,7 +213,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened in a session."""
 
     position: int
-    at: float = 0.0  # as people read time; nothing is decided by it
+    # The time of day, for people to read. No decision depends on it.
+    at: float = 0.0
     session: SessionId
     run_id: RunId | None
     generation: int | None
@@ -219,7 +227,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the transcript, ready for a model: every call has a result, a cut text is there once."""
+    """A line of the transcript, ready for a model: every call has a result, and a cut text occurs once."""
 
     role: str  # user, assistant, call, result
     run_id: RunId
@@ -231,15 +239,16 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     state: ToolState | None = None
     cut: bool = False
     ending: Ending | None = None
-    hidden: bool = False  # of a turn that was rolled back: shown to people, not to the model
-    child: RunId | None = None  # of a message that announces how this child ended; nobody wrote it
+    # The turn was rolled back: people see this entry, the model does not.
+    hidden: bool = False
+    child: RunId | None = None  # of an announcement: the child whose ending it tells
 
 
 def transcript(events: Iterable[Event]) -> list[Entry]:
-    """Return the conversation that a log tells; a log without its deltas, or its oldest part, is valid too.
+    """Return the conversation that a log tells. The log may lack its deltas, or its oldest part.
 
-    A message stands where its turn began (or a turn took it in), not where it was queued: what waits is no part of
-    the conversation yet. Nothing is left out; entries of a turn that was rolled back are marked.
+    A message stands where its turn began, or where a running turn absorbed it, not where it was queued: a waiting
+    message is no part of the conversation yet. Entries of a rolled-back turn are marked `hidden`, not left out.
     """
     waiting: dict[RunId, list[Entry]] = {}
     called: set[CallId | None] = set()
@@ -251,7 +260,8 @@ def transcript(events: Iterable[Event]) -> list[Entry]:
         for entry in _entries(event, waiting):
             if entry.role == "call":
                 called.add(entry.call_id)
-            if entry.role != "result" or entry.call_id in called:  # a model refuses a result without its call
+            # Leave out a result whose call is not in this part of the log: a model refuses a result without its call.
+            if entry.role != "result" or entry.call_id in called:
                 entries.append(entry)
     return [msgspec.structs.replace(entry, hidden=True) if entry.run_id in hidden else entry for entry in entries]
 
@@ -263,7 +273,8 @@ def _entries(event: Event, waiting: dict[RunId, list[Entry]]) -> list[Entry]:
     match data:
         case Said():
             said = Entry(role="user", run_id=run_id, text=data.text, by=data.by, child=data.child)
-            if data.of is not None and run_id not in waiting:  # steered into a turn that has begun
+            # A part of a turn that has begun (a steered message) stands right here; any other waits for its turn.
+            if data.of is not None and run_id not in waiting:
                 waiting.pop(data.of, None)
                 return [said]
             waiting.setdefault(run_id, []).append(said)
@@ -285,8 +296,9 @@ def _entries(event: Event, waiting: dict[RunId, list[Entry]]) -> list[Entry]:
 
 
 def _tool_entries(run_id: RunId, tool: Tool) -> list[Entry]:
+    # The `pending` event has made the entry for the call.
     if tool.state is ToolState.RUNNING:
-        return []  # the call was told when it was recorded
+        return []
     if tool.state is ToolState.PENDING:
         return [Entry(role="call", run_id=run_id, call_id=tool.call_id, tool=tool.name, arguments=tool.arguments)]
     nothing = tool_words(tool.state) if tool.state in (ToolState.SKIPPED, ToolState.INTERRUPTED) else ""

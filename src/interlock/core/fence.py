@@ -1,9 +1,14 @@
 """The fence: is this run still current?
 
-1. Current means: not fallen. One mark per run says so, and only `fall` sets it, once.
-2. The mark is tested in the same synchronous step that admits an effect; there is no await between.
-3. Generations guard what outlives memory (store writes, buffers, frames, hosts). A session's generation rises on
-   every start and every fall, never goes back, and survives the session being forgotten.
+1. Current means: not fallen. Each run has one mark for that, and only `Fence.fall` sets it, once.
+2. The code that admits an effect tests the mark in the same synchronous step. With an await between the test and the
+   effect, a stop could be acknowledged in between, and the effect would follow it.
+3. Generations mark what outlives memory: store writes, buffers, frames, hosts. A session's generation rises on every
+   start and on every fall, and never goes back. Were it raised by early endings alone, late output of a completed run
+   would pass as its successor's.
+4. A session that leaves memory raises one common floor to its own generation, and a session that is not in memory
+   stands at the floor, or at the number in the store if that is higher. So no number is given twice, and memory does
+   not grow with the number of sessions ever seen.
 """
 
 from collections.abc import Hashable
@@ -17,23 +22,23 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Fence:
-    """The one mark of a run, and the count of what it turned away."""
+    """The one mark of a run, and the count of the effects it refused."""
 
     __slots__ = ("cause", "refused", "run_id")
 
     def __init__(self, run_id: RunId) -> None:
         self.run_id = run_id
         self.cause: Cause | None = None  # the mark: set by `fall`, never cleared
-        self.refused: dict[Effect, int] | None = None  # made lazily: most runs refuse nothing
+        self.refused: dict[Effect, int] | None = None  # None while nothing was refused, as in most runs
 
     def fall(self, cause: Cause) -> None:
-        """Set the mark. The first cause stands; a second call is a defect in the caller."""
+        """Set the mark. The first cause stands; a second call is a bug in the caller."""
         if self.cause is not None:
             raise AssertionError(f"run {self.run_id} fell twice")
         self.cause = cause
 
     def check(self, effect: Effect) -> None:
-        """Let an effect of a current run pass; refuse, count and name any other."""
+        """Return if the run is current; otherwise count the refused effect and raise Stale."""
         if self.cause is not None:
             raise self.refuse(effect)
 
@@ -47,7 +52,7 @@ class Fence:
 
 
 def describe(run_id: RunId, cause: Cause, effect: Effect) -> str:
-    """Say why an effect was refused, and what to watch instead."""
+    """Return why an effect was refused, and what to do instead."""
     if cause.superseded_by is not None:
         return f"{effect} refused: run {run_id} was superseded by {cause.superseded_by}; watch that one instead"
     by = f" by {cause.by}" if cause.by else ""
@@ -55,35 +60,35 @@ def describe(run_id: RunId, cause: Cause, effect: Effect) -> str:
 
 
 class Generations(Generic[Key]):
-    """A number per key that only rises. Whoever is given one may ask, until the next, whether it is still the present.
+    """A number per key that only rises; `is_current` says whether a number is still the latest of its key.
 
-    `rise` gives a key's next number, and what was given before is current no more, from that step on. Only a number
-    that `rise` gave can be current. `forget` keeps memory bounded: of a forgotten key no number is current, and none
-    that it ever had is given again. The numbers of one key have holes and two keys may have the same.
+    `rise` gives a key its next number, and from that step on the numbers given before are not current. Only a number
+    that `rise` returned can be current. `forget` bounds the memory: no number of a forgotten key is current, and none
+    of its numbers is given again. The numbers of one key may have holes, and two keys may have the same number.
 
-    Ask in the same step that acts: no await between, and among threads one lock around both.
+    Ask `is_current` in the same step that acts on the answer: no await between, and with threads one lock around both.
     """
 
     __slots__ = ("_floor", "_now")
 
     def __init__(self) -> None:
         self._now: dict[Key, int] = {}
-        self._floor = 0  # no key that was forgotten stood higher than this
+        self._floor = 0  # the highest number that any forgotten key had
 
     def get(self, key: Key) -> int:
-        """Return where a key stands; one never seen, or forgotten, stands at the floor."""
+        """Return a key's number; a key never seen, or forgotten, has the floor."""
         return self._now.get(key, self._floor)
 
     def rise(self, key: Key) -> int:
-        """Give the key its next number, and return it."""
+        """Give a key its next number, and return that."""
         raised = self.get(key) + 1
         self._now[key] = raised
         return raised
 
     def is_current(self, key: Key, generation: int | None) -> bool:
-        """Return whether a number is the key's present one; of a key that is not here, and of None, it is not.
+        """Return whether `generation` is the key's latest number; None, and any number of a forgotten key, is not.
 
-        What merely equals it (True, 1.0) was never given: whoever has such a thing has mixed something up.
+        A value that merely equals the number (True, 1.0) is not current: `rise` never returned it.
         """
         return type(generation) is int and self._now.get(key) == generation
 
@@ -93,13 +98,13 @@ class Generations(Generic[Key]):
 
 
 class StoredGenerations(Generations[SessionId]):
-    """Those of sessions, which a store remembers beyond memory."""
+    """The generations of sessions, which a store keeps as well."""
 
     __slots__ = ()
 
     def restore(self, session: SessionId, stored: int) -> None:
-        """Take over what the store remembers; never downwards.
+        """Raise a session's number to the stored one; never lower it.
 
-        A fall raises the number as a start does, so a number that comes back is one that no run holds.
+        A fall raises the number as a start does, so no run that was in memory before holds the restored number.
         """
         self._now[session] = max(self.get(session), stored)

@@ -1,8 +1,8 @@
-"""The states of a run, as a table with one mover.
+"""The states of a run, as a table (`MOVES`) with one function that moves along it (`advance`).
 
-Rule 1: everything that decides whether a run may move lives in this table.
-Rule 2: `advance` looks up or raises; no other place compares states to decide a move.
-Acked and drained are facts beside the state, not states.
+1. The table alone says which moves a run may make.
+2. `advance` finds the move in the table, or raises. No other code compares states to decide whether a run may move.
+3. Acked and drained are facts beside the state, not states.
 """
 
 from enum import StrEnum
@@ -13,13 +13,13 @@ from interlock.core.errors import Refused
 class State(StrEnum):
     """Where a run is in its life."""
 
-    ARRIVING = "arriving"  # in the session's line; not decided yet
-    QUEUED = "queued"  # admitted; waits for the seat
-    SEATED = "seated"  # has the seat; the agent has not begun
+    ARRIVING = "arriving"  # not decided on yet
+    QUEUED = "queued"  # admitted, and waiting for the seat
+    SEATED = "seated"  # in the seat; the agent has not begun
     STARTED = "started"  # the agent's code may run
     ENDED = "ended"
-    WITHDRAWN = "withdrawn"  # never was: its admission did not commit
-    ALIASED = "aliased"  # became part of another run
+    WITHDRAWN = "withdrawn"  # not accepted: refused, or not taken by the store
+    ALIASED = "aliased"  # another run absorbed it, or answers for its key
 
 
 class Move(StrEnum):
@@ -56,7 +56,7 @@ MOVES: dict[State, dict[Move, State]] = {
 
 
 def advance(state: State, move: Move) -> State:
-    """Return the state after a move, or raise Refused naming the move that does not exist."""
+    """Return the state after a move, or raise Refused if the table has no such move."""
     after = MOVES[state].get(move)
     if after is None:
         raise Refused(f"a run that is {state} cannot {move}; wait for its outcome instead")

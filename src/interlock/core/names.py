@@ -12,11 +12,11 @@ WakeId = NewType("WakeId", str)
 Principal = NewType("Principal", str)
 
 LOCAL = Principal("local")
-"""The embedder itself, which may do all."""
+"""The program that embeds Interlock; it may do everything."""
 
 
 class Effect(StrEnum):
-    """Everything a run can do to the world; each passes the fence, each is counted when refused."""
+    """Every effect that a run can have; each passes the fence, and a refused one is counted."""
 
     DELTA = "delta"
     BLOCK = "block"
@@ -47,14 +47,14 @@ class EventKind(StrEnum):
     QUESTION = "question"
     CHILD = "child"
     ENDED = "ended"
-    # Of the session, not of a run: these alone may follow a run's terminal event.
+    # These belong to the session, not to a run, and alone may follow a run's terminal event.
     RECEIPT = "receipt"
     GAP = "gap"
     CORRECTION = "correction"
 
 
 PASSING = frozenset({EventKind.DELTA, EventKind.TYPING, EventKind.PROGRESS})
-"""Events that count only while their run does: its blocks and its terminal event tell what lasts."""
+"""Events that count only while their run goes on: an ended run's text stands in its blocks and its terminal event."""
 
 
 class Ending(StrEnum):
@@ -74,33 +74,33 @@ class Ending(StrEnum):
 
 ENDINGS = tuple(ending for ending in Ending if ending not in (Ending.PENDING, Ending.UNKNOWN))
 EARLY = frozenset(ENDINGS) - {Ending.COMPLETED, Ending.FAILED}
-"""Endings that cut a run short; the other two are the agent's own."""
+"""Endings that cut a run short; `completed` and `failed` are the agent's own."""
 
 
 class KnownPhase(StrEnum):
-    """Where a run was when a limit passed, as far as control knows; an agent names phases of its own beside these."""
+    """What a run was doing when a limit passed, as far as control knows. An agent may name phases of its own."""
 
-    QUEUE = "queue"  # it waited for the seat
-    START = "start"  # dispatched, and nothing was heard from its agent yet
-    AGENT = "agent"  # in the agent's own code, or in the model that it asks
+    QUEUE = "queue"  # the run waited for the seat
+    START = "start"  # the run was dispatched, and its agent had used no verb yet
+    AGENT = "agent"  # the agent's own code ran, or waited for its model
     TOOL = "tool"
-    APPROVAL = "approval"  # it waited for a person's answer
+    APPROVAL = "approval"  # the run waited for a person's answer
     HOLD = "hold"
     CHILD = "child"
-    IDLE = "idle"  # met the limit on silence, wherever it was
+    IDLE = "idle"  # the limit on silence passed, whatever the run was doing
 
 
 class LimitOf(StrEnum):
-    """Whose limit ended a run: of all that bound it the one that passes first counts."""
+    """Whose limit ended a run. Of several limits the one that passes first counts."""
 
-    CALLER = "caller"  # of the message, or of the `delegate`
-    OPERATOR = "operator"  # of everything served here, of all children, on silence or on waiting
-    AGENT = "agent"  # the operator's, for the agent that the run was of
-    PARENT = "parent"  # that of the run above, which took this one along
+    CALLER = "caller"  # `send(deadline=)` or `delegate(timeout=)`
+    OPERATOR = "operator"  # the control's limit on every run, on children, on silence or on waiting
+    AGENT = "agent"  # the operator's limit for the run's agent
+    PARENT = "parent"  # a limit of the parent, with which this run fell
 
 
 class ErrorKind(StrEnum):
-    """Whose failure it was, where a run failed."""
+    """Which part failed, where a run's ending is `failed`."""
 
     AGENT = "agent"
     PROVIDER = "provider"
@@ -120,31 +120,32 @@ class Strategy(StrEnum):
 
 
 class May(StrEnum):
-    """What somebody a session is shared with may do in it."""
+    """What a principal may do in a session that is shared with them."""
 
-    WRITE = "write"  # send, and end what they sent themselves
-    READ = "read"  # see it, and change nothing
+    WRITE = "write"  # see it, send to it, and end the runs they started
+    READ = "read"  # see it
 
 
 class RunKind(StrEnum):
-    """How a run came to be; a wait never answers with another kind's run."""
+    """What started a run. A wait for a run of one kind never answers with a run of another."""
 
     CHAT = "chat"
     AGENT = "agent"
     CHILD = "child"
     WAKE = "wake"
-    ANNOUNCE = "announce"  # a detached child's ending, told to the session that it belongs to: a turn
-    NOTE = "note"  # the same as an entry alone: the next turn reads it
+    ANNOUNCE = "announce"  # the ending of a detached child, told to its home as a turn
+    # The same, told as an entry of the transcript alone, which the next turn reads.
+    NOTE = "note"
 
 
 REPORTS = frozenset({RunKind.ANNOUNCE, RunKind.NOTE})
-"""What children's endings become in the session at the top; nobody sends these."""
+"""The kinds in which a home is told of its detached children's endings; control makes them, no principal sends them."""
 
 
 class Announce(StrEnum):
-    """How a detached child's ending comes to the session at the top."""
+    """How the ending of a detached child is told to its home."""
 
-    TURN = "turn"  # offered to the run at work there, else a turn of its own
+    TURN = "turn"  # offered to the run in the seat, or else a turn of its own
     NOTE = "note"
 
 
@@ -155,9 +156,12 @@ class ToolState(StrEnum):
     RUNNING = "running"  # permitted; its body runs
     FINISHED = "finished"
     FAILED = "failed"  # its body raised
-    SKIPPED = "skipped"  # never permitted: the run fell first
-    INTERRUPTED = "interrupted"  # permitted and cut: effect unknown
-    ABANDONED = "abandoned"  # still running, fenced, where we cannot end it
+    # The call was never permitted: the run fell first, or the call was denied or given up.
+    SKIPPED = "skipped"
+    # The call was permitted and then cut. Its effect is unknown.
+    INTERRUPTED = "interrupted"
+    # The body still runs, behind the fence, where control cannot end it.
+    ABANDONED = "abandoned"
 
 
 class QuestionState(StrEnum):
@@ -165,8 +169,10 @@ class QuestionState(StrEnum):
 
     OPEN = "open"
     ANSWERED = "answered"
-    EXPIRED = "expired"  # its own time ran out; that counts as no
-    VOID = "void"  # its run fell, or nobody wants the answer any more
+    # The question's own time ran out, which counts as no.
+    EXPIRED = "expired"
+    # The run fell, or its agent no longer waits for the answer.
+    VOID = "void"
 
 
 class ProcessState(StrEnum):
@@ -174,7 +180,7 @@ class ProcessState(StrEnum):
 
     RUNNING = "running"
     EXITED = "exited"
-    FAILED = "failed"  # it could not be started
+    FAILED = "failed"  # the process could not be started
 
 
 class BodyState(StrEnum):
@@ -189,8 +195,9 @@ class BodyState(StrEnum):
 
 
 class Drain(StrEnum):
-    """Whether anything of the run may still be there."""
+    """Whether anything of a fallen run may still be running."""
 
     PENDING = "pending"
-    OBSERVED = "observed"  # seen empty
-    UNCONFIRMED = "unconfirmed"  # a bound ran out; the receipt names what
+    OBSERVED = "observed"  # control saw everything end
+    # A wait ran out, or code was dropped where it stood. The receipt names what control did not see end.
+    UNCONFIRMED = "unconfirmed"

@@ -1,8 +1,11 @@
-"""How a run ended: decided once, by `settle`, and told the same everywhere.
+"""How a run ended: `settle` decides it once, and every surface tells the same.
 
-1. If a limit has passed at the instant of the decision, the ending is `timed_out`, whoever calls. Of an agent that has
-   returned, the instant is that of its return: what was finished in time is no timeout, however late it is read.
-   Of several limits the earliest counts, and the outcome says whose it was.
+A timer only asks whether a run is to end; `settle` decides. Limits are instants on the monotonic clock, so a change of
+the time of day neither ends a run nor keeps one alive (race 90).
+
+1. If a limit has passed at the instant of the decision, the ending is `timed_out`, whatever cause the caller gives.
+   For an agent that has returned, the instant is that of its return: work that finished in time is no timeout, however
+   late control reads of it. Of several limits the earliest counts, and the outcome says whose it was.
 2. Otherwise the first caller's cause stands.
 """
 
@@ -25,13 +28,13 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     limit_of: LimitOf | None = None
     error: str | None = None
     error_kind: ErrorKind | None = None
-    hidden: bool = False  # rolled back: the turn is no part of the model's context any more
-    typed: bool = False  # a person stopped it by a message, not by a call
-    born_stopped: bool = False  # the stop was there before the message, which never ran
+    hidden: bool = False  # rolled back: the model no longer reads this turn
+    typed: bool = False  # a person stopped the run by a message, not by a call
+    born_stopped: bool = False  # the stop came before the message, which never ran
 
     @property
     def early(self) -> bool:
-        """True where the run was cut short rather than finishing by itself."""
+        """True where the run was cut short and did not finish by itself."""
         return self.ending in EARLY
 
 
@@ -40,40 +43,40 @@ class Limit(msgspec.Struct, frozen=True):
 
     at: float
     seconds: float
-    phase: str | None = None  # None: the phase the run is in
+    phase: str | None = None  # None: the phase in which the run is then
     of: LimitOf = LimitOf.OPERATOR
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a run ended, as everyone is told. The comment at a field is its line in docs/endings.md."""
+    """How a run ended, as everyone is told. The comment at a field is its line in docs/endings.md (`make endings`)."""
 
     run_id: RunId  # the run that ended
-    ending: Ending  # how; `pending` and `unknown` are answers to a waiter, not endings
+    ending: Ending  # how it ended; `pending` and `unknown` are answers to a waiter, not endings
     text: str = ""  # the reply, or the part of it that was said
     by: Principal | None = None  # who stopped it, or whose message took over
     superseded_by: RunId | None = None  # the run that took over
-    phase: str | None = None  # where a limit was met: a known phase, or one that the agent named
+    phase: str | None = None  # what it was doing when a limit passed: a known phase, or one that the agent named
     limit_ms: int | None = None  # the limit that passed
     limit_of: LimitOf | None = None  # whose limit ended it; `parent`: it fell with a parent that a limit had ended
     error: str | None = None  # why it failed, in full
     error_kind: ErrorKind | None = None  # whose failure it was: `agent`, `provider`, `host` or `store`
-    hidden: bool = False  # rolled back: the turn is no part of the model's context any more
+    hidden: bool = False  # rolled back: the model no longer reads this turn
     typed: bool = False  # a person stopped it by a message, not by a call
-    born_stopped: bool = False  # the stop was there before the message, which never ran
-    unkept: bool = False  # superseded by a message that could not be kept, so there is no run to name
+    born_stopped: bool = False  # the stop came before the message, which never ran
+    unkept: bool = False  # superseded by a message that the store did not take, so there is no run to name
     tools: tuple[str, ...] = ()  # of a hidden turn: the tools that were started, since their effects remain
     started_at: float | None = None  # when its agent began; None: it never did
-    ended_at: float | None = None  # when it fell: nothing of it was admitted from then on
-    drained: bool = False  # nothing of it is left; a fact beside the ending, and it comes later
-    durable: bool = True  # the store has it; told as False where it had not answered in time
+    ended_at: float | None = None  # when it fell; no effect of it was admitted after that
+    drained: bool = False  # nothing of it is left; a fact beside the ending, which comes later
+    durable: bool = True  # the store has the ending; False where it was published before the store had it
 
     @property
     def ended(self) -> bool:
-        """False only for the two answers that are not endings: pending and unknown."""
+        """False only for `pending` and `unknown`, which are answers and not endings."""
         return self.ending not in (Ending.PENDING, Ending.UNKNOWN)
 
     def same_story(self, other: "Outcome") -> bool:
-        """True if both tell the same ending; `drained` and `durable` are facts beside it and may differ."""
+        """Return whether both tell the same ending; `drained` and `durable` are facts beside it and may differ."""
         return bool(_story(self) == _story(other))
 
 
@@ -81,26 +84,26 @@ _story = attrgetter(*(name for name in Outcome.__struct_fields__ if name not in 
 
 
 def cause_of(outcome: Outcome) -> Cause:
-    """Return the cause behind an ending that was found in the store."""
+    """Return the cause of an outcome that the store holds."""
     return Cause(**{name: getattr(outcome, name) for name in Cause.__struct_fields__})
 
 
 def returned_at(told: float, *, heard: float, now: float) -> float:
-    """Return when an agent elsewhere returned: as its host tells it, if that can be true, else now.
+    """Return when the agent in a host returned: `told`, the instant the host names, if that is possible; else `now`.
 
-    It cannot be before `heard`, when control had read all that the host had said until then, and not in the future. So
-    a host that lies gains no more than the time for which control did not read.
+    An instant before `heard`, when control had last read all that the host had sent, is not possible; nor is one in the
+    future. So a host that lies gains at most the time for which control did not read.
     """
     return told if heard <= told <= now else now
 
 
 def passed_limit(now: float, limits: Iterable[Limit]) -> Limit | None:
-    """Return the earliest of the limits that have passed."""
+    """Return the earliest of the limits that have passed, or None."""
     return min((limit for limit in limits if now >= limit.at), key=lambda limit: limit.at, default=None)
 
 
 def settle(cause: Cause, *, now: float, limits: Iterable[Limit] = (), phase: str | None = None) -> Cause:
-    """Return the cause that stands if the run ends at `now`, or its agent returned then: a passed limit beats it."""
+    """Return the cause that stands if the run ends, or its agent returned, at `now`: a passed limit beats `cause`."""
     passed = passed_limit(now, limits)
     if passed is None:
         return cause

@@ -1,9 +1,15 @@
 """One ending, every surface: the words each surface has for how a run ended.
 
-1. We store facts (`Outcome`) and project words; no surface makes up its own.
-2. `TABLE` is total: every ending has a word, or a chosen silence, on every surface.
-3. Words of foreign protocols (aborted, cancelled, end_turn) live here, and in the surface that speaks them.
-4. `pending` and `unknown` are answers to a waiter, not endings; neither is ever told as a timeout.
+1. The store holds facts (`Outcome`); this file turns them into words, and no surface chooses its own words.
+2. `TABLE` is total: for every ending every surface has a word, or says nothing on purpose.
+3. Words of foreign protocols (aborted, cancelled, end_turn) stand here, and in the surface that speaks the protocol.
+4. `pending` and `unknown` are answers to a waiter, not endings. No surface tells them as a timeout.
+5. People program against these words. A changed cell needs a line in the changelog (`make endings` asks for it).
+
+The words are a function of the outcome alone, and `settle` decides the outcome once. So an exception, a signal from the
+cleanup or a closed connection cannot change what any surface tells (races 21 and 125), and a server that starts again
+tells from the store what the server before it told from memory (race 126). A surface that chose words by what it saw
+itself would tell a stop as a failure, or a timeout as a stop.
 """
 
 from typing import Final
@@ -14,11 +20,12 @@ from interlock.core.errors import BadInput
 from interlock.core.names import Ending, ErrorKind, KnownPhase, LimitOf, Principal, RunId, ToolState
 from interlock.core.outcome import Outcome
 
-WHY_CHARS: Final = 200  # how much of an error's first line a person is told; the whole of it is in `native`
+# How much of an error's first line people are told; `native` has the whole error.
+WHY_CHARS: Final = 200
 
 
 class AgentWait(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The answer of `agent.wait`, of `agent`'s second frame, and of the replay of a used key."""
+    """The words in the answer of `agent.wait`, in `agent`'s second frame, and in the answer to a used key."""
 
     status: str
     stop_reason: str | None = None
@@ -44,15 +51,17 @@ class Lifecycle(msgspec.Struct, frozen=True, omit_defaults=True):
 class Responses(msgspec.Struct, frozen=True):
     """How a response object ends: its status, its last stream event, and the HTTP and error codes if not streamed.
 
-    Clients send again by themselves after 408, 409, 429 and 5xx, and hand the partial text of a 200 to their program
-    as the answer. So every ending but a completion is 422.
+    Every ending but a completion is 422. After 408, 409, 429 and 5xx clients send the request again by themselves, and
+    without a key. The partial text of a 200 they hand to their program as the answer.
     """
 
     status: str
     last_event: str
     http: int
-    error_code: str | None = None  # of the HTTP error; where the status is failed, of the object's own error as well
-    incomplete_reason: str | None = None  # only where the status is incomplete: a client fails on it elsewhere
+    # The code of the HTTP error, and of the response object's own error where the status is `failed`.
+    error_code: str | None = None
+    # Set only where the status is `incomplete`: clients fail on it elsewhere.
+    incomplete_reason: str | None = None
 
 
 class Completions(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,10 +72,10 @@ class Completions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Acp(msgspec.Struct, frozen=True):
-    """How an ACP prompt is answered: a stop reason, or the code of a JSON-RPC error where v1 has no word.
+    """How an ACP prompt is answered: by a stop reason, or by a JSON-RPC error where ACP v1 has no stop reason for it.
 
-    The outcome is in `_meta` of the one, in `data` of the other. The code is never -32603, after which a client sends
-    its prompt again.
+    The answer carries the outcome in `_meta`, the error in `data`. The code is never -32603: after that one a client
+    sends its prompt again.
     """
 
     stop_reason: str | None = None
@@ -76,7 +85,8 @@ class Acp(msgspec.Struct, frozen=True):
 class Projection(msgspec.Struct, frozen=True, kw_only=True):
     """One ending on every surface.
 
-    In `TABLE` a brace stands for a fact of the outcome; `project` fills it in, or with nothing where there is none.
+    In `TABLE` a name in braces stands for a fact of the outcome. `project` puts the fact there, or nothing if the
+    outcome does not have it.
     """
 
     wait: AgentWait
@@ -90,7 +100,7 @@ class Projection(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None  # None: the parent has itself ended
     client: str
     channel: str | None  # None: the channel says nothing
-    tool: str  # why a call that it left without a result has none
+    tool: str  # why a tool call of the run has no result
     exit_code: int
 
 
@@ -122,7 +132,8 @@ TABLE: Final[dict[Ending, Projection]] = {
         lifecycle=Lifecycle("end", "superseded"), completions=Completions(error_code="superseded"),
         responses=Responses("incomplete", "response.incomplete", 422, "superseded", "superseded"), acp=Acp("cancelled"),
         task="cancelled", session="superseded", parent="cancelled (superseded{successor})", exit_code=130,
-        client="superseded{successor}", tool="superseded by a newer message{of}", channel=None,  # the new reply speaks
+        # The channel says nothing: the reply to the newer message speaks.
+        client="superseded{successor}", tool="superseded by a newer message{of}", channel=None,
     ),
     Ending.TIMED_OUT: Projection(
         wait=AgentWait("timeout"), chat=ChatEvent("error", error_kind="timeout"),
@@ -156,12 +167,12 @@ TABLE: Final[dict[Ending, Projection]] = {
 }
 # fmt: on
 
-# The gateway's schema closes both sets; our own words travel in `native`. Whose failure it was has no word there at
-# all, so every failure is told as unknown rather than as a kind it is not.
+# The gateway's published schema closes the set of timeout phases and the set of error kinds; our own words travel in
+# `native`. The schema has no error kind for which part failed, so every failure is told as `unknown`.
 TIMEOUT_PHASES: Final = {"queue": False, "preflight": False, "provider": True, "post_turn": True}  # provider started?
-UNDER_WAY: Final = (
-    "provider"  # a turn that began, wherever it was; clients take a timeout without a phase for a soft one
-)
+# The phase told for a turn that had begun, where the schema does not have the turn's own. Some phase is always told,
+# because clients take a timeout without a phase for a soft timeout.
+UNDER_WAY: Final = "provider"
 WHOSE: Final[dict[LimitOf, str]] = {
     LimitOf.CALLER: " (its caller's limit)",
     LimitOf.OPERATOR: " (the operator's limit)",
@@ -170,25 +181,29 @@ WHOSE: Final[dict[LimitOf, str]] = {
 }
 LOST_RESULT: Final = "started, outcome unknown: the server went down while it ran; it was not run again"
 NOT_KEPT: Final = " by a message that was not kept"
-UNKEPT: Final = "Ended by a message that was not kept; send it again."  # where else the new reply would speak
-PROVIDER_ERROR: Final = "provider_error"  # the error code over HTTP where the provider failed, not the agent
-TYPED: Final = "stop"  # the stop reason where a person typed it; `rpc`: a call stopped the run
+# A channel is silent after a takeover because the new reply speaks; here the newer message was not kept and has none.
+UNKEPT: Final = "Ended by a message that was not kept; send it again."
+# The error code over HTTP where the model's provider failed, not the agent.
+PROVIDER_ERROR: Final = "provider_error"
+# The stop reason where a person typed the stop. Where a call stopped the run, it is `rpc`.
+TYPED: Final = "stop"
 
 
 class Native(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """The outcome in our own words, as it travels wherever a foreign protocol leaves room."""
+    """The outcome in our own words; it travels wherever a foreign protocol has a place for it."""
 
     ending: Ending
     by: Principal | None = None
     superseded_by: RunId | None = None
     phase: str | None = None
     limit_ms: int | None = None
-    limit_of: LimitOf | None = None  # whose limit it was
+    limit_of: LimitOf | None = None
     error: str | None = None
-    typed: bool = False  # a person typed the stop
-    born_stopped: bool = False  # it was stopped before it came
-    unkept: bool = False  # superseded by a message that was not kept
-    started_at: float | None  # no default: these four are always sent; null where the run never started
+    typed: bool = False
+    born_stopped: bool = False
+    unkept: bool = False
+    # These four have no default and are therefore always sent. `started_at` is null where the run never started.
+    started_at: float | None
     ended_at: float | None
     drained: bool
     durable: bool
@@ -200,9 +215,9 @@ def native(outcome: Outcome) -> Native:
 
 
 def project(outcome: Outcome, *, steered: bool = False) -> Projection:
-    """Return how every surface tells that a run ended so: words, HTTP and exit codes, with the outcome's facts in them.
+    """Return how every surface tells this outcome: its words, HTTP codes and exit code, with the facts filled in.
 
-    `steered` is for a response whose successor came by a WebSocket steer. An outcome that is no ending raises BadInput.
+    `steered` is for a response whose successor came by a WebSocket steer. `pending` and `unknown` raise BadInput.
     """
     found = row(outcome)
     return msgspec.structs.replace(
@@ -219,7 +234,7 @@ def project(outcome: Outcome, *, steered: bool = False) -> Projection:
 
 
 def row(outcome: Outcome) -> Projection:
-    """Return what every surface says of an ending, before the outcome's own data is filled in."""
+    """Return the row of `TABLE` for an outcome, before the outcome's facts are filled in."""
     if not isinstance(outcome, Outcome):
         raise BadInput(f"an outcome is what `wait` returns, not {type(outcome).__name__}; hand that in")
     found = TABLE.get(outcome.ending)
@@ -231,7 +246,7 @@ def row(outcome: Outcome) -> Projection:
 
 
 def agent_wait(outcome: Outcome, *, provider_started: bool | None = None) -> AgentWait:
-    """Return what a waiter on the gateway is told; `provider_started` is left out where nobody knows it."""
+    """Return what a waiter on the gateway is told; `provider_started` is left out where control does not know it."""
     if not outcome.ended:
         return AgentWait(outcome.ending.value)
     answer = row(outcome).wait
@@ -241,16 +256,18 @@ def agent_wait(outcome: Outcome, *, provider_started: bool | None = None) -> Age
         phase = _timeout_phase(outcome)
         if provider_started is None and outcome.started_at is None:
             provider_started = False
-        elif provider_started is None and phase == outcome.phase:  # else nobody knows
+        # Only a phase that the agent itself named says whether the provider had started; UNDER_WAY is our substitute.
+        elif provider_started is None and phase == outcome.phase:
             provider_started = TIMEOUT_PHASES[phase]
         return msgspec.structs.replace(answer, timeout_phase=phase, provider_started=provider_started)
     return answer
 
 
 def _timeout_phase(outcome: Outcome) -> str:
-    """Return the published word for where a limit was met.
+    """Return the published word for the phase in which a limit passed.
 
-    `queue` says that nothing was begun and another try is safe: a run that began never has it, whatever it was doing.
+    `queue` tells a client that nothing had begun and that sending again is safe. So a run that had begun is never told
+    as `queue`, even if its agent named a phase so.
     """
     if outcome.started_at is None:
         return "queue" if outcome.phase == KnownPhase.QUEUE else "preflight"
@@ -267,7 +284,7 @@ def chat_event(outcome: Outcome) -> ChatEvent:
 
 
 def responses(outcome: Outcome, *, steered: bool = False) -> Responses:
-    """Return how a response object ends; `steered` where a WebSocket steer brought the successor."""
+    """Return how a response object ends; `steered` if its successor came by a WebSocket steer."""
     answer = row(outcome).responses
     if _provider_failed(outcome):
         return msgspec.structs.replace(answer, error_code=PROVIDER_ERROR)
@@ -292,10 +309,10 @@ def parent_word(outcome: Outcome) -> str | None:
 
 
 def announcement(outcome: Outcome, agent: str, limit: int) -> str:
-    """Return what the session at the top is told of a detached child: which, how it ended, and what it said.
+    """Return what a home is told of its detached child: which child, how it ended, and what it said.
 
-    What it had said before an early end is told as such: a model would take it for the result. A reply that is longer
-    than a message may be has its end left out, and that is said.
+    The text of a child that ended early is introduced as "It had said so far": otherwise a model would take it for the
+    result. `limit` is the length of the longest message: a longer reply is cut, and a line says so.
     """
     ended = f"{agent or 'a child'} ({outcome.run_id}), which was started here, has ended: {parent_word(outcome)}"
     said = outcome.text
@@ -323,7 +340,7 @@ def channel_words(outcome: Outcome, receipt_line: str | None = None) -> str | No
 
 
 def tool_words(state: ToolState, outcome: Outcome | None = None, *, why: str = "") -> str:
-    """Return what stands as the result of a call that was skipped or interrupted: by which ending, and whose."""
+    """Return the result of a tool call that was skipped or interrupted: by which ending, and by whom."""
     if outcome is not None:
         if outcome.ending is Ending.LOST and state is ToolState.INTERRUPTED:
             return LOST_RESULT
@@ -357,6 +374,6 @@ def _duration(ms: int) -> str:
 
 
 def _first_line(text: str) -> str:
-    # An error may bring a megabyte or a second line; a channel takes one line, and IRC reads a bare \r as its end.
+    # An error text may have a megabyte or many lines. A channel takes one line, and IRC ends a line at a bare \r.
     line = next(iter(text.lstrip()[: WHY_CHARS + 1].splitlines()), "").rstrip()
     return line if len(line) <= WHY_CHARS else line[: WHY_CHARS - 1] + "…"

@@ -1,6 +1,15 @@
-"""The receipt: what an ending ended, and the proof of it.
+"""The receipt: what one fall ended, and what control saw of it.
 
-One per fall. It is returned when the end is public (t1) and grows until everything is drained (t3).
+1. Each fall has one receipt (`Fall.receipt`). `stop()` returns it when the ending is public (t1). It grows until
+   everything of the fall is drained (t3).
+2. The receipt is made from what the fall decided, never from what the caller asked. Otherwise a stop that came after a
+   completion would be answered with `aborted: true` (races 14 and 128).
+3. The ending and the drain are separate facts. `drain` is `observed` only if control saw every body and every process
+   end; a sent signal proves nothing. Were the two one fact, a run would be told as gone while its process lives
+   (race 127). What control did not see end is named in `unconfirmed`.
+4. `aborted`, `already` and `again` speak of the one call that returned the receipt; the stored receipt is without them.
+   A second stop of a run gets the same receipt with `aborted: false`. A stop that ended nothing gets a receipt without
+   an id (`nothing`).
 """
 
 import msgspec
@@ -10,16 +19,16 @@ from interlock.core.outcome import Outcome
 
 
 class FallenRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that fell, and what became of its agent's code."""
+    """A run that fell, and the state of its agent's code."""
 
     id: RunId
     outcome: Outcome
     body: BodyState = BodyState.NONE
-    refused: dict[Effect, int] = {}  # what it tried after its fall
+    refused: dict[Effect, int] = {}  # the effects that it tried after its fall
 
 
 class FallenTool(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool call of a fallen run. `interrupted` means permitted, then cut: its effect is unknown."""
+    """A tool call of a fallen run. An `interrupted` call was permitted and then cut: its effect is unknown."""
 
     name: str
     state: ToolState
@@ -27,7 +36,7 @@ class FallenTool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Processes(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the processes of the fallen runs."""
+    """How many processes of the fallen runs were ended, survived KILL, or go on because they are detached."""
 
     ended: int = 0
     stuck: int = 0
@@ -35,9 +44,9 @@ class Processes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """Proof of an ending. `aborted`, `already` and `again` speak of the one call that returned it."""
+    """What one fall ended, as it stands now."""
 
-    id: ReceiptId | None  # None: the stop found nothing, so there is nothing to look up later
+    id: ReceiptId | None  # None: the stop found nothing, so nothing is stored
     session: SessionId | None
     cause: Ending | None
     by: Principal | None = None
@@ -48,29 +57,32 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     drain: Drain = Drain.PENDING
     durable: bool = True
     grade: str = "inline"
-    unseen: tuple[str, ...] = ()  # what this grade cannot reach
+    unseen: tuple[str, ...] = ()  # kinds of processes that this grade cannot reach
     refused: dict[Effect, int] = {}
     tools: tuple[FallenTool, ...] = ()
     processes: Processes = Processes()
+    # One of none, settling, reused, killed. At t1 a host is often still `settling`; in a drained receipt it never is.
+    # `reused` means that the host was kept for the session's next turn, not that such a turn came.
     host: str = "none"
-    kept: tuple[str, ...] = ()  # processes of earlier turns that stay with a host that is used again, by name and pid
+    kept: tuple[str, ...] = ()  # processes of earlier turns that stay with a reused host, by name and pid
     questions: int = 0
     queued: int = 0
     in_flight: int = 0
     holds: int = 0
-    unconfirmed: tuple[str, ...] = ()  # what a bound ran out on, by name
-    aborted: bool = False
-    already: Ending | None = None
-    again: bool = False  # the stop's key was used before: this is what came of it then, and nothing was ended now
+    unconfirmed: tuple[str, ...] = ()  # bodies and processes that control did not see end, by name
+    aborted: bool = False  # this call ended something
+    already: Ending | None = None  # the ending that this call found
+    # The stop's key was used before: this is the receipt of that first stop, and this call ended nothing.
+    again: bool = False
 
     @property
     def fence_to_drained_ms(self) -> float | None:
-        """How long from the fence until nothing was left, in milliseconds."""
+        """The milliseconds from the fall (t0) until everything was drained (t3)."""
         return None if self.drained_at is None else (self.drained_at - self.fenced_at) * 1000
 
     @property
     def fence_to_end_ms(self) -> float | None:
-        """How long from the fence to the public end, in milliseconds."""
+        """The milliseconds from the fall (t0) until the ending was public (t1)."""
         return None if self.ended_at is None else (self.ended_at - self.fenced_at) * 1000
 
 

@@ -1,12 +1,16 @@
 """Stop words: does this whole message say stop?
 
-1. Whole messages only: every word must be a stop, or politeness, urgency, emphasis and our own name around one. With
-   one word too many ("stop the music"), in quotation marks or forwarded it is an ordinary message.
-2. A stop beside a negation in one clause ("don't stop") is its opposite; a mark between them ends the clause.
-3. Never guess: what the tables (`vocabulary`) do not cover is an ordinary message. `wait` is one.
-4. The work is bounded: a longer message is not read, a shorter one in one pass per language.
+A grammar reads the message; a list of stop words would not do, since people in a hurry write "Stop don't do anything".
+`vocabulary` has one table per language. A message says stop if phrases of one language cover all of it.
 
-Who may stop, and which text is the sender's own, the channel knows; this file only reads words.
+1. Every word of the message must belong to a stop, or to politeness, urgency, emphasis or the agent's name around it.
+   With one word more ("stop the music"), in quotation marks, or forwarded, it is an ordinary message.
+2. A stop and a negation in one clause ("don't stop") are the opposite of a stop. A punctuation mark ends the clause.
+3. A message that the tables do not cover is an ordinary message. "wait" is one: nothing is guessed.
+4. One language reads the whole message. With mixed languages, Spanish "no para" would be an English "no" and a stop.
+5. The work is bounded: a message longer than LONGEST_CHARS is not read, a shorter one is read once per language.
+
+The channel decides who may stop, and which part of a text is the sender's own. This file only reads words.
 """
 
 import re
@@ -20,27 +24,29 @@ from typing import Final
 from interlock.core.vocabulary import EVERYWHERE, LANGUAGES, Language, phrases
 
 LONGEST_CHARS: Final = 300
-"""A message longer than this, our name and mention not counted, is not read for a stop."""
+"""A longer message is not read; the agent's name and its mention are not counted."""
 
 _STRAIGHT: Final = str.maketrans("‘’‚‛“”„‟´ʼ′", "''''\"\"\"\"'''")
-# ASCII, its full-width twins, and the marks that end a sentence in the scripts of the tables.
+# The marks of ASCII, their full-width forms, and the marks that end a sentence in the scripts of the tables.
 _TRAILING: Final = (
     string.punctuation + "".join(chr(ord(mark) + 0xFEE0) for mark in string.punctuation) + "…‥。、｡､・〜।॥؟،؛۔" + " "
 )
-_AFTER_MENTION: Final = " ,:，："  # what may stand between a mention and the words
+_AFTER_MENTION: Final = " ,:，："  # may stand between a mention and the words
 
-# Accents of Latin and Cyrillic letters, Arabic vowel signs and the Arabic stretching mark: people leave them out.
+# People leave these out: accents of Latin and Cyrillic letters, Arabic vowel signs, the Arabic stretching mark.
 _ACCENTS: Final = re.compile(r"[\u0300-\u036f\u064b-\u065f\u0670\u0640]")
 _EMPHASIS: Final = "✋🤚🖐⛔🚫❌❎✖⚠❗❕⭕🙏😡😠🤬😤😭😢😱😰😨😫😩😖🤯🔴🆘🙅🤦👎📛♀♂"
 _INVISIBLE: Final = "\ufe0f\u200b-\u200f\u202a-\u202e\u2060\ufeff\U0001f3fb-\U0001f3ff"
 _CJK: Final = r"\u3040-\u30fb\u30fd-\u30ff\u3400-\u9fff"
-_LETTER: Final = rf"(?:[^\W{_CJK}\u30fc]|[\u0900-\u0963\u0970-\u0dff])"  # Indic vowel signs are no \w
+# The second range adds the vowel signs of Indic scripts, which \w does not match.
+_LETTER: Final = rf"(?:[^\W{_CJK}\u30fc]|[\u0900-\u0963\u0970-\u0dff])"
 _TOKEN: Final = re.compile(
     rf"(?P<word>🛑|[{_CJK}]|[/@]?{_LETTER}+(?:['@-]{_LETTER}+)*)"
     rf"|(?P<mark>!(?:!|1)*|[,;:?¡¿。、।॥؟،؛۔–—]|\.(?!\.)|(?<=\s)-+(?=\s))"
     rf"|[\s〜ー…{_EMPHASIS}{_INVISIBLE}]+|\.\.+"
 )
-_OPENING: Final = frozenset("!¡¿.")  # the marks a message may begin with; `:stop` and `- stop` say something else
+# The marks that a stop may begin with. `:stop` and `- stop` are ordinary messages.
+_OPENING: Final = frozenset("!¡¿.")
 _DRAWN_OUT: Final = re.compile(r"(.)\1\1+")
 
 Phrase = tuple[str, ...]
@@ -54,25 +60,26 @@ class _Role(IntEnum):
     NEGATION = 5
 
 
-_SAID, _STOPPED, _BARRED, _DENIED = 1, 2, 4, 8  # of the message: a stop; of the clause: a stop, a negation, a denial
+# Bits of the reader's state: the message has a stop (_SAID); the present clause has a stop, a negation, a denial.
+_SAID, _STOPPED, _BARRED, _DENIED = 1, 2, 4, 8
 
 
 def _fold(text: str) -> str:
-    # NFKC first, so that a decomposed arrête and a full-width STOP are the listed ones. lower(), not casefold():
-    # casefold would also make ß into ss, which nobody who types a stop word means. A Turkish İ lower-cases to i and a
-    # loose dot, so EXİT would not be exit. NFKC again, because the new i may stand before an accent.
+    # NFKC makes a decomposed arrête and a full-width STOP equal to the phrases of the tables. lower() is used and not
+    # casefold(), which would also turn ß into ss. A Turkish İ would lower-case to i and a loose dot, and EXİT would not
+    # be exit, so İ is replaced first. The second NFKC joins that i with an accent behind it.
     straight = text.translate(_STRAIGHT)
     folded = unicodedata.normalize("NFKC", straight).replace("İ", "i").lower()
     return " ".join(unicodedata.normalize("NFKC", folded).translate(_STRAIGHT).split())
 
 
 def normalise(text: str) -> str:
-    """Return the text in the form commands are compared in; doing it twice changes nothing."""
+    """Return the text in the form in which commands are compared; normalising twice changes nothing more."""
     return _fold(text).rstrip(_TRAILING)
 
 
 def _plain(folded: str) -> str:
-    """Return folded text without what people leave out when they type fast: accents, and what tells ı from i."""  # noqa: RUF002
+    """Return folded text without what people leave out in a hurry: accents, and what tells ı from i."""  # noqa: RUF002
     bare = _ACCENTS.sub("", unicodedata.normalize("NFD", folded)).replace("ı", "i")
     return unicodedata.normalize("NFC", bare)
 
@@ -87,8 +94,9 @@ def is_stop(
 ) -> bool:
     """Return whether a whole message says stop.
 
-    `name` is ours (or several are), as in `STOP NAME` and `/stop@name`; `mention` is how a group addresses us and is
-    taken off first; `forwarded` says the text is not the sender's own; `also` are words of yours that stop as well.
+    `name` is the agent's name, or several names, as in `STOP NAME` and `/stop@name`. `mention` is how a group addresses
+    the agent; it is removed first. `forwarded` says that the text is not the sender's own. `also` are further stop
+    words of the caller.
     """
     names = (name,) if isinstance(name, str) else tuple(name or ())
     longest = max(LONGEST_CHARS, *map(len, also)) if also else LONGEST_CHARS
@@ -105,7 +113,8 @@ def _without(mention: str, text: str) -> str:
     folded, before = _fold(text), _fold(mention)
     if before and folded.startswith(before):
         rest = folded[len(before) :]
-        if rest[:1] in _AFTER_MENTION:  # else it is the beginning of somebody else's longer name
+        # With any other sign behind it, the mention is the beginning of a longer name, which is not the agent's.
+        if rest[:1] in _AFTER_MENTION:
             folded = rest.lstrip(_AFTER_MENTION)
     said, after = folded.rstrip(_TRAILING), before.rstrip(_TRAILING)
     return said.removesuffix(f" {after}").rstrip(_TRAILING) if after else said
@@ -115,9 +124,10 @@ def _without(mention: str, text: str) -> str:
 
 
 def _tokens(plain: str) -> list[str | None] | None:
-    """Return the words of a text, with None where a clause ends; None where it has signs that no stop has."""
+    """Return the words of a text, with None where a clause ends. Return None for a text with signs that no stop has."""
     bold = plain.lstrip("*_")
-    if len(bold) < len(plain) and not bold[:1].isspace():  # **STOP**: the closing signs were taken off with the marks
+    # Remove the opening signs of **STOP**. `normalise` has removed the closing ones as trailing marks.
+    if len(bold) < len(plain) and not bold[:1].isspace():
         plain = bold
     tokens: list[str | None] = []
     at = 0
@@ -126,7 +136,8 @@ def _tokens(plain: str) -> list[str | None] | None:
         if found is None or (found["mark"] and not tokens and found["mark"][0] not in _OPENING):
             return None
         if found["word"]:
-            if found["word"][0] == "/" and at:  # a path or a choice, no command
+            # A slash inside the text belongs to a path or a choice ("stop/go"), not to a command.
+            if found["word"][0] == "/" and at:
                 return None
             tokens.append(found["word"])
         elif found["mark"] and tokens and tokens[-1] is not None:
@@ -136,7 +147,7 @@ def _tokens(plain: str) -> list[str | None] | None:
 
 
 def _own_words(names: Iterable[str], also: Iterable[str]) -> dict[Phrase, _Role]:
-    """Return the phrases of a caller: its names stand around a stop, its words are stops."""
+    """Return the caller's own phrases with their roles: names stand around a stop, words in `also` are stops."""
     own: dict[Phrase, _Role] = {}
     for name in names:
         folded = _fold(name).lstrip("@")
@@ -159,7 +170,7 @@ def _add(own: dict[Phrase, _Role], tokens: list[str | None] | None, role: _Role)
 
 
 class _Grammar:
-    """One language: its phrases with their roles, and the clauses that mean something else."""
+    """One language: its phrases with their roles, and the clauses (`never`) that mean something else."""
 
     def __init__(self, language: Language) -> None:
         self.spell = str.split if language.spaced else _letters
@@ -181,7 +192,10 @@ class _Grammar:
         return [(phrase,) if phrase[0] == "/" else tuple(self.spell(phrase)) for phrase in phrases(folded)]
 
     def reads_stop(self, tokens: list[str | None], own: Mapping[Phrase, _Role]) -> bool:
-        """Return whether phrases of this language, and the caller's own, cover a message and say stop."""
+        """Return whether phrases of this language, with the caller's own, cover the whole message and say stop.
+
+        `reached[i]` holds every state in which some sequence of phrases covers the first i words.
+        """
         own_words = {word for phrase in own for word in phrase}
         said: list[str | None] = []
         for token in tokens:
@@ -198,8 +212,9 @@ class _Grammar:
                 continue
             for end in range(at + 1, min(at + longest, len(said)) + 1) if reached[at] else ():
                 phrase = tuple(word for word in said[at:end] if word is not None)
+                # A phrase does not go beyond the end of a clause.
                 if len(phrase) < end - at:
-                    break  # no phrase goes over the end of a clause
+                    break
                 role = self.roles.get(phrase) or own.get(phrase)
                 if role is not None:
                     reached[end] |= {after for state in reached[at] if (after := _next(state, role)) is not None}
@@ -209,7 +224,7 @@ class _Grammar:
 
 @cache
 def _grammars() -> tuple[_Grammar, ...]:
-    """Return every language's grammar; made when the first message is read, not at import."""
+    """Return every language's grammar. They are made when the first message is read, not at import."""
     return tuple(map(_Grammar, LANGUAGES.values()))
 
 
@@ -218,20 +233,22 @@ def _letters(phrase: str) -> list[str]:
 
 
 def _next(state: int, role: _Role) -> int | None:
-    """Return where a phrase leads, or None where it may not stand."""
+    """Return the state after a phrase of this role, or None if the phrase may not stand here."""
     if role is _Role.STOP:
         return None if state & (_BARRED | _DENIED) else state | _SAID | _STOPPED
     if role is _Role.OBJECT:
         return state if state & _STOPPED else None
+    # "don't wait": a word behind the denial is the thing denied, so this is not a stop.
     if role is _Role.AROUND:
-        return None if state & _DENIED else state  # "don't wait": what follows is what is denied
-    if state & _STOPPED:  # "anhalten nicht", "रुको नहीं"
+        return None if state & _DENIED else state
+    # "anhalten nicht", "रुको नहीं": a negation behind the stop makes it the opposite.
+    if state & _STOPPED:
         return None
     return state | (_SAID | _DENIED if role is _Role.DENIAL else _BARRED)
 
 
 def _as_meant(token: str, *known: Collection[str]) -> str | None:
-    """Return a word that is known, also without its drawn-out letters: STOPPPP, nooooow."""
+    """Return the known word that a token stands for, or None. Drawn-out letters are shortened: STOPPPP, nooooow."""
     if any(token in words for words in known):
         return token
     if _DRAWN_OUT.search(token) is None:

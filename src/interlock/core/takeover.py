@@ -1,14 +1,17 @@
 """What a new message does to a busy session, as one pure decision.
 
-1. What a person writes is dominant: by default it takes over the run in the seat. What a program starts ends nobody's
-   turn unless it says so itself: by default it queues (`strategy_of`).
-2. Taking over needs the right to stop that run; without it the message queues.
-3. A waiting message of someone else is passed over by a takeover at most once (`overdue` then), so that repeated
-   takeovers starve nobody: the old run still falls, but the overdue message gets the seat first.
-4. A wake yields: it is skipped while anything is there, and any message takes it over.
-5. An announcement ends nobody's turn and is ended by nobody's message: it waits behind whatever people and programs
-   send (`place`). So many turns in a row begin by announcements alone, then they are notes (`report_kind`): children
-   that announce to a parent which begins new ones would else go on for ever with nobody there.
+1. A person's message is dominant: by default it takes over the run in the seat. A program's message queues by default
+   (`strategy_of`): a program ends a person's turn only if its message names a strategy that does (race 133).
+2. Taking over needs the right to stop the run in the seat. Without that right the message queues.
+3. In a shared session a message can wait that the sender of a takeover may not stop. A takeover goes ahead of such a
+   message at most once; then the message is `overdue`. At the next takeover the old run falls all the same, but the
+   overdue message is seated first and the new one queues behind it. Otherwise repeated takeovers would starve it. (The
+   owner and the admins may stop every waiting message, so their takeover ends it.)
+4. A wake is skipped while the session is busy, and any message takes over the run of a wake.
+5. An announcement takes over no run, and no message takes over a waiting announcement: it stands in the queue behind
+   all that people and programs send (`place`; race 138).
+6. At most ANNOUNCED turns in a row are begun by announcements; further ones become notes (`report_kind`), until a
+   person writes. Otherwise a parent that begins a new child for every announcement would go on for ever (race 140).
 """
 
 from collections.abc import Sequence
@@ -18,42 +21,46 @@ import msgspec
 
 from interlock.core.names import REPORTS, Announce, RunKind, Strategy
 
-ANNOUNCED = 8  # turns in a row that announcements may begin without a message of a person
-PROGRAMS = frozenset({RunKind.AGENT})  # kinds that programs start; a wake has a rule of its own
+ANNOUNCED = 8  # turns
+PROGRAMS = frozenset({RunKind.AGENT})  # kinds that programs start
 
 
 class Admission(StrEnum):
-    """How a message comes in."""
+    """What is done with a message."""
 
     SEAT = "seat"
     TAKE_OVER = "take_over"
-    TAKE_OVER_BEHIND = "take_over_behind"  # the old run falls; an overdue message of another is seated first
+    # The old run falls, and an overdue message is seated before this one.
+    TAKE_OVER_BEHIND = "take_over_behind"
     QUEUE = "queue"
-    STEER = "steer"  # waits, and the run in the seat may take it in
-    COLLECT = "collect"  # waits until it is quiet, for others to be added
-    MERGE = "merge"  # is added to one that waits like that
+    # The message waits, and the run in the seat may absorb it.
+    STEER = "steer"
+    # The message waits for a quiet moment, and others may be added to it.
+    COLLECT = "collect"
+    # The message is added to one that collects.
+    MERGE = "merge"
     FULL = "full"
     REJECT = "reject"
     SKIP = "skip"
 
 
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
-    """What a message finds. `waiting` counts the messages that would stay ahead of it in the queue."""
+    """The state of the session that a message finds."""
 
     seated: bool = False
     wake_seated: bool = False
-    may_stop: bool = False  # the run in the seat; where nobody has it, there is nobody to object
-    waiting: int = 0
+    may_stop: bool = False  # the sender may stop the run in the seat, or the seat is free
+    waiting: int = 0  # messages that would be ahead of this one in the queue
     capacity: int = 0
     overdue: bool = False
-    collecting: bool = False  # one waits that this may be added to
+    collecting: bool = False  # a collecting message waits to which this one may be added
 
 
 def strategy_of(kind: RunKind, own: Strategy | None, *, session: Strategy | None, server: Strategy) -> Strategy:
     """Return the strategy that counts: the message's own, else its session's, else the server's.
 
-    A program that names none queues, or is turned away where its session rejects: what the owner chose for the session
-    was chosen for what people write, and nothing of it lets a program end, or get into, a person's turn.
+    A program's message without a strategy of its own queues, or is rejected where its session (or the server) rejects.
+    The owner chose the session's strategy for what people write: it lets no program end, or get into, a person's turn.
     """
     chosen = own or session or server
     if own is None and kind in PROGRAMS and chosen is not Strategy.REJECT:
@@ -62,19 +69,19 @@ def strategy_of(kind: RunKind, own: Strategy | None, *, session: Strategy | None
 
 
 def report_kind(wish: Announce, *, in_a_row: int, stopped: bool) -> RunKind:
-    """Return what a child's ending becomes at the top; a stop of the child begins no turn there either."""
+    """Return the kind of message by which a home learns of a child's ending; a stopped child begins no turn there."""
     turn = wish is Announce.TURN and not stopped and in_a_row < ANNOUNCED
     return RunKind.ANNOUNCE if turn else RunKind.NOTE
 
 
 def place(kind: RunKind, waiting: Sequence[RunKind]) -> int:
-    """Return where in the queue a message stands: announcements last."""
+    """Return the place of a message in the queue: announcements stand behind all others."""
     ahead = sum(other not in REPORTS for other in waiting)
     return len(waiting) if kind in REPORTS else ahead
 
 
 def decide(strategy: Strategy, scene: Scene, *, wake: bool = False) -> Admission:
-    """Return how a message comes in."""
+    """Return what is done with a message that finds this scene."""
     busy = scene.seated or scene.waiting > 0
     if wake:
         return Admission.SKIP if busy else Admission.SEAT

@@ -1,4 +1,8 @@
-"""A run's life in a few lines, told again from the log and the receipt; nothing is recorded for it alone."""
+"""A run's life in a few lines, made from the log and the receipt; nothing is stored for the timeline alone.
+
+Events carry `at`, the time of day, for this file. People read it, and no decision depends on it. Deltas are not kept in
+the log, so the timeline tells of a text only when it was whole, and how long it is.
+"""
 
 from collections.abc import Iterable
 from math import inf
@@ -11,18 +15,18 @@ from interlock.core.receipt import Receipt
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened in a run. `what` is a word for a program, `name` what it happened to."""
+    """One line of a timeline. `what` is the kind of moment, for programs; `name` is the thing it happened to."""
 
     at: float
     what: str  # admitted, joined, started, phase, tool, process, output, question, child, fell, refused, ended, drained
     name: str = ""
     state: str = ""
-    detail: str = ""  # of an answer: what it was, and whose; of output: how much
+    detail: str = ""  # of a question: the answer and its author; of output: its length; of a process: its exit status
     count: int = 1
 
 
 def timeline(run_id: RunId, events: Iterable[Event], receipt: Receipt | None = None) -> list[Moment]:
-    """Return what happened in a run, in order."""
+    """Return the moments of a run, in order."""
     mine = [event for event in events if event.run_id == run_id]
     asked = {event.data.question_id: event.data.text for event in mine if isinstance(event.data, Asked)}
     fell = next((event.data.outcome.ended_at or event.at for event in mine if isinstance(event.data, Ended)), inf)
@@ -33,7 +37,8 @@ def timeline(run_id: RunId, events: Iterable[Event], receipt: Receipt | None = N
 
 
 def _moments(event: Event, fell: float, receipt: Receipt | None, asked: dict[QuestionId, str]) -> list[Moment]:
-    at = min(event.at, fell)  # what is said with the end was decided at the fall
+    # The blocks that close a reply are published at t1, but the fall decided them: date them at the fall.
+    at = min(event.at, fell)
     match event.data:
         case Said(of=joined):
             return [Moment(at=at, what="admitted" if joined is None else "joined", name=event.data.by)]

@@ -1,9 +1,10 @@
-"""The words of `stopwords`, one table per language: what says stop, and what may stand around it.
+"""The words of `stopwords`, one table per language: which phrases say stop, and which may stand around them.
 
-1. A phrase is written as people write it. `{a|b}` spells it both ways, `{a|}` with and without; commas part phrases.
-2. Words that also mean something else in a whole message of their own ("alto", "enough", "wait") are left out.
-3. A language whose negation is a word of its own lists it under `negations` only where that word also means "no".
-   Every other "not" is in no table, so that "don't stop" has a word too many.
+1. A phrase is written as people write it. `{a|b}` stands for both spellings, `{a|}` for with and without `a`. Commas
+   and line ends separate phrases.
+2. A word that can also mean something else as a whole message ("alto", "enough", "wait") is left out.
+3. A language's word for "not" stands under `negations` only if it also means "no". Any other "not" stands in no table,
+   so that "don't stop" has a word that the tables do not cover, and is an ordinary message.
 """
 
 from itertools import product
@@ -11,19 +12,24 @@ from typing import Final, NamedTuple
 
 
 class Language(NamedTuple):
-    """What one language says. In a clause, a denial or a negation and a stop exclude each other."""
+    """The phrases of one language. A clause with a stop and a denial, or a stop and a negation, is no stop."""
 
     stops: str
-    objects: str = ""  # only behind a stop, in its clause: stop *doing that*
-    around: str = ""  # politeness, urgency, emphasis, address: anywhere, and never a stop by itself
-    denials: str = ""  # stops at the end of their clause, and the opposite beside one: don't!
-    negations: str = ""  # nothing by itself, and the opposite beside a stop: no
-    never: str = ""  # whole clauses that would be stops, and mean something else
-    spaced: bool = True
+    # Objects stand only behind a stop, in its clause: stop *doing that*.
+    objects: str = ""
+    # Politeness, urgency, emphasis and address stand anywhere, and are no stop by themselves.
+    around: str = ""
+    # A denial at the end of its clause is a stop ("don't!"); in one clause with a stop it makes the opposite.
+    denials: str = ""
+    # A negation is no stop by itself ("no"); in one clause with a stop it makes the opposite.
+    negations: str = ""
+    # Whole clauses that would be read as stops, and mean something else.
+    never: str = ""
+    spaced: bool = True  # False: the language is written without spaces, and each character is a word
 
 
 def phrases(text: str) -> list[str]:
-    """Return the phrases of a table's text, every way they are spelled."""
+    """Return the phrases of a table's text, each in all its spellings."""
     spelled = []
     for phrase in filter(None, map(str.strip, text.replace("\n", ",").split(","))):
         parts = [part.split("|") for part in phrase.replace("}", "{").split("{")]
@@ -339,4 +345,4 @@ LANGUAGES: Final = {
     "hi": HINDI,
     "ar": ARABIC,
 }
-"""The languages that are read, by their codes."""
+"""The languages, by their codes."""

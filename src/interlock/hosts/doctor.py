@@ -1,4 +1,4 @@
-"""How an agent's module does in hosts, found by trial: imported in a zygote, forked, and greeted."""
+"""Finds by trial how an agent's module does in hosts: it is imported in a zygote, and one host is forked from that."""
 
 import time
 
@@ -13,7 +13,7 @@ MIB = 1024 * 1024
 
 
 async def examine_agent(agent: str) -> list[Fact]:
-    """Import an agent, start a host for it, and say how that went."""
+    """Import an agent, start a host for it, and return how that went."""
     processes = LocalProcesses()
     hosts = ForkedHosts(agent, {}, processes)
     try:
@@ -44,7 +44,7 @@ async def examine_agent(agent: str) -> list[Fact]:
 
 
 def _private(pid: int) -> int:
-    """Return the bytes that only this process has."""
+    """Return the bytes of memory that a process shares with no other."""
     try:
         lines = kernel.read(f"/proc/{pid}/smaps_rollup").splitlines()
     except OSError:

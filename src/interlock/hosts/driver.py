@@ -1,9 +1,15 @@
-"""The host driver: agents in processes of their own, one for each session, kept warm between its turns.
+"""The host driver: agents run in processes of their own, one for each session, kept warm between its turns.
 
-1. Control imports no agent code. What it knows of the agent is its name.
-2. A session's host is taken for its next turn if its last one left it clean; else the next turn gets a fresh one at
-   once. Nobody waits for an old host, but for a moment: a polite one has settled by then.
-3. Idle hosts are bounded in number and age. A spare, forked and started, waits for the first session that has none.
+1. Control imports no agent code. It knows an agent by name only.
+2. A session has one host. The host takes the session's next turn if the last turn left it clean; otherwise the next
+   turn gets the spare, or a new host.
+3. Idle hosts are bounded in number and age. A child's host is not kept.
+4. One spare is forked and greeted before any session needs it. It belongs to no session until one takes it, and its
+   leaf has a name of its own for that reason.
+
+A takeover follows its stop at once, when the old host has often not settled yet. The next turn waits PATIENCE_SECONDS
+for it, since a polite host settles by then and is worth keeping. After that the turn takes the spare, and the late host
+is killed when it settles.
 """
 
 from __future__ import annotations
@@ -28,21 +34,21 @@ log = logging.getLogger("interlock")
 
 IDLE_HOSTS = 64
 IDLE_SECONDS = 600.0
-PATIENCE_SECONDS = 0.01  # for a session's last host to settle
+PATIENCE_SECONDS = 0.01  # the wait for a session's last host to settle
 CLOSE_SECONDS = 3.0
-SPARE_SECONDS = 0.05  # after one was taken
+SPARE_SECONDS = 0.05  # from the use of one spare to the start of the next
 ATTEMPTS = 3
 RETRY_SECONDS = 0.02
 
 
 class Hosts(Protocol):
-    """Where hosts come from."""
+    """Starts hosts."""
 
-    names: tuple[str, ...]  # of agents that a run may delegate to
-    cold: str | None  # why they cannot be forked warm
+    names: tuple[str, ...]  # the agents that a run may delegate to
+    cold: str | None  # why hosts cannot be forked warm
 
     async def open(self) -> None:
-        """Make ready, or raise what is wrong with the agents."""
+        """Import the agents, or raise what is wrong with them."""
         ...
 
     async def start(self) -> Host:
@@ -50,7 +56,7 @@ class Hosts(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go."""
+        """End the zygote."""
         ...
 
 
@@ -65,7 +71,7 @@ class HostDriver:
         self._idle: OrderedDict[SessionId, Host] = OrderedDict()
         self._timers: dict[Host, asyncio.TimerHandle] = {}
         self._busy: dict[HostTurn, Host] = {}
-        self._last: dict[SessionId, HostTurn] = {}  # the turn that has not settled yet, of each session
+        self._last: dict[SessionId, HostTurn] = {}  # the last turn of each session, until it has settled
         self._spare: Host | None = None
         self._sparing: asyncio.Task[None] | None = None
         self._closed = False
@@ -73,7 +79,7 @@ class HostDriver:
 
     @property
     def info(self) -> HostsInfo:
-        """What became of the hosts so far."""
+        """The state of the hosts, and how many were started, reused and killed so far."""
         return HostsInfo(
             warm=self._hosts.cold is None,
             why=self._hosts.cold or "",
@@ -86,7 +92,7 @@ class HostDriver:
         )
 
     async def open(self) -> None:
-        """Make ready, or raise what is wrong with the agents; a spare is on its way when this returns."""
+        """Import the agents, or raise what is wrong with them; a spare is being started when this returns."""
         await self._hosts.open()
         self._prepare_spare()
 
@@ -94,11 +100,13 @@ class HostDriver:
         for attempt in range(ATTEMPTS):
             try:
                 host = await self._hosts.start()
-            except SpawnFailed as failure:  # the zygote may just have been killed, and is started again
+            # The zygote may just have been killed; the next attempt starts a new one.
+            except SpawnFailed as failure:
                 if attempt == ATTEMPTS - 1 or self._closed:
                     raise
-                log.warning("a host was not started, and is tried again: %s", failure.strerror)
-                await asyncio.sleep(RETRY_SECONDS)  # its death must have been heard of, or the same one is asked again
+                log.warning("a host was not started; control tries again: %s", failure.strerror)
+                # Control must have read of the zygote's death by then, or it would ask the dead one again.
+                await asyncio.sleep(RETRY_SECONDS)
             else:
                 self._started += 1
                 return host
@@ -109,16 +117,17 @@ class HostDriver:
             self._sparing = asyncio.get_running_loop().create_task(self._make_spare(), name="prepare a spare host")
 
     async def _make_spare(self) -> None:
-        with contextlib.suppress(SpawnFailed, BadInput):  # whoever needs one is told then
+        # An error here is not raised: the next turn that needs a host meets it again, and is told.
+        with contextlib.suppress(SpawnFailed, BadInput):
             host = await self._start()
             if self._closed or self._spare is not None:
                 host.kill()
             else:
                 self._spare = host
-                host.rest()  # now, while nobody waits for it
+                host.rest()  # take the baseline now, while no turn waits
                 host.send(link.Rehearse())
 
-    async def _take(self, run: LiveRun) -> Host:
+    async def _host_for(self, run: LiveRun) -> Host:
         """Return a host for a run: its session's own, the spare, or a new one."""
         session = run.session
         last = self._last.get(session.id)
@@ -137,24 +146,27 @@ class HostDriver:
         try:
             if host is None or not host.alive:
                 sparing = self._sparing
-                if sparing is not None and not sparing.done():  # it is nearly there
+                # A spare that is being started is ready sooner than a new host.
+                if sparing is not None and not sparing.done():
                     await asyncio.wait([sparing])
                     host, self._spare = self._spare, None
             if host is None or not host.alive:
                 host = await self._start()
-        finally:  # the next one is not to be made while this one says its first word
+        # The next spare is started later, so that it does not compete with the first step of this turn.
+        finally:
             asyncio.get_running_loop().call_later(SPARE_SECONDS, self._prepare_spare)
         host.renewed = session.renewed
         host.containment.name = f"the host of {session.id}"
         return host
 
     async def drive(self, run: LiveRun, verbs: Verbs, message: Message) -> str | None:
-        """Have a host run the agent, and return its reply."""
+        """Run the agent in a host, and return its reply."""
         try:
-            host = await self._take(run)
+            host = await self._host_for(run)
         except SpawnFailed as failure:
             raise AgentFailed(failure.strerror or str(failure), ErrorKind.HOST) from None
-        if run.fallen:  # while it was being made
+        # The run fell while its host was being made.
+        if run.fallen:
             self._give_back(run, host)
             raise Cut
         host.remember()
@@ -166,15 +178,16 @@ class HostDriver:
         return await turn.result
 
     def _keeps(self, turn: HostTurn) -> bool:
-        """Return whether the host of a turn that has settled can be kept for its session's next one."""
+        """Return whether the host of a settled turn can be kept for the session's next turn."""
         return self._last.get(turn.run.session.id) is turn and self._may_rest(turn.run, turn.host)
 
     def _may_rest(self, run: LiveRun, host: Host) -> bool:
-        again = not run.session.id.startswith(RUN_SESSION)  # nothing more comes to a run's own session
+        # A run's own session (a child's) takes no further message, so its host is of no more use.
+        again = not run.session.id.startswith(RUN_SESSION)
         return not self._closed and host.alive and again and run.session.id not in self._idle
 
     def _give_back(self, run: LiveRun, host: Host) -> None:
-        """A run fell before its turn began: one that had turns is its session's, a new one is anybody's."""
+        """Put back a host whose turn did not begin: with earlier turns it is its session's, without any a spare."""
         if host.turns and self._may_rest(run, host):
             self._rest(run.session.id, host)
         elif not host.turns and self._spare is None and host.alive and not self._closed:
@@ -183,7 +196,7 @@ class HostDriver:
             host.kill()
 
     def _settled(self, turn: HostTurn) -> None:
-        """A turn is over in every respect, and so is its host unless it is kept."""
+        """Count the host of a turn that is done as killed, or let it rest for the session's next turn."""
         host, session = self._busy.pop(turn), turn.run.session.id
         host.turn = None
         if self._last.get(session) is turn:
@@ -195,18 +208,19 @@ class HostDriver:
 
     def _rest(self, session: SessionId, host: Host) -> None:
         self._idle[session] = host
-        asyncio.get_running_loop().call_soon(self._look, session, host)  # not in the step of a fall: it reads files
+        # The baseline is taken in a later step: it reads files, and this may be the step of a fall.
+        asyncio.get_running_loop().call_soon(self._look, session, host)
         self._timers[host] = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._retire, session, host)
         while len(self._idle) > IDLE_HOSTS:
             self._retire(*next(iter(self._idle.items())))
 
     def _look(self, session: SessionId, host: Host) -> None:
-        """Have a host that rests see what is there; in one that was taken meanwhile it may be of the next turn."""
+        """Take the baseline of a host that rests; in a host that was taken meanwhile, work may be the next turn's."""
         if self._idle.get(session) is host:
             host.rest()
 
     def _retire(self, session: SessionId, host: Host) -> None:
-        """Nobody has needed it for long enough."""
+        """Kill an idle host: it was not needed for IDLE_SECONDS, or there are more than IDLE_HOSTS."""
         if self._idle.get(session) is host:
             del self._idle[session]
             self._timers.pop(host).cancel()

@@ -1,4 +1,4 @@
-"""Agents by name: `module:name`, imported where they are to run and nowhere else."""
+"""Finds agents by name, `module:name`. An agent is imported in the process in which it runs, and nowhere else."""
 
 import importlib
 import inspect
@@ -7,14 +7,15 @@ from pathlib import Path
 
 from interlock.core.errors import BadInput
 from interlock.runtime.run import Agent
-from interlock.runtime.settings import SERVED as SERVED  # noqa: PLC0414 - told on
+from interlock.runtime.settings import SERVED as SERVED  # noqa: PLC0414 - exported again
 
 
 def agent_name(agent: object) -> str:
-    """Return an agent's name as `module:name`, or say how it must be given."""
+    """Return an agent's name as `module:name`, or raise BadInput that says how it must be given."""
     if not isinstance(agent, str):
         module, name = getattr(agent, "__module__", "mymodule"), getattr(agent, "__qualname__", "agent")
-        if module == "__main__":  # which a host cannot import: it has its file's name there
+        # A host cannot import `__main__`; it imports the file by its own name.
+        if module == "__main__":
             module = Path(getattr(sys.modules[module], "__file__", None) or "myscript.py").stem
         raise BadInput(
             "the host driver imports the agent in a process of its own: "
@@ -33,7 +34,7 @@ def agent_name(agent: object) -> str:
 
 
 def find_agent(agent: Agent | str) -> Agent:
-    """Return an agent, imported if it is given by name."""
+    """Return the agent, imported if it is given by name."""
     found: object = agent
     if isinstance(agent, str):
         module, _, name = agent_name(agent).partition(":")

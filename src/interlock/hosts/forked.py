@@ -1,8 +1,10 @@
-"""Where hosts come from: forked warm from a zygote, or spawned where the agent's module cannot be forked.
+"""Starts hosts: forked warm from a zygote, or spawned cold where the agent's module cannot be forked.
 
-1. The zygote imports the agents, once. What it finds of threads, sockets or children is told (`cold`), and then every
-   host imports for itself.
-2. A zygote that was killed is started again when it is next needed. Its hosts went with it.
+1. The zygote imports the agents, once. If that leaves threads, sockets or children, `cold` says so, and every host is
+   spawned by a bare keeper and imports for itself.
+2. A zygote that was killed is started again when it is next needed. Its hosts died with it.
+3. A host speaks on a pipe, not on a socket. A socket can carry descriptors, and closing a descriptor that a host sent
+   may block control's loop for as long as the host likes.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ log = logging.getLogger("interlock")
 
 IMPORT_SECONDS = 60.0
 HELLO_SECONDS = 30.0
-LINK_BYTES = 256 * 1024  # that a host may have said and control not read, where the system gives as much
+LINK_BYTES = 256 * 1024  # the size of a host's pipe, where the system allows as much
 BOOT = "import os, sys; sys.path[:] = sys.argv[1].split(os.pathsep); from interlock.hosts.{} import main; main()"
 
 
@@ -57,11 +59,12 @@ class ForkedHosts:
             log.warning("hosts are spawned, not forked warm: %s", self.cold)
 
     async def _ready(self) -> SecondHelper | None:
-        """See to it that there is a zygote, unless the agent cannot be forked; whoever asks waits for the same one."""
+        """Return the zygote, started if there is none (all callers wait for the same one); None if hosts are cold."""
         if self.cold is not None:
             return None
         zygote = self._zygote
-        if zygote is not None and zygote.alive and zygote.containment.helper.alive:  # else it is about to be ended
+        # A zygote whose helper is dead is about to be ended by its keeper.
+        if zygote is not None and zygote.alive and zygote.containment.helper.alive:
             return zygote
         if self._starting is None or self._starting.done():
             self._starting = asyncio.get_running_loop().create_task(self._start_zygote(), name="start the zygote")
@@ -87,13 +90,14 @@ class ForkedHosts:
 
     def _order(self, program: str) -> SpawnOrder:
         path = os.pathsep.join([str(Path(ROOT).parent), *sys.path])
+        # Without agent_user a host runs the embedder's own code, with the embedder's environment.
         env: dict[str, str | None] = {}
-        if self._processes.confinement.agent_user is None:  # the embedder's own code, with its own environment
+        if self._processes.confinement.agent_user is None:
             env = dict(os.environ)
         return SpawnOrder(argv=(sys.executable, "-c", BOOT.format(program), path), env=env, background=True)
 
     async def start(self) -> HostProcess:
-        """Start a host, and wait for its greeting; whatever the system refuses is a SpawnFailed."""
+        """Start a host and wait for its greeting; raise SpawnFailed for every refusal of the system."""
         try:
             return await self._start()
         except OSError as error:
@@ -102,13 +106,14 @@ class ForkedHosts:
             raise SpawnFailed(error.errno or errno.EIO, f"no host could be started: {error.strerror}") from None
 
     async def _start(self) -> HostProcess:
-        """Start a host, and wait for its greeting."""
+        """Start a host and wait for its greeting."""
         zygote = await self._ready()
         await self._processes.ready()
         limits = (self._processes.confinement.pids, self._processes.confinement.host_memory)
         mine, theirs = socket.socketpair()
         mine.setblocking(False)
-        mine.shutdown(socket.SHUT_RD)  # nothing it sends there can reach us, descriptors least of all
+        # The host speaks on the pipe. Nothing it sends on the socket reaches control, descriptors least of all.
+        mine.shutdown(socket.SHUT_RD)
         said, saying = _pipe()
         hears = tells = -1
         containment = None
@@ -144,7 +149,7 @@ class ForkedHosts:
         return host
 
     async def close(self) -> None:
-        """Let the zygote go, and with it whatever it made."""
+        """End the zygote, with every process it made."""
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
             await asyncio.wait([self._starting])
@@ -153,10 +158,7 @@ class ForkedHosts:
 
 
 def _pipe() -> tuple[int, int]:
-    """Return what a host speaks on, both ends. A pipe: a socket carries descriptors too.
-
-    Whoever closes one that was sent to it waits as long as its sender likes, and control would have to.
-    """
+    """Return both ends of the pipe that a host speaks on."""
     said, saying = os.pipe()
     with contextlib.suppress(OSError):
         fcntl.fcntl(saying, fcntl.F_SETPIPE_SZ, LINK_BYTES)

@@ -1,11 +1,15 @@
-"""Inside a host: one loop that serves the turns of one session; the verbs of its runs are `port.py`.
+"""Inside a host: one loop that serves the turns of one session. The verbs of its runs are in `port.py`.
 
-1. A fallen turn is cut here as it would be inline: one cancel, and nothing more. Whoever takes too long is killed from
-   outside, with the whole host.
-2. After an early end the host says whether anything the turn began is left (tasks, timers, threads), or gave work (a
-   task of an earlier turn that ran); then it is not used again.
-3. One pipe is the notice of all its turns: control writes to it with each `Fallen`, and what earlier turns left in it
-   is taken out before the next one begins.
+1. A host cuts a fallen turn as an inline run is cut: with one cancel, and nothing more. If its code takes too long,
+   control kills the whole host from outside.
+2. After an early end the host says whether it is clean. It is not if a task, callback, timer, alarm or thread is there
+   that the turn began, or if a task of an earlier turn has run meanwhile. Such work would be an effect of the turn
+   after its end, so control does not use the host again. Everything is compared with a list from before the turn.
+   What an earlier turn left is no reason, unless it ran.
+3. One pipe is the notice of all turns. Control writes one byte to it with each `Fallen`, and the host takes the bytes
+   of earlier turns out before the next turn begins.
+4. The host's word counts for its own loop only. Control asks the kernel about threads and processes
+   (`HostProcess.look`).
 """
 
 import asyncio
@@ -33,14 +37,15 @@ from interlock.runtime.inline import DaemonThreads, Leash, Threads
 from interlock.runtime.run import Agent, Message, Run
 from interlock.runtime.tool import describe_error
 
-HIGH_BYTES, LOW_BYTES = 256 * 1024, 64 * 1024  # said and not yet taken by control, before a verb waits
+# A verb waits while more than HIGH_BYTES lie unread by control, until fewer than LOW_BYTES do.
+HIGH_BYTES, LOW_BYTES = 256 * 1024, 64 * 1024
 READ_BYTES = 256 * 1024
-LAST_ROUNDS = 5  # of the loop, until what a turn began must be over
+LAST_ROUNDS = 5  # of the loop, in which callbacks of ended tasks may still run
 ALARMS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
 class SocketLink:
-    """The link of a process of its own: a socket to hear, a pipe to speak."""
+    """The host's end of the link: a socket to read from, and a pipe to write to."""
 
     def __init__(self, sock: socket.socket, saying: int) -> None:
         sock.setblocking(False)
@@ -56,11 +61,11 @@ class SocketLink:
 
     @property
     def full(self) -> bool:
-        """True if control is behind."""
+        """True if control is behind with reading."""
         return len(self._out) > HIGH_BYTES
 
     def send(self, word: link.Word) -> None:
-        """Say something in this step: the agent may block its loop in the next."""
+        """Send a message in this step, since the agent may block the loop in the next."""
         waiting = bool(self._out)
         self._out += link.frame(word, link.FRAME_BYTES)
         if not waiting:
@@ -83,7 +88,7 @@ class SocketLink:
         self._flush()
 
     async def room(self) -> None:
-        """Wait until control has taken most of what was said."""
+        """Wait until control has read most of what was sent."""
         while self.full:
             if self._room is None or self._room.is_set():
                 self._room = asyncio.Event()
@@ -103,7 +108,7 @@ class SocketLink:
             self.hear(word)
 
     def exchange(self, word: link.Request) -> link.Answer | link.Refusal:
-        """Ask for something and wait for the answer here and now; whatever else arrives is heard afterwards."""
+        """Send a request and block until its answer is there; other messages that arrive are handled afterwards."""
         self._out += link.frame(word)
         self._sock.setblocking(True)
         os.set_blocking(self._saying, True)
@@ -119,7 +124,8 @@ class SocketLink:
                         answer = heard
                         continue
                     later.append(heard)
-                    if isinstance(heard, link.Fallen) and answer is None:  # then nobody answers any more
+                    # Control answers no request of a run that has fallen.
+                    if isinstance(heard, link.Fallen) and answer is None:
                         answer = link.Refusal(word.number, Stale.__name__, "the run has ended; let Stale pass")
             return answer
         except OSError:
@@ -131,14 +137,14 @@ class SocketLink:
                 self._loop.call_soon(self.hear, heard)
 
     def close(self) -> None:
-        """Let go of both."""
+        """Close the socket and the pipe."""
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
         os.close(self._saying)
 
     @staticmethod
     def _gone() -> NoReturn:
-        """Control is gone, or has hung up: there is nobody left to work for."""
+        """Exit at once: control is gone, or has hung up."""
         os._exit(0)
 
 
@@ -161,13 +167,13 @@ class Serving:
         self._at_work = at_work or _at_work
         self._collect = collect
         self._hears = hears
-        self._notices = 0  # in the pipe, of turns that have fallen
+        self._notices = 0  # bytes in the pipe, one for each turn that has fallen
         self._port: HostPort | None = None
-        self._root = asyncio.current_task()  # whoever serves: it waits for ever
+        self._root = asyncio.current_task()  # the task of `_serve`, which waits for ever
         self._before = self._at_work()
 
     def hear(self, word: link.Told) -> None:
-        """Take a message of control's."""
+        """Handle a message of control's; one of a turn that is over is ignored."""
         port = self._port
         match word:
             case link.Begin():
@@ -188,10 +194,11 @@ class Serving:
                 if (running := port.processes.get(handle)) is not None:
                     running.on_exit(status, timed_out)
             case _:
-                pass  # of a turn that is over
+                pass
 
     def _begin(self, begin: link.Begin) -> None:
-        if self._notices and self._hears >= 0:  # the fall of this turn may be in it already, behind those
+        # Take out exactly the bytes of earlier turns: the byte of this turn's fall may be behind them already.
+        if self._notices and self._hears >= 0:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._hears, self._notices)
         self._notices = 0
@@ -221,7 +228,8 @@ class Serving:
         elif isinstance(word, link.Returned):
             self._link.send(link.Tried(turn.number, Effect.FINAL))
         turn.over.set()
-        self._before = self._at_work()  # when nobody waits: what is born before the next turn counts as its own
+        # Take the baseline now, off the critical path. Anything that starts between two turns is charged to the next.
+        self._before = self._at_work()
 
     async def _agent(self, begin: link.Begin, port: HostPort) -> object:
         handle = Run(port, run_id=begin.run_id, session=begin.session, generation=begin.generation)
@@ -231,17 +239,21 @@ class Serving:
         leash = Leash(body, name=f"agent of {begin.run_id}")
         port.turn.bodies.append(leash)
         if not port.current:
-            leash.cut()  # it fell before its first step
+            leash.cut()
         return await leash
 
     async def _settle(self, port: HostPort) -> None:
-        """See the turn's code end, and say so."""
+        """Wait until the turn's code has ended, and tell control whether the host is clean."""
+        # The order matters. Bodies end first; then finalizers of the turn's cyclic garbage run, since they are effects
+        # of the turn and none may come later; then the loop turns a few times, because tasks that have just ended need
+        # a turn to leave, and their callbacks another. Only then is the list compared. Compared sooner, nearly every
+        # host would look unclean and be killed.
         turn = port.turn
         await turn.over.wait()
         for body in tuple(turn.bodies):
             await body.done.wait()
-        self._collect()  # finalizers of what the turn left in cycles are its effects, and none may come later
-        for _ in range(LAST_ROUNDS):  # tasks that have just ended leave, and what they called back is over soon
+        self._collect()
+        for _ in range(LAST_ROUNDS):
             await asyncio.sleep(0)
             if not (left := [each for each in self._at_work() - turn.before if not self._is_ours(each)]):
                 break
@@ -253,15 +265,16 @@ class Serving:
 
 
 class Standing(NamedTuple):
-    """A task, and what it waits for. One that waits for the same as before has not run since, as with threads."""
+    """A task and the future it waits for. A task that waits for the same future as before has not run since."""
 
     task: "asyncio.Task[Any]"
     waits_for: object
 
 
 def _standing(task: "asyncio.Task[Any]") -> Standing:
+    # A task without an open future is about to run. A new object equals nothing, so such a task never looks the same.
     waits_for: Any = getattr(task, "_fut_waiter", None)
-    return Standing(task, object() if waits_for is None or waits_for.done() else waits_for)  # (about to run)
+    return Standing(task, object() if waits_for is None or waits_for.done() else waits_for)
 
 
 def _utf8(text: str) -> str:
@@ -275,21 +288,23 @@ def _utf8(text: str) -> str:
 def _at_work() -> frozenset[object]:
     """Return what may act by itself in this process: tasks, callbacks, timers, alarms and threads.
 
-    What was put off in a turn would be an effect of it after its end.
+    Work that a turn put off would be an effect of the turn after its end.
     """
+    # A loop of another kind (uvloop) shows nothing of what it will do. A new object is never in an earlier list, so
+    # such a host is never clean.
     if not isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
-        return frozenset([object()])  # another's (uvloop) shows nothing of what it will do: never twice the same
+        return frozenset([object()])
     loop: Any = asyncio.get_running_loop()
     found: set[object] = {*map(_standing, asyncio.all_tasks()), *loop._scheduled, *loop._ready}
     for key in tuple(loop._selector.get_map().values()):
-        found.update(key.data)  # whoever reads or writes: a server acts when somebody connects
+        found.update(key.data)  # readers and writers: a server, say, acts when a client connects
     acting = {each for each in found if not _ours(each)}
     acting.update(("alarm", which) for which in ALARMS if signal.getitimer(which)[0])
     return frozenset([*acting, *_threads()])
 
 
 def _ours(each: object) -> bool:
-    """True of what the loop and the link do for themselves, of steps of tasks (which are listed), and of nothing."""
+    """Return True for callbacks of the loop and the link, and for steps of tasks, which are listed as tasks."""
     if each is None or (isinstance(each, asyncio.Handle) and each.cancelled()):
         return True
     callback = getattr(each, "_callback", None)
@@ -299,7 +314,7 @@ def _ours(each: object) -> bool:
 
 
 def _threads() -> list[str]:
-    """Return the other threads of this process. Whether one that was here before has run, control sees for itself."""
+    """Return the other threads of this process. Whether an old one has run meanwhile, control sees for itself."""
     own = str(threading.get_native_id())
     return [name for name in os.listdir("/proc/self/task") if name != own]  # noqa: PTH208 (after every turn)
 
@@ -312,7 +327,7 @@ async def _greet(run: Run, message: Message) -> str:
 
 
 async def rehearse() -> None:
-    """Play a turn of an agent of our own, with all that a real one goes through: what it touches is warm afterwards."""
+    """Play a whole turn of our own agent: the code and memory that a turn touches are warm afterwards."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     line = SocketLink(theirs, os.dup(theirs.fileno()))
@@ -337,38 +352,39 @@ async def _serve(sock: socket.socket, saying: int, hears: int, agents: Mapping[s
     os.set_blocking(hears, False)
     line.hear = Serving(line, agents, hears=hears).hear
     line.send(link.Hello(link.VERSION, os.getpid()))
-    await asyncio.get_running_loop().create_future()  # for ever: it exits when control hangs up
+    # Wait for ever: the process exits when control hangs up.
+    await asyncio.get_running_loop().create_future()
 
 
 def serve(sock: socket.socket, saying: int, hears: int, agents: Mapping[str, Agent]) -> NoReturn:
     """Be a host whose agents are imported, until control hangs up."""
     kernel.prctl(kernel.PR_SET_NAME, b"interlock-host")
-    runner = asyncio.Runner()  # never closed: that would wait for whatever the agent left, and run it once more
+    # The runner is never closed: a close would run the tasks that the agent left, and wait for them.
+    runner = asyncio.Runner()
     try:
         runner.run(_serve(sock, saying, hears, agents))
-    except BaseException as error:  # an agent stopped the loop, or raised SystemExit in a task of its own
+    # An agent stopped the loop, or raised SystemExit in a task of its own.
+    except BaseException as error:
         sys.stderr.write(f"interlock: a host ended: {describe_error(error)}\n")
     finally:
         os._exit(70)
 
 
 def take_link() -> socket.socket:
-    """Take the link from where it was handed over, the standard input; nothing that is started here has it."""
+    """Return the socket of the link, moved away from the standard input: processes started here do not inherit it."""
     sock = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
+    # A process that is killed flushes nothing, and a fork copies an unflushed buffer.
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # whoever is killed flushes nothing, and a fork copies the rest
+        sys.stdout.reconfigure(line_buffering=True)
     os.environ["INTERLOCK_WORKER"] = str(os.getpid())
     return sock
 
 
 def take_pipe() -> int:
-    """Take what we speak on from where it was handed over, the standard output, which is the error output from now on.
-
-    A pipe: unlike a socket it carries no descriptors. To close one that was sent to it may take control for ever.
-    """
+    """Return the pipe of the link, moved away from the standard output, which becomes the error output."""
     saying = os.dup(1)
     os.dup2(2, 1)
     return saying
@@ -376,7 +392,8 @@ def take_pipe() -> int:
 
 def main() -> NoReturn:
     """Be a host that imports its agents itself."""
-    hears = take_notice()  # first: the others may be given its number
+    # The notice is moved first: a descriptor that is opened now might get its number.
+    hears = take_notice()
     sock, saying = take_link(), take_pipe()
     frames = link.Frames(link.Told)
     load: link.Load | None = None
@@ -392,6 +409,6 @@ def main() -> NoReturn:
 
 
 def load_agents(path: Sequence[str], agents: Mapping[str, str]) -> dict[str, Agent]:
-    """Import agents as control would find them."""
+    """Import agents, on control's own module path."""
     sys.path[:] = path
     return {name: find_agent(agent) for name, agent in agents.items()}

@@ -1,10 +1,12 @@
-"""The link: a run's verbs as messages, between control and a host.
+"""The link: a run's verbs as messages between control and a host.
 
-1. Length-prefixed msgpack, to a host on a stream socket and from it on a pipe; each message is a closed struct with a
-   tag, and checked when decoded.
-2. Control trusts nothing a host says: what is too long, unknown or out of order ends the host, not control.
-3. Both sides are bounded. A host waits when control does not read; one that does not read is ended.
-4. What a host sends of a turn carries the turn's number; a request carries a number of its own, which only rises.
+1. A message is length-prefixed msgpack of a closed struct with a tag, and is checked when decoded.
+2. Control writes to a stream socket that it has shut for reading, and reads from a pipe. A socket can carry
+   descriptors, and closing a descriptor that a host sent may block control's loop for as long as the host likes.
+3. Control trusts nothing that a host says. A message that is too long, unknown or out of order ends the host, and
+   control goes on.
+4. Both directions are bounded. A host waits when control does not read; a host that does not read is ended.
+5. A host's message about a turn carries the turn's number. A request carries a number of its own, and these only rise.
 """
 
 from collections.abc import Iterator
@@ -21,9 +23,9 @@ from interlock.runtime.run import Message
 from interlock.runtime.settings import REPLY_BYTES
 
 VERSION = 2
-FRAME_BYTES = 4 * REPLY_BYTES + 64 * 1024  # the longest message a host may send: a reply of wide characters
+FRAME_BYTES = 4 * REPLY_BYTES + 64 * 1024  # the longest message of a host: a reply of four-byte characters
 HEAD_BYTES = 4
-CALLS = 1_000  # that one message may record: each costs control far more than the bytes it comes in
+CALLS = 1_000  # in one Record, since a call costs control far more than its bytes
 CHOICES = 100
 
 
@@ -31,24 +33,24 @@ class Word(msgspec.Struct, array_like=True, tag=True):
     """A message of a host, or of control."""
 
 
-# What a host says
+# What a host says. A docstring says what the host (or its agent) means by the message.
 
 
 class Hello(Word):
-    """It is ready for turns."""
+    """The host is ready for turns."""
 
     version: int
     pid: int
 
 
 class Broken(Word):
-    """It cannot serve: the agent could not be imported, and why."""
+    """The host cannot serve, because the agent could not be imported for the reason `why`."""
 
     why: str
 
 
 class OfTurn(Word):
-    """Anything a turn's agent wants."""
+    """A message that belongs to a turn."""
 
     turn: int
 
@@ -66,13 +68,13 @@ class Post(OfTurn):
 
 
 class SetTyping(OfTurn):
-    """Something is coming, or not."""
+    """The agent is about to write, or no longer."""
 
     on: bool
 
 
 class SetProgress(OfTurn):
-    """How far long work has come."""
+    """The progress of long work."""
 
     text: str
     done: float | None
@@ -80,13 +82,13 @@ class SetProgress(OfTurn):
 
 
 class SetPhase(OfTurn):
-    """What the run is doing."""
+    """The phase that the run is in, None if it left its phase."""
 
     name: str | None
 
 
 class Wanted(msgspec.Struct, frozen=True, array_like=True):
-    """A tool call that is about to be made."""
+    """One tool call of a Record."""
 
     name: str
     arguments: Json
@@ -95,13 +97,13 @@ class Wanted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Record(OfTurn):
-    """Calls that are about to be made. Their numbers follow from the order."""
+    """Tool calls are about to be made. Host and control number them alike, by their order."""
 
     calls: Annotated[tuple[Wanted, ...], msgspec.Meta(max_length=CALLS)]
 
 
 class Finish(OfTurn):
-    """What became of a call."""
+    """A permitted call has ended, with this result or error."""
 
     call: CallId
     state: ToolState
@@ -110,49 +112,49 @@ class Finish(OfTurn):
 
 
 class GiveUp(OfTurn):
-    """A call is not waited for any longer."""
+    """The agent no longer waits for a call."""
 
     call: CallId
 
 
 class Release(OfTurn):
-    """A hold is let go."""
+    """The agent frees a hold."""
 
     name: str
 
 
 class EndProcess(OfTurn):
-    """End a process."""
+    """End a process, without an answer."""
 
     handle: int
 
 
 class ForgetProcess(OfTurn):
-    """Nobody asks for a process any more."""
+    """The agent has no reference to a process any more, and will not ask about it."""
 
     handle: int
 
 
 class Tried(OfTurn):
-    """The host itself refused an effect, because it knew of the end; it is counted."""
+    """The host itself refused an effect, because it knew of the fall. Control counts the try."""
 
     effect: Effect
 
 
 class Took(OfTurn):
-    """The agent was handed the messages that a Check was answered with."""
+    """The agent was handed the messages of the answer to Check `number`; only this makes them part of the run."""
 
     number: int
 
 
 class Cancel(OfTurn):
-    """A request is not waited for any longer."""
+    """The agent no longer waits for the answer to a request."""
 
     number: int
 
 
 class Returned(OfTurn):
-    """The agent returned, `at` that instant of the machine's monotonic clock. `settled`: nothing else of it runs."""
+    """The agent returned, `at` that instant of the machine's monotonic clock. `settled`: no body of the turn runs."""
 
     text: str | None
     settled: bool
@@ -160,7 +162,7 @@ class Returned(OfTurn):
 
 
 class Raised(OfTurn):
-    """The agent raised, `at` that instant."""
+    """The agent raised an error, `at` that instant of the machine's monotonic clock."""
 
     error: str
     phase: str | None
@@ -169,23 +171,23 @@ class Raised(OfTurn):
 
 
 class Settled(OfTurn):
-    """Nothing of a fallen turn runs any more. `clean`: nothing it began is left in the host either."""
+    """Nothing of a fallen turn runs any more. `clean`: no task, timer or thread that it began is left in the host."""
 
     clean: bool
 
 
 class Request(OfTurn):
-    """Something that is answered."""
+    """A message that control answers with Answer or Refusal, under the same number."""
 
     number: int
 
 
 class Check(Request):
-    """Messages steered to the run."""
+    """Ask for the messages that are steered to the run."""
 
 
 class Permit(Request):
-    """May a recorded call begin?"""
+    """Ask whether a recorded call may begin."""
 
     call: CallId
 
@@ -229,25 +231,25 @@ class WaitProcess(Request):
 
 
 class ReadLine(Request):
-    """The next line of a process."""
+    """Ask for the next line of a process."""
 
     handle: int
 
 
 class ReadOutput(Request):
-    """What a process has written so far."""
+    """Ask for the output of a process so far."""
 
     handle: int
 
 
 class StopProcess(Request):
-    """End a process and see it gone."""
+    """End a process; the answer comes when it was seen gone."""
 
     handle: int
 
 
 class ReadHistory(Request):
-    """The conversation so far."""
+    """Ask for the conversation so far."""
 
 
 Said = (
@@ -287,18 +289,18 @@ Said = (
 
 
 class Load(Word):
-    """Import agents: for a host that was not forked from a process that has them."""
+    """Import these agents. Sent to a host that was spawned, not forked from the zygote."""
 
     path: tuple[str, ...]
-    agents: dict[str, str]  # by their names; the one that is served has the empty name
+    agents: dict[str, str]  # by name; the served agent has the empty name
 
 
 class Rehearse(Word):
-    """Play a turn of nobody's, so that the first real one finds everything at hand."""
+    """Play a turn of our own agent, so that the first real turn finds everything in memory."""
 
 
 class Begin(Word):
-    """A turn."""
+    """Begin a turn."""
 
     turn: int
     agent: str
@@ -309,7 +311,7 @@ class Begin(Word):
 
 
 class Fallen(Word):
-    """A turn's run has fallen: let nothing of it go on, and say when nothing does."""
+    """The run of a turn has fallen: end everything of it, and say `Settled` when nothing of it runs."""
 
     turn: int
     cause: Cause
@@ -323,7 +325,7 @@ class Answer(Word):
 
 
 class Refusal(Word):
-    """A request was refused, or raised."""
+    """A request was refused, or failed."""
 
     number: int
     kind: str
@@ -332,7 +334,7 @@ class Refusal(Word):
 
 
 class Problem(Word):
-    """What was said without waiting could not be done."""
+    """Control could not do what a message without an answer asked for; the agent's next verb raises this."""
 
     turn: int
     kind: str
@@ -340,7 +342,7 @@ class Problem(Word):
 
 
 class Exited(Word):
-    """A process has exited."""
+    """A process of the turn has exited."""
 
     turn: int
     handle: int
@@ -364,14 +366,14 @@ class SteeredTo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Garbage(Exception):
-    """What arrived is no message."""
+    """Bytes arrived that are no message."""
 
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 def frame(word: Word, limit: int | None = None) -> bytes:
-    """Return a message as it travels, or say that it is too long to."""
+    """Return a message as bytes with its length; raise BadInput if it is longer than `limit`."""
     data = bytearray(HEAD_BYTES)
     _encoder.encode_into(word, data, HEAD_BYTES)
     if limit is not None and len(data) - HEAD_BYTES > limit:
@@ -381,12 +383,12 @@ def frame(word: Word, limit: int | None = None) -> bytes:
 
 
 def pack(value: Any) -> msgspec.Raw:
-    """Return the value of an answer, to be read by whoever asked."""
+    """Return the value of an Answer; the asking side knows its type."""
     return msgspec.Raw(_encoder.encode(value))
 
 
 class Frames:
-    """Takes bytes as they come and gives messages, one by one."""
+    """Collects bytes as they arrive, and yields whole messages."""
 
     def __init__(self, kind: Any, limit: int | None = None) -> None:
         self._decoder = msgspec.msgpack.Decoder(kind)
@@ -396,26 +398,26 @@ class Frames:
 
     @property
     def empty(self) -> bool:
-        """True if no part of a message is waiting for its rest."""
+        """True if no incomplete message is waiting."""
         return len(self._data) == self._at
 
     @property
     def missing(self) -> int:
-        """Bytes that the message which is arriving still wants; 0 if that is not known yet."""
+        """The number of bytes that the incomplete message still needs; 0 if its length is not known yet."""
         if len(self._data) - self._at < HEAD_BYTES:
             return 0
         size = int.from_bytes(self._data[self._at : self._at + HEAD_BYTES], "big")
         return max(0, HEAD_BYTES + size - (len(self._data) - self._at))
 
     def feed(self, data: bytes) -> None:
-        """Take what has arrived."""
+        """Add bytes that have arrived."""
         if self._at:
             del self._data[: self._at]
             self._at = 0
         self._data += data
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield whole messages; raise Garbage at the first that is none."""
+        """Yield whole messages; raise Garbage at the first bytes that are no message."""
         while len(self._data) - self._at >= HEAD_BYTES:
             begin = self._at + HEAD_BYTES
             size = int.from_bytes(self._data[self._at : begin], "big")

@@ -1,6 +1,10 @@
 """Inside a host: the Run verbs as messages to control.
 
-The fence is control's. What the host knows of a fall it applies at once; what it does not know yet control refuses.
+1. The fence is control's. A fall that the host knows of it applies at once, which saves messages; an effect of a fall
+   that it does not know yet is refused by control.
+2. A verb without an answer is sent in the caller's step. If control could not do it, the run's next verb raises why.
+3. A tool's body runs here, after control's permit. Before the body begins, the notice is asked: the fall may be told
+   there while its message still waits behind a blocked loop.
 """
 
 import asyncio
@@ -35,7 +39,7 @@ from interlock.runtime.tool import ToolSpec, describe_error
 
 T = TypeVar("T")
 
-ARGS_BYTES = 2 * 1024 * 1024  # of a program and its environment: no system takes more
+ARGS_BYTES = 2 * 1024 * 1024  # arguments and environment of one program: no system takes more
 
 
 class Link(Protocol):
@@ -43,19 +47,19 @@ class Link(Protocol):
 
     @property
     def full(self) -> bool:
-        """True if control is behind."""
+        """True if control is behind with reading."""
         ...
 
     def send(self, word: link.Word) -> None:
-        """Say something; it is on its way when this returns, or waits for room."""
+        """Send a message in this step, or as soon as there is room."""
         ...
 
     async def room(self) -> None:
-        """Wait until control has taken most of what was said."""
+        """Wait until control has read most of what was sent."""
         ...
 
     def exchange(self, word: link.Request) -> link.Answer | link.Refusal:
-        """Ask for something and wait for the answer here and now."""
+        """Send a request and block until its answer is there."""
         ...
 
 
@@ -65,18 +69,18 @@ class Turn:
     def __init__(self, number: int, hears: int = -1) -> None:
         self.number = number
         self.notice = Notice(hears)
-        self.before: frozenset[object] = frozenset()  # what was at work in the process when it began
+        self.before: frozenset[object] = frozenset()  # the baseline: what was at work when the turn began
         self.bodies: list[Body] = []
-        self.over = asyncio.Event()  # the agent's own code has ended
+        self.over = asyncio.Event()  # set when the agent's own code has ended
 
     @property
     def quiet(self) -> bool:
-        """True if no body of it runs."""
+        """True if no body of the turn runs."""
         return all(body.done.is_set() for body in self.bodies)
 
 
 class HostPort:
-    """What an agent in a host reaches of control: every verb a message."""
+    """The Run verbs of an agent in a host, each sent to control as a message."""
 
     def __init__(self, begin: link.Begin, turn: Turn, line: Link, *, crew: Crew, threads: Threads) -> None:
         self.run_id: RunId = begin.run_id
@@ -99,21 +103,22 @@ class HostPort:
 
     @property
     def current(self) -> bool:
-        """True while control has not said otherwise."""
+        """True while control has not said that the run has fallen."""
         return self.cause is None
 
     def fall(self, cause: Cause) -> None:
-        """Control says that the run has fallen, or the agent has returned."""
+        """Apply a fall: control has said so, or the agent has returned. Control answers no open request any more."""
         if self.cause is None:
             self.cause = cause
             self.turn.notice.tell()
-            for answer in self._answers.values():  # control answers none of them any more
+            for answer in self._answers.values():
                 if not answer.done():
                     answer.set_exception(Stale(f"run {self.run_id} has ended ({cause.ending}); let Stale pass"))
-                    answer.exception()  # whoever waits is told; nobody need wait
+                    # Mark the exception as retrieved: its waiter may be gone, and asyncio would then log it as lost.
+                    answer.exception()
 
     async def checkpoint(self) -> None:
-        """Let others run, and wait while control is behind."""
+        """Let other tasks run, and wait while control is behind with reading."""
         if asyncio.get_running_loop() is not self._loop:
             raise BadInput(
                 "a run's verbs belong to the loop that its agent runs on; "
@@ -130,13 +135,13 @@ class HostPort:
             self.raise_problem()
 
     def raise_problem(self) -> None:
-        """Raise what control said of something that was not waited for."""
+        """Raise the error of an earlier verb that had no answer."""
         problem, self._problem = self._problem, None
         if problem is not None:
             raise problem
 
     def check(self, effect: Effect) -> None:
-        """Raise Stale if the run is known to have fallen; control counts what was tried."""
+        """Raise Stale if the run is known to have fallen, and tell control of the try, which counts it."""
         if self.cause is not None:
             self._link.send(link.Tried(self.turn.number, effect))
             raise Stale(describe(self.run_id, self.cause, effect))
@@ -146,7 +151,8 @@ class HostPort:
     def delta(self, text: str) -> None:
         self.check(Effect.DELTA)
         self.measure(text)
-        self._link.send(link.Say(self.turn.number, text))  # an empty one too: it is a sign of life
+        # An empty delta is sent too: it is a sign of life, which the idle limit counts.
+        self._link.send(link.Say(self.turn.number, text))
 
     def block(self, text: str) -> None:
         self.check(Effect.BLOCK)
@@ -154,7 +160,7 @@ class HostPort:
         self._link.send(link.Post(self.turn.number, text))
 
     def measure(self, text: str) -> None:
-        """Refuse text that no reply can hold, here as control would."""
+        """Refuse text beyond REPLY_BYTES, as control would."""
         if self._said + len(text) > REPLY_BYTES:
             raise BadInput(
                 f"this run has said {REPLY_BYTES} bytes, the most one reply may hold; end it or write a file"
@@ -176,18 +182,19 @@ class HostPort:
         return before
 
     def blame(self, phase: str, error: BaseException) -> None:
-        """Remember the innermost phase an error came from."""
+        """Remember the innermost phase that an error came from."""
         if self._blamed is None or self._blamed[1] is not error:
             self._blamed = (phase, error)
 
     def phase_of(self, error: BaseException) -> str | None:
-        """Return the phase an error came from."""
+        """Return the phase that an error came from."""
         return self._blamed[0] if self._blamed is not None and self._blamed[1] is error else self._phase
 
     # Asking control
 
     async def _ask(self, make: Callable[[int], link.Request], kind: type[T] | Any) -> Any:
-        if self.turn.over.is_set():  # nobody is left to answer
+        # Control answers no request after the turn.
+        if self.turn.over.is_set():
             raise Stale(f"run {self.run_id} has ended; let Stale pass")
         number = next(self._numbers)
         answer: asyncio.Future[link.Answer] = self._loop.create_future()
@@ -202,7 +209,7 @@ class HostPort:
             del self._answers[number]
 
     def hear(self, word: link.Answer | link.Refusal) -> None:
-        """Take the answer to a request, if anyone still waits for it."""
+        """Hand the answer of a request to its waiter, if there still is one."""
         answer = self._answers.get(word.number)
         if answer is None or answer.done():
             return
@@ -212,11 +219,11 @@ class HostPort:
             answer.set_exception(_error(word.kind, word.text, word.errno))
 
     def trouble(self, word: link.Problem) -> None:
-        """Remember what went wrong; the next verb raises it."""
+        """Remember the first error of a verb without an answer; the next verb raises it."""
         self._problem = self._problem or _error(word.kind, word.text)
 
     async def steered(self) -> list[Message]:
-        """What is steered to this run. Control makes it part of the run when it hears that the agent has it."""
+        """Return the messages that are steered to this run; `Took` tells control to make them part of the run."""
         numbers: list[int] = []
 
         def make(number: int) -> link.Check:
@@ -282,12 +289,12 @@ class HostPort:
         return running
 
     def forget(self, handle: int) -> None:
-        """Nobody asks for a process any more; called from wherever it is collected."""
+        """Tell control that the agent has dropped a process. The garbage collector calls this, from any thread."""
         if self.current and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._link.send, link.ForgetProcess(self.turn.number, handle))
 
     async def finished(self, handle: int) -> Finished:
-        """Wait for a process."""
+        """Wait for a process, and return how it ended."""
         done: Finished = await self._ask(lambda n: link.WaitProcess(self.turn.number, n, handle), Finished)
         return done
 
@@ -297,11 +304,11 @@ class HostPort:
         return read
 
     async def stop(self, handle: int) -> None:
-        """End a process and see it gone."""
+        """End a process, and wait until it was seen gone."""
         await self._ask(lambda n: link.StopProcess(self.turn.number, n, handle), None)
 
     def end(self, handle: int) -> None:
-        """End a process; nothing is waited for."""
+        """End a process, without waiting."""
         if self.current:
             self._link.send(link.EndProcess(self.turn.number, handle))
 
@@ -318,10 +325,12 @@ class HostPort:
 
     def record(self, wanted: Sequence[tuple[ToolSpec, Json]]) -> list[CallId]:
         self.check(Effect.TOOL)
-        if len(wanted) > OPEN_CALLS:  # as control would say, of all of them together
+        # Control would refuse them too, but one Record after another, and would have recorded the first ones by then.
+        if len(wanted) > OPEN_CALLS:
             raise Refused(f"this run would have more than {OPEN_CALLS} tool calls open; wait for some to end")
         calls = tuple(link.Wanted(spec.name, values, spec.asks, spec.grace) for spec, values in wanted)
-        long = sum(len(values) for _, values in wanted) * 4 > link.FRAME_BYTES  # together; each fits by itself
+        # Each call fits into a message by itself, but all of them together may not.
+        long = sum(len(values) for _, values in wanted) * 4 > link.FRAME_BYTES
         size = 1 if long else link.CALLS
         for at in range(0, len(calls), size):
             self._link.send(link.Record(self.turn.number, calls[at : at + size]))
@@ -334,9 +343,11 @@ class HostPort:
         try:
             await self._ask(lambda n: link.Permit(self.turn.number, n, call), None)
         except BadInput:
-            self.raise_problem()  # it was not recorded, and that is why
+            # Control knows no such call, because it refused to record it. Raise that reason instead.
+            self.raise_problem()
             raise
-        self.check(Effect.TOOL)  # the permit may be older than the end, and both are here
+        # Permit and fall may both have arrived by now; the fall then counts.
+        self.check(Effect.TOOL)
 
     def finish(self, call: CallId, state: ToolState, result: Json | None, error: str | None) -> None:
         self.check(Effect.RESULT)
@@ -347,33 +358,34 @@ class HostPort:
             self._link.send(link.GiveUp(self.turn.number, call))
 
     def prepare(self, spec: ToolSpec, function: Callable[..., Any], arguments: dict[str, Any]) -> Work:
-        """Nothing need be packed: this process can be ended."""
+        """Return the call as it is: it runs in this process, which can be killed, so nothing is packed."""
         return partial(function, **arguments)
 
     async def perform(self, call: CallId, spec: ToolSpec, work: Work) -> Any:
         """Run the body of a tool that was permitted; a synchronous one simply runs.
 
-        It was permitted before another tool blocked the loop, maybe. The notice knows of a fall that is not read yet.
+        Another tool may have blocked the loop since the permit. The notice knows of a fall whose message is not read
+        yet: the body must not begin then, and the agent must not go on behind a body that heard the notice first.
         """
         assert not isinstance(work, bytes)
         await self._catch_up()
         self.check(Effect.TOOL)
-        if spec.thread:
-            return await self._bodies.in_thread(spec.name, work)
-        if spec.worker:
-            try:
+        try:
+            if spec.thread:
+                return await self._bodies.in_thread(spec.name, work)
+            if spec.worker:
                 return _plainly(work)
-            finally:
-                await self._catch_up()
-        return await self._bodies.in_place(spec, work())
+            return await self._bodies.in_place(spec, work())
+        finally:
+            await self._catch_up()
 
     async def _catch_up(self) -> None:
-        """If the run fell while a tool blocked the loop, the cut is on its way: nothing begins or goes on before it."""
+        """Wait for the cut if the notice says that the run fell: nothing begins or goes on before the cut."""
         while self.cause is None and self.turn.notice.is_set():
             await asyncio.sleep(0)
 
     async def side_by_side(self, bodies: Sequence[tuple[CallId, ToolSpec, Coroutine[Any, Any, None]]]) -> None:
-        """Run the bodies of a batch next to each other."""
+        """Run the bodies of a batch in parallel."""
         await self._bodies.side_by_side([(spec, body) for _, spec, body in bodies], [None] * len(bodies))
 
 
@@ -393,41 +405,41 @@ class HostRunning(Running):
         self._port.forget(self.handle)
 
     def on_started(self, pid: int | None) -> None:
-        """It runs."""
+        """Note that the process runs."""
         self._pid = pid
 
     def on_exit(self, status: int | None, timed_out: bool) -> None:
-        """It has exited."""
+        """Note that the process has exited."""
         self._status = status
         self.timed_out = timed_out
         self._over.set()
 
     @property
     def pid(self) -> int | None:
-        """Its process id."""
+        """The process id."""
         return self._pid
 
     @property
     def status(self) -> int | None:
-        """Its exit status, None while it runs."""
+        """The exit status, None while the process runs."""
         return self._status
 
     @property
     def running(self) -> bool:
-        """True while it has not exited."""
+        """True while the process has not exited."""
         return not self._over.is_set()
 
     @property
     def output(self) -> str:
-        """What it has written so far, bounded."""
+        """The output of the process so far, bounded."""
         return self._port.output(self.handle)
 
     async def exited(self) -> None:
-        """Wait for its exit, as long as it takes."""
+        """Wait for the exit, as long as it takes."""
         await self._over.wait()
 
     async def wait(self) -> Finished:
-        """Wait for its exit and return how it ended."""
+        """Wait for the exit, and return how the process ended."""
         return await self._port.finished(self.handle)
 
     async def _lines(self) -> AsyncIterator[str]:
@@ -435,16 +447,16 @@ class HostRunning(Running):
             yield line.decode("utf-8", "replace")
 
     async def stop(self) -> None:
-        """End it, with all it started, and wait until that was seen."""
+        """End the process with everything it started, and wait until that was seen."""
         await self._port.stop(self.handle)
 
     def end(self) -> None:
-        """End it; nothing is waited for."""
+        """End the process, without waiting."""
         self._port.end(self.handle)
 
 
 def _plainly(work: Callable[[], Any]) -> Any:
-    """Run a synchronous tool; give what a worker would: plain values, Python's own errors, and others by name."""
+    """Run a synchronous tool with the results of a worker: plain values, Python's own errors, and others by name."""
     try:
         value = work()
     except SystemExit:
@@ -456,7 +468,7 @@ def _plainly(work: Callable[[], Any]) -> Any:
     try:
         return msgspec.msgpack.decode(msgspec.msgpack.encode(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise BadInput(f"what the tool returned cannot be sent ({error}); return plain values") from None
+        raise BadInput(f"the tool's result cannot be sent ({error}); return plain values") from None
 
 
 _ERRORS: dict[str, type[InterlockError]] = {

@@ -1,8 +1,18 @@
 """Control's end of one host: its link, its containment, and the KILL that reaches it at once.
 
-1. What is read is taken in small bursts, so that a host that floods gets a share of the loop, not the loop.
-2. Its death is told when its link was read to the end: a complete return counts.
-3. Garbage, or words out of order, end the host with a clear ending; control goes on.
+1. Control reads a host in small bursts, so that a host that floods gets a share of the loop, not the loop. A host whose
+   pipe is full waits in its next verb. A host that does not read what it is told is ended at UNREAD_BYTES.
+2. A host's death is told when its link was read to the end: a return that is complete there counts.
+3. Garbage, a message that is too long, and messages out of order end the host, and its run fails with words. Control
+   goes on.
+4. KILL needs no other process. Control holds a pidfd of the host and signals it in the step of the fall.
+5. A host is kept after an early end only if the kernel shows that nothing else in its containment has run since the
+   turn began (`look`).
+
+`look` compares context switches, not CPU time, which the kernel tells in hundredths of a second. A thread that sleeps
+now, and slept at the first look with the same count of switches, has not run between the two. Whether an idle thread
+waits for its pool or over work that the turn gave it cannot be seen from outside, and the view from inside can be a
+lie. So a turn that used a thread pool and is then stopped loses its host: that is the price.
 """
 
 from __future__ import annotations
@@ -26,27 +36,29 @@ from interlock.runtime.tool import ERROR_CHARACTERS
 
 log = logging.getLogger("interlock")
 
-BURST_BYTES = 1024  # read in one go, some twenty small messages: a stop waits for no more than that of each host
+# Bytes read from a host at a time, some twenty small messages. A stop waits for no more than that of each host.
+BURST_BYTES = 1024
 HEARD_BURSTS = 32  # read in one step before a limit ends a run
-LONG_BYTES = 256 * 1024  # of a message that is that long
-UNREAD_BYTES = 64 * 1024 * 1024  # said to a host that does not read
+LONG_BYTES = 256 * 1024  # read at a time of a message that is longer than BURST_BYTES
+UNREAD_BYTES = 64 * 1024 * 1024  # waiting for a host that does not read
 NAMED = 16  # processes kept with a host that a receipt names
-STATUS_SECONDS = 1.0  # to learn how it ended once its link is closed
+STATUS_SECONDS = 1.0  # the wait for a host's exit status once its link is closed
 
 
 class HostProcess:
-    """A host process and our ends of its link: a socket that we only write to, and a pipe."""
+    """A host process, and control's ends of its link: a socket that control only writes to, and a pipe it reads."""
 
     def __init__(self, containment: LocalContainment, process: LocalProcess, sock: socket.socket, said: int) -> None:
         self.containment = containment
         self.process = process
         self.turns = 0
-        self.renewed = 0  # when its session was last reset, as it was when it took its first turn
+        self.renewed = 0  # the session's generation at its last reset before the host's first turn
         self.hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.turn: HostTurn | None = None
-        self.heard = 0.0  # when all that it had said was read: what is read later was said later
-        self._sock = sock  # what we say
-        self._said = said  # what it says
+        # The time at which control had read all that the host had said; a message read later was said later.
+        self.heard = 0.0
+        self._sock = sock  # control writes
+        self._said = said  # the host writes
         self._loop = asyncio.get_running_loop()
         self._frames = link.Frames(link.Said, link.FRAME_BYTES)
         self._out = bytearray()
@@ -55,24 +67,28 @@ class HostProcess:
         self._trouble: str | None = None
         self._left: int | None = None  # bytes in its link when its process died: the last that count
         self._burying: asyncio.Task[None] | None = None
-        self._before: dict[tuple[int, int], tuple[int, int, str]] | None = None  # what was here before the turn
+        # The baseline: traces of all other threads and processes before the turn. None if they could not be read.
+        self._before: dict[tuple[int, int], tuple[int, int, str]] | None = None
         os.set_blocking(said, False)
         self._loop.add_reader(said, self._readable)
         process.on_end = self._exited
 
     @property
     def pid(self) -> int | None:
-        """Its process id."""
+        """The host's process id."""
         return self.process.pid
 
     @property
     def alive(self) -> bool:
-        """True while it can take a turn."""
+        """True while the host can take a turn. A host ends with the helper (the zygote) that made its warden."""
         gone = self._killed or self._sock.fileno() < 0 or self.process.exited.is_set()
-        return not gone and not self.containment.done.is_set() and self.containment.helper.alive  # (it goes with it)
+        return not gone and not self.containment.done.is_set() and self.containment.helper.alive
 
     def watch_death(self) -> None:
-        """Get hold of the process itself, so that a KILL needs nobody's help; only if it is our keeper's child."""
+        """Open a pidfd of the host, so that a KILL needs no other process.
+
+        A pid alone proves nothing, so the pidfd is kept only if its process is a child of the host's keeper.
+        """
         pid = self.process.pid
         if pid is None or not hasattr(os, "pidfd_open"):
             return
@@ -83,20 +99,24 @@ class HostProcess:
                 self._close_pidfd()
 
     def remember(self) -> None:
-        """A turn is about to begin. One that was alone when it came to rest need not be looked at again."""
+        """Take the baseline of a turn that is about to begin, unless the host was alone when it came to rest.
+
+        A thread that runs between the baseline and the turn counts against the host, which may cost a host but never
+        the promise.
+        """
         if self._before is None or self._before:
             self.rest()
         self.turns += 1
-        self.heard = self._loop.time()  # nothing of the turn is said before it begins
+        self.heard = self._loop.time()  # the turn says nothing before it begins
 
     def rest(self) -> None:
-        """See what is here between turns: the next one did not begin it."""
+        """Take a baseline of threads and processes between two turns: the next turn has not begun them."""
         self._before = self._company()
 
     def look(self) -> tuple[str, ...] | None:
-        """Name what was here before the turn and has not run since; None if anything else is, besides the host.
+        """Name the processes of the baseline if nothing but them is there and none has run since; else None.
 
-        The host's main thread runs whenever we speak with it, so of that one the host's own word must do.
+        The host's main thread runs whenever control speaks with it, so for that thread the host's own word must do.
         """
         before, now = self._before, self._company()
         if before is None or now is None:
@@ -116,11 +136,12 @@ class HostProcess:
     # Saying
 
     def send(self, word: link.Word) -> None:
-        """Say something in this step, or as soon as there is room."""
+        """Send a message in this step, or as soon as there is room."""
         if self._sock.fileno() < 0:
             return
         waiting = len(self._out)
-        if waiting > UNREAD_BYTES:  # this word is not counted: a long answer may come to one that reads
+        # The new message does not count: a host that reads may be sent an answer longer than the bound.
+        if waiting > UNREAD_BYTES:
             self.fail("it did not read what it was told")
             return
         self._out += link.frame(word)
@@ -128,7 +149,7 @@ class HostProcess:
             self._flush()
 
     def notify(self) -> None:
-        """Tell code that asks `stopping()` there; each time comes with one word `Fallen`, by which the host counts."""
+        """Set the notice in the host. Each call goes with one `Fallen`: by these the host counts the pipe's bytes."""
         self.process.notify()
 
     def _flush(self) -> None:
@@ -138,7 +159,8 @@ class HostProcess:
         except (BlockingIOError, InterruptedError):
             self._loop.add_writer(self._sock.fileno(), self._writable)
             return
-        except OSError:  # its end: whoever reads sees it
+        except OSError:
+            # The host is gone; `_burst` sees the end of its pipe.
             self._out.clear()
 
     def _writable(self) -> None:
@@ -148,7 +170,10 @@ class HostProcess:
     # Hearing
 
     def hear_out(self) -> None:
-        """Take what it has said and nobody has read yet, in this step: until its agent has returned, and bounded."""
+        """Read the messages that the host has sent already, in this step: until its agent has returned, and bounded."""
+        # A late loop may come to a host's link and to the timer of a limit together, in either order, long after both
+        # were due. The timer therefore reads the link first and decides then. Otherwise an agent that returned in time
+        # would be told as timed out.
         for _ in range(HEARD_BURSTS):
             if not self._burst() or self.turn is None or self.turn.run.returned is not None:
                 return
@@ -157,7 +182,7 @@ class HostProcess:
         self._burst()
 
     def _burst(self) -> bool:
-        """Take a burst of what it says; True if there may be more."""
+        """Read and handle one burst; return True if there may be more."""
         if self._sock.fileno() < 0:
             return False
         began = self._loop.time()
@@ -183,14 +208,15 @@ class HostProcess:
             self.fail(f"it broke the protocol: {error}")
             return False
         except Exception:
-            log.exception("a message of a host could not be taken")
-            self.fail("it said something that could not be taken")
+            log.exception("a message of a host could not be handled")
+            self.fail("control could not handle one of its messages")
             return False
         if self._left is not None and self._left <= 0:
             self._ended()
         more = len(data) == wanted
+        # Everything in one burst was said before the burst was read, so `heard` is the beginning of the read.
         if not more and self._frames.empty:
-            self.heard = began  # not sooner: what came in one burst was all said before it was read
+            self.heard = began
         return more
 
     def _hear(self, word: link.Said) -> None:
@@ -205,40 +231,49 @@ class HostProcess:
                 self._trouble = why[:ERROR_CHARACTERS]
             case link.OfTurn() if self.turn is not None:
                 self.turn.hear(word)
+            # Code that the last turn left behind has sent this. The run of that turn is over and sealed.
             case link.OfTurn(turn) if 0 < turn <= self.turns:
-                pass  # something the last turn left behind: that run is over and sealed
+                pass
             case _:
                 raise Violation(f"it said {type(word).__name__} without a turn")
 
     # Its end
 
     def kill(self) -> None:
-        """End it and all it has started, in this step."""
+        """End the host and every process it has started, in this step."""
+        # The KILL of a host's cut (`HostTurn.cut`). The hang-up comes first, so that the warden counts the host as
+        # ended by the cut, and then kills and reaps whatever else is there. The signal through the pidfd ends the host
+        # at once. With the hang-up alone the agent's code would run on until the warden is scheduled, which a stopped
+        # or starved warden never is. Neither call waits.
         if not self._killed:
             self._killed = True
-            self.containment.cut()  # first: its keeper is then to count it as one that was ended
+            self.containment.cut()
             if self._pidfd >= 0:
                 with contextlib.suppress(OSError):
                     signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             self._close()
 
     def fail(self, why: str) -> None:
-        """Kill it because of what it did."""
+        """Kill the host because of something it did, and fail its turn with `why`."""
         self._trouble = self._trouble or why
         turn, ours = self.turn, not self.process.exited.is_set()
         self.kill()
         self._tell(why, turn, ours=ours)
 
     def _exited(self) -> None:
-        """Its keeper has seen it die. What it said still counts; whoever holds its link, and may talk on, is ended."""
+        """Read the rest of its link: the keeper has seen the host die.
+
+        Bytes that are in the link now still count. A process that inherited the link and could write on is ended.
+        """
         if self._sock.fileno() >= 0:
             self.containment.cut()
             self._left = int.from_bytes(fcntl.ioctl(self._said, termios.FIONREAD, bytes(4)), sys.byteorder)
-            if not self._left:  # else when that much was read, in bursts
+            # If bytes are left, `_burst` comes here when they were read.
+            if not self._left:
                 self._ended()
 
     def _ended(self) -> None:
-        """Its link is at its end. Hear how it died, then tell."""
+        """Close the link, which was read to its end, and learn how the host died before telling it."""
         if self._sock.fileno() >= 0:
             self._close()
             self._burying = self._loop.create_task(self._bury(), name="bury a host")
@@ -277,7 +312,7 @@ class HostProcess:
 
 
 def _named(pids: list[int]) -> tuple[str, ...]:
-    """Name processes for a receipt: whoever chose a name may have put anything into it."""
+    """Name processes for a receipt. A process chooses its own name, so unprintable characters are replaced."""
     names = []
     for pid in pids[:NAMED]:
         status = kernel.stat(pid)
@@ -287,7 +322,7 @@ def _named(pids: list[int]) -> tuple[str, ...]:
 
 
 def _death(status: int | None) -> str:
-    """Say how a host died."""
+    """Return how a host died, as the end of a sentence."""
     if status is None:
         return "hung up"
     if status >= 0:

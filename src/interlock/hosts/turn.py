@@ -1,10 +1,22 @@
-"""A turn that runs in a host, seen from control: a body like any other to the fall, and the ear for its verbs.
+"""A turn that runs in a host, seen from control: it hears the agent's verbs, and the fall cuts it.
 
-1. What a host says is taken in the step that reads it; each verb passes the fence there (`Verbs`), as an inline one.
-2. On a fall a host with a tool at work is sent KILL in that step, unless every tool at work declared a grace: then code
-   that asks hears of it at once, though its loop is blocked, and KILL comes when the longest grace is over. One between
-   tools has SETTLE_SECONDS to end what it does, or is killed with everything in its containment.
-3. It is done when the host has said that nothing of the turn runs, and nothing does; or when its containment is empty.
+1. The fence is control's, not the host's. Each verb passes it (`Verbs`) in the step that reads the host's message, like
+   an inline verb. The host applies a fall it knows of, which only saves messages; what it does not know yet control
+   refuses and counts. Only a permit is given away: its answer is sent in the step that grants it, and from then on a
+   fall finds the call `interrupted`.
+2. A fall does one of four things to the host:
+
+       a tool at work without a grace       KILL, in the step of the fall
+       tools at work, all with graces       the notice and `Fallen` in that step, KILL after the longest grace
+       no tool at work                      the notice and `Fallen` in that step, KILL after SETTLE_SECONDS
+       the agent returned, nothing at work  nothing: the host is kept, and not told
+
+   The notice reaches code even if the host's loop is blocked.
+3. A turn is done when the host has said that nothing of the turn runs and control has checked it, or when the host's
+   containment is empty.
+
+To the fall a turn is one more body to cut: it has a name, a state, and an end that is awaited. So receipts, drains,
+holds and takeovers need no second rule for hosts.
 """
 
 from __future__ import annotations
@@ -36,67 +48,67 @@ from interlock.runtime.verbs import Verbs
 log = logging.getLogger("interlock")
 
 SETTLE_SECONDS = 0.2
-REQUESTS = 4_000  # of one turn that may be open at once
-GRACE_SECONDS = 3_600.0
+REQUESTS = 4_000  # open at once, of one turn
+GRACE_SECONDS = 3_600.0  # the longest grace of a tool
 
 
 class Host(Protocol):
     """A host, as control sees it."""
 
-    turns: int  # that it was given
-    renewed: int  # when its session was last reset, as it was when it took its first turn
+    turns: int  # turns given to it so far
+    renewed: int  # the session's generation at its last reset before the host's first turn
     turn: HostTurn | None
 
     @property
     def heard(self) -> float:
-        """When all that it had said was read: what is read later was said later."""
+        """The time at which control had read all that the host had said; a message read later was said later."""
         ...
 
     @property
     def containment(self) -> Containment:
-        """What holds it, and whatever its libraries start."""
+        """The containment of the host and of every process that its libraries start."""
         ...
 
     @property
     def alive(self) -> bool:
-        """True while it can take a turn."""
+        """True while the host can take a turn."""
         ...
 
     def remember(self) -> None:
-        """A turn is about to begin."""
+        """Take the baseline of a turn that is about to begin."""
         ...
 
     def rest(self) -> None:
-        """See what is here between turns: the next one did not begin it."""
+        """Take a baseline of threads and processes between two turns."""
         ...
 
     def look(self) -> tuple[str, ...] | None:
-        """Name what was here before the turn and has not run since; None if anything else is, besides the host."""
+        """Name the processes of the baseline if nothing but them is there and none has run since; else None."""
         ...
 
     def send(self, word: link.Word) -> None:
-        """Say something to it."""
+        """Send a message to the host."""
         ...
 
     def notify(self) -> None:
-        """Tell code that asks `stopping()` there that its run is over: it may be blocking its loop."""
+        """Set the notice, for code in the host that asks `stopping()` while it blocks the loop."""
         ...
 
     def hear_out(self) -> None:
-        """Take what it has said and nobody has read yet, in this step and bounded."""
+        """Read the messages that the host has sent already, in this step and bounded."""
         ...
 
     def kill(self) -> None:
-        """End it and all it has started, in this step."""
+        """End the host and every process it has started, in this step."""
         ...
 
 
 class Cut(BaseException):
-    """The run fell; whoever waits for its agent need not wait."""
+    """Raised to the task that waits for the agent's reply: the run fell, and no reply will come."""
 
 
 class Violation(Exception):
-    """A host said what no host of ours would say."""
+    """A host sent a message that breaks the protocol."""
 
 
 class HostTurn:
@@ -119,9 +131,9 @@ class HostTurn:
         self.host = host
         self.run: LiveRun = run
         self.result: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self.killed = False  # or dead by itself
-        self.ours = False  # by us
-        self.kept: tuple[str, ...] = ()  # processes that stay with the host, seen not to have run in the turn
+        self.killed = False  # the host was killed, or died by itself
+        self.ours = False  # control killed it
+        self.kept: tuple[str, ...] = ()  # processes that stay with the host: seen not to have run in the turn
         self._verbs = verbs
         self._keeps = keeps
         self._on_settled = settled
@@ -130,17 +142,22 @@ class HostTurn:
         self._requests: dict[int, asyncio.Task[None]] = {}
         self._last = -1
         self._holding: dict[int, str] = {}
-        self._offered: dict[int, tuple[RunId, ...]] = {}  # messages on their way to the agent, by the Check
+        # Steered messages on their way to the agent, by the number of the Check that is answered with them.
+        self._offered: dict[int, tuple[RunId, ...]] = {}
         self._running: dict[int, Running] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._returned = False
-        self._quiet = False  # and nothing else of it ran then
+        self._quiet = False  # no body of the turn ran when the agent returned, by the host's word
         self._reading = asyncio.Lock()
         kept_of(run).grade = host.containment.grade
 
     @property
     def fate(self) -> str:
-        """What becomes of the host, as a receipt tells it."""
+        """What becomes of the host, as a receipt tells it.
+
+        `settling` is told at t1 only, when a polite host has often not said yet that it is clean. `reused` means that
+        the host is kept, not that a next turn came.
+        """
         if not self.killed and not self.done.is_set():
             return "settling"
         return "killed" if self.killed else "reused"
@@ -155,18 +172,33 @@ class HostTurn:
     # The fall
 
     def cut(self) -> None:
-        """The run has fallen: KILL in this step where a tool is at work, else a moment to settle."""
+        """Cut the host: KILL it in this step if a tool without a grace is at work, else give it a bounded time."""
+        # A host's cut. True here: the run has fallen in this same step, so the fence refuses every verb that the host
+        # sends from now on, whether the host knows of the fall or not. The cut is about code that already runs. A tool
+        # at work has effects that no fence sees, so a host with a tool that declared no grace is killed now, by the
+        # hang-up on its containment and by its pidfd (`HostProcess.kill`). The pidfd needs no help of the host's loop,
+        # of a thread or of the warden.
+        #
+        # Were the host only told, a tool that blocks its loop, swallows the cancel or hangs in a C call would go on,
+        # and the stop would wait for it or lie. Were the notice sent with the later KILL, a tool with a grace could not
+        # clean up. Were the turn done here, the receipt would say drained while the code still runs. The races
+        # (tests/races.md): 38 (a library swallows the cancel), 39 (a tool blocks the loop), 127 (an ending is told
+        # while a process lives) and 136 (a tool with a grace is told too late).
         if self.done.is_set() or self.killed:
             return
         if not self.result.done():
             self.result.set_exception(Cut())
-            self.result.exception()  # nobody need wait for it
+            # Mark the exception as retrieved: there may be no waiter, and asyncio would then log it as lost.
+            self.result.exception()
         if not self._returned:
             self.state = BodyState.CUT
+        # Requests that wait are cancelled, as waiting verbs are inline. They were tried before the fall, so none of
+        # them is counted as refused.
         for task in list(self._requests.values()):
-            task.cancel()  # as what waits inline is: nothing was tried after the fall, and nothing is counted
+            task.cancel()
         cause = self.run.fence.cause
         assert cause is not None
+        # The agent has returned and left nothing at work: the host need not be told, and is kept for the next turn.
         if self._quiet and not cause.early:
             self._settled(clean=True)
             return
@@ -181,7 +213,7 @@ class HostTurn:
         self._timer = self._loop.call_later(max([SETTLE_SECONDS, *graces]), self.kill)
 
     def kill(self) -> None:
-        """End the host, with everything in its containment; the receipt counts it."""
+        """End the host with everything in its containment, and add the containment to the run's processes."""
         if self.done.is_set() or self.killed:
             return
         self.killed = self.ours = True
@@ -195,16 +227,17 @@ class HostTurn:
     async def _gone(self) -> None:
         containment = self.host.containment
         await containment.done.wait()
-        if self.ours:  # the host itself is told as such, and is none of the processes that the run started
+        # The receipt tells the host apart from the processes that the run started, so it is not counted among them.
+        if self.ours:
             containment.ended = max(0, containment.ended - 1)
         self._finish()
 
     def drop(self) -> None:
-        """It is late."""
+        """Kill the host: the turn is late to end."""
         self.kill()
 
     def abandon(self) -> None:
-        """Stop waiting; what is stuck is named."""
+        """Stop waiting, and name the processes that are stuck."""
         self.state = BodyState.ABANDONED
         self.name = ", ".join(self.host.containment.stuck) or f"the host of {self.run.id}"
 
@@ -214,7 +247,7 @@ class HostTurn:
             self._timer = None
 
     def _finish(self) -> None:
-        """Nothing of the turn runs any more."""
+        """Note that nothing of the turn runs any more."""
         if self.done.is_set():
             return
         self._disarm()
@@ -226,13 +259,15 @@ class HostTurn:
     # What the host says
 
     def hear(self, word: link.OfTurn) -> None:
-        """Take a message of this turn, or of one before it."""
+        """Handle a message of this turn; a message of an earlier turn is ignored."""
         if word.turn != self.number:
             if word.turn > self.number:
                 raise Violation(f"it spoke of turn {word.turn} in turn {self.number}")
-            return  # something an earlier turn left behind: that run is over and sealed
+            # Code that an earlier turn left behind has sent this. The run of that turn is over and sealed.
+            return
+        # The agent has returned and nothing of it ran then, so no message between that and the fall is the agent's.
         if self._quiet and not self.run.fallen:
-            return  # it has returned and the fall is on its way: nothing counts between the two
+            return
         self._verbs.touch()
         if isinstance(word, link.Request):
             self._asked(word)
@@ -240,7 +275,8 @@ class HostTurn:
         try:
             self._told(word)
         except Stale:
-            return  # counted; it may have been on its way before the fall, and the host is told of that
+            # The fence has counted the try. The host hears of the fall by `Fallen`.
+            return
         except InterlockError as error:
             self.host.send(link.Problem(self.number, type(error).__name__, str(error)))
 
@@ -299,17 +335,23 @@ class HostTurn:
         if self._returned:
             raise Violation("it returned twice")
         self._returned = True
+        # The agent returned at the instant that the host tells, not when control reads it. The instant is believed if
+        # it is not before `heard` and not in the future, so a host that lies gains at most the time for which control
+        # did not read.
         if not self.run.fallen:
             self.run.returned = returned_at(at, heard=self.host.heard, now=self._loop.time())
         if self.state is BodyState.RUNNING:
             self.state = BodyState.RETURNED
-        self._quiet = settled  # what that means is for the fall to say: a stop may still come first
+        # Only remember it: until the run falls a stop can still win, and then the host must prove again that it is
+        # clean.
+        self._quiet = settled
 
     def _settled(self, clean: bool) -> None:
-        """The host says that nothing of the turn runs. After an early end control looks for itself.
+        """Keep the host or kill it: the host says that nothing of the turn runs.
 
-        Of its own loop a host must be taken at its word; of threads and processes the kernel is asked. One that is not
-        kept is killed here, so that the turn is done when it was seen gone.
+        After an early end control checks. For the host's own loop the host's word must do; for threads and processes
+        control asks the kernel. A host that is not kept is killed here, so that the turn is done when the host was
+        seen gone.
         """
         if self.killed or self.done.is_set():
             return
@@ -333,7 +375,9 @@ class HostTurn:
                 specs.append((spec, _json(call.arguments)))
             for made, (spec, _) in zip(self._verbs.record(specs), specs, strict=True):
                 self._graces[made] = spec.grace
-        finally:  # the host has numbered them all: a permit must never be for another call than it asks for
+        # The host has numbered all of these calls, refused ones too. Control counts them likewise: otherwise a permit
+        # could be given for another call than the host asks for.
+        finally:
             self.run.calls_made = before + len(calls)
 
     def _result(self, call: CallId, state: ToolState, result: Any, error: str | None) -> None:
@@ -358,7 +402,7 @@ class HostTurn:
             self._requests[request.number] = task
 
     async def _serve(self, request: link.Request) -> None:
-        """Do what was asked for. The answer is sent in the step that has it: a permit is a permit from then on."""
+        """Do what was asked for. The answer is sent in the step that has it, because a permit counts from then on."""
         number = request.number
         try:
             self.host.send(link.Answer(number, link.pack(await self._do(request))))
@@ -368,7 +412,8 @@ class HostTurn:
             code = error.errno if isinstance(error, SpawnFailed) else None
             text = error.strerror if isinstance(error, SpawnFailed) else str(error)
             self.host.send(link.Refusal(number, type(error).__name__, text or str(error), code))
-        except Exception as error:  # ours: whoever waits in the host must not wait for ever
+        # A bug of ours: the agent's code that waits in the host must not wait for ever.
+        except Exception as error:
             log.exception("a request of %s failed", self.run.id)
             self.host.send(link.Refusal(number, "InterlockError", describe_error(error)))
         finally:
@@ -405,10 +450,15 @@ class HostTurn:
                 return self._history()
 
     async def _history(self) -> list[Entry]:
-        async with self._reading:  # one at a time: each may be the whole of a long session
+        # One history at a time, since each may be the whole of a long session.
+        async with self._reading:
             return await self._verbs.history()
 
     async def _steered(self, number: int) -> link.SteeredTo:
+        # Steering has two steps in a host. Inline, the step that hands a message to the agent makes it part of the run.
+        # A message to a host may never arrive. So `Check` is answered with the offered messages, the host says `Took`
+        # in the step that hands them over, and that makes them part of the run. If the host dies or the run falls
+        # between the two, the messages are as if the agent had not asked.
         offered = {run_id for ids in self._offered.values() for run_id in ids}
         messages = tuple(message for message in self._verbs.offered() if message.run_id not in offered)
         if messages:
@@ -444,7 +494,7 @@ class HostTurn:
         self._tell_exit(number, running)
 
     def _tell_exit(self, number: int, running: Running) -> None:
-        """Tell of an exit, before anything that follows from it; a second word of it changes nothing."""
+        """Tell the host of an exit before anything that follows from it; a second `Exited` changes nothing."""
         if not running.running and not self.done.is_set():
             self.host.send(link.Exited(self.number, number, running.status, running.timed_out))
 
@@ -475,18 +525,18 @@ class HostTurn:
             return self._process(handle).output
 
     def _cancel(self, number: int) -> None:
-        """The agent waits for something no longer. A hold that was just granted is let go again."""
+        """Cancel a request that the agent no longer waits for; release the hold, or end the process, it just got."""
         self._offered.pop(number, None)
         task = self._requests.get(number)
         if task is not None:
             task.cancel()
         elif (name := self._holding.pop(number, None)) is not None:
             self._verbs.release(name)
-        elif (running := self._running.get(number)) is not None:  # it was started while its host gave it up
+        elif (running := self._running.get(number)) is not None:
             running.end()
 
     def lost(self, why: str, *, ours: bool = False) -> None:
-        """The host is gone, and has said all it will say. `ours`: we ended it."""
+        """Fail the turn: the host is gone, and its link was read to the end. `ours` says that control ended it."""
         if not self.result.done():
             self.result.set_exception(AgentFailed(why, ErrorKind.HOST))
             self.result.exception()
@@ -500,7 +550,7 @@ class HostTurn:
 
 
 def _json(text: Any) -> Any:
-    """See that a text is JSON, without reading it."""
+    """Return the text, or raise BadInput if it is not JSON; its values are not built."""
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
     except (msgspec.DecodeError, RecursionError):

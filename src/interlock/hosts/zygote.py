@@ -1,10 +1,16 @@
-"""The zygote: a second helper that has imported the agent, and forks hosts that are warm from their first step.
+"""The zygote: a second helper that has imported the agent, and from which hosts are forked warm.
 
-1. It imports once, on its own, before there is any loop. What cannot be forked (threads, sockets, children, a patched
-   standard library) is found out by looking, and then it says so and goes: hosts are spawned instead.
-2. Like the bare helper it forks a keeper for each containment. That keeper, the warden, forks the one host, born inside
-   its leaf and with its user's rights; a fork of a warm process takes its place in nothing else.
-3. It runs no agent code after the import, but for what the module has registered to happen at a fork.
+1. The zygote imports the agents once, before there is any loop, and plays one turn of our own agent, so that everything
+   a turn needs is in memory. Then it looks at itself. With threads, sockets, children, an open event loop or a patched
+   standard library it cannot be forked: it says so and exits, and hosts are spawned instead.
+2. Like the bare helper, the zygote forks a keeper for each containment. That keeper, the warden, forks the one host,
+   which is born inside the leaf and with its user's rights.
+3. The zygote runs no agent code after the import, except for hooks that the module registered for a fork. It collects
+   no garbage, so that its pages stay shared with its forks.
+4. The zygote stands below an ordinary keeper. Its death, whatever the cause, ends its wardens and hosts.
+
+    control ── helper ── keeper ── zygote ── warden ── host
+       └─────────── a socketpair, pipes, and a pidfd ─────┘
 """
 
 from __future__ import annotations
@@ -54,7 +60,8 @@ class Warden(Keeper):
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        *standard, (_, hears, _) = actions  # the notice stays where it is: what the module opened may be anywhere
+        # The notice keeps its descriptor's number: NOTICE_FD may be in use for a file that the agent's module opened.
+        *standard, (_, hears, _) = actions
         given = {fd for _, fd, _ in standard}
         for _, fd, at in standard:
             os.dup2(fd, at)
@@ -64,7 +71,8 @@ class Warden(Keeper):
         for fd in own:
             if fd > 2:
                 os.close(fd)
-        if resetids:  # the real ids are the user's already; now all of them are
+        # The real ids are the user's already (`Keeper._as_user`). Make the effective and saved ones the user's too.
+        if resetids:
             gid, uid = os.getgid(), os.getuid()
             os.setresgid(gid, gid, gid)
             os.setresuid(uid, uid, uid)
@@ -84,19 +92,20 @@ class Zygote(Helper):
         self._facts = facts
 
     def _bases(self) -> list[str]:
-        """The directories above those of hosts are the bare helper's to remove: its own are beside them."""
+        """Return none: the bare helper removes these directories, since its own are in them too."""
         return []
 
     def _close_all_but(self, fd: int, lifeline: int) -> None:
-        """Let go of our own; what the agent's module has opened belongs to the host."""
+        """Close the zygote's own descriptors. Files that the agent's module opened stay open for the host."""
+        # Only the zygote may hold the other wardens' lifelines: a fork that held one would hide the zygote's death.
         assert self._newest is not None
-        kept = [*self._keepers.values(), self._newest]  # whose lifelines nobody but we may hold
-        for own in (self._sock.fileno(), self._wake, self._woken, *(each.lifeline for each in kept)):
+        records = [*self._keepers.values(), self._newest]
+        for own in (self._sock.fileno(), self._wake, self._woken, *(each.lifeline for each in records)):
             os.close(own)
 
 
 def unfit(sock: socket.socket, before: dict[str, Any]) -> str | None:
-    """Say why this process cannot be forked, None if it can."""
+    """Return why this process cannot be forked, None if it can."""
     if len(threads := os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
         return f"importing it started threads ({len(threads) - 1})"
     if children := [name for name in _children() if name]:
@@ -105,7 +114,7 @@ def unfit(sock: socket.socket, before: dict[str, Any]) -> str | None:
         try:
             target = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
         except OSError:
-            continue  # the one we list with
+            continue  # the descriptor of this listing itself
         if target.startswith("socket:") and int(name) not in (sock.fileno(), 0, 1, 2):
             return "importing it opened sockets"
         if target.startswith("anon_inode:[event"):
@@ -117,7 +126,7 @@ def unfit(sock: socket.socket, before: dict[str, Any]) -> str | None:
 
 
 def primitives() -> dict[str, Any]:
-    """What a keeper stands on, as it is now."""
+    """Return the functions of the standard library that a keeper needs, as they are now."""
     rooms = (os, select, time, signal)
     return {name: getattr(room, name) for room in rooms for name in PRIMITIVES if hasattr(room, name)}
 
@@ -128,7 +137,7 @@ def _children() -> list[str]:
 
 
 def main() -> NoReturn:
-    """Be the zygote of a process that gave us one end of a socket, as our standard input."""
+    """Be the zygote of the control that left one end of a socket as the standard input."""
     sock = host.take_link()
     os.environ["INTERLOCK_WORKER"] = str(os.getpid())
     select.select([sock], [], [])
@@ -147,9 +156,11 @@ def main() -> NoReturn:
             why = str(error)
         else:
             why = describe_error(error)
-            traceback.print_exc()  # where in the module it was: the text does not say
+            # The text does not say where in the module the error was; the traceback does.
+            traceback.print_exc()
         told = {"warm": False, "why": why, "broken": True}
-    sys.stdout.flush()  # before there are forks that would say it again
+    # Flush before the first fork: each fork would write the buffer again.
+    sys.stdout.flush()
     wire.send(sock, ("ready", told, 0, os.getpid()))
     if why is not None:
         os._exit(0)

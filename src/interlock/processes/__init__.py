@@ -1,0 +1,1 @@
+"""Owns every process of a run: contains it before it executes, ends it, and sees that it is gone."""

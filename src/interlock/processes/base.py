@@ -1,8 +1,14 @@
-"""The port of the processes: what the runtime asks for, and the values that cross.
+"""The port of the processes: the verbs the runtime calls, and the values that cross.
 
 1. `contain` and `Containment.spawn` are synchronous: the fence is tested in the same step that sends the request.
 2. `cut` cannot fail and does not wait: it hangs up, and the keeper ends everything.
-3. `done` is set when the containment was seen empty, by the kernel's word, and never otherwise.
+3. `done` is set when the kernel said that the containment is empty, and never otherwise.
+
+A containment belongs to a run, to a session (detached processes) or to a host. A plain `await run.spawn(...)` shares
+the keeper of its run, so it costs no fork of the helper. A process that can be ended by itself (it has a timeout, a
+grace, streamed lines or a name, or is in the background, detached, or a worker) has a keeper of its own (`alone`),
+which costs about 1 ms. Without one, ending it would mean walking a tree of pids, which loses races, or a cgroup for
+each process, which the keeper grade does not have.
 """
 
 import asyncio
@@ -19,10 +25,11 @@ from interlock.core.names import BodyState
 
 OUTPUT_BYTES = 1024 * 1024
 LINE_BYTES = 64 * 1024
-ARGUMENTS = 500_000  # of one process, or variables of its environment: more than any system takes
-ROOT = str(Path(__file__).resolve().parent.parent)  # where the package is, for programs that load only parts of it
+# The most arguments, or variables of the environment, of one process: more than any system takes.
+ARGUMENTS = 500_000
+ROOT = str(Path(__file__).resolve().parent.parent)  # the package's directory, for programs that load parts of it
 ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TERM", "TZ", "TMPDIR")
-"""What a process sees of our environment unless it is given more."""
+"""The variables of control's environment that a process gets by default."""
 
 
 class SpawnFailed(InterlockError, OSError):
@@ -30,7 +37,11 @@ class SpawnFailed(InterlockError, OSError):
 
 
 class Grade(StrEnum):
-    """How surely processes can be held and ended here, best first."""
+    """How surely processes can be held and ended here, best first.
+
+    `cgroup` needs cgroup v2 with `cgroup.kill` (kernel 5.14) and a cgroup that control may write. `keeper` needs
+    subreapers, which every Linux has. `group` needs nothing, and loses each process that leaves its process group.
+    """
 
     CGROUP = "cgroup"
     KEEPER = "keeper"
@@ -45,25 +56,26 @@ UNSEEN = {
         "processes that left their process group (setsid, daemons): best effort",
     ),
 }
-"""What a grade cannot reach; receipts name it."""
+"""The processes that a grade cannot reach; receipts name them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Confinement:
-    """What the processes of a run may be and use. `grade` asks for less than the machine gives."""
+    """What the processes of a run may be and use. `grade` asks for a lower grade than the machine allows."""
 
     grade: Grade | None = None
     pids: int | None = 4096
     memory: int | None = None  # bytes
-    host_memory: int | None = 2 * 1024**3  # bytes that one host, and what its libraries start, may use
+    host_memory: int | None = 2 * 1024**3  # bytes, for one host and the processes of its libraries
     output_bytes: int = OUTPUT_BYTES
     environment: tuple[str, ...] = ENVIRONMENT
     agent_user: str | None = None
-    apart: bool = True  # with agent_user: processes of different hosts, workers and runs do not reach each other
+    # With agent_user: processes of different hosts, workers and runs cannot reach each other.
+    apart: bool = True
 
 
 class SpawnOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """One process to be started: plain values, so that they can come from another process."""
+    """One process to be started. The values are plain, so that an order can come from another process."""
 
     argv: Annotated[tuple[str, ...], msgspec.Meta(max_length=ARGUMENTS)]
     cwd: str | None = None
@@ -75,12 +87,13 @@ class SpawnOrder(msgspec.Struct, frozen=True, kw_only=True):
     background: bool = False
     detached: bool = False
     name: str | None = None
-    streamed: bool = False  # its lines are read as they come
-    inherit: bool = False  # control's own descriptors 0, 1 and 2: for `interlock run`, never for an agent to ask
+    streamed: bool = False  # the agent reads its lines as they come
+    # The process gets control's own descriptors 0, 1 and 2. Only `interlock run` sets this; an agent may not.
+    inherit: bool = False
 
     @property
     def alone(self) -> bool:
-        """True if it can be ended by itself, and so has a keeper of its own."""
+        """True if the process can be ended by itself, and so has a keeper of its own."""
         bound = self.timeout is not None or self.grace > 0 or self.name is not None
         return bound or self.background or self.detached or self.streamed
 
@@ -89,14 +102,16 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """What this machine allows, found by trial."""
 
     grade: Grade
-    why: str = ""  # not better
+    why: str = ""  # why no better grade works
     pids: str = "none"  # how the number of processes is limited: v2, v1, rlimit
     memory: str = "none"
-    home: str | None = None  # the cgroup that ours are made in
-    apart: bool = False  # those of one user are kept apart, by PID namespaces; tried where there is an agent_user
-    together: str = ""  # why they are not
-    swept: int = 0  # processes of a dead control that were ended at the start
-    left: tuple[str, ...] = ()  # those that no KILL ended, named; every start tries again, and takes longer for it
+    home: str | None = None  # the cgroup in which leaves are made
+    # Containments of one user are kept apart by PID namespaces. Tried only where there is an agent_user.
+    apart: bool = False
+    together: str = ""  # why they are not kept apart
+    leftovers_ended: int = 0  # processes of a dead control that were ended at the start
+    # Processes of a dead control that no KILL ended, by name. Every start tries again, and takes longer for it.
+    left: tuple[str, ...] = ()
 
 
 class Process(Protocol):
@@ -105,15 +120,15 @@ class Process(Protocol):
     number: int
     pid: int | None
     status: int | None
-    exited: asyncio.Event  # its own exit; what it started may go on
+    exited: asyncio.Event  # the process's own exit; its descendants may go on
     lost: bool  # ended with its containment, before its exit was seen
 
     async def started(self) -> None:
-        """Wait until it runs; raise SpawnFailed if it does not."""
+        """Wait until the process runs; raise SpawnFailed if it does not start."""
         ...
 
     def end(self) -> None:
-        """End it, with all it started where it has a keeper of its own."""
+        """End the process; if it has a keeper of its own, also everything it started."""
         ...
 
     async def line(self) -> bytes | None:
@@ -121,39 +136,39 @@ class Process(Protocol):
         ...
 
     def output(self) -> tuple[bytes, int, bytes]:
-        """Return the beginning of its output, how many bytes were left out, and the end."""
+        """Return the beginning of its output, the number of bytes left out, and the end."""
         ...
 
     def recent(self) -> bytes:
-        """Return the end of its output, also where it is read by lines."""
+        """Return the end of its output, even if the agent reads it by lines."""
         ...
 
 
 class Containment(Protocol):
-    """What holds processes: a body like any other to the fall, cut at t0 and observed at t2."""
+    """Holds processes. To the fall it is a body like any other: cut at t0 and observed at t2."""
 
     name: str
     grade: Grade
     grace: float
     state: BodyState
     done: asyncio.Event
-    ended: int  # processes that its end ended
+    ended: int  # processes that the cut ended
     stuck: tuple[str, ...]  # processes that a KILL did not end so far
 
     def spawn(self, order: SpawnOrder) -> Process:
-        """Ask for a process; nothing is waited for."""
+        """Ask for a process, without waiting."""
         ...
 
     def cut(self) -> None:
-        """End everything in it, now or after its grace."""
+        """End every process in the containment, now or after its grace."""
         ...
 
     def drop(self) -> None:
-        """It is late: insist."""
+        """Insist: the containment is late to end."""
         ...
 
     def abandon(self) -> None:
-        """Stop waiting; what is stuck is named."""
+        """Stop waiting, and name the processes that are stuck."""
         ...
 
 
@@ -162,28 +177,28 @@ class Worker(Protocol):
 
     @property
     def containment(self) -> Containment:
-        """What holds it, and whatever its tools start."""
+        """The containment of the worker, and of all processes that its tools start."""
         ...
 
     @property
     def alive(self) -> bool:
-        """True while it can be asked."""
+        """True while the worker can be asked."""
         ...
 
     def ask(self, work: bytes, *, grace: float = 0.0) -> "asyncio.Future[Any]":
-        """Hand work over in this step; the future brings the result, or raises what the tool raised.
+        """Hand work over in this step; the future brings the tool's result, or raises its error.
 
-        If it is cut before that, it is told first, and has its grace.
+        A cut before that first sets the tool's notice, and gives the tool its grace.
         """
         ...
 
     def end(self) -> None:
-        """End it, with what its tool started."""
+        """End the worker, with every process that its tool started."""
         ...
 
 
 class Processes(Protocol):
-    """Where processes come from."""
+    """Makes containments and workers."""
 
     @property
     def machine(self) -> Machine | None:
@@ -191,7 +206,7 @@ class Processes(Protocol):
         ...
 
     async def ready(self) -> Machine:
-        """See to it that there is a helper."""
+        """Start the helper if there is none, and return what the machine allows."""
         ...
 
     def contain(self, of: str, *, grace: float = 0.0, once: bool = False) -> Containment:
@@ -208,7 +223,7 @@ class Processes(Protocol):
 
 
 def allowed(environment: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
-    """Return what an allow-list lets through; a name may end in a star."""
+    """Return the variables that an allow-list lets through; a name in the list may end in a star."""
     prefixes = tuple(name[:-1] for name in names if name.endswith("*"))
     wanted = [name for name in environment if name in names or (prefixes and name.startswith(prefixes))]
     return {name: environment[name] for name in wanted}

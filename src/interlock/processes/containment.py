@@ -1,8 +1,15 @@
-"""Control's end of one keeper: what was asked of it, what it says, and the pipes of its processes.
+"""Control's end of one keeper: the requests to it, its answers, and the pipes of its processes.
 
 1. `spawn` and `cut` are sent in the caller's own step. `cut` hangs up, which cannot fail; the keeper does the rest.
-2. A process is told by its keeper's words alone. What was not told when the containment is empty was ended with it.
-3. Nobody waits here: pipes are read as they fill (`output.py`).
+2. Control knows a process by its keeper's messages alone. A process whose exit was not told when the containment is
+   empty was ended with it (`lost`).
+3. Nothing here waits: pipes are read as they fill (`output.py`).
+
+`await run.spawn(...)` returns when the process it started exits. A process that a shell leaves behind
+(`sh -c "server &"`) belongs to the run and lives until the run ends; its output is read and thrown away, so that it
+does not block. An agent that gives up a foreground process (by a timeout of its own around `await run.spawn`) ends it
+with its process group only, because the process shares its keeper; `timeout=` gives it a keeper of its own, and ends
+exactly what it started.
 """
 
 from __future__ import annotations
@@ -31,13 +38,16 @@ from interlock.processes.output import Input, Output
 if TYPE_CHECKING:
     from interlock.processes.local import Helper, LocalProcesses
 
-TASKS = 64  # threads of a host, and of what it started, that are looked at in one step; one with more is not judged
-ERRORS = -1  # among descriptors that are given: a pipe whose lines are told on our error output
-INSIST_SECONDS = 1.0  # a keeper that has not answered a cut for so long is replaced by the helper
+# The most threads, of a host and of the processes it started, that `company` looks at. A host with more is killed.
+TASKS = 64
+# Stands among the descriptors of a spawn for a pipe whose lines are written to control's error output.
+ERRORS = -1
+# A keeper that has not answered so long after a cut (and its grace) is replaced by the helper.
+INSIST_SECONDS = 1.0
 
 
 class LocalProcess:
-    """A process that a keeper of this machine has been asked for."""
+    """A process that was requested of a keeper on this machine."""
 
     def __init__(self, number: int, containment: LocalContainment, order: SpawnOrder) -> None:
         self.number = number
@@ -52,11 +62,14 @@ class LocalProcess:
         self._output: Output | None = None
         self._input: Input | None = None
         self._terminal = -1
-        self.tells = -1  # its notice, where it has one: open until it is gone, since to close it is to tell, too
-        self.on_end: Callable[[], None] | None = None  # told in the step that its end is heard
+        # The writing end of its notice, if it has one. It stays open until the process is gone: a close sets the
+        # notice too, and a tool without a grace is killed without being told.
+        self.tells = -1
+        # Called in the step in which the keeper's word of its end is read.
+        self.on_end: Callable[[], None] | None = None
 
     def attach(self, output: int, given: int, terminal: int, limit: int) -> None:
-        """Take over our ends of its pipes."""
+        """Take over control's ends of its pipes."""
         self._terminal = terminal
         if output >= 0:
             self._output = Output(
@@ -64,23 +77,25 @@ class LocalProcess:
             )
         if given >= 0:
             data = self.order.input or b""
-            if self.order.pty:  # a terminal's end is a character; in the middle of a line it only sends what there is
+            # A terminal marks the end of its input by a character (^D). In the middle of a line the first ^D only
+            # sends the line, so a second one follows.
+            if self.order.pty:
                 data += b"\x04" if data.endswith(b"\n") or not data else b"\x04\x04"
             self._input = Input(given, data)
 
     async def started(self) -> None:
-        """Wait until it runs; raise SpawnFailed if it does not."""
+        """Wait until the process runs; raise SpawnFailed if it does not start."""
         await self._answered.wait()
         if self.failure is not None:
             raise self.failure.with_traceback(None)
 
     def notify(self) -> None:
-        """Tell it that its run is over; nothing is waited for."""
+        """Set the process's notice: its run is over. This does not wait."""
         if self.tells >= 0:
             notice.write(self.tells)
 
     def end(self) -> None:
-        """End it, with all it started where it has a keeper of its own."""
+        """End the process; if it has a keeper of its own, also everything it started."""
         if self.order.alone:
             self._containment.cut()
         elif not self.exited.is_set():
@@ -91,30 +106,30 @@ class LocalProcess:
         return None if self._output is None else await self._output.line()
 
     def output(self) -> tuple[bytes, int, bytes]:
-        """Return the beginning of its output, how many bytes were left out, and the end."""
+        """Return the beginning of its output, the number of bytes left out, and the end."""
         return (b"", 0, b"") if self._output is None else self._output.collected()
 
     def recent(self) -> bytes:
-        """Return the end of its output, also where it is read by lines."""
+        """Return the end of its output, even if the agent reads it by lines."""
         return b"" if self._output is None else self._output.recent
 
     # What the keeper says
 
     def on_started(self, pid: int) -> None:
-        """It runs."""
+        """Note that the process runs."""
         self.pid = pid
         self._close_terminal()
         self._answered.set()
 
     def on_failed(self, code: int, what: str) -> None:
-        """It does not run, and nothing of it is left."""
+        """Note that the process was not started, and nothing of it is left."""
         self.failure = SpawnFailed(code, _trouble(self.order.argv[0], code, what))
         self._over()
         self._answered.set()
         self.close()
 
     def on_exit(self, status: int) -> None:
-        """It has exited; what it started may still hold its pipe."""
+        """Note that the process has exited. Its descendants may still hold its pipe."""
         self.status = status
         if self._input is not None:
             self._input.close()
@@ -130,7 +145,7 @@ class LocalProcess:
 
     @property
     def settled(self) -> bool:
-        """True if it has exited and nobody holds its pipe."""
+        """True if the process has exited and no descendant holds its pipe."""
         return self.exited.is_set() and (self._output is None or self._output.closed)
 
     def _pipe_closed(self) -> None:
@@ -138,7 +153,7 @@ class LocalProcess:
             self._containment.settle(self)
 
     def on_done(self) -> None:
-        """Nothing of its containment is left, so nobody holds its pipes."""
+        """Read the last output and close the pipes: the containment is empty, so no process holds them."""
         if not self._answered.is_set():
             self.on_failed(errno.ECANCELED, "it was ended before it began")
         elif not self.exited.is_set():
@@ -159,7 +174,7 @@ class LocalProcess:
             os.close(tells)
 
     def close(self) -> None:
-        """Let go of its pipes."""
+        """Close control's ends of its pipes."""
         self._close_terminal()
         self._close_notice()
         if self._input is not None:
@@ -169,7 +184,7 @@ class LocalProcess:
 
 
 class Sender:
-    """Sends in the caller's own step, or as soon as the other side has room."""
+    """Sends a message in the caller's own step, or as soon as the other side has room."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -177,7 +192,7 @@ class Sender:
         self._waiting: deque[tuple[tuple[Any, ...], list[int]]] = deque()
 
     def send(self, message: tuple[Any, ...], fds: tuple[int, ...] = ()) -> None:
-        """Send a message, or keep it with copies of its descriptors."""
+        """Send a message, or queue it with copies of its descriptors."""
         if not self._waiting:
             try:
                 wire.send(self._sock, message, fds)
@@ -200,7 +215,8 @@ class Sender:
                 wire.send(self._sock, message, tuple(copies))
             except BlockingIOError:
                 return
-            except OSError:  # hung up: whoever reads there will see it
+            except OSError:
+                # The other side is gone; the reader of this socket sees that.
                 self.drop()
                 return
             self._waiting.popleft()
@@ -208,7 +224,7 @@ class Sender:
         self._loop.remove_writer(self._sock.fileno())
 
     def drop(self) -> None:
-        """What was not sent never will be."""
+        """Discard every message that was not sent yet."""
         if self._sock.fileno() >= 0:
             self._loop.remove_writer(self._sock.fileno())
         while self._waiting:
@@ -216,7 +232,7 @@ class Sender:
 
 
 class LocalContainment:
-    """One keeper, seen from here."""
+    """One keeper and what it holds, seen from control."""
 
     def __init__(
         self,
@@ -236,9 +252,9 @@ class LocalContainment:
         self.ended = 0
         self.stuck: tuple[str, ...] = ()
         self.number = number
-        self.helper = helper  # who made its keeper, and stands in for it
-        self.keeper: int | None = None  # its pid, once it has spoken
-        self.init: int | None = None  # of its PID namespace, if it has one
+        self.helper = helper  # made the keeper, and stands in for it
+        self.keeper: int | None = None  # the keeper's pid, known from its first message
+        self.init: int | None = None  # the pid of the init of its PID namespace, if it has one
         self.leaf: str | None = None
         self._processes = processes
         self._sock = sock
@@ -247,8 +263,9 @@ class LocalContainment:
         self._requested: dict[int, LocalProcess] = {}
         self._hung_up = False
         self._insisting: asyncio.TimerHandle | None = None
-        self._answered = False  # its keeper has sent KILL to all of it, and says what is stuck
-        self.on_cut: Callable[[], None] | None = None  # told in the step of a cut, before the keeper can know of it
+        self._answered = False  # the keeper has sent KILL to every process, and has named those that are stuck
+        # Called in the step of a cut, before the keeper can know of it.
+        self.on_cut: Callable[[], None] | None = None
         self._open = True
         self._numbers = itertools.count(1)
         self._loop.add_reader(sock.fileno(), self._readable)
@@ -256,7 +273,11 @@ class LocalContainment:
     # Asking
 
     def spawn(self, order: SpawnOrder, stdio: tuple[int, ...] | None = None) -> LocalProcess:
-        """Ask for a process, with pipes of ours or with descriptors that are given. Nothing is waited for."""
+        """Ask the keeper for a process, with new pipes or with the descriptors in `stdio`, without waiting.
+
+        The caller tests the fence in this same step. A request that is still on its way when the run falls is refused
+        by the keeper, because the hang-up overtakes it.
+        """
         if self._hung_up or self.done.is_set():
             why = "it was ended before it began" if self.state is BodyState.CUT else "its keeper was killed; try again"
             raise SpawnFailed(errno.ECANCELED, _trouble(order.argv[0], errno.ECANCELED, why))
@@ -281,7 +302,8 @@ class LocalContainment:
             self._sender.send(message, stdio or tuple(theirs))
         except OSError as error:
             code = error.errno or errno.EIO
-            if code in (errno.EPIPE, errno.ECONNRESET):  # hung up already, and we have not read it yet
+            # The keeper is gone already, and control has not read that yet.
+            if code in (errno.EPIPE, errno.ECONNRESET):
                 code, what = errno.EAGAIN, "no keeper could be made for it, or it was killed; try again"
             else:
                 what = getattr(error, "what", "")
@@ -296,10 +318,11 @@ class LocalContainment:
         return process
 
     def company(self, host: int) -> dict[tuple[int, int], tuple[int, int, str]]:
-        """Return what is here besides the main thread of a host: the traces of every other thread and process.
+        """Return the traces of every thread in the containment except the main thread of `host` (`kernel.traces`).
 
-        The kernel is asked, and nobody else. Raise OSError if it does not show all of it. Processes are listed before
-        the threads and after them: a thread that starts a process and exits between the two would else be missed.
+        The answer is the kernel's alone. Processes are listed before the threads and again after them: otherwise a
+        thread that starts a process and exits between the two would be missed. Raise OSError if the kernel does not
+        show everything.
         """
         held = self._held()
         if host not in held:
@@ -308,7 +331,7 @@ class LocalContainment:
         for pid in held:
             found.update(kernel.traces(pid, but=host))
             if len(found) > TASKS:
-                raise OSError(errno.E2BIG, "there is more than is looked at")
+                raise OSError(errno.E2BIG, "there are more threads than are looked at")
         if self._held() != held:
             raise OSError(errno.EAGAIN, "processes came and went during the look")
         return found
@@ -316,25 +339,34 @@ class LocalContainment:
     def _held(self) -> frozenset[int]:
         if self.keeper is None:
             raise OSError(errno.ESRCH, "its keeper is not known")
-        held = kernel.below(self.keeper, TASKS)  # also one that has left the leaf
+        # A process that has left the leaf is still below the keeper.
+        held = kernel.below(self.keeper, TASKS)
         if self.leaf is not None:
             held |= {int(pid) for pid in kernel.read(self.leaf + "/cgroup.procs").split()}
-        return held - {self.keeper, self.init}  # our own programs: the keeper is in the leaf while it spawns, and reaps
+        # Keeper and init are our own programs. (The keeper is in the leaf while it spawns.)
+        return held - {self.keeper, self.init}
 
     def end_one(self, number: int) -> None:
-        """End one process and its group."""
+        """End one process of several, with its process group."""
         with contextlib.suppress(OSError):
             self._sender.send(("end", number))
 
     def allow(self, grace: float) -> None:
-        """Say how long its process has, from TERM to KILL, if it is cut from now on; what it leaves is killed then."""
+        """Set the grace of a worker's tool: the time from TERM to KILL if the containment is cut from now on.
+
+        The grace is the tool's. Once the worker has exited, the keeper kills its leftovers at once. A process of
+        `run.spawn(grace=)` may be a shell whose children clean up, so there all of them have the whole grace.
+        """
         if grace != self.grace and not self._hung_up:
             self.grace = grace
             with contextlib.suppress(OSError):
                 self._sender.send(("grace", grace))
 
     def cut(self) -> None:
-        """Hang up: the keeper takes no further request and ends everything. It cannot fail, and does not wait."""
+        """Hang up: the keeper takes no further request and ends everything. This cannot fail, and does not wait."""
+        # This is a part of the fall's step. `shutdown` overtakes every request that is still on its way, because the
+        # keeper looks for the hang-up right before exec. An "end" message instead would wait behind those requests, or
+        # be refused by a full socket, and a process could start after the stop was acknowledged.
         if not self._hung_up:
             if self.on_cut is not None:
                 self.on_cut()
@@ -347,9 +379,10 @@ class LocalContainment:
             self._insisting = self._loop.call_later(self.grace + INSIST_SECONDS, self._insist)
 
     def _insist(self) -> None:
-        """A keeper says within half a second what is stuck; for one that says nothing the helper stands in.
+        """Let the helper stand in for a keeper that has said nothing INSIST_SECONDS after the cut.
 
-        Also when nobody waits for it any more: a process that has stopped its keeper would else live for good.
+        A keeper that works says within STUCK_SECONDS what is stuck. Control insists even if no receipt waits any more:
+        otherwise a process that has stopped its keeper would live for ever.
         """
         if not self.done.is_set():
             self._insisting = self._loop.call_later(INSIST_SECONDS, self._insist)
@@ -357,10 +390,10 @@ class LocalContainment:
                 self._processes.finish(self)
 
     def drop(self) -> None:
-        """Nothing more can be done from here: it hung up long ago, and insists by itself."""
+        """Do nothing: the cut has hung up already, and `_insist` goes on by itself."""
 
     def abandon(self) -> None:
-        """Stop waiting; the receipt names what is left."""
+        """Stop waiting; the receipt names the processes that are stuck."""
         self.state = BodyState.ABANDONED
         self.name = ", ".join(self.stuck) or self.name
         self.stuck = self.stuck or (self.name,)
@@ -381,7 +414,7 @@ class LocalContainment:
             self._hear(*message)
 
     def hear_out(self) -> None:
-        """Take what its keeper has said; somebody else is about to speak for it."""
+        """Read the keeper's last messages before the helper's word about it counts."""
         if self._open:
             self._readable()
 
@@ -408,18 +441,20 @@ class LocalContainment:
                 self.empty(ended)
 
     def settle(self, process: LocalProcess) -> None:
-        """It has exited and nobody holds its pipe: it is not needed here any more."""
+        """Forget a process that has exited and whose pipe no descendant holds."""
         if self._requested.get(process.number) is process:
             del self._requested[process.number]
 
     def _lost_keeper(self) -> None:
-        """The keeper is gone without a last word: the helper ends what it kept, and says so."""
+        """Hand over to the helper: the keeper is gone without having said "drained"."""
         self._hung_up = True
-        self._close()
+        self._close_socket()
         self._processes.bereft(self)
 
     def empty(self, ended: int) -> None:
-        """It was seen empty."""
+        """Note that the containment was seen empty, and that `ended` processes were ended by the cut."""
+        # True here: the keeper, the helper in its place, or control by the leaf has the kernel's word that nothing is
+        # left. Only this step sets `done`, and a receipt says drained by it alone, never by a timer.
         if self.done.is_set():
             return
         self.ended = ended
@@ -427,7 +462,7 @@ class LocalContainment:
         self._hung_up = True
         if self.state is BodyState.RUNNING:
             self.state = BodyState.RETURNED
-        self._close()
+        self._close_socket()
         if self._insisting is not None:
             self._insisting.cancel()
         for process in list(self._requested.values()):
@@ -437,21 +472,21 @@ class LocalContainment:
         self.done.set()
 
     def refuse(self, why: str) -> None:
-        """There is no keeper and never was: nothing was started."""
+        """Fail every request: no keeper was ever made, so nothing was started."""
         for process in list(self._requested.values()):
             if process.pid is None:
                 process.on_failed(errno.EAGAIN, why)
         self.empty(0)
 
-    def let_go(self) -> None:
-        """Control closes: whatever was not seen is not waited for any longer."""
+    def close(self) -> None:
+        """Close the socket and the pipes without waiting: control closes."""
         if self._insisting is not None:
             self._insisting.cancel()
-        self._close()
+        self._close_socket()
         for process in self._requested.values():
             process.close()
 
-    def _close(self) -> None:
+    def _close_socket(self) -> None:
         if self._open:
             self._open = False
             self._sender.drop()
@@ -460,7 +495,7 @@ class LocalContainment:
 
 
 def _pipes(order: SpawnOrder) -> tuple[list[int], list[int]]:
-    """Return ([our output, our input, no terminal], [their input?, their output])."""
+    """Return (control's ends: output, input, terminal; -1 if none), (the process's ends: input if any, output)."""
     opened: list[int] = []
     try:
         reading, writing = os.pipe()
@@ -475,7 +510,7 @@ def _pipes(order: SpawnOrder) -> tuple[list[int], list[int]]:
 
 
 def _terminal(order: SpawnOrder, user: str | None) -> tuple[list[int], str]:
-    """Return ([our side, our side for input, their side until it runs], its path)."""
+    """Return ([control's side, control's side for input, the process's side until it runs], the terminal's path)."""
     master, slave = os.openpty()
     try:
         path = os.ttyname(slave)
@@ -493,7 +528,7 @@ _UTF8 = sys.getfilesystemencoding() == "utf-8" and sys.getfilesystemencodeerrors
 
 
 def _exact(text: str) -> str:
-    """Return a text that the helper, whose locale is UTF-8, turns into the very bytes that ours would."""
+    """Return a text that the helper, whose locale is UTF-8, encodes into the same bytes as control would."""
     return text if _UTF8 else os.fsencode(text).decode("utf-8", "surrogateescape")
 
 
@@ -521,7 +556,7 @@ _MEANING = {
 
 
 def _trouble(program: str, code: int, what: str) -> str:
-    """Say why a process could not be started, and what to do."""
+    """Return the error text: why the process was not started, and what to do."""
     if what.startswith("its directory"):
         return f"{program!r:.100} was not started: {what} cannot be entered ({os.strerror(code)})"
     return f"{program!r:.100} was not started: {what or _MEANING.get(code) or os.strerror(code)}"

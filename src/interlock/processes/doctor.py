@@ -1,7 +1,7 @@
-"""What this machine allows, found by trial, and what to change where it could allow more.
+"""Finds by trial what this machine allows, and says what to change where it could allow more.
 
-1. Every grade is tried for real: a helper, a keeper, and a process with a child that has to be gone at the end.
-2. Plain values only; whoever shows them draws them.
+1. Every grade is tried for real, with a helper, a keeper, and a process with a child; both must be gone at the end.
+2. The report is plain values; the caller draws them.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from interlock.processes.base import UNSEEN, Confinement, Grade, Machine, SpawnF
 from interlock.processes.local import LocalProcesses
 
 TRIAL_SECONDS = 10.0
-KILL_FILE = (5, 14)  # the kernel that brought cgroup.kill
-FAVOUR_OPTION = (6, 0)  # and favordynmods
+KILL_FILE = (5, 14)  # the first kernel with cgroup.kill
+FAVOUR_OPTION = (6, 0)  # the first kernel with favordynmods
 PROGRAM = """
 import os, signal, sys
 reading, writing = os.pipe()
@@ -36,17 +36,20 @@ signal.pause()
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """How a grade did: two processes that ignore TERM, one of which has left its session where the grade can follow."""
+    """The result of one grade's trial with two processes that ignore TERM.
+
+    One of the two leaves its session, except at the grade `group`, which cannot follow.
+    """
 
     grade: Grade
     works: bool
-    why: str = ""  # not
+    why: str = ""  # why it does not work
     gone_ms: float | None = None  # from the cut until both were seen gone
-    unseen: tuple[str, ...] = ()  # what the grade cannot reach
+    unseen: tuple[str, ...] = ()  # the processes that the grade cannot reach
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True):
-    """Something found. `good` is None where it is neither good nor bad; `change` says what would make it better."""
+    """One finding. `good` is None if it is neither good nor bad; `change` says what would make it better."""
 
     name: str
     found: str
@@ -58,13 +61,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the doctor found. `grade` is the best that worked, None if none did."""
 
     grade: Grade | None
-    why: str = ""  # not better
+    why: str = ""  # why no better grade works
     trials: tuple[Trial, ...]
     facts: tuple[Fact, ...]
 
 
 async def examine() -> Report:
-    """Try every grade, best first, and look around."""
+    """Try every grade, best first, and look at the machine's settings."""
     machine, best = None, None
     trials = []
     for grade in Grade:
@@ -103,7 +106,7 @@ async def _try(grade: Grade) -> tuple[Trial, Machine | None]:
 
 
 async def _end_two(processes: LocalProcesses) -> tuple[float, int]:
-    """Start a process and its child, end both; return the milliseconds until they were seen gone, and how many were."""
+    """Start a process and its child, and end both; return the milliseconds until they were gone, and their number."""
     way = "stay" if processes.confinement.grade is Grade.GROUP else "leave"
     containment = processes.contain("doctor", once=True)
     try:
@@ -120,7 +123,7 @@ async def _end_two(processes: LocalProcesses) -> tuple[float, int]:
 
 
 async def _apart() -> list[Fact]:
-    """Try whether agents of one user can be kept apart; without root they cannot be another user's at all."""
+    """Try whether agents of one user can be kept apart. Without root there is no agent_user, and nothing to try."""
     if os.geteuid() != 0:
         return []
     processes = LocalProcesses(Confinement(agent_user=_user_name(0)))
@@ -157,8 +160,9 @@ def _facts(machine: Machine | None, works: dict[Grade, bool]) -> list[Fact]:
     if machine is not None:
         facts += [_pids(machine), _memory(machine)]
     facts += _users()
-    if machine is not None and machine.swept:
-        facts.append(Fact(name="left behind", found=f"{machine.swept} processes of a dead control, ended just now"))
+    if machine is not None and machine.leftovers_ended:
+        found = f"{machine.leftovers_ended} processes of a dead control, ended just now"
+        facts.append(Fact(name="left behind", found=found))
     if machine is not None and machine.left:
         found = f"{', '.join(machine.left)}: of a dead control, and no KILL ends it; every start tries, for seconds"
         change = "thaw it if it is frozen (freezer.state, cgroup.freeze), or free what it waits for in the kernel"
@@ -182,7 +186,7 @@ def _has_systemd() -> bool:
 
 
 def _cgroups(works: bool) -> list[Fact]:
-    """Say how far the way to cgroup v2 is open, step by step; what follows a closed step is left out."""
+    """Check the conditions of cgroup v2, one after another; the first that fails is the last fact."""
     mount, own = _mount(), kernel.own_cgroup()
     if mount is None:
         return [Fact(name="cgroup v2", found="not mounted", good=False, change=_to_mount())]
@@ -215,7 +219,7 @@ def _cgroups(works: bool) -> list[Fact]:
 
 
 def _moves(point: str) -> Fact:
-    """A process is started inside its cgroup, and after a pause the kernel takes its time for the first such step."""
+    """Say whether a step into a cgroup is fast: without favordynmods the first one after a pause takes some 10 ms."""
     if "favordynmods" in kernel.read("/proc/self/mountinfo"):
         return Fact(name="steps into a cgroup", found="fast (favordynmods)", good=True)
     change = f"mount -o remount,favordynmods {point} (it lasts until the next boot)"
@@ -227,7 +231,7 @@ def _moves(point: str) -> Fact:
 
 
 def _mount() -> tuple[str, bool, bool] | None:
-    """Return where cgroup v2 is mounted, whether read-only, and whether it shows what is above our namespace."""
+    """Return where cgroup v2 is mounted, whether it is read-only, and whether it comes from outside our namespace."""
     try:
         lines = kernel.read("/proc/self/mountinfo").splitlines()
     except OSError:
@@ -252,7 +256,7 @@ def _to_mount() -> str:
 
 
 def _to_write() -> str:
-    """Say how a container gets its own cgroup writable. (A bind of the host's would take it out of its limits.)"""
+    """Say how a container's own cgroup becomes writable. (A bind of the host's would lift the container's limits.)"""
     return (
         "docker run --cgroupns=private --security-opt writable-cgroups=true … (Docker 28), "
         "or podman run --security-opt unmask=/sys/fs/cgroup …"
@@ -336,7 +340,7 @@ def _owner(path: str) -> str:
     try:
         return _user_name(Path(path).stat().st_uid)
     except OSError as error:
-        return f"someone who cannot be seen ({error.strerror})"
+        return f"an owner that cannot be seen ({error.strerror})"
 
 
 def _release() -> tuple[int, ...]:

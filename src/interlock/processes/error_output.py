@@ -1,9 +1,12 @@
-"""The error output of our processes: each has a pipe of its own, and a thread tells what comes on ours, by lines.
+"""The error output of helper, zygote, hosts and workers: a thread of control copies it to control's own, line by line.
 
-1. None of them has our descriptor. Whoever has it can truncate the log behind it, or change the terminal for everybody.
-2. Each line begins with who wrote it, and control characters are spelled out: nobody forges a line of the log.
-3. One source gets a burst, then so much a second; what is more is read slowly, left out and counted. Control does not
-   wait for whoever reads our error output.
+1. Each of these processes has a pipe of its own, and none has control's descriptor. A process with that descriptor
+   could truncate the log behind it, or change the terminal for everybody, whatever the rights of its user are. (Only
+   `interlock run` hands its own descriptors over.)
+2. Each line begins with the name of its writer, and control characters are spelled out, so no process can forge a line
+   of the log.
+3. Each source may write BURST_BYTES at once and then BYTES_PER_SECOND. More is read slowly, left out and counted.
+4. Control does not wait for a slow reader of its error output: lines are left out instead.
 """
 
 from __future__ import annotations
@@ -15,12 +18,12 @@ import time
 from collections.abc import Callable
 
 BURST_BYTES = 1024 * 1024  # of one source, at once
-BYTES_PER_SECOND = 64 * 1024  # of one source, from then on
-LINE_BYTES = 16 * 1024  # a longer line is told in pieces
+BYTES_PER_SECOND = 64 * 1024  # of one source, after its burst
+LINE_BYTES = 16 * 1024  # a longer line is written in pieces
 READ_BYTES = 64 * 1024
 PAUSE_SECONDS = 0.02  # between two reads of a source that is beyond its bound
-BLOCKED_SECONDS = 0.1  # that our own error output may be full before a line is left out
-PIECE_BYTES = 4096  # an error output that has room has room for so much
+BLOCKED_SECONDS = 0.1  # how long control's error output may be full before a line is left out
+PIECE_BYTES = 4096  # the least that a pipe which select calls writable takes
 CLOSE_SECONDS = 1.0
 OURS = 2
 
@@ -38,11 +41,11 @@ class Source:
 
     @property
     def beyond(self) -> bool:
-        """True while it writes more than is told."""
+        """True while the source writes more than its bound."""
         return self._left_out > 0
 
     def feed(self, data: bytes) -> list[str]:
-        """Take what it wrote; return the lines that are to be told now. No data is its end."""
+        """Add data of the source; return the lines to write now. Empty data is the end of the source."""
         now = time.monotonic()
         self._budget = min(self._budget + (now - self._at) * BYTES_PER_SECOND, BURST_BYTES)
         self._at = now
@@ -84,7 +87,10 @@ class ErrorOutput:
         self._close_at: float | None = None
 
     def pipe(self, name: Callable[[], str], user: int | None = None) -> int:
-        """Return the writing end of a new source, to be handed over and closed; `user` may open it by its path."""
+        """Return the writing end of a new source; the caller hands it over and closes it.
+
+        The pipe belongs to `user` if there is one, so that a program of that user may open /dev/stderr.
+        """
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
             os.set_blocking(reading, False)
@@ -116,7 +122,7 @@ class ErrorOutput:
         return self._epoll
 
     def close(self) -> bool:
-        """Take no more sources, and tell what is left soon; return whether there is somebody to wait for (`join`)."""
+        """Accept no more sources and write what is left within CLOSE_SECONDS; return whether `join` has a thread."""
         with self._lock:
             self._close_at = time.monotonic() + CLOSE_SECONDS
             if self._thread is not None:
@@ -124,7 +130,7 @@ class ErrorOutput:
             return self._thread is not None
 
     def join(self) -> None:
-        """Wait until everything is told; bounded. It blocks: called in a thread."""
+        """Wait until everything is written; bounded. This blocks, and is called in a thread."""
         if self._thread is not None:
             self._thread.join(2 * CLOSE_SECONDS)
 
@@ -146,7 +152,7 @@ class ErrorOutput:
         os.close(self._wake)
 
     def _timeout(self) -> float | None:
-        """Return how long nothing need be done, 0 when all is over."""
+        """Return the seconds until the next look, None for as long as it takes, 0 when all is over."""
         with self._lock:
             if self._close_at is not None and (not self._sources or time.monotonic() > self._close_at):
                 return 0
@@ -176,7 +182,7 @@ class ErrorOutput:
 
 
 def _write(lines: list[str]) -> None:
-    """Write to our own error output; whoever reads it too slowly misses lines."""
+    """Write lines to control's own error output; a reader that is too slow misses lines."""
     for line in lines:
         view = memoryview(line.encode())
         try:
@@ -185,7 +191,8 @@ def _write(lines: list[str]) -> None:
                     return
                 view = view[os.write(OURS, view[:PIECE_BYTES]) :]
         except OSError:
-            return  # full after all, or we have none any more
+            # The error output is full after all, or closed.
+            return
 
 
 def _text(line: bytes) -> str:
@@ -193,7 +200,7 @@ def _text(line: bytes) -> str:
 
 
 def _plain(text: str) -> str:
-    """Spell out what would move a cursor, or begin a line."""
+    """Spell out every character that would move a cursor or begin a line."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() or each == "\t" else ascii(each)[1:-1] for each in text)

@@ -1,10 +1,14 @@
 """The helper: a bare process beside control that forks a keeper for each containment.
 
-1. Exec'd, never forked from control, and small: what it imports, every keeper weighs.
-2. A subreaper. A child that is no keeper has lost its keeper, and is ended.
-3. It says which grade the machine gives by a real trial, and ends what an earlier, dead control left behind, before it
-   serves.
-4. When control dies it stays until its keepers are gone, bounded.
+1. Control executes the helper (`python -I -S`) and never forks itself for it. The helper is small, because every keeper
+   is a fork of it: whatever the helper imports, each keeper weighs.
+2. The helper is a subreaper. A child of the helper that is no keeper has lost its keeper, and the helper ends it.
+3. Before it serves, the helper finds the grade of the machine by a real trial, and ends the processes that a dead
+   control left behind.
+4. When control dies, the helper stays until its keepers are gone, LINGER_SECONDS at most.
+
+Keepers answer control on sockets of their own. The helper only makes them, and stands in for one that was killed or
+does not answer. When helper and keeper die together, control itself ends what they left (`local.py`).
 """
 
 from __future__ import annotations
@@ -26,13 +30,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-POLL_SECONDS = 0.1  # while keepers go, and nothing else happens
-INSIST_SECONDS = 1.0  # a keeper that has not ended its processes so long after control's death is replaced
+POLL_SECONDS = 0.1  # between two looks after control's death
+# A keeper that has not ended its processes so long after control's death is killed, and the helper stands in for it.
+INSIST_SECONDS = 1.0
 RLIMIT_NPROC, RLIMIT_AS = 6, 9
 
 
-class Kept:
-    """A containment: its number, its leaf, what stands for its whole run, and our end of its keeper's lifeline."""
+class ContainmentRecord:
+    """A containment: its number, its leaf, its run's directories, and the helper's end of the keeper's lifeline."""
 
     def __init__(self, number: int, leaf: str | None, of_run: list[str], lifeline: int) -> None:
         self.number = number
@@ -44,17 +49,18 @@ class Kept:
 class Helper:
     """Forks keepers, and stands in for those that die."""
 
-    keeper = Keeper  # what it forks
+    keeper = Keeper  # the class of the keepers that it forks
 
     def __init__(self, sock: socket, gateway: int, owner: str) -> None:
         self._sock = sock
         self._gateway = gateway
         self._owner = owner
-        self._keepers: dict[int, Kept] = {}  # by the keeper's pid
-        self._newest: Kept | None = None  # that a keeper is being forked for
-        self._lost: list[Kept] = []  # whose keepers died without having seen them empty
+        self._keepers: dict[int, ContainmentRecord] = {}  # by the keeper's pid
+        self._newest: ContainmentRecord | None = None  # the containment whose keeper is being forked
+        # Containments whose keepers died without having seen them empty.
+        self._lost: list[ContainmentRecord] = []
         self._tree = Tree()
-        self._runs: dict[str, int] = {}  # directory of a run → how many containments use it
+        self._runs: dict[str, int] = {}  # directory of a run → number of containments in it
         self._outbox: list[tuple[Any, ...]] = []
         self._closing_at: float | None = None
         self._facts: dict[str, Any] = {}
@@ -73,10 +79,10 @@ class Helper:
     # Opening
 
     def open(self, wanted: str | None, apart: bool) -> None:
-        """Find out what the machine gives, end leftovers, and say so."""
+        """Try what the machine allows, end leftovers of dead controls, and tell control both."""
         self._facts = facts = probe(wanted, apart)
-        swept = sweep(facts)
-        self._tell("ready", facts, swept, os.getpid())
+        leftovers_ended = sweep(facts)
+        self._tell("ready", facts, leftovers_ended, os.getpid())
 
     # The loop
 
@@ -101,7 +107,7 @@ class Helper:
             kernel.remove_tree(directory)
 
     def _overdue(self, seconds: float) -> bool:
-        """Stand in for keepers that do nothing (they may be stopped); return whether it is time to give up."""
+        """Kill keepers that do nothing, since a process may have stopped them; return whether it is time to give up."""
         if seconds > INSIST_SECONDS:
             for pid in self._keepers:
                 os.kill(pid, signal.SIGKILL)
@@ -113,11 +119,12 @@ class Helper:
         return None if self._closing_at is None else POLL_SECONDS * 1000
 
     def _close(self, fd: int) -> None:
-        """Control is gone. The keepers see it for themselves."""
+        """Note that control is gone. The keepers see that for themselves."""
         try:
             self._poll.unregister(fd)
         except KeyError:
-            return  # noticed before, by a word that could not be said
+            # A message that could not be sent has shown it before.
+            return
         if self._closing_at is None:
             self._closing_at = time.monotonic()
 
@@ -133,7 +140,7 @@ class Helper:
             message, fds = received
             try:
                 if message[0] == "keep":
-                    self._keep(message, fds)
+                    self._make_keeper(message, fds)
                 elif message[0] == "finish":
                     self._finish(message[1])
                 elif message[0] == "open":
@@ -144,33 +151,33 @@ class Helper:
 
     # Keepers
 
-    def _keep(self, message: tuple[Any, ...], fds: list[int]) -> None:
+    def _make_keeper(self, message: tuple[Any, ...], fds: list[int]) -> None:
         _, number, names, limits, grace, once, user = message
         if fds[:1] in ([], [-1]):
             self._tell("gone", number, 0, "no descriptors are left")
             return
-        kept = Kept(number, None, [], -1)
+        record = ContainmentRecord(number, None, [], -1)
         mine = -1
         try:
-            kept.leaf, beside, rlimits = self._prepare(kept.of_run, names, limits)
-            mine, kept.lifeline = os.pipe2(os.O_CLOEXEC)
-            self._newest = kept
+            record.leaf, beside, rlimits = self._prepare(record.of_run, names, limits)
+            mine, record.lifeline = os.pipe2(os.O_CLOEXEC)
+            self._newest = record
             pid = os.fork()
         except OSError as error:
-            wire.close_all([mine, kept.lifeline])
-            self._forget(kept)
+            wire.close_all([mine, record.lifeline])
+            self._forget(record)
             self._tell("gone", number, 0, f"no keeper could be made: {error}")
             return
         if pid == 0:
-            self._become_keeper(fds[0], mine, kept.leaf, beside, rlimits, grace, once, user)
+            self._become_keeper(fds[0], mine, record.leaf, beside, rlimits, grace, once, user)
         os.close(mine)
-        self._keepers[pid] = kept
+        self._keepers[pid] = record
 
-    def _forget(self, kept: Kept) -> None:
-        """Nothing of it is left; the last of a run takes the run's own directories along."""
-        if kept.leaf is not None:
-            kernel.remove_cgroup(kept.leaf)
-        for directory in kept.of_run:
+    def _forget(self, record: ContainmentRecord) -> None:
+        """Remove the leaf of an empty containment; the last containment of a run also removes the run's directories."""
+        if record.leaf is not None:
+            kernel.remove_cgroup(record.leaf)
+        for directory in record.of_run:
             self._runs[directory] -= 1
             if not self._runs[directory]:
                 del self._runs[directory]
@@ -187,7 +194,7 @@ class Helper:
         once: bool,
         user: tuple[int, int, list[int]] | None,
     ) -> None:
-        """Forget that this was the helper, and keep. Never returns."""
+        """Be a keeper, in the fork. Never returns."""
         status = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -211,14 +218,18 @@ class Helper:
             os._exit(status)
 
     def _close_all_but(self, fd: int, lifeline: int) -> None:
-        keep = sorted({0, 1, 2, fd, lifeline, *([self._gateway] if self._gateway >= 0 else [])})
-        for low, high in zip(keep, [*keep[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+        spared = sorted({0, 1, 2, fd, lifeline, *([self._gateway] if self._gateway >= 0 else [])})
+        for low, high in zip(spared, [*spared[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
             os.closerange(low + 1, high)
 
     def _prepare(
         self, of_runs: list[str], names: tuple[str, str], limits: tuple[int | None, int | None]
     ) -> tuple[str | None, list[tuple[str, str]], list[tuple[int, int]]]:
-        """Make the leaf, and what limits the whole of its run; return (leaf, version 1 leaves, rlimits)."""
+        """Make the leaf, and the limits of its whole run; return (leaf, version 1 leaves, rlimits).
+
+        A directory stands for the run, and a leaf in it for each keeper: the limits bound the run as a whole. They are
+        set by version 2 controllers, else by version 1 leaves beside (on hybrid machines), else by rlimits.
+        """
         facts, beside, rlimits = self._facts, [], []
         of_run, of_keeper = names
         leaf = None
@@ -240,7 +251,8 @@ class Helper:
                 beside.append((above, home))
             elif what == "memory":
                 rlimits.append((RLIMIT_AS, most))
-            elif os.getuid() != 0:  # (root is never refused a process for that)
+            # The kernel never refuses root a process because of RLIMIT_NPROC.
+            elif os.getuid() != 0:
                 rlimits.append((RLIMIT_NPROC, most + _tasks_of_user()))
         return leaf, beside, rlimits
 
@@ -259,18 +271,18 @@ class Helper:
         return directory
 
     def _bases(self) -> list[str]:
-        """What is to be removed at the end, also where only another helper of this control has made something."""
+        """Return the directories to remove at the end, even those that only another helper of this control made."""
         homes = {self._facts.get(name) for name in ("home", "pids_home", "memory_home")}
         return sorted(f"{home}/{kernel.MARK}{self._owner}" for home in homes if home is not None)
 
     def _finish(self, number: int) -> None:
-        """A keeper did not answer: end it, and stand in for it."""
-        for pid, kept in self._keepers.items():
-            if kept.number == number:
+        """End a keeper that does not answer control; the helper then stands in for it."""
+        for pid, record in self._keepers.items():
+            if record.number == number:
                 os.kill(pid, signal.SIGKILL)
 
     def _reap(self) -> None:
-        """Take every dead child. Whatever a keeper leaves behind comes to us."""
+        """Reap every dead child. The processes of a keeper that was killed become children of the helper."""
         while True:
             try:
                 dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -283,17 +295,21 @@ class Helper:
             pid, status = os.waitpid(dead.si_pid, 0)
             if pid not in self._keepers:
                 continue
-            kept = self._keepers.pop(pid)
-            os.close(kept.lifeline)
+            record = self._keepers.pop(pid)
+            os.close(record.lifeline)
             if status == 0:
-                self._forget(kept)
-                self._tell("gone", kept.number, 0, "")
+                self._forget(record)
+                self._tell("gone", record.number, 0, "")
             else:
-                self._lost.append(kept)
+                self._lost.append(record)
         self._flush()
 
     def _end_orphans(self) -> None:
-        """End what has lost its keeper, and tell when it is seen gone."""
+        """End the processes that have lost their keeper, and tell control when they were seen gone."""
+        # True here: whatever a dead keeper kept is in its leaf, or a child of the helper or below one, since the
+        # helper is a subreaper too. Orphans of several dead keepers cannot be told apart, so no containment is told as
+        # gone before every child that is no keeper is reaped. Told sooner, a receipt would say drained while a process
+        # of its run lives.
         if not self._lost:
             return
         for lost in self._lost:
@@ -343,13 +359,14 @@ def _tasks_of_user() -> int:
 
 
 def main(fd: int, gateway: int, owner: str) -> None:
-    """Be the helper of a process that gave us one end of a socket."""
+    """Be the helper of the control that left one end of a socket as descriptor `fd`."""
     gc.disable()
     os.chdir("/")
     try:
         pidfd = os.pidfd_open(gateway)
     except (OSError, AttributeError):
         pidfd = -1
-    if os.getppid() != gateway:  # it died before we looked
+    # Control died before the pidfd was opened, so the pidfd may be another process's.
+    if os.getppid() != gateway:
         sys.exit(0)
     Helper(socket(fileno=fd), pidfd, owner).run()

@@ -1,13 +1,19 @@
-"""The keeper: parent of every process of one containment, and the one who ends them.
+"""The keeper: the parent of every process of one containment, and the process that ends them.
 
-1. A subreaper. Whatever a kept process starts stays below it, however often it forks or changes its session.
-2. Contained before exec: it steps into the leaf, spawns, and steps out again. It forks no Python but the init of a PID
-   namespace, where what it keeps is to be apart from other containments.
-3. Sealed before it kills: once the other side has hung up no request is served, not even one that was sent before.
-4. Gone means ECHILD, and an empty leaf. It signals its own children by pid, which no other process can have, and what
-   is further down through pidfds (`tree.py`): whatever forks is stopped before it is killed.
-5. It ends everything when control hangs up, when control dies (a pidfd, since a fork of control may hold the socket),
-   and when the helper dies (a pipe). It outlives nobody but what cannot be killed, and that not for long.
+1. The keeper is a subreaper. A kept process and all its descendants stay below the keeper, however often they fork or
+   change their session.
+2. A process is contained before it executes: the keeper steps into the leaf, calls `posix_spawn`, and steps out again.
+   The keeper forks no Python, except for the init of a PID namespace (`namespace.py`).
+3. The keeper is sealed before it kills. Once control has hung up, the keeper serves no request, not even one that
+   control sent earlier.
+4. "Gone" means that the kernel answers ECHILD and that the leaf is empty. The keeper signals its own unreaped children
+   by pid, since no other process can have such a pid, and processes further down through pidfds (`tree.py`).
+5. The keeper ends everything when control hangs up, when control dies (seen by a pidfd, since a fork of control may
+   hold the socket) and when the helper dies (seen by a pipe). It exits when its containment is empty. Where a process
+   survives KILL and control is gone, the keeper gives up after LINGER_SECONDS.
+
+The order to end is a hang-up, not a message. A message can be refused by a full socket, and it waits behind the
+messages before it. `shutdown(SHUT_WR)` does neither, and the keeper looks for it right before each exec.
 """
 
 from __future__ import annotations
@@ -27,28 +33,33 @@ if TYPE_CHECKING:
     from _socket import socket
     from typing import Any
 
-LINGER_SECONDS = 60.0  # a keeper nobody listens to goes on trying for so long
-STUCK_SECONDS = 0.5  # what is still there so long after a KILL is told
+# How long a keeper goes on killing after control is gone.
+LINGER_SECONDS = 60.0
+# A process that is still there so long after its KILL is told to control as stuck.
+STUCK_SECONDS = 0.5
+# A kill that takes longer than this is sent again, and the keeper asks for real-time priority.
 SLOW_SECONDS = 0.02
-YIELD_SECONDS = 0.002  # after the last word, so that control can run where we do: the kernel wakes it on our core
+# The kernel wakes control on the keeper's own core. After its last word the keeper sleeps so long, so that control can
+# run there at once.
+YIELD_SECONDS = 0.002
 STUCK_LISTED = 20
 GATEWAY_GONE, HELPER_GONE = "control is gone", "the helper is gone"
 
 
 class NoInterpreter(OSError):
-    """A script's first line names a program that is not there."""
+    """The first line of a script names a program that does not exist."""
 
     what = "the interpreter that its first line names was not found"
 
 
 class Ended(OSError):
-    """Control hung up while the program was looked for."""
+    """Control hung up while the keeper looked for the program."""
 
     what = "it was ended before it began"
 
 
 class Keeper:
-    """One containment. `leaf` and `limits` are directories of cgroups that exist, or nothing."""
+    """One containment. `leaf` and `limits` name directories of cgroups that exist already; `leaf` may be None."""
 
     def __init__(
         self,
@@ -74,14 +85,17 @@ class Keeper:
         self._limits = limits
         self._grade = grade
         self._grace = grace
-        self._of_main = False  # the grace is that of a worker's tool: what the worker leaves behind has none
-        self._once = once  # one request, then it goes as soon as nothing is left
+        # True if the grace belongs to a worker's tool: once the worker has exited, its leftovers are killed at once.
+        self._of_main = False
+        # True if the keeper serves one request only, and exits as soon as nothing is left of it.
+        self._once = once
         self._user = user
         self._apart = apart  # in a PID namespace of its own
         self._space: Namespace | None = None  # made with the first process
-        self._main: dict[int, int] = {}  # pid → number of the request, of processes not reaped yet
+        # Processes that were spawned here and are not reaped yet: pid → number of the request.
+        self._main: dict[int, int] = {}
         self._tree = Tree(self._meanwhile)
-        self._groups: list[int] = []  # of process groups, where that is all there is
+        self._groups: list[int] = []  # process groups, at the grade `group`
         self._opened: list[tuple[int, int]] = []
         self._events = -1
         self._outbox: list[tuple[Any, ...]] = []
@@ -100,7 +114,8 @@ class Keeper:
         kernel.prctl(kernel.PR_SET_NAME, b"interlock-keep")
         if user is not None:
             kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-            kernel.prctl(kernel.PR_CAP_AMBIENT, kernel.AMBIENT_CLEAR_ALL)  # they would pass to whatever is executed
+            # Ambient capabilities would pass to every program that is executed.
+            kernel.prctl(kernel.PR_CAP_AMBIENT, kernel.AMBIENT_CLEAR_ALL)
         if rlimits:
             import resource
 
@@ -120,7 +135,7 @@ class Keeper:
     # The loop
 
     def run(self) -> None:
-        """Serve until sealed, then until nothing is left."""
+        """Serve requests until control hangs up, then end everything and return when nothing is left."""
         self._tell("here", os.getpid())
         while True:
             self._turn()
@@ -142,7 +157,7 @@ class Keeper:
         self._clean_up()
 
     def _turn(self) -> None:
-        """Wait for something to happen. While things die that is their deaths and nothing else, which costs least."""
+        """Wait for the next event. After the KILL that is a death, and `sigtimedwait` is the cheapest way to wait."""
         if self._killed_at is not None:
             signal.sigtimedwait((signal.SIGCHLD,), self._tree.pause)
             if time.monotonic() < self._killed_at + STUCK_SECONDS:
@@ -158,16 +173,17 @@ class Keeper:
                 self._lose(fd, GATEWAY_GONE)
 
     def _timeout(self) -> float | None:
-        """Return milliseconds until something must be looked at again; SIGCHLD comes sooner as a rule."""
+        """Return the milliseconds to wait at most; a SIGCHLD usually comes sooner."""
         if not self._sealed:
             return None
+        # After the KILL `_turn` has waited for a death already.
         if self._killed_at is not None:
-            return 0.0  # a death was waited for already
+            return 0.0
         assert self._term_until is not None
         return max(0.0, self._term_until - time.monotonic()) * 1000 + 1
 
     def _lose(self, fd: int, why: str) -> None:
-        """Someone died: there is no one left to be polite for."""
+        """Kill at once, without a grace: control or the helper has died."""
         self._poll.unregister(fd)
         self._listening = self._listening and why is not GATEWAY_GONE
         self._grace = 0.0
@@ -178,11 +194,15 @@ class Keeper:
 
     def _serve(self, events: int) -> None:
         if events & (select.POLLRDHUP | select.POLLHUP | select.POLLERR):
+            # A keeper of one process first reads what lies in the socket: a "grace" that control sent right before the
+            # hang-up must count. A "spawn" that lies there is refused, because `_answer_spawn` sees the hang-up.
             if self._once:
-                self._read()  # its one request, which is refused, and a grace that was asked for just before
+                self._read()
             self._seal()
+            # Kill before reading the remaining requests. All of them are refused, and a long queue of them must not
+            # delay the KILL.
             if self._term_until is None:
-                self._kill()  # before we read what else was asked for: all of that is refused
+                self._kill()
             if events & (select.POLLHUP | select.POLLERR):
                 self._listening = False
                 self._poll.unregister(self._sock.fileno())
@@ -195,7 +215,8 @@ class Keeper:
                 received = wire.receive(self._sock)
             except wire.Closed:
                 self._seal()
-                if self._listening:  # it still reads what we say
+                # Control has shut down its writing half only, and still reads what the keeper says.
+                if self._listening:
                     self._poll.modify(self._sock.fileno(), select.POLLOUT if self._outbox else 0)
                 return
             if received is None:
@@ -235,7 +256,7 @@ class Keeper:
         self._tell("started", number, pid)
 
     def _hung_up(self) -> bool:
-        """Ask once more, right before exec, whether the run is over."""
+        """Return whether control has hung up. The keeper asks right before exec: nothing may start after a fall."""
         poll = select.poll()
         poll.register(self._sock.fileno(), select.POLLRDHUP)
         return bool(poll.poll(0))
@@ -280,10 +301,11 @@ class Keeper:
             os.chdir("/")
 
     def _doors(self) -> list[tuple[int, int]]:
-        """Where to write to step into each leaf and out of it again; opened once."""
+        """Return the pairs of files to write to step into each leaf and out of it again; they are opened once."""
         if not self._opened:
+            # `_populated` opens `cgroup.events` now, so that the end needs no new descriptor.
             if self._leaf is not None:
-                self._populated()  # opens what the end will ask
+                self._populated()
             places = list(self._limits)
             if self._leaf is not None and self._home is not None:
                 places.append((self._leaf, self._home))
@@ -293,13 +315,20 @@ class Keeper:
                     opened += [_door(leaf)]
                     opened += [_door(home)]
             except OSError:
-                wire.close_all(opened)  # all or none: whoever comes next must not go through some of them only
+                # All doors or none: the next process must not step into some of its cgroups only.
+                wire.close_all(opened)
                 raise
             self._opened = list(zip(opened[::2], opened[1::2], strict=True))
         return self._opened
 
     def _as_user(self, argv: list[str], env: dict[str, str], actions: list[tuple[Any, ...]]) -> int:
-        """Spawn with the user's rights: our real ids are theirs for this moment, and the child resets to real ids."""
+        """Spawn with the rights of `agent_user`.
+
+        posix_spawn cannot set a user, but it can reset the child's effective ids to the real ones. So the keeper takes
+        the user's real ids during the spawn, and no trampoline program is needed. In that moment a process of the user
+        that sees the keeper may signal it (none does in a PID namespace). If it kills the keeper, the helper ends the
+        run's processes.
+        """
         if self._user is None:
             return self._exec(argv, env, actions, resetids=False)
         uid, gid, groups = self._user
@@ -318,9 +347,14 @@ class Keeper:
         return _exec(argv, env, actions, self._hung_up, resetids=resetids)
 
     def _end_one(self, number: int) -> None:
-        """End one of several: it and its process group. What left that group is kept, and goes with the rest."""
+        """End one of several processes, with its process group.
+
+        A descendant that left the group stays and ends with the containment. To end one process exactly, with all it
+        started, control gives it a keeper of its own.
+        """
         for pid, its in self._main.items():
-            if its == number:  # not reaped, so neither the pid nor the group can be another's
+            # The process is not reaped, so neither its pid nor its group can be another process's.
+            if its == number:
                 _signal_group(pid, signal.SIGKILL)
                 _signal(pid, signal.SIGKILL)
 
@@ -340,7 +374,7 @@ class Keeper:
                 _signal_group(pid, signal.SIGCONT)
 
     def _end(self) -> None:
-        """KILL when it is time; and again whatever has come up to us since."""
+        """KILL when the grace is over; after that KILL again whatever has become the keeper's child since."""
         now = time.monotonic()
         over = self._term_until is None or now >= self._term_until or (self._of_main and not self._main)
         if self._killed_at is None and over:
@@ -350,7 +384,10 @@ class Keeper:
             self._meanwhile()
 
     def _meanwhile(self) -> None:
-        """Hurry if it takes long, and say what is still there: the helper stands in for a keeper that says nothing."""
+        """Hurry if the kill takes long, and tell control what is stuck.
+
+        The report must come: a keeper that has said nothing INSIST_SECONDS after the cut is replaced by the helper.
+        """
         now = time.monotonic()
         assert self._killed_at is not None
         if not self._hurried and now > self._killed_at + SLOW_SECONDS:
@@ -361,11 +398,23 @@ class Keeper:
             self._tell("stuck", [kernel.describe(pid) for pid in self._left()[:STUCK_LISTED]])
             self._flush()
 
+    # The keeper's kill. True here: the keeper is sealed, so nothing new starts; every process of the containment is in
+    # the leaf, in the namespace, or below the keeper; and no pid that is signalled can be another process's, since the
+    # keeper has not reaped it. A KILL proves nothing. `run` repeats kill and reap until `_empty` says that the kernel
+    # knows no child (ECHILD) and no member of the leaf, and only then is "drained" told.
+    #
+    # Three ways are used because each alone leaks. `cgroup.kill` misses a process that moved itself out of the leaf. A
+    # walk over pids misses a child that is forked behind it. A process group misses whatever called setsid. Without
+    # the repetition a fork under way, or an orphan on its way up to its subreaper, would survive a receipt that says
+    # drained. The races (tests/races.md): 60 (double fork, setsid), 63 (stopped, or stuck in the kernel), 64 (an exit
+    # in the same instant), 65 (a recycled pid) and 70 (a fork bomb).
     def _kill(self) -> None:
+        # From the first KILL on SIGCHLD is blocked, because `_turn` waits for it with `sigtimedwait`.
         if self._killed_at is None:
             self._killed_at = time.monotonic()
-            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))  # from here on it is waited for
-        for pid in self._main:  # these we know without asking: they begin to die while the rest is looked for
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
+        # The keeper knows these pids without a look at /proc. They begin to die while the rest is looked for.
+        for pid in self._main:
             _signal_group(pid, signal.SIGKILL)
             _signal(pid, signal.SIGKILL)
         if self._space is not None:
@@ -379,16 +428,19 @@ class Keeper:
         self._reap()
 
     def _kill_children(self) -> None:
-        """KILL the leaf once more if it is slow to empty, and whoever is below us by now."""
+        """KILL the leaf once more if it is slow to empty, and every process that is below the keeper by now."""
         if self._leaf is not None and self._populated():
             assert self._killed_at is not None
+            # The leaf is dying: give the kernel SLOW_SECONDS.
             if time.monotonic() < self._killed_at + SLOW_SECONDS:
-                return  # it is dying
+                return
             kernel.kill_cgroup(self._leaf)
-        if self._space is not None:  # its init ends all that is inside, and nothing of ours is outside
+        # The init of the namespace ends all that is inside, and no kept process is outside.
+        if self._space is not None:
             self._space.end()
             return
-        if not self._childless and self._grade != "group":  # (there what left its group is out of reach)
+        # At the grade `group` a process that left its group is out of reach.
+        if not self._childless and self._grade != "group":
             self._tree.end()
 
     def _left(self) -> list[int]:
@@ -404,24 +456,29 @@ class Keeper:
         return sorted(left)
 
     def _empty(self) -> bool:
-        """Seen empty: no child is left to wait for, nothing lives in the leaf, no group has a member."""
+        """Return whether the containment was seen empty: no child to wait for, no member of the leaf or of a group."""
         if not self._childless or (self._leaf is not None and self._populated()):
             return False
         self._groups = [group for group in self._groups if _signal_group(group, 0)]
         return not self._groups
 
     def _populated(self) -> bool:
-        """Ask the leaf, through a descriptor that is kept: this is asked until it says no."""
+        """Return whether the leaf has a member. The descriptor stays open, since this is asked until it says no."""
         assert self._leaf is not None
         try:
             if self._events < 0:
                 self._events = os.open(self._leaf + "/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
             return b"populated 1" in os.pread(self._events, 256, 0)
         except OSError:
-            return kernel.populated(self._leaf)  # removed, or no descriptor is left
+            # The leaf was removed, or no descriptor is left.
+            return kernel.populated(self._leaf)
 
     def _reap(self) -> None:
-        """Take every dead child; one that was spawned here is told."""
+        """Reap every dead child, and tell control of those that were spawned here.
+
+        Each is first seen with WNOWAIT: while a dead child is unreaped its process group is surely its own, and
+        `Tree.strike` may signal it.
+        """
         if self._grade == "group" and not self._sealed:
             self._tell_dead()
             return
@@ -448,7 +505,7 @@ class Keeper:
             self._space.may_go()
 
     def _tell_dead(self) -> None:
-        """Tell who has died and leave them unreaped: their pids, and so their groups, cannot become another's."""
+        """Tell control which processes have died, and leave them unreaped: their pids and groups stay theirs."""
         for pid, number in list(self._main.items()):
             dead = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if dead is not None:
@@ -460,10 +517,11 @@ class Keeper:
     # Telling
 
     def _tell(self, *message: Any) -> None:
-        """Say something to control, now or when it reads again; a keeper never waits for it."""
+        """Send a message to control, now or when control reads again. The keeper never waits for control."""
         if self._listening:
             self._outbox.append(message)
-            if not self._sealed:  # else with whatever else is to be said: to wake control takes time
+            # A sealed keeper sends its messages together, later: to wake control takes time that the kill needs.
+            if not self._sealed:
                 self._flush()
 
     def _flush(self) -> None:
@@ -491,7 +549,10 @@ class Keeper:
 
 
 def _actions(terminal: str | None, fds: list[int]) -> list[tuple[Any, ...]]:
-    """Say what becomes of 0, 1 and 2 in the child; a terminal that is opened in a new session is its own."""
+    """Return what becomes of descriptors 0, 1 and 2 in the child.
+
+    A terminal that the child opens in its new session becomes its controlling terminal, so its close hangs up on it.
+    """
     if terminal is not None:
         opened = (os.POSIX_SPAWN_OPEN, 0, terminal, os.O_RDWR, 0)
         return [opened, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
@@ -508,7 +569,10 @@ def _door(cgroup: str) -> int:
 
 
 def _exec(argv: list[str], env: dict[str, str], actions: list[tuple[Any, ...]], over: Any, *, resetids: bool) -> int:
-    """Start a program, found as a shell would find it, in a session of its own and with fresh signals."""
+    """Start a program in a session of its own and with default signals; PATH is searched as a shell would.
+
+    `over` is asked before each candidate: to look for a program may take long, and the run may fall meanwhile.
+    """
     refused: OSError = FileNotFoundError(errno.ENOENT, "not found")
     for path in _candidates(argv[0], env):
         if over():
@@ -551,7 +615,7 @@ def _is_file(path: str) -> bool:
 
 
 def _go_first() -> None:
-    """Run ahead of whatever forks; only root may."""
+    """Ask for real-time priority, which only root gets: a few hundred forking processes leave the keeper no time."""
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     except OSError:
@@ -562,11 +626,12 @@ def _signal(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except OSError:
-        return  # dead already, or not ours to end: then it is stuck, and told as such
+        # The process is dead already, or the keeper may not signal it; then it is told as stuck.
+        return
 
 
 def _signal_group(group: int, number: int) -> bool:
-    """Signal a process group; return whether it has a member we know of."""
+    """Signal a process group; return False if the kernel says that it has no member."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:

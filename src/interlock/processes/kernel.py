@@ -1,6 +1,6 @@
-"""What the kernel offers to hold processes: subreapers, pids that are still the same, cgroups.
+"""The kernel's means to hold processes: subreapers, /proc, namespaces and cgroups.
 
-Imported by the bare helper: the standard library's smallest modules only.
+The bare helper imports this file, so it imports only the smallest modules of the standard library.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ PR_SET_PDEATHSIG = 1
 AMBIENT_CLEAR_ALL = 4
 CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SLAVE = 2, 4, 8, 0x4000, 0x80000
-MARK = "interlock-"  # every directory we make in a cgroup tree begins so
-OWNER = "INTERLOCK_OWNER"  # in the environment of whatever is kept: a hint for the next start, no proof
+MARK = "interlock-"  # the beginning of every directory that we make in a cgroup tree
+# This variable in a kept process's environment names its control. It is a hint for the next start's sweep, no proof.
+OWNER = "INTERLOCK_OWNER"
 READ_BYTES = 8192
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def prctl(option: int, value: int | bytes) -> bool:
-    """Set a property of this process; False where the system has none such."""
+    """Set a property of this process; return False where the system does not know the property."""
     try:
         return bool(_libc.prctl(option, value, 0, 0, 0) == 0)
     except AttributeError:
@@ -31,12 +32,12 @@ def prctl(option: int, value: int | bytes) -> bool:
 
 
 def unshare(what: int) -> None:
-    """Leave a namespace for a new one; for PIDs it is the children who are born there."""
+    """Leave a namespace for a new one. In a new PID namespace not this process but its later children are born."""
     _called(_libc.unshare(what))
 
 
 def setns(fd: int, kind: int) -> None:
-    """Enter a namespace that is open."""
+    """Enter the namespace of an open descriptor."""
     _called(_libc.setns(fd, kind))
 
 
@@ -56,7 +57,8 @@ def read(path: str) -> str:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = piece = os.read(fd, READ_BYTES)
-        while piece:  # a short piece is not the end: the kernel gives a list a page at a time
+        # A short piece is not the end: the kernel gives a list page by page.
+        while piece:
             piece = os.read(fd, READ_BYTES)
             data += piece
         return data.decode("utf-8", "surrogateescape")
@@ -65,7 +67,7 @@ def read(path: str) -> str:
 
 
 def write(path: str, text: str) -> None:
-    """Write a small file that exists: cgroup files want each value in one write."""
+    """Write a small file that exists, in one write: a cgroup file takes no value in pieces."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, text.encode())
@@ -77,7 +79,7 @@ def write(path: str, text: str) -> None:
 
 
 def children() -> list[int]:
-    """Return this process's children as they are now, dead ones too. One empty answer proves nothing: ECHILD does."""
+    """Return this process's children, dead ones too. An empty answer proves nothing; only ECHILD does."""
     me = os.getpid()
     try:
         return [int(pid) for pid in read(f"/proc/{me}/task/{me}/children").split()]
@@ -92,14 +94,15 @@ def children_of(pid: int) -> list[int]:
         try:
             found += [int(child) for child in read(f"/proc/{pid}/task/{task}/children").split()]
         except OSError:
-            continue  # that thread has exited; its children are another's
+            # That thread has exited, and its children belong to another thread.
+            continue
     return found
 
 
 def below(pid: int, most: int) -> frozenset[int]:
-    """Return every process below one; raise OSError where that cannot be seen, or where there are more threads.
+    """Return every process below `pid`; raise OSError if one cannot be seen, or if there are more than `most` threads.
 
-    One look may miss a process that lost its parent meanwhile and came up: two that agree are worth more.
+    One look may miss a process that loses its parent and moves up meanwhile, so a caller compares two looks.
     """
     found, rest, tasks = set[int](), [pid], 0
     while rest:
@@ -107,7 +110,7 @@ def below(pid: int, most: int) -> frozenset[int]:
         threads = os.listdir(f"/proc/{at}/task")
         tasks += len(threads)
         if tasks > most:
-            raise OSError(errno.E2BIG, "there is more than is looked at")
+            raise OSError(errno.E2BIG, "there are more threads than are looked at")
         for thread in threads:
             for child in read(f"/proc/{at}/task/{thread}/children").split():
                 found.add(int(child))
@@ -116,11 +119,11 @@ def below(pid: int, most: int) -> frozenset[int]:
 
 
 def traces(pid: int, but: int = 0) -> dict[tuple[int, int], tuple[int, int, str]]:
-    """Return what each thread of a process, but one, has done so far, by process and thread. Raise OSError if unseen.
+    """Return the trace of each thread of a process except thread `but`, by process and thread.
 
-    That is when it started, how often it was switched off its processor, and its state now. One that is not running (R)
-    and has the same trace as at an earlier look has not run since. CPU time, which is told in hundredths of a second,
-    would not show that.
+    A trace is (start time, context switches, state). A thread that does not run now (its state is not R) and has the
+    same trace as at an earlier look has not run since. CPU time would not show that: the kernel tells it in hundredths
+    of a second. Raise OSError if a thread cannot be seen.
     """
     found = {}
     for thread in map(int, os.listdir(f"/proc/{pid}/task")):
@@ -137,7 +140,7 @@ def traces(pid: int, but: int = 0) -> dict[tuple[int, int], tuple[int, int, str]
 
 
 def has_threads(pid: int) -> bool:
-    """Return whether a process has more threads than its first, which may have exited alone."""
+    """Return whether a process has threads besides its first. (The first may have exited and leave them running.)"""
     return len(_tasks(pid)) > 1
 
 
@@ -149,12 +152,12 @@ def _tasks(pid: int) -> list[str]:
 
 
 def pids() -> list[int]:
-    """Return every process that can be seen."""
+    """Return the pids of all processes that this one can see."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def stat(pid: int) -> tuple[str, int, int, str] | None:
-    """Return (state, parent, start time, command) of a process, None if there is none."""
+    """Return (state, parent, start time, command) of a process, or None if there is no such process."""
     try:
         return _fields(f"/proc/{pid}")
     except OSError:
@@ -175,20 +178,21 @@ def describe(pid: int) -> str:
 
 
 def owner_of(pid: int) -> str:
-    """Return a name for a process that no other has: its pid namespace, pid and start time."""
+    """Return a name that no other process has: PID namespace, pid and start time."""
     status = stat(pid)
     return f"{os.stat('/proc/self/ns/pid').st_ino}-{pid}-{0 if status is None else status[2]}"
 
 
 def owner_lives(owner: str) -> bool | None:
-    """Return whether the process of that name lives; None if it cannot be told from here."""
+    """Return whether the process that `owner_of` named lives; None if that cannot be seen from here."""
     parts = owner.split("-")
     if len(parts) not in (3, 4) or not all(part.isdigit() for part in parts):
         return None
     if int(parts[0]) != os.stat("/proc/self/ns/pid").st_ino:
         return None
     status = stat(int(parts[1]))
-    if status is None:  # hidden from us (hidepid), or not there
+    # The process is gone, or hidden from us (hidepid).
+    if status is None:
         try:
             os.kill(int(parts[1]), 0)
         except PermissionError:
@@ -203,12 +207,12 @@ def owner_lives(owner: str) -> bool | None:
 
 
 def own_cgroup() -> str | None:
-    """Return the directory of our own cgroup v2, None if there is none."""
+    """Return the directory of this process's cgroup v2, or None."""
     return _own("cgroup2", "")
 
 
 def own_cgroup_v1(controller: str) -> str | None:
-    """Return the directory of our own cgroup in a version 1 hierarchy, None if there is none."""
+    """Return the directory of this process's cgroup in a version 1 hierarchy, or None."""
     return _own("cgroup", controller)
 
 
@@ -221,7 +225,8 @@ def _own(version: str, controller: str) -> str | None:
     path = None
     for line in lines:
         _, controllers, where = line.split(":", 2)
-        if controller in controllers.split(","):  # version 2 has the empty list, and so the empty name
+        # Version 2 has an empty list of controllers, and so matches the empty name.
+        if controller in controllers.split(","):
             path = where
     for line in mounts:
         before, _, after = line.partition(" - ")
@@ -229,33 +234,35 @@ def _own(version: str, controller: str) -> str | None:
         kind, _, options = after.split(" ", 2)
         here = kind == version and (not controller or controller in options.split(" ")[-1].split(","))
         if here and path is not None:
+            # This mount is not above our own cgroup: it is a bind from outside our cgroup namespace, say.
             if root != "/" and not f"{path}/".startswith(f"{root}/"):
-                continue  # not above our own cgroup: a bind from outside our cgroup namespace, say
+                continue
             inner = path if root == "/" else path[len(root) :]
             return (point.replace("\\040", " ") + "/" + inner.strip("/")).rstrip("/")
     return None
 
 
 def populated(leaf: str) -> bool:
-    """Return whether anything lives in a cgroup or below it; one that is gone holds nothing."""
+    """Return whether a process lives in a cgroup or below it; a cgroup that was removed holds none."""
     try:
         return "populated 1" in read(leaf + "/cgroup.events")
     except FileNotFoundError:
         return False
     except OSError as error:
-        return error.errno != 19  # ENODEV: it was removed while we held it
+        return error.errno != 19  # ENODEV: removed while it was open
 
 
 def kill_cgroup(leaf: str) -> None:
-    """KILL everything in a cgroup and below it, also what is being forked right now."""
+    """KILL every process in a cgroup and below it, including a fork that is under way."""
     try:
         write(leaf + "/cgroup.kill", "1")
     except OSError:
-        return  # removed, or emptied and removed by another
+        # The cgroup is gone: another process has emptied and removed it.
+        return
 
 
 def remove_cgroup(path: str, seconds: float = 0.05) -> None:
-    """Remove an empty cgroup; the kernel may call it busy for a moment longer."""
+    """Remove an empty cgroup. The kernel may call it busy for a moment, so try for some `seconds`."""
     until = time.monotonic() + seconds
     while True:
         try:
@@ -264,13 +271,14 @@ def remove_cgroup(path: str, seconds: float = 0.05) -> None:
         except FileNotFoundError:
             return
         except OSError as error:
+            # A cgroup with a process in it stays: that process is not ours.
             if error.errno != 16 or time.monotonic() > until or populated(path):
-                return  # not empty: whoever is in there is not ours to remove
+                return
         time.sleep(0.0005)
 
 
 def remove_tree(path: str) -> None:
-    """Remove a cgroup and all below it, as far as they are empty."""
+    """Remove a cgroup and those below it, as far as they are empty."""
     try:
         below = [entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
     except OSError:
@@ -281,6 +289,6 @@ def remove_tree(path: str) -> None:
 
 
 def file_name(text: str) -> str:
-    """Return a text as a directory's name."""
+    """Return a text as the name of a directory."""
     kept = "".join(letter if (letter.isalnum() and letter.isascii()) or letter in "._-" else "_" for letter in text)
     return kept.strip(".")[:100] or "_"

@@ -1,9 +1,24 @@
 """Control's side of the processes of this machine: the helper, and one end of every keeper.
 
-1. Everything sent is sent in the caller's own step; what is read is read as it comes. The loop never waits.
-2. A containment is done when its keeper saw it empty, or the helper did in its place. If both were killed at once, what
-   is left to ask is the cgroup, or our own children where we are a subreaper; where there is neither, nothing is said.
+1. Every message is sent in the caller's own step, and read when it comes. The loop never waits.
+2. A containment is done when its keeper saw it empty, or the helper did in the keeper's place. If both were killed at
+   once, control looks for itself: at the leaf, or at its own children where it is a subreaper. Where there is neither,
+   the containment is never called empty.
 3. The helper is started again when it is next needed.
+4. Work that blocks runs in threads of our own, never in the loop's thread pool: an embedder may have filled the pool,
+   and a stop or a close must not wait for that.
+
+Whichever process is killed with -9, another one ends the tree:
+
+    control              each keeper (EOF on its socket, and a pidfd of control)
+    the helper           each keeper (EOF on its lifeline)
+    a keeper             the helper, a subreaper too: a child of the helper that is no keeper has lost its keeper
+    control and helper   each keeper
+    helper and keeper    control, by the leaf at the cgroup grade, or as a subreaper (`interlock run`)
+    the zygote           each warden (EOF on its lifeline), and the zygote's keeper, below which all of it stands
+    the zygote's keeper  each warden, and the helper
+    a warden             the zygote, which is a helper; if both are killed, the zygote's keeper
+    all of them          the next start, before it serves (`probe.sweep`)
 """
 
 import asyncio
@@ -48,30 +63,31 @@ _controls = itertools.count(1)
 
 
 class Helper:
-    """The helper process, seen from here."""
+    """The helper process, seen from control."""
 
     def __init__(self, process: "subprocess.Popen[bytes] | LocalProcess", sock: socket.socket) -> None:
         self.process: Any = process
         self.sock = sock
-        self.sender: Sender | None = None  # made on the loop; the helper itself is started in a thread
+        # The sender is made on the loop, because the helper itself is started in a thread.
+        self.sender: Sender | None = None
         self.alive = True
 
     def wake(self) -> None:
-        """Let it run: what it is to end may have stopped it."""
+        """Send SIGCONT: a process that the helper is to end may have stopped it."""
         self.process.send_signal(signal.SIGCONT)
 
     def bury(self) -> None:
-        """Wait for its death; called in a thread."""
+        """Wait for the helper's death. This blocks, and is called in a thread."""
         self.process.wait()
 
     def send(self, message: tuple[Any, ...], fds: tuple[int, ...] = ()) -> None:
-        """Send in this step, or as soon as there is room."""
+        """Send a message in this step, or as soon as there is room."""
         if self.sender is None:
             self.sender = Sender(self.sock)
         self.sender.send(message, fds)
 
     def hang_up(self) -> None:
-        """Let go of it; its keepers see that for themselves, and it goes with the last of them."""
+        """Close the socket. The keepers see that for themselves, and the helper exits after the last of them."""
         self.alive = False
         if self.sender is not None:
             self.sender.drop()
@@ -80,7 +96,7 @@ class Helper:
 
 
 class SecondHelper(Helper):
-    """A helper that is kept itself, since it has imported what others wrote; it forks warm processes."""
+    """A helper that is itself in a containment, since it has imported other people's code; it forks warm processes."""
 
     def __init__(self, containment: LocalContainment, process: LocalProcess, sock: socket.socket) -> None:
         super().__init__(process, sock)
@@ -88,17 +104,20 @@ class SecondHelper(Helper):
         self.facts: dict[str, object] = {}
 
     def wake(self) -> None:
-        """Let it run."""
+        """Send SIGCONT, while its pid is surely its own."""
         if self.process.pid is not None and not self.process.exited.is_set():
             with contextlib.suppress(OSError):
                 os.kill(self.process.pid, signal.SIGCONT)
 
     def bury(self) -> None:
-        """Its keeper reaps it."""
+        """Do nothing: its keeper reaps it."""
 
 
 class LocalProcesses:
-    """Every process of a control. `subreaper`: this process has no other children, and may end any it does not know."""
+    """Every process of a control.
+
+    `subreaper` says that this process has no children of other origin, so that it may end any child it does not know.
+    """
 
     def __init__(self, confinement: Confinement | None = None, *, subreaper: bool = False) -> None:
         self.confinement = confinement or Confinement()
@@ -113,19 +132,20 @@ class LocalProcesses:
         self._numbers = itertools.count(1)
         self._rescues: set[asyncio.Task[None]] = set()
         self._owner = f"{kernel.owner_of(os.getpid())}-{next(_controls)}"  # no two controls share a leaf
-        self._before = set(kernel.children()) if subreaper else set()  # of a shell that exec'd us, say
+        # Children from before this object was made, for example those of a shell that exec'd this program. Not ours.
+        self._before = set(kernel.children()) if subreaper else set()
         self._tree = Tree()
         self._workers = Workers(self)
         self._closed = False
         self._homes: set[str] = set()
-        self._helpers: set[int] = set()  # pids of those we started: a subreaper's children that are no orphans
+        self._helpers: set[int] = set()  # pids of our helpers: children of a subreaper that are no orphans
         self._starts = threading.Lock()
         self._error_output = ErrorOutput()
 
     # The helper
 
     async def ready(self) -> Machine:
-        """See to it that there is a helper; whoever asks meanwhile waits for the same one."""
+        """Start the helper if there is none (all callers wait for the same one); return what the machine allows."""
         if self._closed:
             raise SpawnFailed(errno.ECANCELED, "this control is closed; nothing can be started any more")
         if self._helper is not None and self._helper.alive and self.machine is not None:
@@ -153,7 +173,7 @@ class LocalProcesses:
             apart = self._user is not None and self.confinement.apart
             helper.send(("open", self.confinement.grade and str(self.confinement.grade), apart))
             async with asyncio.timeout(READY_SECONDS):
-                facts, swept = await answer
+                facts, leftovers_ended = await answer
         except (OSError, TimeoutError) as error:
             self._end_helper(helper)
             raise SpawnFailed(errno.EIO, f"the helper did not answer: {error!r}") from None
@@ -163,15 +183,15 @@ class LocalProcesses:
             pids=str(facts["pids"]),
             memory=str(facts["memory"]),
             home=None if facts["home"] is None else str(facts["home"]),
-            swept=swept,
+            leftovers_ended=leftovers_ended,
             left=tuple(map(str, facts["left"])) if isinstance(facts["left"], list) else (),
             apart=bool(facts["apart"]),
             together=str(facts.get("together", "")),
         )
         if self.machine.left:
             log.warning(
-                "what a dead control left cannot be ended, and every start takes seconds longer for trying: %s; "
-                "thaw it if it is frozen, or free what it waits for",
+                "processes of a dead control cannot be ended, and every start spends seconds trying: %s; "
+                "thaw them if they are frozen, or free what they wait for",
                 ", ".join(self.machine.left),
             )
         if self.machine.together:
@@ -210,27 +230,31 @@ class LocalProcesses:
             message, fds = received
             wire.close_all(fds)
             match message:
-                case ("ready", dict(facts), int(swept), _) if not answer.done():
-                    answer.set_result((facts, swept))
+                case ("ready", dict(facts), int(leftovers_ended), _) if not answer.done():
+                    answer.set_result((facts, leftovers_ended))
                 case ("gone", int(number), int(ended), str(why)):
                     containment = self._containments.get(number)
+                    # The keeper spoke before it exited, on a socket of its own. Its word ("drained", an exit status)
+                    # must be read before the helper's.
                     if containment is not None:
-                        containment.hear_out()  # its keeper spoke before it went, on a socket of its own
+                        containment.hear_out()
                     if containment is not None and why and containment.keeper is None and not ended:
                         containment.refuse(why)
                     elif containment is not None:
                         containment.empty(ended)
 
     def _lost_helper(self, helper: Helper, answer: "asyncio.Future[tuple[dict[str, object], int]]") -> None:
-        """It was killed. Its keepers end what they keep and say so; what has lost its keeper too is for us."""
+        """Note that a helper was killed. Its keepers end what they keep; control rescues containments without one."""
         self._drop_helper(helper)
         if not answer.done():
             answer.set_exception(ConnectionResetError("the helper died"))
-            answer.exception()  # whoever waits is told; nobody need wait
+            # Mark the exception as retrieved: there may be no waiter, and asyncio would then log it as lost.
+            answer.exception()
         if self._helper is helper:
             self._helper = None
         for containment in list(self._containments.values()):
-            if not containment._open:  # the others hear their keeper's last word, or that there is none
+            # A containment with an open socket still hears its keeper's last word, or its hang-up.
+            if not containment._open:
                 self.bereft(containment)
         if isinstance(helper, SecondHelper):
             helper.containment.cut()
@@ -250,7 +274,7 @@ class LocalProcesses:
         helper.process.kill()
 
     def finish(self, containment: LocalContainment) -> None:
-        """Ask the helper to stand in for a keeper."""
+        """Ask the helper to stand in for a keeper that does not answer."""
         if containment.helper.alive:
             containment.helper.wake()
             with contextlib.suppress(OSError):
@@ -259,7 +283,7 @@ class LocalProcesses:
             self.bereft(containment)
 
     def bereft(self, containment: LocalContainment) -> None:
-        """A containment has no keeper. The helper will tell of it; if that died as well, look for ourselves."""
+        """Rescue a containment without a keeper if its helper is dead too; a living helper ends it and says so."""
         if not containment.helper.alive and not containment.done.is_set():
             self._rescued(self._rescue(containment))
 
@@ -269,25 +293,30 @@ class LocalProcesses:
         task.add_done_callback(self._rescues.discard)
 
     async def _bury_with(self, helper: "SecondHelper") -> None:
-        """A second helper is gone. What it made was below its own keeper: seen empty there, it is empty."""
+        """Call the containments of a dead second helper empty once its own containment is.
+
+        Every process that a second helper made stands below that helper's own keeper, so an empty containment there
+        proves that they are gone.
+        """
         await helper.containment.done.wait()
         for containment in list(self._containments.values()):
             if containment.helper is helper and containment.leaf is None:
                 containment.empty(1)
 
     async def _rescue(self, containment: LocalContainment) -> None:
-        """Helper and keeper are dead. End what they left by the leaf, or as the subreaper that it came to."""
+        """End what a dead helper and a dead keeper left: by the leaf, or as the subreaper that adopted the orphans."""
         if containment.leaf is not None or self._subreaper:
             if await _in_thread(_rescue, containment.leaf, self._orphans if self._subreaper else list):
                 if containment.keeper is None:
                     containment.refuse("the helper died")
                 else:
                     containment.empty(1)
-        elif containment.keeper is None:  # the helper died before it had made one
+        # The helper died before it had made a keeper.
+        elif containment.keeper is None:
             containment.refuse("the helper died")
 
     def _orphans(self) -> list[int]:
-        """KILL and reap what came to us as the subreaper; return what is left of it."""
+        """KILL and reap the orphans that this process adopted as a subreaper; return those that are left."""
         with self._starts:
             spare = self._helpers | self._before
             self._tree.end(spare)
@@ -302,7 +331,7 @@ class LocalProcesses:
     # Containments
 
     async def second_helper(self, order: SpawnOrder, wanted: object, seconds: float) -> SecondHelper:
-        """Start a helper of another program, which is told what is wanted of it and says what it is."""
+        """Start a second helper from `order`: it is sent `wanted`, and its answer becomes its `facts`."""
         await self.ready()
         containment = self.contain("zygote", as_user=False, limits=(None, None))
         try:
@@ -331,12 +360,13 @@ class LocalProcesses:
             raise SpawnFailed(errno.EIO, f"it did not answer: {error!r}") from None
         finally:
             answer.cancel()
-            if not helper.facts:  # whatever went wrong, or whoever went away
+            # No answer came: the helper failed, was late, or the caller was cancelled.
+            if not helper.facts:
                 self.drop_second(helper)
         return helper
 
     async def close_second(self, helper: SecondHelper) -> None:
-        """Let a second helper go by itself, so that it can clean up; then see that it is gone. Bounded."""
+        """Let a second helper exit by itself, so that it can clean up, and cut it after SECOND_SECONDS."""
         if helper.alive:
             helper.hang_up()
             with contextlib.suppress(TimeoutError):
@@ -345,7 +375,7 @@ class LocalProcesses:
         helper.containment.cut()
 
     def drop_second(self, helper: SecondHelper) -> None:
-        """End a second helper, and with it what it made."""
+        """End a second helper, with every process it made."""
         if helper.alive:
             self._lost_helper(helper, asyncio.get_running_loop().create_future())
 
@@ -359,7 +389,7 @@ class LocalProcesses:
         as_user: bool = True,
         limits: tuple[int | None, int | None] | None = None,
     ) -> LocalContainment:
-        """Make a containment; its keeper is on its way when this returns."""
+        """Make a containment, without waiting: the request for its keeper is sent when this returns."""
         helper = helper or self._helper
         if helper is None or not helper.alive or self.machine is None or self._closed:
             raise SpawnFailed(errno.EAGAIN, "the helper is gone; try again, it will be started anew")
@@ -387,11 +417,11 @@ class LocalProcesses:
         return containment
 
     def forget(self, containment: LocalContainment) -> None:
-        """It is empty."""
+        """Forget a containment that was seen empty."""
         self._containments.pop(containment.number, None)
 
     def environment(self, order: SpawnOrder) -> dict[str, str]:
-        """Return what a process sees: what is allowed, its user's own, what it was given, and our mark."""
+        """Return the environment of a process: allowed variables, its user's own, those of its order, and our mark."""
         env = allowed(os.environ, self.confinement.environment)
         env |= self._user_environment
         env.setdefault("PATH", os.defpath)
@@ -401,23 +431,25 @@ class LocalProcesses:
             else:
                 env[name] = value
         env[kernel.OWNER] = self._owner
-        # Handed on by an agent it would name the wrong process: in two PID namespaces there are equal pids.
+        # INTERLOCK_WORKER holds a pid. Handed on by an agent it would name the wrong process, since two PID namespaces
+        # have equal pids.
         env.pop("INTERLOCK_WORKER", None)
         return env
 
     def error_pipe(self, name: Callable[[], str]) -> int:
-        """Return a pipe for the error output of a process, to be handed over and closed."""
+        """Return the writing end of a pipe for a process's error output; the caller hands it over and closes it."""
         return self._error_output.pipe(name, None if self._user is None else self._user[0])
 
     def worker(self, of: str) -> Worker:
-        """Return a worker for a run of that name, in this step; warm if there is one."""
-        return self._workers.take(of)
+        """Return a worker for a run of that name, in this step; the warm spare if there is one."""
+        return self._workers.claim(of)
 
     async def close(self) -> None:
-        """End everything and let the helper go, bounded."""
+        """End every process, then the helper; bounded."""
         await self._workers.close()
         self._closed = True
-        if self._starting is not None:  # bounded by READY_SECONDS; it ends what it has just started
+        # A start that is under way is bounded by READY_SECONDS, and ends the helper it has just started.
+        if self._starting is not None:
             await asyncio.wait([self._starting])
             self._starting.cancelled() or self._starting.exception()
         live = list(self._containments.values())
@@ -428,7 +460,7 @@ class LocalProcesses:
                 for containment in live:
                     await containment.done.wait()
         for containment in list(self._containments.values()):
-            containment.let_go()
+            containment.close()
         for task in list(self._rescues):
             task.cancel()
         helper, self._helper = self._helper, None
@@ -437,7 +469,8 @@ class LocalProcesses:
             await _in_thread(_wait, helper.process)
         if self._error_output.close():
             await _in_thread(self._error_output.join)
-        if self._homes:  # one that was killed, as a second one always is, has left its directories
+        # A helper that was killed, as a second helper always is, has left its directories.
+        if self._homes:
             await _in_thread(self._remove_directories)
 
     def _remove_directories(self) -> None:
@@ -446,7 +479,7 @@ class LocalProcesses:
 
 
 async def _in_thread(work: Callable[..., T], *given: Any) -> T:
-    """Do what blocks in a thread of our own: the loop's pool may be full of the embedder's work."""
+    """Run blocking work in a thread of our own, because the loop's pool may be full of the embedder's work."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -472,7 +505,7 @@ async def _in_thread(work: Callable[..., T], *given: Any) -> T:
 
 
 def _launch(owner: str, errors: int) -> Helper:
-    """Start a helper: exec'd, in a session of its own, with next to nothing in its environment."""
+    """Execute a helper, in a session of its own and with almost no environment."""
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     mine.setblocking(False)
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONHOME") if name in os.environ}
@@ -503,7 +536,7 @@ def _wait(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _rescue(leaf: str | None, orphans: Callable[[], list[int]]) -> bool:
-    """End what is in a leaf, or came to us as our child; return whether it was seen gone."""
+    """End every process in a leaf, or adopted as an orphan; return whether all were seen gone. This blocks."""
     until = time.monotonic() + RESCUE_SECONDS
     while time.monotonic() < until:
         if leaf is not None:

@@ -1,12 +1,21 @@
-"""A PID namespace for what one keeper holds, so that processes of one user do not reach those of other containments.
+"""A PID namespace for the processes of one keeper, so that agents of one user cannot reach other containments.
 
-1. The keeper stays outside. Whatever it starts is born inside, and sees, signals and traces nothing but what is there:
-   its /proc is one of its own, in a mount namespace of its own.
-2. The first process inside, the init, is ours and root's: none of theirs can touch it. It takes the orphans in, and
-   ends everything inside when it is told to, or when the keeper dies. The kernel ends the rest with it.
-3. It goes when nobody else is inside, by the kernel's word (ESRCH), once it was told that it may.
+1. The keeper stays outside. The processes it starts are born inside, and see, signal and trace only each other: they
+   have a /proc of their own, in a mount namespace of their own.
+2. The first process inside, the init, is ours and root's, so no process of the agent's user can touch it. The init
+   adopts orphans, and ends everything inside when the keeper tells it to. It dies with its keeper (a parent-death
+   signal), and the kernel then ends the rest.
+3. The init exits once it was told that it may, and the kernel says (ESRCH) that no other process is inside.
 
-Imported by the bare helper: the standard library's smallest modules only.
+The init is a program of our own. Were the agent's program the first process inside, TERM would not end it, its exit
+would end the processes it left in the background, and nobody would reap orphans.
+
+Namespaces are used instead of a user for each session. A spare host is forked before its session is known, so the
+agent's files would belong to a user that changes from host to host, and no such user has a home directory. With
+namespaces all files are the one user's, and only processes are apart. The price is CAP_SYS_ADMIN, which root in a plain
+container does not have.
+
+The bare helper imports this file, so it imports only the smallest modules of the standard library.
 """
 
 from __future__ import annotations
@@ -20,18 +29,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-# What the keeper says. Of several that wait the kernel gives the lowest number first: an init that was told to leave
-# before it was told to count would not count the last it reaps.
+# The keeper's orders to the init, as signals. Of several pending signals the kernel delivers the lowest number first,
+# so COUNT must be the lowest: an init that hears LEAVE before COUNT would not count the last processes it reaps.
 COUNT, LEAVE, END = signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM
 HEARD = (COUNT, LEAVE, END, signal.SIGCHLD)
 READY = b"+"
 
 
 class Namespace:
-    """One namespace, seen from its keeper. Making it raises OSError where the machine does not allow it."""
+    """One namespace, seen from its keeper. The constructor raises OSError where the machine allows no namespace."""
 
     def __init__(self) -> None:
-        self.init = 0  # its pid, 0 when it was reaped
+        self.init = 0  # the pid of the init, 0 once it was reaped
         self._outside = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         self._inside = self._told = -1
         telling = -1
@@ -57,27 +66,27 @@ class Namespace:
 
     @property
     def descriptors(self) -> set[int]:
-        """Those of ours that no process inside may have."""
+        """The keeper's descriptors that no process inside may have."""
         return {fd for fd in (self._outside, self._inside, self._told) if fd >= 0}
 
     def enter(self) -> None:
-        """See files as those inside do, and be in the root directory."""
+        """Step into the mount namespace of the processes inside; the working directory becomes the root."""
         kernel.setns(self._inside, kernel.CLONE_NEWNS)
 
     def leave(self) -> None:
-        """See files as ever, and be in the root directory."""
+        """Step back into the keeper's own mount namespace; the working directory becomes the root."""
         kernel.setns(self._outside, kernel.CLONE_NEWNS)
 
     def count(self) -> None:
-        """Count the orphans that end from now on."""
+        """Tell the init to count the orphans that end from now on."""
         self._signal(COUNT)
 
     def may_go(self) -> None:
-        """None of the keeper's own children is left: go as soon as nobody else is inside."""
+        """Tell the init to exit as soon as no other process is inside; the keeper has no children of its own left."""
         self._signal(LEAVE)
 
     def end(self) -> None:
-        """KILL everything inside, and go."""
+        """Tell the init to KILL everything inside, and to exit."""
         self._signal(END)
 
     def _signal(self, number: int) -> None:
@@ -85,7 +94,7 @@ class Namespace:
             os.kill(self.init, number)
 
     def reaped(self) -> int:
-        """The init is gone, and so is everything inside; return how many orphans it has counted."""
+        """Note that the init was reaped, and so everything inside is gone; return how many orphans it counted."""
         self.init = 0
         try:
             return int(os.read(self._told, 20) or b"0")
@@ -93,7 +102,7 @@ class Namespace:
             return 0
 
     def close(self) -> None:
-        """Let go of our descriptors."""
+        """Close the keeper's descriptors of the namespace."""
         for fd in self.descriptors:
             os.close(fd)
         self._outside = self._inside = self._told = -1
@@ -122,7 +131,7 @@ def _be_init(telling: int) -> NoReturn:
 
 
 def _mount_proc() -> None:
-    """See only what is in our PID namespace, and that nobody outside sees the difference."""
+    """Mount a /proc that shows this PID namespace only, in a mount namespace of its own: nothing changes outside."""
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_SLAVE)
     kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
@@ -130,7 +139,7 @@ def _mount_proc() -> None:
 
 
 def _attend() -> int:
-    """Reap until we are told to go and are alone; return how many were reaped since we were told to count."""
+    """Reap until the keeper says LEAVE or END and the init is alone; return the number reaped since COUNT."""
     counting = leaving = ending = False
     ended = 0
     while True:
@@ -157,9 +166,9 @@ def _reap() -> int:
 
 
 def _all(number: int) -> bool:
-    """Signal everyone inside but ourselves, in one step of the kernel's; return whether there is anyone, dead or not.
+    """Signal every process inside except the init, in one step of the kernel; return whether there is one, dead or not.
 
-    A child of the keeper's is there until the keeper has reaped it, and then says so: `may_go`.
+    A child of the keeper's counts until the keeper has reaped it; the keeper then says so with `may_go`.
     """
     try:
         os.kill(-1, number)

@@ -1,11 +1,18 @@
-"""The notice that a run is over, for code that cannot be cut: a thread, a worker, a host whose loop is blocked.
+"""The notice that a run is over, for code that no cancel reaches: a thread, a worker, a host whose loop is blocked.
 
-1. Where control is another process the notice is a pipe, and control writes to it in the step of the fall. Whoever asks
-   polls the pipe itself, so no loop and no thread need be free to hear.
+1. Where control is another process the notice is a pipe, and control writes to it in the step of the fall. Code that
+   asks polls the pipe itself, so no loop and no thread need be free to hear.
 2. Asking takes nothing out of the pipe: every thread that waits is woken, and the answer stays the same.
 3. `tell` neither waits nor fails: it is a part of the step in which a run falls.
+4. A worker serves one run, and so its whole process hears one notice. A host serves many turns with one pipe: each
+   `Fallen` comes with one byte, and the bytes of earlier turns are taken out before the next turn begins.
+5. Control's end of the pipe stays open until the process is gone. A close makes the pipe readable, and so would tell a
+   tool without a grace, which is killed and not told.
 
-Imported by the bare worker: the standard library's smallest modules only.
+A host and a worker ask the notice immediately before the body of a tool begins. A tool that was permitted, and then
+waited for a blocked loop or for an import, never begins after the fall was told (tests/races.md, race 136).
+
+The bare worker imports this file, so it imports only the smallest modules of the standard library.
 """
 
 from __future__ import annotations
@@ -25,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
     from typing import Any
 
-NOTICE_FD = 3  # where a program that was exec'd finds its end of the pipe
-LONGEST_SECONDS = 86_400.0  # of one poll, whose milliseconds are a C int
+NOTICE_FD = 3  # the descriptor at which an exec'd program finds its end of the pipe
+LONGEST_SECONDS = 86_400.0  # one poll at most, since its milliseconds are a C int
 SET = select.POLLIN | select.POLLHUP | select.POLLERR
 
 _making = threading.Lock()
@@ -38,12 +45,14 @@ class Notice:
     __slots__ = ("__weakref__", "_both", "_own", "_pipe", "_told", "_told_by", "_wakers")
 
     def __init__(self, pipe: int = -1, *, told_by: int | None = None) -> None:
-        self._pipe = pipe  # readable once control says so, from its own process; -1: it is told in this one
-        self._told_by = told_by  # the thread that tells, which must not wait for itself
+        # Readable once control, in another process, has told. -1 if the notice is told in this process.
+        self._pipe = pipe
+        # The thread that calls `tell`. It must not wait for itself.
+        self._told_by = told_by
         self._told = False
-        self._own = -1  # readable once it was told here; made when first needed
-        self._both: select.epoll | None = None  # readable with either of the two
-        self._wakers: dict[object, Callable[[], None]] = {}  # of those who await it
+        self._own = -1  # readable once `tell` was called here; made when first needed
+        self._both: select.epoll | None = None  # readable when `_pipe` or `_own` is
+        self._wakers: dict[object, Callable[[], None]] = {}  # by the future that awaits the notice
 
     def __repr__(self) -> str:
         return f"<stopping: {'set' if self.is_set() else 'not set'}>"
@@ -53,16 +62,14 @@ class Notice:
             os.close(self._own)
 
     def is_set(self) -> bool:
-        """Return whether the run is over. It asks the descriptors themselves, and never waits.
-
-        In a fork its own may be readable though nobody told it there: the process it was forked from was told.
-        """
+        """Return whether the run is over. This asks the descriptors themselves, and never waits."""
+        # In a fork `_own` may be readable though `tell` was not called there: it was called in the parent process.
         if not self._told and (_ready(self._pipe, 0.0) or _ready(self._own, 0.0)):
             self.tell()
         return self._told
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the run is over, at most `timeout` seconds; return whether it is. This blocks the thread."""
+        """Wait until the run is over, `timeout` seconds at most; return whether it is over. This blocks the thread."""
         until = math.inf if timeout is None else time.monotonic() + _seconds(timeout)
         if self.is_set() or until <= time.monotonic():
             return self._told
@@ -95,12 +102,13 @@ class Notice:
                     os.close(own)
                     raise
                 self._own = own
-                if self._told:  # whoever told it may have done so before there was anything to write to
+                # `tell` may have been called before there was an eventfd to write to.
+                if self._told:
                     os.eventfd_write(own, 1)
         return self._own if self._both is None else self._both.fileno()
 
     def tell(self) -> None:
-        """Set it, from any thread; for whoever ends the run."""
+        """Set the notice, from any thread. The code that ends the run calls this."""
         if self._told:
             return
         self._told = True
@@ -121,7 +129,7 @@ class Notice:
                 woken.set_result(None)
 
         def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits there any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(settle)
 
         self._wakers[woken] = wake
@@ -134,7 +142,7 @@ class Notice:
 
     @contextlib.contextmanager
     def _read_by(self, loop: Any) -> Iterator[None]:
-        """Have a loop watch the pipe, through a copy: a loop has one reader for each descriptor."""
+        """Let a loop watch the pipe, through a duplicate: a loop has only one reader for each descriptor."""
         if self._pipe < 0 or self._told:
             yield
             return
@@ -148,17 +156,17 @@ class Notice:
 
 
 def _ready(fd: int, seconds: float) -> bool:
-    """Return whether a descriptor is readable, or becomes so within some seconds; -1 never does."""
+    """Return whether a descriptor is readable, or becomes so within `seconds`; -1 never does."""
     if fd < 0 and not seconds:
         return False
-    poll = select.poll()  # a fresh one: two threads may not use the same
+    poll = select.poll()  # a new one, since two threads may not use the same
     if fd >= 0:
         poll.register(fd, select.POLLIN)
     return any(events & SET for _, events in poll.poll(math.ceil(seconds * 1000)))
 
 
 def _seconds(timeout: object) -> float:
-    """Return a time to wait. What is left of a time that is over is less than nothing: then nobody waits."""
+    """Return `timeout` as a float. A negative number is allowed, and means no wait: the caller's time is over."""
     if isinstance(timeout, int | float) and not isinstance(timeout, bool):
         with contextlib.suppress(OverflowError):  # an integer that no float can hold
             if not math.isnan(seconds := float(timeout)):
@@ -167,45 +175,46 @@ def _seconds(timeout: object) -> float:
 
 
 NEVER = Notice()
-"""What code hears that runs in no run: it is never set, so that the same code works in a script and in a test."""
+"""The notice of code outside a run. It is never set, so that the same code works in a script and in a test."""
 
 _of_context: ContextVar[Notice | None] = ContextVar("interlock.stopping", default=None)
 _of_process = [NEVER]
 
 
 def stopping() -> Notice:
-    """Return the notice that the run is over, for code of a run; outside of one it is never set."""
+    """Return the notice of the run that this code belongs to; outside a run the notice is never set."""
     here = _of_context.get()
     return _of_process[0] if here is None else here
 
 
 @contextlib.contextmanager
 def heard(notice: Notice) -> Iterator[None]:
-    """Let what runs in this context hear a notice, and whatever inherits the context."""
+    """Let the code in this context hear a notice, and all code that inherits the context."""
     before = _of_context.set(notice)
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # closed from another context, with its task: nobody hears it any more
+        # ValueError: a task was closed from another context. Its own context is gone, and nothing is to be reset.
+        with contextlib.suppress(ValueError):
             _of_context.reset(before)
 
 
 def heard_by_all(notice: Notice) -> None:
-    """Let all of this process hear a notice, threads without a context too: it serves one run only."""
+    """Let the whole process hear a notice, even threads without a context. For a process that serves one run only."""
     _of_process[0] = notice
 
 
 def take_notice() -> int:
-    """Take the pipe from where it was handed over, and keep it from what is executed here."""
+    """Move the pipe from NOTICE_FD to a descriptor that programs executed here do not inherit, and return it."""
     fd = os.dup(NOTICE_FD)
     os.close(NOTICE_FD)
     return fd
 
 
 def pipe() -> tuple[int, int]:
-    """Return both ends of a notice for another process: what it polls, and what control writes to, without waiting.
+    """Return both ends of a notice for another process: the end that it polls, and the end that control writes to.
 
-    That process holds an end of its own, and can neither fill control's nor make it wait.
+    Control's end is non-blocking, so the other process cannot make control wait.
     """
     hears, tells = os.pipe()
     os.set_blocking(tells, False)
@@ -213,6 +222,6 @@ def pipe() -> tuple[int, int]:
 
 
 def write(tells: int) -> None:
-    """Tell another process. If its pipe is full, it was told often enough; if nobody holds it, nobody asks."""
+    """Tell another process. A full pipe was told often enough, and of a pipe without a reader nobody asks."""
     with contextlib.suppress(OSError):
         os.write(tells, b"\0")

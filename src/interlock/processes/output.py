@@ -1,10 +1,12 @@
-"""What a process writes: read without ever waiting for it, and bounded.
+"""The output of a process, read without ever waiting for it, and bounded.
 
-1. Collected output keeps its beginning and its end; what was between is counted. Streamed output holds the writer back
+1. Collected output keeps its beginning and its end, and counts the bytes between. Streamed output holds the writer back
    instead.
-2. The end of the output is the process's own exit, not the end of the pipe: something it started may hold that for
-   ever. What is in the pipe then still counts; what comes later is read and thrown away, so that nobody blocks.
+2. The output ends with the process's own exit, not with the end of the pipe, since a descendant may hold the pipe for
+   ever. Bytes that are in the pipe at the exit still count. Later ones are read and thrown away, so that no descendant
+   blocks.
 3. A fast writer gets a share of the loop, not the loop.
+4. Output belongs to the agent. Watchers are told that a process started and how it ended, never what it wrote.
 """
 
 import asyncio
@@ -16,10 +18,10 @@ from collections.abc import Callable
 from interlock.processes.base import LINE_BYTES
 
 READ_BYTES = 64 * 1024
-BURST_BYTES = 4 * 1024 * 1024  # read in one go before the loop is left alone for a moment
+BURST_BYTES = 4 * 1024 * 1024  # read from a full pipe before a rest of REST_SECONDS
 REST_SECONDS = 0.005
-RECENT_BYTES = 8 * 1024  # kept for whoever looks on, also where the agent takes the lines
-LAST_BYTES = 1024 * 1024  # taken from the pipe after the exit
+RECENT_BYTES = 8 * 1024  # kept for `recent`, even if the agent reads the lines
+LAST_BYTES = 1024 * 1024  # that still count after the exit
 
 
 class Output:
@@ -28,7 +30,8 @@ class Output:
     def __init__(self, fd: int, *, limit: int, streamed: bool, hold: bool, on_close: Callable[[], None]) -> None:
         os.set_blocking(fd, False)
         self._on_close = on_close
-        self._hold = hold  # a terminal: to close it before the exit would send SIGHUP
+        # True for a terminal: a close before the exit would send SIGHUP.
+        self._hold = hold
         self._loop = asyncio.get_running_loop()
         self._fd = fd
         self._limit = max(limit, LINE_BYTES if streamed else 2)  # a line must fit
@@ -41,7 +44,7 @@ class Output:
         self._scanned = 0
         self._more = asyncio.Event()
         self.left_out = 0
-        self.ended = False  # nothing more counts
+        self.ended = False  # later bytes do not count
         self._exited = False
         self._last = LAST_BYTES
         self._burst = 0
@@ -51,7 +54,7 @@ class Output:
 
     @property
     def closed(self) -> bool:
-        """True if the pipe was let go of."""
+        """True if the pipe was closed on our side."""
         return self._fd < 0
 
     # Reading
@@ -79,7 +82,7 @@ class Output:
         self._resume()
 
     def _read(self) -> bool:
-        """Take one piece; return whether there may be more right now."""
+        """Read one piece; return whether there may be more right now."""
         try:
             data = os.read(self._fd, READ_BYTES)
         except BlockingIOError:
@@ -87,21 +90,22 @@ class Output:
             if self._exited:
                 self._end()
             return False
-        except OSError:  # a terminal whose other side is closed says EIO
+        except OSError:  # EIO, from a terminal whose other side is closed
             data = b""
         if not data:
+            # A process that has closed its terminal may go on. `finish` reads again after its exit.
             if self._hold and not self._exited:
-                self._pause()  # it has closed its terminal and goes on; look again when it has exited
+                self._pause()
             else:
                 self.close()
             return False
         if len(data) < READ_BYTES:
             self._burst = 0
         if not self.ended:
-            self._take(data)
+            self._add(data)
         return True
 
-    def _take(self, data: bytes) -> None:
+    def _add(self, data: bytes) -> None:
         if self._exited:
             self._last -= len(data)
         self.recent = (self.recent + data[-RECENT_BYTES:])[-RECENT_BYTES:]
@@ -129,7 +133,7 @@ class Output:
             self.left_out += len(gone)
 
     def finish(self) -> None:
-        """Its process has exited: take what is in the pipe, and be done."""
+        """Read what is in the pipe and end the output: the process has exited."""
         self._exited = True
         while self._fd >= 0 and not self.ended and len(self._lines) < self._limit and self._read():
             continue
@@ -137,10 +141,10 @@ class Output:
             self._end()
 
     def last(self) -> None:
-        """Nobody is left who could write: take what is in the pipe, also beyond the limit, and let go of it.
+        """Read what is in the pipe, even beyond the limit, and close it: no process is left that could write.
 
-        A reader that is behind still gets its lines. One whose run has fallen never comes for them, and the pipe would
-        stay open for good.
+        A slow reader still gets its lines from memory. A reader whose run has fallen never comes for them, so a pipe
+        that is kept for it would stay open for ever.
         """
         self._exited = True
         while self._fd >= 0 and not self.ended and self._read():
@@ -150,11 +154,12 @@ class Output:
     def _end(self) -> None:
         self.ended = True
         self._more.set()
+        # Go on reading: later bytes are thrown away, so that a descendant that writes does not block.
         if not self._rest:
-            self._resume()  # on, into nothing
+            self._resume()
 
     def close(self) -> None:
-        """Let go of the pipe."""
+        """Close the pipe."""
         self._pause()
         if self._rest is not None:
             self._rest.cancel()
@@ -170,13 +175,13 @@ class Output:
     # What was read
 
     def collected(self) -> tuple[bytes, int, bytes]:
-        """Return the beginning, how many bytes were left out, and the end."""
+        """Return the beginning, the number of bytes left out, and the end."""
         tail = b"".join(self._tail)
         cut = max(0, len(tail) - (self._limit - self._limit // 2))
         return bytes(self._head), self.left_out + cut, tail[cut:]
 
     async def line(self) -> bytes | None:
-        """Return the next line without its end, None when there is no more; a very long one comes in pieces."""
+        """Return the next line without its line end, None at the end; a line longer than LINE_BYTES comes in pieces."""
         while True:
             at = self._lines.find(b"\n", self._scanned)
             if at >= 0:
@@ -193,7 +198,8 @@ class Output:
 
     def _cut(self, end: int, after: int) -> bytes:
         line = bytes(self._lines[:end])
-        if after > end:  # (a piece of a long line ends where it ends)
+        # A whole line may end in \r\n. A piece of a long line ends anywhere, and its \r belongs to the text.
+        if after > end:
             line = line.removesuffix(b"\r")
         del self._lines[:after]
         self._scanned = 0
@@ -201,7 +207,7 @@ class Output:
         return line
 
     def _catch_up(self) -> None:
-        """There is room again."""
+        """Read again if there is room for more lines."""
         if len(self._lines) >= self._limit or self._fd < 0 or self._rest is not None:
             return
         if self._exited and not self.ended:
@@ -211,7 +217,7 @@ class Output:
 
 
 class Input:
-    """What a process is given to read, written as fast as it reads."""
+    """The input of a process, written as fast as the process reads."""
 
     def __init__(self, fd: int, data: bytes) -> None:
         os.set_blocking(fd, False)
@@ -225,13 +231,13 @@ class Input:
             self._rest = self._rest[os.write(self._fd, self._rest[:READ_BYTES]) :]
         except BlockingIOError:
             return
-        except OSError:  # it reads no more
+        except OSError:  # the process has closed its input
             self._rest = self._rest[:0]
         if not self._rest:
             self.close()
 
     def close(self) -> None:
-        """Let go of the pipe: its reader sees the end."""
+        """Close the pipe; the process sees the end of its input."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             self._loop.remove_writer(fd)

@@ -1,6 +1,13 @@
-"""What the machine gives, found by trial; and what controls that are dead left on it.
+"""Finds by trial which grade the machine allows, and sweeps up the processes that dead controls left on it.
 
-Imported by the bare helper: the standard library's smallest modules only.
+1. Each grade is tried by ending a real process. A kernel that has the files may still refuse to use them.
+2. The sweep ends leaves whose owner is dead, and orphans that carry a dead owner's mark. The mark alone proves nothing,
+   since a service that a kept process starts inherits it. So a marked process with a living parent outside the kept
+   tree is left alone.
+3. A process that no KILL ends (frozen, or waiting in the kernel) is named in the log and by the doctor, and receipts of
+   the dead control stay `unconfirmed`.
+
+The bare helper imports this file, so it imports only the smallest modules of the standard library.
 """
 
 from __future__ import annotations
@@ -18,14 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-TRIAL_SECONDS = 5.0  # a loaded machine is not to be taken for one without cgroups
+TRIAL_SECONDS = 5.0  # long, since a loaded machine must not be taken for one without cgroups
 SWEEP_SECONDS = 2.0
 
 
 def probe(wanted: str | None = None, apart: bool = False) -> dict[str, Any]:
-    """Try the grades, best first, each by ending a real process; return what was found, and why not better.
+    """Try the grades, best first, each by ending a real process; return the facts, with why no better grade works.
 
-    `apart`: also whether processes of one user can be kept apart.
+    With `apart`, try also whether processes of one user can be kept apart.
     """
     home = kernel.own_cgroup()
     why = ""
@@ -49,16 +56,16 @@ def probe(wanted: str | None = None, apart: bool = False) -> dict[str, Any]:
     return facts
 
 
-LEFT_SECONDS = 30  # that a child of a trial lives on when whoever tries is killed
+LEFT_SECONDS = 30  # how long a trial's child lives at most if the trying process is killed
 
 
 def trial_leaf(home: str) -> str:
-    """Name a leaf for a trial: by its owner, so that whoever is killed during it is swept up behind."""
+    """Return the leaf of a trial. It is named by its owner, so a later sweep finds the leaf of a killed trial."""
     return f"{home}/{kernel.MARK}{kernel.owner_of(os.getpid())}"
 
 
 def try_cgroup(home: str) -> str:
-    """Hold a process in a leaf and end it by the leaf; return what was in the way, nothing if it worked."""
+    """Hold a process in a leaf and end it by the leaf; return what was in the way, or "" if it worked."""
     leaf = trial_leaf(home)
     try:
         os.mkdir(leaf, 0o755)
@@ -90,7 +97,7 @@ def try_cgroup(home: str) -> str:
 
 
 def try_subreaper() -> str:
-    """Let a process leave its parent and its session behind; return what was in the way, nothing if it came to us."""
+    """Let a process lose its parent and its session; return "" if it became our child, else what was in the way."""
     if not kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1):
         return "this system has no subreapers"
     reading, writing = os.pipe2(os.O_CLOEXEC)
@@ -115,9 +122,10 @@ def try_subreaper() -> str:
 
 
 def try_namespace() -> str:
-    """Hold a process in a PID namespace and end it by that; return what was in the way, nothing if it worked."""
+    """Hold a process in a PID namespace and end it by that; return what was in the way, or "" if it worked."""
     reading, writing = os.pipe2(os.O_CLOEXEC)
-    child = os.fork()  # whoever makes a namespace has its children there for good
+    # The trial needs a process of its own: all later children of a process that made a namespace are born in it.
+    child = os.fork()
     if child == 0:
         try:
             signal.alarm(LEFT_SECONDS)
@@ -132,7 +140,7 @@ def try_namespace() -> str:
         said += piece
     os.close(reading)
     os.waitpid(child, 0)
-    return "" if said == b"apart" else said.decode("utf-8", "replace") or "whoever tried it died"
+    return "" if said == b"apart" else said.decode("utf-8", "replace") or "the process that tried it died"
 
 
 def _try_namespace() -> str:
@@ -174,13 +182,14 @@ def _put_away(pid: int) -> None:
 
 
 def _limit_by(what: str, home: str | None) -> tuple[str, str | None]:
-    """Return how the number of processes, or their memory, can be limited here, and where."""
+    """Return how the number of processes (or their memory) can be limited here, and in which cgroup."""
     try:
         if home is not None and what in kernel.read(home + "/cgroup.controllers").split():
             kernel.write(home + "/cgroup.subtree_control", f"+{what}")
             return "v2", home
     except OSError:
-        pass  # we are in it ourselves, as a rule: controllers want their cgroup empty
+        # The kernel enables controllers only below an empty cgroup, and this process is usually in `home`.
+        pass
     beside = kernel.own_cgroup_v1(what)
     if beside is not None:
         trial = trial_leaf(beside)
@@ -189,14 +198,14 @@ def _limit_by(what: str, home: str | None) -> tuple[str, str | None]:
             os.rmdir(trial)
             return "v1", beside
         except OSError:
-            pass  # not ours to divide
+            pass  # this process may not make cgroups there
     return "rlimit", None
 
 
 def sweep(facts: dict[str, Any]) -> int:
-    """End what a control that is dead left behind: its leaves, and what carries its mark. Return how many processes.
+    """End the processes that dead controls left, by their leaves and by their marks; return how many were ended.
 
-    Whoever a KILL does not end (frozen by somebody, or waiting in the kernel) is named in `facts["left"]`.
+    A process that no KILL ends (frozen, or waiting in the kernel) is named in `facts["left"]`.
     """
     ended = _sweep_home(facts["home"])
     marked: set[int] = set()
@@ -204,7 +213,8 @@ def sweep(facts: dict[str, Any]) -> int:
     while (found := _sweep_marked()) and time.monotonic() < until:
         marked |= found
     for home in {facts["pids_home"], facts["memory_home"]} - {facts["home"]}:
-        ended += _sweep_home(home)  # version 1, which has no KILL of its own: so after the others
+        # A version 1 cgroup has no `cgroup.kill`. It comes last, when the ways above have ended most of its members.
+        ended += _sweep_home(home)
     leaves = [leaf for home in {facts[name] for name in ("home", "pids_home", "memory_home")} for leaf in _dead(home)]
     left = {pid for leaf in leaves for pid in _inside(leaf)}.union(pid for pid, _ in _marked())
     facts["left"] = [kernel.describe(pid) for pid in sorted(left)]
@@ -225,7 +235,7 @@ def _dead(home: str | None) -> list[str]:
 
 
 def _sweep_tree(path: str) -> int:
-    """KILL by the leaf itself and wait until it is empty: pids are not asked."""
+    """KILL by the leaf itself and wait until it is empty, without using pids; return how many processes were ended."""
     inside = len(_inside(path))
     until = time.monotonic() + SWEEP_SECONDS
     if os.path.exists(path + "/cgroup.kill"):
@@ -234,10 +244,9 @@ def _sweep_tree(path: str) -> int:
             time.sleep(0.001)
         kernel.remove_tree(path)
         return inside - len(_inside(path))
+    # A version 1 leaf exists for its limits, but it lists its members.
     ended = 0
-    while (
-        _inside(path) and time.monotonic() < until
-    ):  # version 1: there because of its limits, but it knows who is left
+    while _inside(path) and time.monotonic() < until:
         ended += _sweep_listed(path)
         time.sleep(0.001)
     kernel.remove_tree(path)
@@ -245,7 +254,7 @@ def _sweep_tree(path: str) -> int:
 
 
 def _sweep_listed(path: str) -> int:
-    """KILL what a version 1 cgroup lists, each through a pidfd that was opened while it was listed."""
+    """KILL every process that a version 1 cgroup lists, through a pidfd that was opened while it was listed."""
     ended = 0
     for entry in [path, *(entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False))]:
         for pid in _listed(entry):
@@ -272,7 +281,7 @@ def _listed(path: str) -> list[int]:
 
 
 def _inside(path: str) -> list[int]:
-    """Return who is in a cgroup or below it."""
+    """Return the pids in a cgroup and below it."""
     found = _listed(path)
     try:
         below = [entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
@@ -284,7 +293,10 @@ def _inside(path: str) -> list[int]:
 
 
 def _sweep_marked() -> set[int]:
-    """KILL what carries the mark of a dead owner: seen again through a pidfd, so that no other process is hit."""
+    """KILL every orphan that carries a dead owner's mark; return their pids.
+
+    The mark is read again after the pidfd was opened, so that no process with a recycled pid is hit.
+    """
     killed = set()
     for pid, owner in _marked():
         try:
@@ -304,7 +316,7 @@ def _sweep_marked() -> set[int]:
 
 
 def _marked() -> Iterator[tuple[int, str]]:
-    """Every process that a dead owner left, by the mark it carries."""
+    """Yield every process that a dead owner left, with the mark that it carries."""
     for pid in kernel.pids():
         owner = _mark_of(pid)
         if owner is not None and kernel.owner_lives(owner) is False and _orphaned(pid, owner):
@@ -312,9 +324,9 @@ def _marked() -> Iterator[tuple[int, str]]:
 
 
 def _orphaned(pid: int, owner: str) -> bool:
-    """Return whether it is a leftover, and not started by a living service with the environment of one of ours.
+    """Return whether a marked process is a leftover, not a child of a living service that inherited the mark.
 
-    The parent of a leftover is one too, or whoever takes orphans: init, or an ancestor of ours.
+    The parent of a leftover is another leftover, or a process that adopts orphans: init, or an ancestor of ours.
     """
     status = kernel.stat(pid)
     return status is not None and (status[1] in _ancestors() or _mark_of(status[1]) == owner)

@@ -1,13 +1,15 @@
-"""Ends what is below this process, also what forks faster than it can be killed one by one.
+"""Ends every process below this one, even processes that fork faster than they can be killed one by one.
 
-1. Stopped first, killed second. A stopped process forks no more and keeps its place under the limit of processes; a
-   KILL one by one makes room for the forks of the others.
-2. Only through pidfds, each opened before the process is seen to be the child of one that is ours: a pid that is
-   another's by now is never signalled.
-3. A process group goes whole. The kernel gives a group's KILL to a fork that is under way as well. Its number is used
-   only while a dead child of ours that was not reaped has it, so it cannot be another's.
+1. A process is stopped first and killed second. A stopped process forks no more, and keeps its place under the limit of
+   processes. A KILL frees that place, and the forks of the other processes take it: killed one by one, with looks
+   between, a bomb of 300 processes never ends.
+2. Processes are signalled only through pidfds. Each pidfd is opened before its process is seen to be the child of a
+   process of ours, so a recycled pid is never signalled.
+3. A process group is killed as a whole, because the kernel gives the KILL of a group to a fork under way as well. A
+   group's number is used only while a dead, unreaped child of ours is in it, so it cannot be another group's.
+4. A process that others wake again and again is killed after STOPS signals.
 
-Imported by the bare helper: the standard library's smallest modules only.
+The bare helper imports this file, so it imports only the smallest modules of the standard library.
 """
 
 from __future__ import annotations
@@ -23,39 +25,44 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
-STOPS = 10  # to one process, then it is killed: others wake it as fast as it is stopped, or it cannot be stopped
-FRUITLESS_SECONDS = 0.5  # without a death or a find, after which it is looked seldom: KILL does not reach all states
+# STOP signals to one process before it is killed: others may wake it as fast as it is stopped, or it cannot be stopped.
+STOPS = 10
+# After so long without a death or a new process, looks become rare: a KILL does not end a process in every state.
+FRUITLESS_SECONDS = 0.5
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.002, 0.1
 STOPPED, DEAD = ("T", "t"), ("Z", "X")  # states, as /proc has them
 
 
 class Tree:
-    """Everything below this process. `meanwhile` is called for each process that is looked at: a look may take long."""
+    """Every process below this one. `meanwhile` is called for each process in a look, since a look may take long."""
 
     def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         self._meanwhile = meanwhile
         self._held: dict[int, int] = {}  # pid → pidfd
-        self._stops: dict[int, int] = {}  # sent to each of those
-        self._killed: set[int] = set()  # of those
-        self._struck: set[int] = set()  # groups, since the last look
+        self._stops: dict[int, int] = {}  # STOP signals sent, by pid
+        self._killed: set[int] = set()  # pids in `_held` that were sent KILL
+        self._struck: set[int] = set()  # groups that were sent KILL since the last look
         self._calm = True
-        self._moved_at = 0.0  # when something was found, or died
+        self._moved_at = 0.0  # when a process was found, or died
 
     @property
     def pause(self) -> float:
-        """How many seconds to wait for a death before looking again: none while there may be more to find."""
+        """The seconds to wait for a death before the next look: none while the last look found a process that ran."""
         if not self._calm:
             return 0.0
         fruitless = time.monotonic() > self._moved_at + FRUITLESS_SECONDS
         return LAST_PAUSE_SECONDS if fruitless else FIRST_PAUSE_SECONDS
 
     def end(self, spare: Container[int] = ()) -> None:
-        """Look once, and STOP what runs; if nothing does, KILL all of it. `spare`: children, with what is below them.
+        """Look once and STOP every process that runs; if none runs, KILL all of them.
 
-        To be called until nothing is left, with a `pause` between. The KILL waits for the last to have stopped: one
-        that is being stopped may be in the middle of a fork, which goes through as soon as there is room for it.
+        `spare` names children to leave alone, with everything below them. Call `end` until nothing is left, with a
+        `pause` between two calls.
         """
-        self._let_go_of_the_gone()
+        # No KILL goes out before a whole look has found every process stopped. A process that was sent STOP in the
+        # middle of a fork still finishes the fork as soon as there is room under the limit, and a KILL of another
+        # process makes that room. With an earlier KILL a fork bomb outlives its keeper (tests/races.md, race 70).
+        self._close_reaped()
         self._struck.clear()
         self._calm = self._stop_all(spare)
         if not self._calm or not self._moved_at:
@@ -65,9 +72,9 @@ class Tree:
                 self._kill(pid, pidfd)
 
     def over(self) -> None:
-        """Nothing is left: hold no descriptor of what is gone."""
+        """Close every pidfd: nothing is left below this process."""
         for pid, pidfd in list(self._held.items()):
-            self._let_go(pid, pidfd)
+            self._close(pid, pidfd)
 
     def strike(self, pid: int) -> None:
         """KILL the process group of a dead child that is about to be reaped."""
@@ -78,10 +85,11 @@ class Tree:
                 self._struck.add(group)
                 os.killpg(group, signal.SIGKILL)
         except OSError:
-            return  # it was the last of its group
+            # The child was the last member of its group.
+            return
 
     def _stop_all(self, spare: Container[int]) -> bool:
-        """Walk down and STOP whatever runs; return whether nothing did, and all of it was known."""
+        """Walk down and STOP every process that runs; return True if none ran and none was new."""
         me, calm = os.getpid(), True
         rest = [(me, pid) for pid in kernel.children() if pid not in spare]
         met: set[int] = set()
@@ -98,14 +106,14 @@ class Tree:
         return calm
 
     def _stop(self, parent: int, pid: int) -> bool:
-        """STOP a process unless it is stopped; return whether it ran, or was not known yet."""
+        """STOP a process unless it is stopped already; return whether it ran, or was not known yet."""
         known = pid in self._held
         pidfd = self._held[pid] if known else self._open(parent, pid)
         if pidfd is None:
             return False
         state = self._state(parent, pid)
         if state in DEAD or (state is None and not known):
-            self._let_go(pid, pidfd)
+            self._close(pid, pidfd)
             return False
         self._held[pid] = pidfd
         if state in STOPPED:
@@ -118,12 +126,13 @@ class Tree:
         return True
 
     def _state(self, parent: int, pid: int) -> str | None:
-        """Return the state of a child of `parent`, None if it is not that, or not any more."""
+        """Return the state of a child of `parent`, or None if the process is no child of `parent` (any more)."""
         status = kernel.stat(pid)
         if status is None or status[1] != parent:
             return None
+        # A parent that was reaped proves nothing: its pid may be another process's by now.
         if parent in self._held and not _send(self._held[parent], 0):
-            return None  # the parent's pid may be another's by now
+            return None
         return "R" if status[0] == "Z" and kernel.has_threads(pid) else status[0]
 
     def _open(self, parent: int, pid: int) -> int | None:
@@ -135,10 +144,12 @@ class Tree:
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     break
-                for held, pidfd in list(self._held.items()):  # no descriptor is left: these make room
+                # No descriptor is left: kill the processes that are held, and close their pidfds to make room.
+                for held, pidfd in list(self._held.items()):
                     self._kill(held, pidfd)
-                    self._let_go(held, pidfd)
-        if parent == os.getpid():  # not reaped by us, so the pid is its own
+                    self._close(held, pidfd)
+        # Without a pidfd only a child of this process is killed: it is not reaped, so the pid is its own.
+        if parent == os.getpid():
             try:
                 os.kill(pid, signal.SIGKILL)
             except OSError:
@@ -150,12 +161,12 @@ class Tree:
             self._killed.add(pid)
             _send(pidfd, signal.SIGKILL)
 
-    def _let_go_of_the_gone(self) -> None:
+    def _close_reaped(self) -> None:
         for pid, pidfd in list(self._held.items()):
             if not _send(pidfd, 0):
-                self._let_go(pid, pidfd)
+                self._close(pid, pidfd)
 
-    def _let_go(self, pid: int, pidfd: int) -> None:
+    def _close(self, pid: int, pidfd: int) -> None:
         self._held.pop(pid, None)
         self._stops.pop(pid, None)
         self._killed.discard(pid)
@@ -163,11 +174,12 @@ class Tree:
 
 
 def _send(pidfd: int, number: int) -> bool:
-    """Signal a process; return False if it was reaped, so that its pid may be another's."""
+    """Signal a process; return False if it was reaped, since its pid may then be another process's."""
     try:
         signal.pidfd_send_signal(pidfd, number)
     except ProcessLookupError:
         return False
     except OSError:
-        return True  # not ours to end: then it is stuck, and told as such
+        # This process may not signal it. The process is then told as stuck.
+        return True
     return True

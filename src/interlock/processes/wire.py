@@ -1,10 +1,11 @@
 """Packets between control, helper, keepers and workers: whole messages on a SEQPACKET pair, with descriptors.
 
-1. Any trouble while receiving counts as the end: a peer that died may show as ECONNRESET instead of EOF.
-2. Nothing here waits; a full buffer raises BlockingIOError and the packet was not sent.
-3. What does not fit into a packet travels in a memfd. Messages are marshalled only between parts that trust each other.
+1. Any error while receiving counts as the end: a peer that died may show as ECONNRESET instead of EOF.
+2. Nothing here waits. A full buffer raises BlockingIOError, and the packet was not sent.
+3. A message that does not fit into a packet travels in a memfd.
+4. Messages are marshalled only between programs that trust each other. `marshal` is not safe against a hostile peer.
 
-Imported by the bare helper: the standard library's smallest modules only.
+The bare helper imports this file, so it imports only the smallest modules of the standard library.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import marshal
 import os
 from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, MSG_CTRUNC, MSG_DONTWAIT, SCM_RIGHTS, SOL_SOCKET, socket
 
-TYPE_CHECKING = False  # (importing `typing` would double what the helper weighs)
+TYPE_CHECKING = False  # an import of `typing` would double the helper's memory
 if TYPE_CHECKING:
     from typing import Any
 
@@ -26,11 +27,11 @@ _HERE, _MEMFD = b"h", b"m"
 
 
 class Closed(Exception):
-    """The peer is gone, or has said all it will say."""
+    """The peer is gone, or has shut down its writing half."""
 
 
 def send_bytes(sock: socket, data: bytes, fds: tuple[int, ...] = (), head: bytes = b"") -> None:
-    """Send one packet; its head is what arrives of a long one if the peer is out of descriptors."""
+    """Send one packet. If the data needs a memfd and the peer is out of descriptors, only `head` arrives."""
     if len(data) <= PACKET_BYTES:
         _send(sock, _HERE + data, fds)
         return
@@ -52,7 +53,10 @@ def _send(sock: socket, data: bytes, fds: tuple[int, ...]) -> None:
 
 
 def receive_bytes(sock: socket) -> tuple[bytes, list[int]] | None:
-    """Receive one packet, None if there is none now; raise Closed at the end."""
+    """Return one packet with its descriptors, or None if there is none now; raise Closed at the end.
+
+    The list of descriptors is [-1] if this process was out of descriptors and some were lost on the way.
+    """
     fds = array.array("i")
     try:
         data, rights, flags, _ = sock.recvmsg(
@@ -69,7 +73,7 @@ def receive_bytes(sock: socket) -> tuple[bytes, list[int]] | None:
     if not data:
         close_all(taken)
         raise Closed
-    if flags & MSG_CTRUNC:  # out of descriptors: some were lost on the way
+    if flags & MSG_CTRUNC:
         close_all(taken)
         return data[1:], [-1]
     if data[:1] == _MEMFD:
@@ -93,13 +97,13 @@ def send(sock: socket, message: tuple[Any, ...], fds: tuple[int, ...] = ()) -> N
 
 
 def receive(sock: socket) -> tuple[tuple[Any, ...], list[int]] | None:
-    """Receive a message, None if there is none now; raise Closed at the end."""
+    """Return one message with its descriptors, or None if there is none now; raise Closed at the end."""
     packet = receive_bytes(sock)
     return None if packet is None else (marshal.loads(packet[0]), packet[1])
 
 
 def close_all(fds: list[int]) -> None:
-    """Close descriptors; -1 stands for one that was lost."""
+    """Close descriptors; -1 stands for a descriptor that was lost or never opened."""
     for fd in fds:
         if fd >= 0:
             os.close(fd)

@@ -1,7 +1,12 @@
 """The worker: a process that runs synchronous tools, one after another, for one run.
 
-Its other side trusts nothing it says: work comes in pickled, results go out as plain values (msgpack). What a tool
-prints goes to the error output, where it disturbs no protocol. It serves one run, so all of it hears that run's notice.
+1. Work comes in pickled, and results go out as plain values (msgpack). With `agent_user` the worker has lesser rights
+   than control, and a program that unpickles gives the sender its own rights. So a dataclass comes back as a dict,
+   Python's own exceptions come back as themselves, and others by name (`ToolFailed`).
+2. Results leave through a pipe, not a socket. A socket can carry descriptors, and closing a descriptor that was sent to
+   control may block control's loop for as long as the sender likes.
+3. The output of a tool goes to the error output, where it disturbs no protocol.
+4. A worker serves one run, so its whole process hears that run's notice.
 """
 
 import contextlib
@@ -25,11 +30,11 @@ if TYPE_CHECKING:
     from socket import socket
 
 ERROR_CHARACTERS = 2_000
-ANSWER_BYTES = 4 * 1024 * 1024
+ANSWER_BYTES = 4 * 1024 * 1024  # the bound is low because control decodes an answer on its loop
 
 
 def serve(sock: "socket", answers: int) -> None:
-    """Do what is asked for until nobody asks any more."""
+    """Do the work that control sends until control hangs up."""
     while True:
         select([sock], [], [])
         try:
@@ -41,19 +46,18 @@ def serve(sock: "socket", answers: int) -> None:
             if answer is None:
                 return
             if len(answer) > ANSWER_BYTES:
-                answer = _failed(
-                    "BadInput", f"what the tool returned is longer than {ANSWER_BYTES} bytes; write a file"
-                )
+                answer = _failed("BadInput", f"the tool's result is longer than {ANSWER_BYTES} bytes; write a file")
             view = memoryview(len(answer).to_bytes(4, "big") + answer)
             try:
                 while view:
                     view = view[os.write(answers, view) :]
             except OSError:
-                return  # nobody asks any more
+                # Control has closed its end.
+                return
 
 
 def _work(packet: bytes) -> bytes | None:
-    """Do one piece of work; return the answer, or None if it was cut before it began: then nobody asks any more."""
+    """Do one piece of work; return the answer, or None if the run fell before the work began."""
     try:
         preparation, work, grace = pickle.loads(packet)
         if preparation is not None:
@@ -62,13 +66,15 @@ def _work(packet: bytes) -> bytes | None:
             return msgspec.msgpack.encode(("ready", None))
         function, arguments = pickle.loads(work)
         with _patient() if grace > 0 else contextlib.nullcontext():
-            if notice.stopping().is_set():  # to find the function may have taken long: its module was imported
+            # Unpickling may have imported the tool's module, which takes long. The run may have fallen meanwhile, and
+            # the tool must not begin then.
+            if notice.stopping().is_set():
                 return None
             value = function(**arguments)
         try:
             return msgspec.msgpack.encode(("done", value))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            return _failed("BadInput", f"what the tool returned cannot be sent ({error}); return plain values")
+            return _failed("BadInput", f"the tool's result cannot be sent ({error}); return plain values")
     except BaseException as error:
         if isinstance(error, SystemExit | KeyboardInterrupt):
             return _failed("RuntimeError", f"the tool raised {type(error).__name__}")
@@ -79,8 +85,9 @@ def _work(packet: bytes) -> bytes | None:
 
 @contextlib.contextmanager
 def _patient() -> Iterator[None]:
-    """While a tool with a grace runs, a TERM alone ends nothing: it hears the notice, or has a handler of its own."""
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # else its module has one
+    """Keep TERM from ending a tool with a grace: the tool asks the notice, or has a handler of its own."""
+    # A module that has set a handler of its own keeps it.
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _go_on)
     try:
         yield
@@ -89,7 +96,7 @@ def _patient() -> Iterator[None]:
 
 
 def _go_on(number: int, frame: object) -> None:
-    """TERM came, and the notice before it; KILL comes when the grace is over."""
+    """Do nothing on TERM: the notice was set before it, and KILL comes when the grace is over."""
 
 
 def _as_usual() -> None:
@@ -99,7 +106,10 @@ def _as_usual() -> None:
 
 
 def _spare_forks() -> None:
-    """Let TERM end a fork of the tool, as ever. It is held back meanwhile: one that came at once would be lost."""
+    """Let TERM end a fork of the tool.
+
+    TERM is blocked during the fork: one that came before the child has its default handler back would be lost.
+    """
     before = threading.local()
 
     def hold() -> None:
@@ -122,8 +132,9 @@ def _failed(kind: str, text: str, *, builtin: bool = False) -> bytes:
 
 def _text(error: BaseException) -> str:
     try:
+        # The text of a KeyError is the repr of its key.
         if isinstance(error, KeyError) and len(error.args) == 1 and isinstance(error.args[0], str):
-            return error.args[0]  # (its text is a repr)
+            return error.args[0]
         return str(error)
     except BaseException:
         return "(it cannot be described)"
@@ -133,24 +144,25 @@ _prepared: list[Any] = []
 
 
 def _prepare(preparation: dict[str, Any]) -> None:
-    """Look as the parent does (path, directory, main module), once, as a process of multiprocessing would."""
+    """Take over control's path, directory and main module, once, as a process of multiprocessing does."""
     if not _prepared:
         _prepared.append(preparation)
         spawn.prepare(preparation)
 
 
 def main(fd: int) -> None:
-    """Be a worker; the package itself is imported for real when a tool's module wants it."""
+    """Be a worker. The real package `interlock` is imported when a tool's module asks for it."""
     os.environ["INTERLOCK_WORKER"] = str(os.getpid())
     del sys.modules["interlock"]
-    from socket import socket as Socket  # noqa: N812, PLC0415 - the real one, now that there is time
+    from socket import socket as Socket  # noqa: N812, PLC0415 - the full class, imported late
 
     notice.heard_by_all(notice.Notice(notice.take_notice()))
     _spare_forks()
-    sock = Socket(fileno=os.dup(fd))  # not inherited by what a tool starts; nor read by it:
+    # Processes that a tool starts do not inherit the duplicate, and find /dev/null as their standard input.
+    sock = Socket(fileno=os.dup(fd))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, fd)
     os.close(nothing)
-    answers = os.dup(1)  # a pipe: unlike a socket it carries no descriptors to control
+    answers = os.dup(1)
     os.dup2(2, 1)
     serve(sock, answers)

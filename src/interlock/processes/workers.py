@@ -1,9 +1,15 @@
-"""Warm workers: processes that wait, contained, for a synchronous tool.
+"""Workers: contained processes in which synchronous tools of inline agents run.
 
-1. A worker has a keeper of its own, so it is ended exactly, with what its tool started, even inside a C call.
-2. It serves one run, and dies with it. A spare is kept warm for the next run that asks.
-3. Work goes in pickled; what comes out is plain values, and trusted as little as any input.
-4. A tool with a grace hears first, by a pipe, that it is cut. Then its keeper sends TERM, and KILL after the grace.
+1. A worker has a keeper of its own, so it is ended exactly, with every process its tool started, even inside a C call.
+2. A worker serves one run and dies with it. One spare is kept warm for the next run that asks.
+3. Work goes in pickled. An answer is plain values, and trusted as little as any input.
+4. A cut sets the notice of a tool with a grace, by a pipe. Then the keeper sends TERM, and KILL when the grace is over.
+5. A worker has the embedder's own environment, since it runs the embedder's own code, as a thread would. With
+   `agent_user` it has the allow-list only.
+
+A warm worker is not moved into the leaf of the run that takes it; its leaf keeps a name (`worker-n`) and limits of its
+own. With a move, work overtakes the move, directories stay behind, and if helper and keeper die between, control sees
+the wrong leaf empty.
 """
 
 from __future__ import annotations
@@ -46,11 +52,11 @@ LOOKS = ("sys_path", "sys_argv", "orig_dir", "dir", "init_main_from_name", "init
 
 
 class ToolFailed(InterlockError):
-    """A tool raised, in its worker, an error of a kind that is not Python's own; the text begins with its name."""
+    """A tool raised, in its worker, an error that is not one of Python's own; the text begins with the error's name."""
 
 
 def pack(function: Callable[..., Any], arguments: dict[str, Any], name: str) -> bytes:
-    """Return a call as bytes, or say why it cannot leave this process."""
+    """Return a call as bytes, or raise BadInput that says why it cannot leave this process."""
     try:
         work = pickle.dumps((function, arguments))
         _need_import(function)
@@ -64,7 +70,7 @@ def pack(function: Callable[..., Any], arguments: dict[str, Any], name: str) -> 
 
 
 def _need_import(function: Callable[..., Any]) -> None:
-    """A function of the main module can be found again only if that is a file or a module."""
+    """Raise ValueError for a function of a main module that is no file: a worker cannot import it."""
     module = getattr(function, "__module__", None)
     main = sys.modules.get("__main__")
     if module == "__main__" and getattr(main, "__spec__", None) is None:
@@ -74,13 +80,13 @@ def _need_import(function: Callable[..., Any]) -> None:
 
 
 def _preparation() -> dict[str, Any]:
-    """Say how this process looks, as multiprocessing would to a process of its own; its secret is not for a worker."""
+    """Return path, directory and main module, as multiprocessing tells them, but without its authentication key."""
     data = multiprocessing.spawn.get_preparation_data("interlock worker")
     return {name: data[name] for name in LOOKS if name in data}
 
 
 class Worker:
-    """A worker process and our end of its socket."""
+    """A worker process, and control's ends of its socket and its pipe."""
 
     def __init__(self, containment: LocalContainment, process: LocalProcess, sock: socket.socket, answers: int) -> None:
         self.containment = containment
@@ -93,20 +99,22 @@ class Worker:
         self._answer: asyncio.Future[Any] | None = None
         os.set_blocking(answers, False)
         self._loop.add_reader(answers, self._readable)
-        process.on_end = self._exited  # a child of its tool may hold the socket for ever
+        # The end of the pipe is no sign of the worker's death: a child of its tool may hold the pipe for ever.
+        process.on_end = self._exited
         containment.on_cut = self._cut
 
     @property
     def alive(self) -> bool:
-        """True while it can be asked."""
+        """True while the worker can be asked."""
         return self._sock.fileno() >= 0 and not self.containment.done.is_set()
 
     def ask(self, work: bytes | None, *, grace: float = 0.0) -> asyncio.Future[Any]:
-        """Hand work over in this step; the future brings the result, or raises what the tool raised."""
+        """Hand work over in this step; the future brings the tool's result, or raises its error."""
         preparation = None if self._prepared else _preparation()
         self._prepared = True
         self._answer = self._loop.create_future()
-        self.containment.allow(grace)  # before the work: a tool that has begun has its grace
+        # The keeper hears the grace before the worker has the work, so a tool that has begun surely has its grace.
+        self.containment.allow(grace)
         try:
             wire.send_bytes(self._sock, pickle.dumps((preparation, work, grace)))
         except OSError as error:
@@ -125,18 +133,21 @@ class Worker:
         self._data += piece
         size = int.from_bytes(self._data[:4], "big")
         if not piece or size > ANSWER_BYTES or (self._data and (self._answer is None or self._answer.done())):
-            self._died()  # or it says what nobody asked for
+            # The worker is gone, or it broke the protocol: its answer is too long, or nothing was asked.
+            self._died()
             self.containment.allow(0.0)
             self.containment.cut()
         elif len(self._data) >= 4 + size:
             answer, self._data = bytes(self._data[4 : 4 + size]), bytearray()
-            self._take(answer)
+            self._resolve_answer(answer)
 
-    def _take(self, answer: bytes) -> None:
+    def _resolve_answer(self, answer: bytes) -> None:
         assert self._answer is not None
-        self.containment.allow(0.0)  # the tool is over: whatever it left has no time to ask for
+        # The tool is over, so processes that it left have no grace.
+        self.containment.allow(0.0)
+        # Decoding makes many objects at once, and a garbage collection in the middle would delay the loop.
         collecting = gc.isenabled()
-        gc.disable()  # (a great many small things are made at once)
+        gc.disable()
         try:
             word, said = msgspec.msgpack.decode(answer)
             if word == "failed":
@@ -145,14 +156,16 @@ class Worker:
             else:
                 self._answer.set_result(said)
         except (msgspec.DecodeError, TypeError, ValueError, RecursionError, MemoryError):
-            self._fail(ToolFailed("its worker answered something that is no answer"))
-            self.end()  # its tool may go on for ever, and nobody else is to wait for that
+            self._fail(ToolFailed("its worker sent an answer that cannot be decoded"))
+            # The tool may go on for ever, and the next call of this run would wait for it.
+            self.end()
         finally:
             if collecting:
                 gc.enable()
 
     def _exited(self) -> None:
-        for _ in range(ANSWER_BYTES // READ_BYTES + 1):  # its last answer
+        # Read its last answer, which may be longer than one read.
+        for _ in range(ANSWER_BYTES // READ_BYTES + 1):
             if self._sock.fileno() < 0 or self._answer is None or self._answer.done():
                 break
             before = len(self._data)
@@ -169,22 +182,23 @@ class Worker:
     def _fail(self, error: Exception) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(error)
-            self._answer.exception()  # whoever waits is told; nobody need wait
+            # Mark the exception as retrieved: there may be no waiter, and asyncio would then log it as lost.
+            self._answer.exception()
 
     def _cut(self) -> None:
-        """Tell its tool, if that has a grace, and let nothing more come: it exits when the tool returns."""
+        """Set the notice of a tool with a grace, and send no more work: the worker exits when the tool returns."""
         if self._sock.fileno() >= 0 and self.containment.grace > 0:
             self._process.notify()
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_WR)
 
     def end(self) -> None:
-        """End it, with what its tool started."""
+        """End the worker, with every process that its tool started."""
         self.containment.cut()
         self.close()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the socket and the pipe."""
         if self._sock.fileno() >= 0:
             self._loop.remove_reader(self._answers)
             os.close(self._answers)
@@ -201,8 +215,8 @@ class Workers:
         self._closed = False
         self._numbers = itertools.count(1)
 
-    def take(self, of: str) -> Worker:
-        """Return a worker for a run of that name, in this step; warm if there is one."""
+    def claim(self, of: str) -> Worker:
+        """Return a worker for a run of that name, in this step; the warm spare if there is one."""
         worker, self._spare = self._spare, None
         if worker is None or not worker.alive:
             worker = self._make(of)
@@ -212,11 +226,13 @@ class Workers:
         return worker
 
     async def _warm(self) -> None:
-        with contextlib.suppress(Exception):  # whoever needs one is told then
+        # An error here is not raised: the next run that needs a worker meets it again, and is told.
+        with contextlib.suppress(Exception):
             await self._processes.ready()
             if self._closed or self._spare is not None:
                 return
-            worker = self._make(f"worker-{next(self._numbers)}")  # a directory, and so limits, of its own
+            # A spare has a directory of its own, and so limits of its own.
+            worker = self._make(f"worker-{next(self._numbers)}")
             try:
                 await asyncio.wait_for(asyncio.shield(worker.ask(None)), 30.0)
             except BaseException:
@@ -230,7 +246,8 @@ class Workers:
     def _make(self, of: str) -> Worker:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         mine.setblocking(False)
-        mine.shutdown(socket.SHUT_RD)  # nothing it sends there can reach us, descriptors least of all
+        # The worker answers on the pipe. Nothing it sends on the socket reaches control, descriptors least of all.
+        mine.shutdown(socket.SHUT_RD)
         reading, writing = os.pipe()
         hears = tells = -1
         containment = None
@@ -251,13 +268,14 @@ class Workers:
         return Worker(containment, process, mine, reading)
 
     def _order(self) -> SpawnOrder:
+        # Without agent_user the worker runs the embedder's own code, with the embedder's environment.
         env: dict[str, str | None] = {}
-        if self._processes.confinement.agent_user is None:  # the embedder's own code, with its own environment
+        if self._processes.confinement.agent_user is None:
             env = dict(os.environ)
         return SpawnOrder(argv=(sys.executable, "-c", BARE, ROOT, "0"), env=env, background=True)
 
     async def close(self) -> None:
-        """Let the spare go."""
+        """End the spare."""
         self._closed = True
         if self._warming is not None:
             self._warming.cancel()
@@ -268,7 +286,7 @@ class Workers:
 
 
 def _error(kind: str, text: str, builtin: bool) -> Exception:
-    """Return Python's own errors as what they are; others by name."""
+    """Return a tool's error: Python's own as themselves, others as ToolFailed with their name."""
     known = getattr(builtins, kind, None)
     if builtin and isinstance(known, type) and issubclass(known, Exception) and known is not StopIteration:
         with contextlib.suppress(Exception):

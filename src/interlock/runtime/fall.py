@@ -1,10 +1,15 @@
 """The one way to end.
 
-Every ending of every run, early or not, enters `Fall.take`, and everything of t0 happens in that one synchronous step:
-the ending is settled · the mark is set · the generation rises · questions and children go · the seat is free ·
-unwritten deltas leave every buffer · the body is cut. Nothing here waits; t1 to t3 are `ending.py`.
-
-A Fall is what fell together (a session's seat and queue, a parent and its children) and has one receipt.
+1. Every ending of every run enters `Fall.take`: completion, failure, stop, takeover, a passed limit, a parent's end,
+   shutdown, loss. All of t0 happens in that one synchronous step: the ending is settled · the fence closes · the seat
+   is free and the generation rises · questions go void · unread deltas leave every buffer · open tool calls get a
+   result · bodies and processes are cut · the children fall. Nothing in this file waits. What follows t0 is in
+   `ending.py`: the ending becomes public (t1), its bodies and processes end (t2), and the receipt is complete (t3).
+2. A Fall is everything that falls in one step: for a stop of a session or a takeover the run in the seat and the
+   waiting messages, and with every run its children. It has one instant, one Decision and one receipt. Its `cause` is
+   that of its first run; each run has an outcome of its own. A completed run has a receipt too.
+3. A rollback marks the turn (`outcome.hidden`) and deletes nothing. `outcome.tools` names the tools of the turn whose
+   bodies began, since their effects remain.
 """
 
 from __future__ import annotations
@@ -50,14 +55,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("interlock")
 
+# A receipt about several containments names the weakest grade, and about several hosts the worst fate.
 WORST = tuple(reversed(Grade)).index
-FATES = ("none", "reused", "settling", "killed").index  # of hosts; of several the receipt tells the worst
+FATES = ("none", "reused", "settling", "killed").index
 WITH_PARENT = Cause(ending=Ending.PARENT_ENDED)
 BY_ITS_LIMIT = Cause(ending=Ending.PARENT_ENDED, limit_of=LimitOf.PARENT)
 
 
 class Fall:
-    """Runs that fall in one synchronous step, and the receipt that grows from it."""
+    """The runs that fall in one synchronous step, and their one receipt."""
 
     def __init__(self, registry: Registry, feed: Feed, clock: Clock, session: Session, *, by: Principal | None) -> None:
         self.id = ReceiptId(registry.new_id("f"))
@@ -65,15 +71,20 @@ class Fall:
         self.by = by
         self.cause: Cause | None = None
         self.runs: list[LiveRun] = []
-        self.closing: dict[RunId, tuple[str, ...]] = {}
-        self.void: dict[RunId, tuple[QuestionId, ...]] = {}
-        self.held = 0  # named holds that are kept until drained
-        self.swept: list[Running] = []  # detached processes that a stop of their session took along
-        self.resets: list[Session] = []  # whose transcripts begin anew behind it
-        self.keys: list[KeyRow] = []  # of runs that end before their ack: a retry is told how it ended
-        self.reports: list[LiveRun] = []  # messages that announce children of it at home, admitted with their endings
-        self.successor: LiveRun | None = None  # the message that takes over, in the same Decision
-        self.stops: tuple[StopKey, ...] = ()  # the key of the stop that this is, kept with what it ended
+        self.closing: dict[RunId, tuple[str, ...]] = {}  # by run: the blocks that complete its reply
+        self.void: dict[RunId, tuple[QuestionId, ...]] = {}  # by run: the questions that were open when it fell
+        self.held = 0  # named holds that these runs keep until they are drained
+        self.swept: list[Running] = []  # detached processes that a stop of their session ended
+        self.resets: list[Session] = []  # sessions whose transcripts begin anew behind this fall
+        # The keys of runs that fell before their ack. They are stored with the endings, so that a sender who tries
+        # again under the same key is told how the run ended.
+        self.keys: list[KeyRow] = []
+        # The announcements of this fall's detached children. They are admitted in the Decision that ends the children:
+        # with two commits, a crash in between would lose an announcement, or make it twice (race 139).
+        self.reports: list[LiveRun] = []
+        # The message that takes over, if that is the cause. The Decision of this fall admits it.
+        self.successor: LiveRun | None = None
+        self.stops: tuple[StopKey, ...] = ()  # the key of the stop that made this fall, stored with what it ended
         self.queued = 0
         self.durable = True
         self.drain = Drain.PENDING
@@ -82,39 +93,49 @@ class Fall:
         self.drained_at: float | None = None
         self.ended = asyncio.Event()
         self.drained = asyncio.Event()
-        self.kept = asyncio.Event()  # the endings are in the store
-        self._decided: set[SessionId] = set()
+        self.kept = asyncio.Event()  # set when the endings are in the store
+        self._decided: set[SessionId] = set()  # sessions with a run here that the inbox had decided on
         self._registry = registry
         self._feed = feed
         self._clock = clock
 
     def stamp(self) -> float:
-        """Return the time as people read it, free of jumps since the fence."""
+        """Return the time of day at t0 plus the monotonic time since; it does not jump when the clock is set."""
         return self.fenced_at + (self._clock.now() - self._fenced_mono)
 
     # t0
 
     def take(self, run: LiveRun, cause: Cause, *, closing: str | None = None, at: float = math.inf) -> None:
-        """Let a run fall. A passed limit beats the cause given; a run that has fallen is left alone.
+        """Let a run fall; a run that has fallen already is left alone.
 
-        `at`: the limit of its parent that had passed then. Its own counts only if it is not later, however late both
-        are looked at.
+        A passed limit beats the cause given (`settle`). `closing` is the text that the agent returned. `at` is the
+        instant at which a limit of the run's parent passed, where that is why the run falls: the run is settled as of
+        then, so a limit of its own counts only if it is not later, however late the loop comes to either.
         """
         if run.fallen or not may(run.state, Move.END):
             return
         was_started = run.state is State.STARTED
         limits = [run.standing(limit) for limit in run.limits]
+        # An agent in a host that has returned is settled as of its return, however late control reads of it.
         now = min(at, self._clock.now() if run.returned is None else run.returned)
         passed = passed_limit(now, limits)
         settled = settle(cause, now=now, limits=limits, phase=run.doing)
-        run.fence.fall(settled)  # the mark: from here on no effect of this run is admitted
+        # This line closes the run's fence. Every verb of an agent tests the fence in the step that admits its effect,
+        # so from here on no effect of this run is admitted, even if the agent ignores every cancel. Nothing between
+        # here and the end of the step awaits, so no other code sees a fallen run that still has its seat, an open
+        # question or a current child. With an await in here a second cause could settle the run again (races 17 to 21),
+        # an Allow could start a tool of the fallen run (race 52), a child could begin below it (race 44), and the next
+        # message could be seated beside it (races 25 and 26). A stop is answered only after this step.
+        run.fence.fall(settled)
         self.cause = self.cause or settled
         if run.state is not State.ARRIVING:
             self._decided.add(run.session.id)
-        # A note completes where it waits: nothing took it from the queue.
+        # Count the waiting messages that this fall ends early. A note ends in the queue too, but as completed.
         self.queued += settled.early and run.parent is None and run.state in (State.ARRIVING, State.QUEUED)
         run.move(Move.END)
         run.fall = self
+        # True if the run ended before its session had an owner. Its text is then shown to nobody: the first sender
+        # admitted later becomes the owner and must not read it.
         run.withheld = run.session.loaded and not run.session.stored and run.generation is None
         self.runs.append(run)
         if run.session.seat is run:
@@ -126,6 +147,8 @@ class Fall:
         self._disarm(run)
         self.void[run.id] = self._void_questions(run)
         self.held += self._registry.holds.fall(run)
+        # Deltas that no watcher has read leave every buffer now; otherwise they would arrive behind the ack of the stop
+        # (races 9 and 10).
         if settled.early:
             self._feed.drop(run)
         self.closing[run.id] = self._close_reply(run, settled, closing)
@@ -133,17 +156,23 @@ class Fall:
         run.outcome = self._outcome(run, settled)
         if not run.acked.is_set() and (key := run.key_row()) is not None:
             self.keys.append(key)
-        if run.generation is not None:  # what never had the seat was no turn
+        # A run that was never seated is no part of the conversation: the next turn is not told of it.
+        if run.generation is not None:
             run.session.previous = run.outcome
+            # The server did not go down with this run, so the session's crashes in a row are over.
             if settled.ending is not Ending.LOST:
-                run.session.crashes = 0  # the server outlived it
+                run.session.crashes = 0
         if was_started:
             self._cut(run)
         run.called.set()
         self._take_along(run, settled, at if passed is None else passed.at)
 
     def _before_parent(self, run: LiveRun) -> None:
-        """An ending of a child that its parent outlived is told before the parent's."""
+        """If the run's parent has not fallen, keep this fall with the parent.
+
+        The parent's ending is published after this one, and the parent is drained only when this fall is. The tools
+        that the child began count as begun by the parent.
+        """
         parent = run.parent
         if parent is None or parent.fallen:
             return
@@ -153,7 +182,10 @@ class Fall:
         parent.child_falls = draining if self in draining else [*draining, self]
 
     def _take_along(self, run: LiveRun, settled: Cause, at: float) -> None:
-        """Whatever is part of a run falls in the same step: its children, and a message that was just joining it."""
+        """Let all that is part of a run fall in the same step: its children, and a message being added to it.
+
+        The children are settled as of `at`, the instant at which a limit of the run passed.
+        """
         with_parent = WITH_PARENT if settled.limit_of is None else BY_ITS_LIMIT
         for child in tuple((run.children or {}).values()):
             if not child.detached:
@@ -162,7 +194,7 @@ class Fall:
             self.take(run.collection.merging, settled)
 
     def sweep(self, running: Sequence[Running], cause: Cause) -> None:
-        """End detached processes; part of the same step."""
+        """End detached processes with this fall, in the same step."""
         self.cause = self.cause or cause
         for process in running:
             process.end()
@@ -176,9 +208,10 @@ class Fall:
         return tuple(question.id for question in opened)
 
     def _close_reply(self, run: LiveRun, cause: Cause, closing: str | None) -> tuple[str, ...]:
-        """Return the blocks that complete the reply; an early end leaves the open one open, marked as cut.
+        """Return the blocks that complete a completed run's reply; any other ending leaves the open block as `cut`.
 
-        A text that is returned and begins with what was streamed is the same block, whole; any other is one of its own.
+        A returned text that begins with the open deltas takes their place: an agent may stream its reply and then
+        return the whole, and the reply is there once. Otherwise the open deltas become a block, and the text another.
         """
         if cause.ending is not Ending.COMPLETED:
             return ()
@@ -197,7 +230,9 @@ class Fall:
 
     def _outcome(self, run: LiveRun, cause: Cause) -> Outcome:
         previous = run.session.previous
-        undone = previous.tools if previous is not None else ()  # also of one that never began to be told
+        # The tool names of a rolled-back turn. A run that never started hands them on in its own outcome, because its
+        # agent was not told of them.
+        undone = previous.tools if previous is not None else ()
         return Outcome(
             run_id=run.id,
             ending=cause.ending,
@@ -225,58 +260,69 @@ class Fall:
 
     @staticmethod
     def _cut(run: LiveRun) -> None:
-        """End its processes, and throw the one cancel into what runs; what swallows it is fenced all the same."""
+        """Set the run's notice, end its processes, and throw one cancel into each body.
+
+        A body that swallows the cancel goes on behind the closed fence. It is not resumed any more after its grace, or
+        after REFUSALS refused verbs: otherwise a loop of `say` that swallows Stale would spin until its grace is over.
+        """
         run.refusal_budget = REFUSALS
         if run.notice is not None:
             run.notice.tell()
-            run.notice = None  # its descriptors go with whoever still asks
+            # The notice's descriptors are closed with the last code that holds the notice.
+            run.notice = None
         if run.kept is not None:
+            # A detached process belongs to the session once it has a pid. Without one it still belongs to the run and
+            # is ended with it: nothing of a run begins after its stop was acknowledged.
             unborn = [each.containment for each in run.kept.running if each.order.detached and each.pid is None]
-            held = [*run.kept.containments, *unborn]  # what has not begun is not the session's yet
+            held = [*run.kept.containments, *unborn]
             run.kept.containments = [each for each in held if not each.done.is_set()]
         for body in (*held_by(run), *(run.bodies or ())):
+            # A body may wait for something that raises when it is cancelled. Go on with the next: the fence does not
+            # depend on the cut.
             try:
                 body.cut()
-            except Exception:  # what a body waits for may refuse to be cancelled; the fence does not depend on it
+            except Exception:
                 log.exception("a body of %s could not be cut", run.id)
 
     @property
     def containments(self) -> list[Containment]:
-        """What holds processes that fell, also those of children that fell before."""
+        """The containments of these runs, of their children that fell before them, and of detached processes ended."""
         of_runs = [containment for run in _with_children(self.runs) for containment in held_by(run)]
         return [*of_runs, *(process.containment for process in self.swept)]
 
     @property
     def bodies(self) -> list[Body]:
-        """Whatever of the fall may still run."""
+        """The bodies of these runs, and of their children that fell before them."""
         return [body for run in _with_children(self.runs) for body in run.bodies or ()]
 
     @property
     def sessions(self) -> list[Session]:
-        """The sessions that this fall touches: its own, those of fallen children, and whose the detached ones were."""
+        """The sessions that this fall touches: its own, those of fallen children, and the homes of detached ones."""
         homes = [run.home for run in self.runs if run.detached]
         return list(dict.fromkeys([self.session, *(run.session for run in self.runs), *homes]))
 
     def seat_next(self) -> None:
-        """Give each free seat to the first that waits for it; part of the same step."""
+        """Give each free seat to the first message that waits for it, in the same step."""
         for session in self.sessions:
             seat_next(self._registry, session)
 
     def adopt(self, run: LiveRun, found: Outcome) -> None:
-        """This is the true ending: the store held another one, or the message that took over was not kept."""
+        """Replace a run's outcome by the true one: the store had another, or the newer message was not kept."""
         if run.session.previous is not None and run.session.previous.run_id == run.id:
             run.session.previous = found
         if run is self.runs[0]:
             self.cause = cause_of(found)
         run.outcome = found
 
-    # What is told and kept
+    # The Decision, the terminal events and the receipt
 
     def decision(self) -> Decision:
         """Return this fall as one transaction."""
         sessions: dict[SessionId, SessionRow] = {}
         for run in self.runs:
-            # A session that was not stored is its first sender's only once that message is in; nobody else founds it.
+            # Write the row of a session that the store does not have only if a message of it was decided on. The sender
+            # of that message was told of a run and owns the session. A message that was stopped before it was decided
+            # on must not create the session: its sender could still be refused, and would own it nevertheless.
             founded = run.session.stored or run.session.id in self._decided
             if run.session.owner is not None and founded:
                 sessions[run.session.id] = self._registry.session_row(run.session)
@@ -297,7 +343,7 @@ class Fall:
 
     @staticmethod
     def cut_text(run: LiveRun) -> str:
-        """Return the text an end left unfinished."""
+        """Return the text that the end of a run left unfinished."""
         return run.reply.open
 
     def terminal(self, run: LiveRun) -> Ended:
@@ -312,21 +358,21 @@ class Fall:
         )
 
     def _children_of(self, run: LiveRun) -> Iterator[ChildEnd]:
-        """Name the children whose end was not told in the run's own stream, because it fell first."""
+        """Yield the children whose endings have no event in the run's own stream, because the run fell first."""
         for fall in (self, *(run.child_falls or ())):
             for child in fall.runs:
                 if child.parent is run and not child.announced and child.outcome is not None:
                     yield ChildEnd(child=child.id, agent=child.agent or "", ending=child.outcome.ending)
 
     def told(self, run: LiveRun) -> Outcome:
-        """Return a run's outcome with the facts beside it as they are now."""
+        """Return a run's outcome, with `drained` and `durable` as they are now."""
         assert run.outcome is not None
         return msgspec.structs.replace(run.outcome, drained=self.drained.is_set(), durable=self.durable)
 
     def receipt(
         self, *, aborted: bool = False, already: Ending | None = None, runs: Sequence[LiveRun] | None = None
     ) -> Receipt:
-        """Return the receipt as it stands now, of these runs only if they are given."""
+        """Return the receipt as it stands now; where `runs` are given, the part about these alone."""
         assert self.cause is not None
         shown = self.runs if runs is None else runs
         whole = len(shown) == len(self.runs)
@@ -380,19 +426,24 @@ class Fall:
 
 
 def seat_next(registry: Registry, session: Session) -> LiveRun | None:
-    """Give a free seat to the first message that waits for it."""
+    """Give a session's seat, if it is free, to the first waiting message that may take it; return that message's run.
+
+    Every waiting message gets its seat here, in one step, and a taken seat is never given. So a waiting message has one
+    consumer, and the end of an old run takes nothing from a new run's queue (races 25 and 26).
+    """
     if session.seat is not None or registry.settling or registry.closing or session.parked or not session.waiting:
         return None
     run = next((run for run in session.waiting if run.due), None)
+    # Messages may still be added to one that collects. The inbox calls this function again when it is ready.
     if run is None or (run.collection is not None and not run.collection.ready):
-        return None  # more may be added to it; it comes back here when it is ready
+        return None
     session.waiting.remove(run)
     registry.seat(run)
     return run
 
 
 def without_result(call_id: CallId, name: str, state: ToolState, outcome: Outcome) -> Tool:
-    """What is told of a call that its run's end left without a result."""
+    """Return the event of a tool call that its run's end left without a result."""
     return Tool(call_id=call_id, name=name, state=state, error=tool_words(state, outcome))
 
 
@@ -402,12 +453,12 @@ def _without_results(run: LiveRun, outcome: Outcome) -> Iterator[Tool]:
 
 
 def held_by(run: LiveRun) -> list[Containment]:
-    """What holds processes of a run."""
+    """Return the containments of a run."""
     return [] if run.kept is None else run.kept.containments
 
 
 def _with_children(runs: Sequence[LiveRun]) -> Iterator[LiveRun]:
-    """Yield runs, and the children that ended before them: one that is not gone yet belongs to its parent."""
+    """Yield runs, and the children that ended before them: a child that is not drained is drained with its parent."""
     rest = list(reversed(runs))
     while rest:
         run = rest.pop()
@@ -416,7 +467,11 @@ def _with_children(runs: Sequence[LiveRun]) -> Iterator[LiveRun]:
 
 
 def _abandoned(runs: Sequence[LiveRun]) -> Iterator[Body]:
-    """Yield what was given up: of runs, and of children that ended before them what is not over, or was dropped."""
+    """Yield the bodies of runs that were abandoned.
+
+    Of children that ended before their parent, yield only those that were dropped or have still not ended: the others
+    were abandoned in the child's own receipt, and control has seen them end since.
+    """
     for run in runs:
         for body in run.bodies or ():
             if body.state is BodyState.ABANDONED:
@@ -428,18 +483,18 @@ def _abandoned(runs: Sequence[LiveRun]) -> Iterator[Body]:
 
 
 def was_dropped(body: Body) -> bool:
-    """Return whether a body is over because it is never resumed: nobody saw it end."""
+    """Return whether a body counts as over only because it is never resumed; control did not see it end."""
     return body.state is BodyState.ABANDONED and getattr(body, "dropped", False)
 
 
 def _listed(run: LiveRun) -> list[FallenTool]:
-    """The calls a receipt names: open ones first, then the latest that finished."""
+    """Return the calls that a receipt names: the open ones first, then the latest that finished."""
     calls: list[ToolCall] = [*(run.calls or {}).values(), *(run.finished or ())]
     return [FallenTool(name=call.name, state=call.state, run_id=run.id) for call in calls]
 
 
 def _begun(run: LiveRun) -> dict[str, None]:
-    """The tools whose bodies began, in a run and its children: their effects remain, whatever became of them."""
+    """Return the names of the tools whose bodies began, in a run and in its children: their effects remain."""
     names = dict(run.begun or {})
     for child in (run.children or {}).values():
         if not child.detached:
@@ -452,7 +507,10 @@ def _names(*groups: Iterable[str]) -> tuple[str, ...]:
 
 
 def _closed_rows(run: LiveRun) -> list[QuestionRow]:
-    """Questions without an answer, also those closed before: nobody waited for the store to take that."""
+    """Return the rows of the questions without an answer.
+
+    Questions that were closed before the fall are among them: that write was not waited for, and may have failed.
+    """
     questions = (run.questions or {}).values()
     return [question.row() for question in questions if question.state is not QuestionState.ANSWERED]
 

@@ -1,8 +1,11 @@
-"""The pre-tool gate: current? allowed? on record? Only then is a body permitted.
+"""The gate before every tool: is the run current, is the call allowed, is its start stored? Only then does it begin.
 
-1. It fails closed: whatever goes wrong before the permit, the body does not run.
-2. A call's start is committed before its body begins, so that a crash can never hide one.
-3. The last fence is in the same synchronous step as the permit; the next is in the step that records the result.
+1. The gate fails closed: if anything goes wrong before the permit, the tool's body does not run. If the start is not
+   committed in time, the call raises Unavailable.
+2. A call's start is committed before its body begins. Otherwise a crash could hide a call that had an effect, and the
+   call could be made again.
+3. The fence is tested in the step that grants the permit, and again in the step that records the result. The result is
+   handed to the store and not waited for.
 """
 
 from collections import deque
@@ -34,7 +37,7 @@ class Gate:
         self._settings = settings
 
     def record(self, wanted: Sequence[tuple[str, Json, bool]]) -> list[ToolCall]:
-        """Write down calls that are about to be made; from here on each will have a result."""
+        """Record calls that the agent is about to make; from here on each of them gets a result, whatever happens."""
         run = self._run
         self._outlet.close_block(Effect.TOOL)
         if run.calls is None:
@@ -51,19 +54,25 @@ class Gate:
         return calls
 
     async def permit(self, call: ToolCall) -> None:
-        """Let a recorded call begin, or raise: Stale if the run fell, Denied, or Unavailable if it cannot be kept."""
+        """Permit a recorded call, or raise: Stale if the run fell, Denied, Unavailable if its start is not stored."""
         run = self._run
         run.fence.check(Effect.TOOL)
         _need_pending(call)
         if self._policy.asks(call.name, marked=call.asks):
             await self._be_allowed(call)
-            run.fence.check(Effect.TOOL)  # the answer may be older than the end
+            # The run may have fallen after the answer was given (races 52 and 54).
+            run.fence.check(Effect.TOOL)
         ticket = self._store.decide(self._written(call, ToolState.RUNNING))
         if not await committed(self._store, ticket, self._settings.commit_seconds):
             self.finish(call, ToolState.FAILED, error="not started: the store did not record it in time")
             raise Unavailable(f"tool {call.name} was not started: the store did not record it in time; try again")
-        run.fence.check(Effect.TOOL)  # and in the same step:
-        _need_pending(call)  # it may have been given up, or permitted, while it was being written
+        # The permit. The fence is tested a last time after the commit, and from here to the end of the step nothing
+        # awaits. So a stop finds the call either not permitted, and then its body never begins (race 5), or permitted,
+        # and then `Fall.take` cuts the body and the receipt names the call `interrupted, effect unknown`. Without this
+        # test a stop during the commit would be acknowledged and the body would begin afterwards. The call itself may
+        # also have been given up, or permitted, while its start was being committed.
+        run.fence.check(Effect.TOOL)
+        _need_pending(call)
         call.state = ToolState.RUNNING
         run.enter(call, KnownPhase.TOOL)
         if run.begun is None:
@@ -84,30 +93,38 @@ class Gate:
         raise Denied(f"tool {call.name} was not started: {why}; go on without it")
 
     def give_up(self, call: ToolCall) -> None:
-        """The agent waits for a call no longer; its result says so at once, and nobody need allow it any more."""
+        """Close a call for which the agent no longer waits: it gets a result at once, and its question goes void."""
         if call.question is not None:
             self._approvals.close(call.question, QuestionState.VOID)
         state = ToolState.SKIPPED if call.state is ToolState.PENDING else ToolState.INTERRUPTED
         self.finish(call, state, error=tool_words(state, why="given up by its agent"))
 
     def finish(self, call: ToolCall, state: ToolState, *, result: Json | None = None, error: str | None = None) -> None:
-        """Record what became of a call, or raise Stale: then its result was written when the run fell."""
+        """Record the result of a call, or raise Stale: the fall has already given every open call a result."""
         run = self._run
         run.fence.check(Effect.RESULT)
         assert run.calls is not None
+        # The call has a result already.
         if run.calls.pop(call.id, None) is None:
-            return  # it has a result already
+            return
         run.leave(call)
         call.state = state
         if run.finished is None:
             run.finished = deque(maxlen=TOOLS_LISTED)
         run.finished.append(call)
-        self._tell(Effect.RESULT, call, result=result, error=error)  # first: the log has it when the store has the end
-        self._store.decide(self._written(call, state))  # not waited for: the start is what must be in
-        call.arguments = Json("")  # they are in the log; what receipts list is kept for long
+        # Publish the result before storing the row, so that a crash never leaves a finished call without its result in
+        # the log. The row is not waited for: only the start must be stored before anything else happens.
+        self._tell(Effect.RESULT, call, result=result, error=error)
+        self._store.decide(self._written(call, state))
+        # Drop the arguments, which the log has: receipts list finished calls, and stay in memory for long.
+        call.arguments = Json("")
 
     def _written(self, call: ToolCall, state: ToolState) -> Decision:
-        """What is kept of a call, under the writer right: where another node has the session, it is refused."""
+        """Return a call as a Decision under the writer right: the store refuses it if another node has the session.
+
+        Aliases of absorbed messages that are not stored yet go with it: after a crash the store must not have a call
+        without the message that led to it.
+        """
         run = self._run
         assert run.generation is not None
         row = ToolRow(call_id=call.id, run_id=run.id, name=call.name, arguments=call.arguments, state=state)
@@ -115,7 +132,7 @@ class Gate:
         return Decision(
             writer=Writer(run.session.id, run.generation),
             tools=(row,),
-            aliases=tuple((part.id, run.id) for part in taken),  # a crash must not find the call without its message
+            aliases=tuple((part.id, run.id) for part in taken),
         )
 
     def _tell(
@@ -133,4 +150,4 @@ class Gate:
 
 def _need_pending(call: ToolCall) -> None:
     if call.state is not ToolState.PENDING:
-        raise BadInput(f"call {call.id} is {call.state}: it cannot begin")
+        raise BadInput(f"call {call.id} is {call.state} and cannot begin; make a new call")

@@ -1,11 +1,25 @@
-"""The one way in.
+"""The one way in, for every message: a person's, a program's, a parent's to its child, a schedule's.
 
-A message stands in its session's line from the first instant, so a stop right behind it ends it. It is decided on in
-one synchronous step, in the order of arrival: duplicate? · tombstone? · takeover · seat or queue · one Decision.
-1. A duplicate is answered before a tombstone is looked for, and that before anyone is taken over.
-2. The ack follows the commit. A message that could not be committed in time is withdrawn: it never was.
-3. One task of control's own carries a message from here to its end; the sender only waits for the ack.
-4. Collected messages are committed one after another, and their turn does not begin while one is on its way.
+A message stands in its session's line of arrivals from the first instant, so a stop right behind it ends it (races 2
+and 24). The inbox decides on the arrivals of a session in their order, on each in one synchronous step: used key? ·
+stopped meanwhile? · may the sender send? · stopped before it came? · takeover · seat or queue · one Decision.
+
+1. A used key is answered before the inbox looks for a stop that came ahead of the message, and both before a run is
+   taken over. Otherwise the second delivery of a message would take over the run of the first (race 102).
+2. The ack follows the commit. A message that the store does not take in time is withdrawn: its seat and its key are
+   free again, and the sender is told to send it again.
+3. One task of control's own carries a message from here to its end (`Stage.carry`). The sender only waits for the ack,
+   and may vanish. So there is no hand-over between tasks at which a message could be forgotten.
+4. Messages are collected into one turn only where each author may stop the other's run, because each may stop the turn.
+   They are committed one after another, and the turn does not begin while one is being committed: every ack is true.
+5. The sender of the first message admitted to a session becomes its owner. Until that message is committed the next
+   arrival waits, and can be stopped meanwhile. Otherwise a first message that is withdrawn could leave its sender as
+   the owner of another principal's session.
+6. A run begins when the endings before it in its session are public, at most COMMIT_SECONDS after their falls. So a
+   watcher sees the old run's terminal event before the new run's message. A run never waits for the cleanup of others.
+7. The step that hands a steered message to the agent makes it part of the run, and gives its alias to the store without
+   waiting. All that the run records later is behind that in store order, so no effect of the message is stored without
+   it.
 """
 
 import asyncio
@@ -34,12 +48,14 @@ from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import ARRIVALS, COLLECT_TIMES, COLLECTED, Settings
 from interlock.stores.base import Loaded, Store, StoreFailed, Ticket, Unsure, committed
 
-PATIENCE_SECONDS = 0.1  # arrivals so close behind a first message that fails are turned away with it
-PASSES = 1  # takeovers that may go ahead of a waiting message of someone else
+# Arrivals at most this long behind a session's first message are refused with it if the store does not take it.
+PATIENCE_SECONDS = 0.1
+# How many takeovers may go ahead of a waiting message that their senders may not stop (`takeover`, rule 3).
+PASSES = 1
 
 
 class Inbox:
-    """Takes messages in."""
+    """Admits messages."""
 
     def __init__(
         self,
@@ -64,7 +80,10 @@ class Inbox:
         self._loop = asyncio.get_running_loop()
 
     def enter(self, run: LiveRun) -> LiveRun:
-        """Put a message in its session's line at once; return the run that answers it (the first, of duplicates)."""
+        """Put a message in its session's line at once; return the run that answers it.
+
+        For a key that is in memory, that is the run of the first message with the key.
+        """
         if run.key is not None and (first := self._registry.keys.get((run.principal, run.key))) is not None:
             _same_body(run, first.method, first.digest)
             self._registry.forget_if_quiet(run.session)
@@ -82,7 +101,10 @@ class Inbox:
         return run
 
     async def admit(self, run: LiveRun) -> bool:
-        """Decide on a message when its turn comes; True if it goes on to wait for the seat."""
+        """Decide on a message when its turn in the line comes, and acknowledge it.
+
+        Return True if its run goes on to wait for the seat; False if it was refused, answered or has ended.
+        """
         assert run.turn is not None
         try:
             try:
@@ -90,6 +112,7 @@ class Inbox:
             except Unavailable as problem:
                 run.problem = run.problem or problem
             await run.turn.wait()
+            # A stop that reads whose session this is decides first (`held_up`).
             while run.session.reading:
                 await next(iter(run.session.reading)).wait()
             if run.problem is not None:
@@ -97,8 +120,9 @@ class Inbox:
             ticket = run.admission = self._step(run, known)
             if ticket is not None and not run.session.stored:
                 await self._found(run, ticket)
+            # Rule 4: the next collected message is decided on only when this one is committed.
             elif ticket is not None and run.state is not State.SEATED and self._strategy(run) is Strategy.COLLECT:
-                await committed(self._store, ticket, self._settings.commit_seconds)  # see rule 4
+                await committed(self._store, ticket, self._settings.commit_seconds)
         except InterlockError as problem:
             self.turn_away(run, problem)
             return False
@@ -109,12 +133,14 @@ class Inbox:
         return await self._ack(run, ticket)
 
     async def _found(self, run: LiveRun, ticket: Ticket) -> None:
-        """The first message makes the session its sender's, so whether it is in must be known before the next."""
+        """Wait until it is certain whether the store has a session's first message (rule 5).
+
+        If the store does not take it, refuse the arrivals right behind it as well: otherwise each of them would become
+        the first message in its turn, and wait for COMMIT_SECONDS again.
+        """
         if not await committed(self._store, ticket, self._settings.commit_seconds):
             for other in run.session.line or ():
-                if (
-                    other is not run and other.touched <= run.touched + PATIENCE_SECONDS
-                ):  # else each waits as long again
+                if other is not run and other.touched <= run.touched + PATIENCE_SECONDS:
                     other.problem = Unavailable("the store does not take messages now; nothing was kept, send it again")
 
     def _next_turn(self, run: LiveRun) -> None:
@@ -125,7 +151,10 @@ class Inbox:
             next_turn.set()
 
     async def _load(self, run: LiveRun) -> Loaded:
-        """Read what is not in memory: the only await before the decision."""
+        """Read the session and the key from the store, if they are not in memory.
+
+        Apart from the waits for its turn, this is the only await between a message's arrival and its decision.
+        """
         if run.session.loaded and run.key is None:
             return Loaded()
         with anyio.move_on_after(self._settings.commit_seconds):
@@ -135,14 +164,17 @@ class Inbox:
                 raise StoreFailed(f"the store cannot be read ({error}); nothing was taken, send it again") from error
         raise StoreFailed("the store did not answer in time; nothing was taken, send it again")
 
-    # The one synchronous step
+    # The one synchronous step. From here to `_store.decide` nothing awaits: the right to send, the takeover, the old
+    # run's fall and the new seat belong to one instant and one Decision. With an await in between, two messages could
+    # both find the seat free, or a stop could come between the old run's fall and the new run's seat.
 
     def _step(self, run: LiveRun, known: Loaded) -> Ticket | None:
         self.take_up(run.session, known)
         if known.key is not None:
             self._answer_again(run, known.key)
             return None
-        if run.fallen:  # stopped while it arrived: told so, never dispatched
+        # A stop ended the message while it arrived. It is never dispatched; its sender is told.
+        if run.fallen:
             self._tell_sender(run)
             return None
         if not self._may_send(run):
@@ -158,24 +190,27 @@ class Inbox:
         return self._admit(run)
 
     def _stopped_before(self, run: LiveRun, known: Loaded) -> Principal | None:
-        """Return who stopped a message before it came: by its key, or by a stop behind it in its channel."""
+        """Return who stopped a message before it came: by its key, or by a stop written after it in its channel."""
         buried = known.buried or self._registry.buried(run.principal, run.key)
         return run.principal if buried else self._stopped_after(run)
 
     def _may_send(self, run: LiveRun) -> bool:
-        """Whose session it is decides. A session that nobody has founded is founded only under one's own name."""
+        """Return whether the sender may send to the session, or begin it if it has no owner yet."""
         session = run.session
         if session.owner is None:
             found = self._authority.may(Action.FOUND, run.principal)
             return found and run.begins and may_found(run.principal, session.id)
-        if run.parent is not None:  # a child comes by its parent's right, and nobody else can name its session
+        # A child comes by its parent's right. Its session is its own, and takes no other message.
+        if run.parent is not None:
             return True
         return self._authority.may(Action.SEND, run.principal, whose=Whose(session.owner, session.shares))
 
     def may_come(self, run: LiveRun) -> bool:
-        """Return whether a message can be admitted, or was: one that is to be refused leaves no trace when it falls.
+        """Return whether a message was admitted or may still be.
 
-        Where the founder is not in the store yet, or nothing was read, nobody can say so; then it may.
+        A stop leaves alone a message that is going to be refused: otherwise the message would have an ending, in a
+        session that is not its sender's. While the session is not read, or its first message is not stored, the answer
+        is not known; it is True then.
         """
         session = run.session
         if run.state is not State.ARRIVING or not session.loaded or (session.owner is not None and not session.stored):
@@ -184,7 +219,7 @@ class Inbox:
 
     @contextmanager
     def held_up(self, session: Session) -> Iterator[None]:
-        """Decide on nothing that arrives while a stop of it reads whose session this is."""
+        """Decide on no arrival of a session while a stop reads whose session it is."""
         reading = asyncio.Event()
         session.reading = {*(session.reading or ()), reading}
         try:
@@ -194,7 +229,7 @@ class Inbox:
             reading.set()
 
     def unsure(self, run: LiveRun) -> bool:
-        """Return whether a message arrives for a session that may be another's, and nothing was read of it yet."""
+        """Return whether a message arrives for a session that was not read yet and may be another principal's."""
         session, by = run.session, run.principal
         if session.loaded or run.state is not State.ARRIVING or run.parent is not None:
             return False
@@ -208,7 +243,7 @@ class Inbox:
         return None
 
     def take_up(self, session: Session, known: Loaded) -> None:
-        """Bring a session into memory with what the store knows of it."""
+        """Fill a session in memory with what the store has of it, unless that was done before."""
         if session.loaded:
             return
         session.loaded = True
@@ -222,7 +257,9 @@ class Inbox:
             session.crashes = known.session.crashes
             session.announced = known.session.announced
             self._registry.generations.restore(session.id, known.session.generation)
-        else:  # nobody's: what fell before this was known is not for whoever founds it
+        else:
+            # The store has no row, so the session has no owner yet. Hide the text of messages stopped until now: the
+            # first sender admitted later becomes the owner and must not read them.
             for run in [run for fall in session.falls or () for run in fall.runs]:
                 run.withheld |= run.session is session and run.generation is None
         if session.previous is None:
@@ -230,9 +267,10 @@ class Inbox:
         self._registry.mark(known.marks)
 
     def _answer_again(self, run: LiveRun, key: KeyRow) -> None:
-        """Give a used key the answer it got the first time."""
+        """Answer a message whose key was used before as its first use was answered."""
         _same_body(run, key.method, key.digest)
-        alone = run.session.id == own_session(run.id)  # then so was the first
+        # A message sent to no session has a session of its own. The first message with this key had one too.
+        alone = run.session.id == own_session(run.id)
         run.sent = Sent(
             run_id=key.run_id,
             session=own_session(key.run_id) if alone else run.session.id,
@@ -258,10 +296,12 @@ class Inbox:
                 f"session {session.id} is parked: the server went down {session.crashes} times in a row while a run "
                 "of it was going; reset it to go on, or use another session"
             )
-        if session.owner is None:  # whoever is first admitted created it
+        # The sender of the first message admitted becomes the session's owner (rule 5).
+        if session.owner is None:
             session.owner, run.founds = run.principal, True
         everyone = session.waiting or []
-        waiting = [other for other in everyone if other.kind not in REPORTS]  # those stay, and count for nobody
+        # A takeover does not end waiting announcements, and they do not fill the queue. They only make a wake skip.
+        waiting = [other for other in everyone if other.kind not in REPORTS]
         staying = [other for other in waiting if not self._may_stop(run, other)]
         collector = self._collector(run, waiting)
         scene = Scene(
@@ -302,7 +342,8 @@ class Inbox:
         fall = self._endings.open(session, by=run.principal)
         if old is not None:
             run.superseded = old.id
-            # Whoever rolls an announced turn back takes the answer back, and not what the child had to say.
+            # A turn that an announcement began is superseded and not hidden: the model must still read how the child
+            # ended.
             rolled_back = self._strategy(run) is Strategy.ROLLBACK and old.kind not in REPORTS
             fall.take(old, msgspec.structs.replace(cause, hidden=True) if rolled_back else cause)
         for other in tuple(session.waiting or ()):
@@ -321,38 +362,43 @@ class Inbox:
         if fall.runs:
             fall.successor, run.took = run, fall
             return self._endings.close(fall, admission=self._admission(run))
-        return self._store.decide(self._admission(run))  # nobody had the seat, and those who wait stay
+        # The seat was free and no waiting message fell, so the admission has no endings to go with.
+        return self._store.decide(self._admission(run))
 
     def _may_stop(self, run: LiveRun, other: LiveRun) -> bool:
-        """Return whether a message may end another's run; a wake yields to everyone."""
+        """Return whether the sender of a message may end another run; any message may end a wake's."""
         if other.kind is RunKind.WAKE:
             return True
         whose = Whose(run.session.owner, run.session.shares)
         return self._authority.may(Action.TAKE_OVER, run.principal, whose=whose, principal=other.principal)
 
     def take_back(self, run: LiveRun) -> None:
-        """Let a message wait for the seat again that an earlier start had admitted and not begun."""
+        """Queue a message that is in the store and has not begun, such as one that an earlier start had admitted."""
         run.sent = Sent(run_id=run.id, session=run.session.id, owner=run.session.owner, state=State.QUEUED)
         run.acked.set()
         self._wait_for_seat(run)
 
-    # Children's endings
+    # Reports: the announcements and notes by which a home learns how its detached children ended
 
     def take_report(self, report: LiveRun) -> None:
-        """Let the report of a child's ending wait in its home; it is in the store with that ending, or not at all."""
+        """Queue the report of a child's ending in its home. The Decision with that ending stores the report too.
+
+        The report may not take the seat before the ending is public: an agent is told nothing that watchers may not
+        know yet.
+        """
         self._registry.register(report)
-        report.due = False  # not before the ending is public
+        report.due = False
         self.take_back(report)
 
     def may_report(self, report: LiveRun) -> bool:
-        """Return whether whoever began the child may still write where it is announced."""
+        """Return whether the principal of the child may still write in the session where its ending is announced."""
         return report.session.owner is not None and self._may_send(report)
 
     def offer(self, report: LiveRun) -> None:
-        """The ending is public: offer its report to the run at work, and let it wait for a turn of its own.
+        """Offer the report of an ending that is public now to the run in the seat; otherwise it waits for a turn.
 
-        Like any steer it gets only into a run that whoever began the child may stop: a guest's does not get into the
-        owner's turn.
+        As with any steer, the child's principal must have the right to stop that run: the report of a guest's child
+        does not get into the owner's turn.
         """
         seated = report.session.seat
         report.due = True
@@ -363,22 +409,27 @@ class Inbox:
     # Steering
 
     def steered(self, run: LiveRun) -> list[LiveRun]:
-        """Return the messages steered to a run; none while it asks a person, who comes first."""
+        """Return the messages offered to a run by steering; none while the run waits for a person's answer.
+
+        A message that the run's agent does not take with `check()` stays in the queue.
+        """
         if run.asking or not run.session.waiting:
             return []
         return [other for other in run.session.waiting if other.steers is run and other.acked.is_set()]
 
     def take_in(self, run: LiveRun, taken: Sequence[LiveRun]) -> None:
-        """Make messages that a current run was handed part of it."""
+        """Make messages part of a current run, in the step that hands them to its agent."""
         outlet = Outlet(run, self._feed)
         for message in taken:
             if message.kind is RunKind.CHAT:
                 run.session.count_turn(message.kind)
             self._registry.absorb(message, run)
-            outlet.close_block(Effect.BLOCK)  # what was said before stands before it
+            # The text that the run said before the message stands before it in the transcript.
+            outlet.close_block(Effect.BLOCK)
             outlet.introduce_part(message)
         if taken:
-            # Not waited for: whatever the run records from here on comes behind it, or carries it along.
+            # The store is not waited for (rule 7). If this write is not in when the run's next tool call is stored, the
+            # aliases go into the store with that call (`Gate._written`).
             ticket = self._endings.insist(Decision(aliases=tuple((message.id, run.id) for message in taken)))
             for message in taken:
                 message.alias_ticket = ticket
@@ -386,7 +437,11 @@ class Inbox:
     # Collecting
 
     def _collector(self, run: LiveRun, waiting: list[LiveRun]) -> LiveRun | None:
-        """Return what a message would be added to; never past another one of its author's."""
+        """Return the waiting message to which this one may be added, or None.
+
+        The search goes back from the end of the queue to the author's own latest message: the new message must not get
+        ahead of that one.
+        """
         for other in reversed(waiting):
             if self._joins(run, other):
                 return other
@@ -395,16 +450,17 @@ class Inbox:
         return None
 
     def _joins(self, run: LiveRun, other: LiveRun) -> bool:
-        """Messages become one turn only where each author may stop the other's: the turn is theirs together."""
+        """Return whether a message may become part of a waiting turn (rule 4)."""
         collection = other.collection
         if collection is None or collection.merging is not None or 1 + len(collection.parts) >= COLLECTED:
             return False
+        # A turn has one agent, and one text of instructions beside its messages.
         if (run.agent, run.instructions) != (other.agent, other.instructions):
-            return False  # one turn has one agent, and is told one thing beside its messages
+            return False
         return self._may_stop(run, other) and self._may_stop(other, run)
 
     def _merge(self, run: LiveRun, into: LiveRun) -> Ticket:
-        """Add a message to one that waits; it is part of that once it is committed."""
+        """Begin to add a message to a waiting one; it becomes part of that turn once it is committed."""
         collection = into.collection
         assert collection is not None
         collection.merging, collection.ripe, run.joining = run, False, into
@@ -414,7 +470,7 @@ class Inbox:
         return self._store.decide(Decision(admissions=(row,), keys=keys))
 
     def _merged(self, run: LiveRun, into: LiveRun, *, inside: bool) -> None:
-        """A message that was being added is in, or never will be; either way the turn may begin again."""
+        """Finish adding a message: it is in the store (`inside`), or never will be. The turn may begin again."""
         collection = into.collection
         assert collection is not None
         collection.merging = run.joining = None
@@ -448,7 +504,8 @@ class Inbox:
             run.session.waiting = []
         waiting = run.session.waiting
         waiting.insert(place(run.kind, [other.kind for other in waiting]), run)
-        if run.kind not in REPORTS:  # nobody sent it who could be told that it waited for too long
+        # The limit on waiting is not for announcements: they have no sender who could be told that it passed.
+        if run.kind not in REPORTS:
             self._deadlines.queued(run)
 
     def _admission(self, run: LiveRun) -> Decision:
@@ -462,9 +519,16 @@ class Inbox:
     # After the step
 
     async def _ack(self, run: LiveRun, ticket: Ticket) -> bool:
-        """Tell the sender once the message is in; if it never will be, take it back."""
+        """Acknowledge a message once the store has it; withdraw it if the store never will."""
         into = run.joining
         run.sent = self._sent(run)
+        # The ack comes after the commit, so an acknowledged message is on disk together with its key. If the server is
+        # killed before the commit, the store has neither, and the sender, who got no ack, sends again (race 75). If it
+        # is killed between commit and ack, the store has both, and the same key gets the same run (race 76). With the
+        # ack before the commit, a kill in between would lose an accepted message. If the commit takes too long,
+        # `committed` asks the store to withdraw it, and the store answers for good: the message is in, or never will
+        # be. So a refused message cannot turn up later and run. A message that a stop ended meanwhile is acknowledged
+        # with that ending, whatever the store says.
         inside = await committed(self._store, ticket, self._settings.commit_seconds)
         if into is not None:
             self._merged(run, into, inside=inside)
@@ -476,21 +540,25 @@ class Inbox:
         run.session.stored |= inside
         await self._nothing_left_to_tell(run)
         self._tell_sender(run)
-        await endings_told(run.session)  # whoever it took over is told as ended before it is shown
+        # The old run's terminal event is published before the new run's message (rule 6).
+        await endings_told(run.session)
         if run.fallen or run.alias is not None:
             return False
         self._introduce(run)
         return True
 
     async def _nothing_left_to_tell(self, run: LiveRun) -> None:
-        """Wait for endings that children of a run it took over had before; behind the ack they would be news of it."""
+        """Wait until the endings that precede the old run's own are public, such as those of its children.
+
+        Otherwise they would be published after the ack, which tells the sender that the old run is over.
+        """
         old = None if run.superseded is None else self._registry.runs.get(run.superseded)
         if old is not None and old.fall is not None:
             for fall in earlier(old.fall):
                 await fall.ended.wait()
 
     def _introduce(self, run: LiveRun) -> None:
-        """Show a message that is in; a child's parent shows it first."""
+        """Publish the message of a run; for a child, publish the `child` event of its parent first."""
         if run.parent is not None and not run.parent.fallen:
             Outlet(run.parent, self._feed).emit(Effect.CHILD, delegated(run))
         Outlet(run, self._feed).introduce()
@@ -514,14 +582,19 @@ class Inbox:
         run.acked.set()
 
     def _withdraw(self, run: LiveRun, ticket: Ticket) -> None:
-        """The message never was: its place, its key and its id are free of it, and whoever it took over is told so."""
+        """Remove a message that the store did not take: its seat and its key are free again.
+
+        The run that it took over stays superseded, by a message that was not kept (`Endings.forsake`; race 134).
+        """
         if isinstance(run.took, Fall):
             self._endings.forsake(run.took)
         run.move(Move.WITHDRAW)
         self._registry.unseat(run)
         self._registry.dequeue(run)
+        # Only the message that made its sender the owner gives the session back. If any message did, the refusal of a
+        # later one would leave the session, and the text in it, to the next sender.
         if run.founds:
-            run.session.owner = None  # it was not its session after all
+            run.session.owner = None
         for timer in run.timers or ():
             timer.cancel()
         seat_next(self._registry, run.session)
@@ -529,8 +602,11 @@ class Inbox:
         self.turn_away(run, ticket.failure if isinstance(ticket.failure, Unsure) else problem)
 
     def turn_away(self, run: LiveRun, problem: InterlockError) -> None:
-        """Tell the sender that the message was not taken, unless it was stopped: then that is its ending."""
-        if run.fallen:  # (a sender who must choose another key is told that)
+        """Tell the sender that the message was not accepted; of a message that was stopped, tell the ending instead.
+
+        A key conflict is told in both cases: the sender must choose another key.
+        """
+        if run.fallen:
             run.problem = problem if isinstance(problem, KeyConflict) else None
             self._tell_sender(run)
             return
@@ -544,7 +620,7 @@ class Inbox:
 
 
 async def endings_told(session: Session) -> None:
-    """Wait until earlier endings of a session are public; each is at most COMMIT_SECONDS away."""
+    """Wait until the earlier endings of a session are public, which takes at most COMMIT_SECONDS."""
     for fall in tuple(session.falls or ()):
         await fall.ended.wait()
 

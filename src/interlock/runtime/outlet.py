@@ -1,9 +1,17 @@
 """The one way out.
 
-1. Every effect a run shows goes through its Outlet: the fence is tested and the event is in the log and in every
-   subscriber's buffer in one synchronous step.
-2. `seal` publishes the terminal event; it is the run's last, and there is exactly one.
+1. Every event of a run goes through its Outlet. One synchronous step tests the fence, gives the event its position,
+   appends it to the store's log and puts it into every subscriber's buffer.
+2. `seal` publishes the terminal event: the run's last, and exactly one.
 3. Positions rise in the order of publication.
+4. Deltas, typing and progress (`PASSING`) count only while their run goes on. On an early end they leave every
+   subscriber's buffer at t0 (`Feed.drop`), and when the run's end is published they leave the log. Their text stands in
+   the block that closed them, or in `cut` of the terminal event. So a replay is short and tells the same.
+
+Were the test of the fence and the publication two steps, a stop could be acknowledged between them, and a delta, a
+typing sign or a tool result of the old run would follow the ack (races 10, 11, 34 and 37). Were there a second way out,
+an event could follow the terminal event (race 100). `tell_again` is the one exception: recovery publishes with it the
+end of a run that is only in the store.
 """
 
 import logging
@@ -25,23 +33,23 @@ log = logging.getLogger("interlock")
 
 
 class Subscriber(Protocol):
-    """Someone who is told of a session's events as they happen. Neither method may wait or raise."""
+    """Hears a session's events in the step that publishes them. No method may wait or raise."""
 
     def put(self, event: Event) -> None:
         """Take an event."""
         ...
 
     def drop(self, run_id: RunId) -> None:
-        """Forget the deltas of a run that was cut and that have not been passed on yet."""
+        """Forget the passing events of a run that was cut, as far as they were not passed on yet."""
         ...
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Note that no further event will come."""
         ...
 
 
 class Speaker(Protocol):
-    """Whose event it is: a run, alive or only stored."""
+    """The run that an event belongs to, alive or only stored."""
 
     @property
     def id(self) -> RunId:
@@ -61,17 +69,17 @@ class Feed:
         self._registry = registry
         self._store = store
         self._clock = clock
-        self._subscribers: dict[SessionId | None, list[Subscriber]] = {}  # None: of every session
+        self._subscribers: dict[SessionId | None, list[Subscriber]] = {}  # under None: those of every session
         self._closed = False
 
     def subscribe(self, session: SessionId | None, subscriber: Subscriber) -> None:
-        """Tell a subscriber everything that happens in a session, or in all of them (None), from now on."""
+        """Give a subscriber every event of a session, or of all sessions (None), from this step on."""
         self._subscribers.setdefault(session, []).append(subscriber)
         if self._closed:
             subscriber.close()
 
     def unsubscribe(self, session: SessionId | None, subscriber: Subscriber) -> None:
-        """Stop telling it."""
+        """Give a subscriber no further events."""
         subscribers = self._subscribers.get(session, [])
         if subscriber in subscribers:
             subscribers.remove(subscriber)
@@ -79,7 +87,7 @@ class Feed:
             self._subscribers.pop(session, None)
 
     def publish(self, session: SessionId, run: Speaker | None, data: Data) -> Event:
-        """Number an event, log it and hand it on. Effects of runs come here only through an Outlet."""
+        """Give an event its position, log it, and give it to every subscriber. Events of runs come from an Outlet."""
         event = Event(
             position=self._registry.position(),
             at=self._clock.wall(),
@@ -97,7 +105,7 @@ class Feed:
         return event
 
     def drop(self, run: LiveRun) -> None:
-        """Take a cut run's deltas out of every buffer."""
+        """Take a cut run's passing events out of every subscriber's buffer."""
         for subscriber in self._listening(run.session.id):
             try:
                 subscriber.drop(run.id)
@@ -105,17 +113,17 @@ class Feed:
                 self._let_go(run.session.id, subscriber)
 
     def _listening(self, session: SessionId) -> tuple[Subscriber, ...]:
-        """Those of a session, then those of all."""
+        """Return the subscribers of a session, then those of all sessions."""
         return (*self._subscribers.get(session, ()), *self._subscribers.get(None, ()))
 
     def _let_go(self, session: SessionId, subscriber: Subscriber) -> None:
-        """One that fails must not keep the others, or a fall, from happening."""
+        """Remove a subscriber that failed: the others must still get the event, and a fall must still happen."""
         log.exception("a subscriber of session %s failed and is let go", session)
         self.unsubscribe(session, subscriber)
         self.unsubscribe(None, subscriber)
 
     def close(self) -> None:
-        """Let every subscriber go."""
+        """Close every subscriber, and those that come later."""
         self._closed = True
         for subscribers in list(self._subscribers.values()):
             for subscriber in list(subscribers):
@@ -123,7 +131,7 @@ class Feed:
 
 
 def tell_again(feed: Feed, row: RunRow, terminal: Ended, *, said: bool, blocks: Iterable[str]) -> None:
-    """Publish the end of a run that an earlier start decided and did not tell: its last, as `Outlet.seal` is."""
+    """Publish the end of a run that an earlier start decided and did not publish, as `Outlet.seal` would have done."""
     if not said:
         child = RunId(row.key) if row.kind in REPORTS and row.key is not None else None
         feed.publish(row.session, row, Said(text=row.text, by=row.principal, child=child))
@@ -142,14 +150,18 @@ class Outlet:
         self._feed = feed
 
     def emit(self, effect: Effect, data: Data) -> None:
-        """Publish an effect of a current run, or raise Stale."""
+        """Publish an effect of a current run, or raise Stale.
+
+        The test and the publication are one step: between them there is no await in which a stop could be acknowledged.
+        """
         self._run.fence.check(effect)
         self._feed.publish(self._run.session.id, self._run, data)
 
     def delta(self, text: str) -> None:
-        """Say a piece of the reply."""
+        """Publish a piece of the reply."""
         run = self._run
-        if run.fence.cause is not None:  # the mark itself: the check of every delta costs no call
+        # Read the fence's mark directly: a call of `Fence.check` for every delta would cost too much.
+        if run.fence.cause is not None:
             raise run.fence.refuse(Effect.DELTA)
         if not text:
             return
@@ -158,7 +170,7 @@ class Outlet:
         self._feed.publish(run.session.id, run, Delta(text=text))
 
     def block(self, text: str) -> None:
-        """Say a whole block; deltas said before it become a block of their own."""
+        """Publish a whole block; the open deltas before it become a block of their own."""
         self._run.fence.check(Effect.BLOCK)
         if not text:
             return
@@ -175,7 +187,7 @@ class Outlet:
             self._feed.publish(self._run.session.id, self._run, Block(text=text))
 
     def measure(self, text: str) -> None:
-        """Refuse text that no reply can hold."""
+        """Raise BadInput for text that is not valid UTF-8, or would make the reply too long."""
         need_utf8(text, "the reply")
         if self._run.reply.bytes + len(text) > REPLY_BYTES:
             raise BadInput(
@@ -183,7 +195,10 @@ class Outlet:
             )
 
     def introduce(self) -> None:
-        """Publish the message that began the run, once, before anything else of it."""
+        """Publish the message that began the run, once, before any other event of it.
+
+        Its text is left out if the session had no owner when the message ended: a later owner must not read it.
+        """
         run = self._run
         if not run.said:
             run.said = True
@@ -194,13 +209,13 @@ class Outlet:
                 self.introduce_part(part)
 
     def introduce_part(self, part: LiveRun) -> None:
-        """Publish a message that this run has taken in; the run must be current, or it is not for the run to say."""
+        """Publish a message that this run has absorbed; the run's terminal event must not be out yet."""
         assert not self._run.sealed, "nothing follows a run's terminal event"
         told = Said(text=part.text, by=part.principal, of=part.id, child=_announced(part))
         self._feed.publish(self._run.session.id, self._run, told)
 
     def seal(self, terminal: Ended, closing: tuple[str, ...]) -> None:
-        """Publish what closes the reply and the terminal event: the run's last, in one step."""
+        """Publish the blocks that close the reply and then the terminal event, in one step."""
         assert self._run.fallen, "a run is sealed after it fell"
         assert not self._run.sealed, f"run {self._run.id} was told as ended twice"
         self.introduce()
@@ -211,5 +226,5 @@ class Outlet:
 
 
 def _announced(run: LiveRun) -> RunId | None:
-    """Return the child whose ending a message announces."""
+    """Return the child whose ending a message announces, or None."""
     return None if run.announces is None else run.announces.run_id

@@ -1,10 +1,15 @@
-"""Taking up what an earlier start left, before anything new is accepted.
+"""Recovery: settle what an earlier start of the server left, before anything new is accepted.
 
-1. A run that had begun is `lost`, and falls by the one way to end; what the log tells of it (text, tool calls,
-   children) is put back first, so that its ending names it. Nothing it started is ever started again.
-2. A message that was accepted and had not begun waits for the seat again, in order, under its own id.
-3. An ending that stands in the store, or that the log tells, is the true one: what was not told of it is told now.
-4. Everything here may be cut short and done again: what was settled is not found unsettled a second time.
+1. A run that had begun is `lost`. It is put back on its seat as the log tells it (text, tool calls, questions), with a
+   body that is already gone, and falls by `Fall.take`: the same Decision, terminal event and receipt as any other
+   fall. So recovery has no second set of rules for endings. Nothing that the run started is started again.
+2. A message that was accepted and had not begun goes back into the queue, in order and under its own id.
+3. An ending that the store has, or that the log tells, is the true one. Recovery publishes or stores the other half.
+4. Recovery may be killed and done again: what is settled is not found unsettled a second time (race 82).
+5. The store records a clean end of a start (`Store.clean`). Only after any other end does recovery look for leftover
+   processes, and publish a `gap`.
+6. A session during whose runs the server went down CRASHES times in a row is parked: it takes no message until it is
+   reset.
 """
 
 import asyncio
@@ -76,16 +81,16 @@ class Story:
 
     def __init__(self) -> None:
         self.said = False
-        self.parts: set[RunId] = set()  # messages it was told to have taken in
+        self.parts: set[RunId] = set()  # messages that the run absorbed
         self.started_at: float | None = None
         self.blocks: list[str] = []
         self.open: list[str] = []  # deltas of the block that was not closed
-        self.calls: dict[CallId, Tool] = {}  # with the call's arguments and its latest state
+        self.calls: dict[CallId, Tool] = {}  # each with its arguments and its latest state
         self.questions: dict[QuestionId, Asked] = {}
-        self.children: set[RunId] = set()  # whose endings it was told
+        self.children: set[RunId] = set()  # children whose endings the run's stream tells
         self.ended: Outcome | None = None
-        self.proof: Receipt | None = None  # the whole receipt, as it was last told
-        self.with_home = False  # it fell where it was not alone: with the session at the top, say
+        self.proof: Receipt | None = None  # the whole receipt, as it was last published
+        self.with_home = False  # the run fell in a fall of another session, its home's for example
 
     def add(self, event: Event) -> None:
         """Read one event of the run."""
@@ -114,7 +119,7 @@ class Story:
 
 
 class Gone:
-    """The body of a run whose process is no more."""
+    """The body of a run whose server is gone."""
 
     name = "the server that ran it"
     grace = 0.0
@@ -122,17 +127,18 @@ class Gone:
 
     def __init__(self, *, seen: bool) -> None:
         self.done = asyncio.Event()
-        if seen:  # else its processes may still be there, and nobody can say
+        # Without `seen`, processes of the run may still be there: the body never counts as done, and is abandoned.
+        if seen:
             self.done.set()
 
     def cut(self) -> None:
-        """Nothing can be done to it any more."""
+        """Do nothing: the body is gone."""
 
     def drop(self) -> None:
-        """Nothing can be done to it any more."""
+        """Do nothing: the body is gone."""
 
     def abandon(self) -> None:
-        """Name it as what was not seen to be gone."""
+        """Become `abandoned`, so that the receipt names it as not seen to end."""
         self.state = BodyState.ABANDONED
 
 
@@ -167,30 +173,40 @@ class Recovery:
         self._insisted: list[Ticket] = []
         self._gaps: set[SessionId] = set()
         self._reports: list[LiveRun] = []
-        self._homes = contextlib.ExitStack()  # where these go: kept in memory until they are there
+        self._homes = contextlib.ExitStack()  # pins the homes of `_reports` in memory until those are queued
 
     async def settle(self) -> None:
-        """Settle everything; returns when every ending is told."""
-        self._registry.settling = True  # nothing begins before everything is settled
+        """Settle everything that an earlier start left; return when every ending is public.
+
+        The first step closes every seat: `seat_next` gives none while `settling` is set, and control accepts nothing
+        before this method returns. So no run begins beside one that is not settled: a message that was accepted before
+        the crash does not run next to the lost run of its session (race 81), and no client finds a run that says
+        `running` for ever (race 80). Then the processes that the last server left are ended, before any receipt says
+        whether they are gone (race 67). If recovery fails, the next start finds the same and does it again.
+        """
+        self._registry.settling = True
         if not self._store.clean:
             self._swept = await self._end_leftovers()
         unsettled = list(await read(self._store.unsettled()))
         if unsettled and not self._store.clean:
             log.warning("the last start was cut short; sessions settled now: %d", len(unsettled))
-        living: dict[RunId, LiveRun] = {}  # a parent before its children, so that they fall with it
+        # Runs that had begun, a parent before its children, so that the children fall with it.
+        living: dict[RunId, LiveRun] = {}
         for session_id in unsettled:
             await self._take_up(session_id, living)
         lost = list(living.values())
         for first in range(0, len(lost), RECOVERED):
             falls = [self._endings.end(run, Cause(ending=Ending.LOST)) for run in lost[first : first + RECOVERED]]
+            # A run without a fall of its own fell with its parent.
             for fall in falls:
-                if fall is not None:  # else it fell with its parent
+                if fall is not None:
                     await fall.ended.wait()
         await self._complete_receipts(self._swept)
         for ticket in self._insisted:
             await ticket.within(self._settings.commit_seconds)
         self._insisted.clear()
-        for report in self._reports:  # every child's ending is public by now
+        # Every child's ending is public, so its report may be offered.
+        for report in self._reports:
             self._reporting.resume(report)
         self._reports.clear()
         self._homes.close()
@@ -199,9 +215,10 @@ class Recovery:
             seat_next(self._registry, session)
 
     async def _end_leftovers(self) -> bool:
-        """End processes that the last start left; True if there was somebody to see to that, and nothing is left."""
+        """End processes that the last start left; return whether control saw that none is left."""
         try:
-            machine = await self._processes.ready()  # its helper ends them before it is ready
+            # The helper ends them before it says that it is ready.
+            machine = await self._processes.ready()
         except Exception as error:
             log.warning("processes that an earlier start left could not be looked for: %s", error)
             return False
@@ -210,7 +227,7 @@ class Recovery:
     # One session
 
     async def _take_up(self, session_id: SessionId, living: dict[RunId, LiveRun]) -> None:
-        """Bring a session's unsettled runs back; those that had begun are left in `living`, to be lost."""
+        """Put a session's unsettled runs back; add those that had begun to `living`, to fall as lost."""
         rows = await read(self._store.unsettled_runs(session_id))
         known = await read(self._store.load(session_id, principal=rows[0].principal, key=None)) if rows else None
         if known is None:
@@ -230,24 +247,26 @@ class Recovery:
                     await self._keep_told(row, story.ended, story.proof, reports)
                 elif row.started or row.parent is not None:
                     living[row.id] = await self._bring_back(session, row, story, living)
-            if len(living) > began and not session_id.startswith(RUN_SESSION):  # (nothing more comes to a run's own)
+            # A run's own session takes no further message, so it need not be parked.
+            if len(living) > began and not session_id.startswith(RUN_SESSION):
                 session.crashes += 1
                 if session.parked:
                     log.error("session %s is parked: the server went down %d times with it", session_id, CRASHES)
             await self._readmit(session, [row for row in rows if _waits(row, stories)], stories)
 
     async def _tell_gap(self, session_id: SessionId, events: Sequence[Event] | None = None) -> None:
-        """Tell, once in a session, that what came last before the crash may not be there."""
+        """Publish a `gap`, once per session: the last events before the crash may be missing."""
         if self._store.clean or session_id in self._gaps:
             return
         self._gaps.add(session_id)
         if events is None:
             events = await whole_log(self._store, session_id)
-        lasting = (event.position for event in events if event.kind not in PASSING)  # (deltas are written apart)
+        # Deltas are written apart from decisions, so a stored delta does not show that the events before it are stored.
+        lasting = (event.position for event in events if event.kind not in PASSING)
         self._feed.publish(session_id, None, Gap(after=max(lasting, default=0)))
 
     async def _bring_back(self, session: Session, row: RunRow, story: Story, living: dict[RunId, LiveRun]) -> LiveRun:
-        """Return a run that had begun as it last was known, on its seat."""
+        """Return a run that had begun, on its seat, as the store and the log know it."""
         with self._registry.pinned(row.home or session.id) as home:
             await self._load(home, row)
             run = await self._live(session, row, living.get(row.parent) if row.parent is not None else None)
@@ -266,8 +285,10 @@ class Recovery:
 
     async def _put_in_place(self, run: LiveRun, row: RunRow, story: Story) -> None:
         session = run.session
-        run.said = True  # before it began; its log may have been shortened since
-        run.generation = self._registry.generations.get(session.id)  # it rose when this one took the seat
+        # A run's message is published before the run begins. Its event may be gone: the log may have been pruned.
+        run.said = True
+        # The session's generation rose when this run took the seat, and has not risen since.
+        run.generation = self._registry.generations.get(session.id)
         run.started_at = story.started_at or row.admitted_at
         run.bodies = [Gone(seen=self._swept)]
         for block in story.blocks:
@@ -310,7 +331,10 @@ class Recovery:
         )
 
     async def _open_calls(self, run: LiveRun, row: RunRow, story: Story) -> dict[CallId, ToolCall]:
-        """Return the calls that have no result; one that had begun is told as such, whatever the log knows of it."""
+        """Return the calls without a result. The store decides whether a call had begun, whatever the log says.
+
+        A call that is missing in the log is published first, so that its result does not stand there without it.
+        """
         calls = {tool.call_id: _call(tool.call_id, tool) for tool in story.calls.values() if tool.state in OPEN_CALLS}
         begun: dict[str, None] = {}
         for kept in await read(self._store.tools(row.id)):
@@ -334,7 +358,7 @@ class Recovery:
     # Messages that had not begun
 
     async def _readmit(self, session: Session, rows: list[RunRow], stories: dict[RunId, Story]) -> None:
-        """Let accepted messages wait again: the one that had the seat first, the others as they came."""
+        """Queue accepted messages again: first the one that had the seat, then the others in their order."""
         for row in sorted(rows, key=lambda row: row.generation is None):
             run = await self._live(session, row, None)
             story = stories.get(row.id, Story())
@@ -354,7 +378,7 @@ class Recovery:
                 Outlet(run, self._feed).introduce()
 
     async def _read_report(self, report: LiveRun) -> None:
-        """Put a child's report aside, with what it tells, until everything before it is told."""
+        """Fill a report with the ending of its child, and put it aside until every ending is public."""
         child = await read(self._store.run(RunId(report.key or "")))
         if child is not None and child.outcome is not None:
             report.announces = Child(run_id=child.id, outcome=child.outcome, text=child.outcome.text)
@@ -365,10 +389,10 @@ class Recovery:
         self._reports.append(report)
 
     async def _report_again(self, row: RunRow, outcome: Outcome) -> tuple[LiveRun, ...]:
-        """Make the report of a child whose ending was told before it was kept: it was to be kept with that ending.
+        """Make the report of a child whose ending is in the log and not in the store: the same Decision held both.
 
-        None where it is there: then a stop of its home has voided it. One that was stopped may have been with its home,
-        if the log does not have the receipt.
+        Make none if the store has a report of the child: a stop of its home has voided that. Make none for a stopped
+        child either: without the receipt in the log, it may have been stopped together with its home.
         """
         if row.announce is None or row.home is None or outcome.ending is Ending.STOPPED:
             return ()
@@ -387,7 +411,7 @@ class Recovery:
             self._inbox.take_up(home, await read(self._store.load(home.id, principal=row.principal, key=None)))
 
     async def _put_back(self, row: RunRow, into: LiveRun, *, told: bool) -> None:
-        """Make a message part of the turn again that it was collected into."""
+        """Add a message again to the waiting turn into which it was collected."""
         part = await self._live(into.session, row, None)
         self._registry.register(part)
         part.sent = Sent(run_id=into.id, session=into.session.id, state=State.QUEUED)
@@ -401,7 +425,7 @@ class Recovery:
     # Endings that stand
 
     async def _tell_again(self, row: RunRow, story: Story) -> None:
-        """Tell an ending that the store holds and the log does not: the same one, with what it left open."""
+        """Publish an ending that the store has and the log has not: the same ending, with the calls it left open."""
         assert row.outcome is not None
         if story.ended is not None:
             await self._keep_told(row, row.outcome)
@@ -424,11 +448,12 @@ class Recovery:
         said, blocks = story.said or row.started, _unsaid(row.outcome, story)
         tell_again(self._feed, row, ended, said=said, blocks=blocks)
         receipt = await read(self._store.receipt(row.id))
-        if receipt is not None and receipt.drain is not Drain.PENDING:  # else it is told when it is completed
+        # A receipt that is still pending is published when `_complete_receipts` completes it.
+        if receipt is not None and receipt.drain is not Drain.PENDING:
             self._feed.publish(row.session, None, Proof(receipt=receipt))
 
     async def _children(self, row: RunRow, story: Story) -> list[ChildEnd]:
-        """The children whose endings were not told in the run's own stream."""
+        """Return the children whose endings have no event in the run's own stream."""
         home = row.home or row.session
         return [
             ChildEnd(child=child.id, agent=child.agent or "", ending=child.outcome.ending)
@@ -439,7 +464,7 @@ class Recovery:
     async def _keep_told(
         self, row: RunRow, outcome: Outcome, proof: Receipt | None = None, reports: tuple[LiveRun, ...] = ()
     ) -> None:
-        """The log tells how it ended; the store is to say the same."""
+        """Store an ending that the log tells, with its receipt and the announcements that belong to it."""
         tools = await read(self._store.tools(row.id))
         told = Decision(
             admissions=tuple(report.row() for report in reports),
@@ -458,24 +483,26 @@ class Recovery:
     # Receipts
 
     async def _complete_receipts(self, swept: bool) -> None:
-        """Whatever was still being drained went down with the server."""
+        """Complete the receipts that were still pending: what they waited for went down with the server."""
         for receipt in await read(self._store.pending_receipts()):
             if receipt.id in self._registry.falls:
                 continue
             done = _completed(await self._as_told(receipt), self._clock.wall(), swept)
             for session_id, shown in (await self._shares(done)).items():
-                await self._tell_gap(session_id)  # it may have been told there
+                # The crash may have taken an event with this receipt from the session's log.
+                await self._tell_gap(session_id)
                 self._feed.publish(session_id, None, Proof(receipt=shown))
-            self._insisted.append(self._endings.insist(Decision(receipts=(done,))))  # behind that: it takes them along
+            # Store the receipt after publishing it: the transaction takes the published events along.
+            self._insisted.append(self._endings.insist(Decision(receipts=(done,))))
 
     async def _as_told(self, receipt: Receipt) -> Receipt:
-        """The receipt as the log tells it: only there stands when the end was public, and what was refused by then."""
+        """Return a receipt as the log has it: only there are the time of the public end and the refused effects."""
         log_of_it = [] if receipt.session is None else await whole_log(self._store, receipt.session)
         proofs = [event.data.receipt for event in log_of_it if isinstance(event.data, Proof)]
         return next((told for told in reversed(proofs) if told.id == receipt.id), receipt)
 
     async def _shares(self, receipt: Receipt) -> dict[SessionId, Receipt]:
-        """A receipt as each session is told of it: the whole where it fell, elsewhere of the runs there."""
+        """Return a receipt by session: whole for the session of the fall, for others the part about their runs."""
         of: dict[SessionId, list[RunId]] = {}
         for fallen in receipt.runs:
             row = await read(self._store.run(fallen.id))
@@ -520,7 +547,7 @@ def _call(call_id: CallId, tool: Tool) -> ToolCall:
 
 
 def _unsaid(outcome: Outcome, story: Story) -> list[str]:
-    """The blocks that closed a reply and are not in the log: what stood open, and what was returned."""
+    """Return the blocks that completed a reply and are not in the log: the open deltas, and the returned text."""
     if outcome.ending is not Ending.COMPLETED:
         return []
     rest = outcome.text.removeprefix("\n\n".join(story.blocks)).removeprefix("\n\n")
@@ -546,6 +573,7 @@ def _completed(receipt: Receipt, now: float, swept: bool) -> Receipt:
         drained_at=now,
         drain=Drain.OBSERVED if swept else Drain.UNCONFIRMED,
         durable=True,
-        host="killed" if receipt.host == "settling" else receipt.host,  # none outlives its control
+        # No host outlives its control.
+        host="killed" if receipt.host == "settling" else receipt.host,
         unconfirmed=receipt.unconfirmed if swept else (*receipt.unconfirmed, "processes of the server that went down"),
     )

@@ -1,10 +1,20 @@
-"""Stopping: a session, a run, or a message by its key. A stop may have a key of its own.
+"""Stopping: a session, a run, or a message by its key. Resetting a session is a stop too.
 
-1. What is to fall is decided in one synchronous step and falls in it; then the caller waits for t1, no longer.
-2. It is never refused. The store is asked at most once COMMIT_SECONDS long, and its trouble is no reason to refuse.
-3. The answer says what was decided: `aborted` if this call ended something, else `already`, the ending it found.
-4. A stop's key is claimed in the step that decides, before anything is awaited, and kept with what it ended. Whoever
-   delivers that stop again is told what came of it, and ends nothing newer.
+1. One synchronous step decides what is to fall, and lets it fall. Then the caller waits for t1 and no longer.
+2. A stop is never refused for trouble of the store. It waits for the store for COMMIT_SECONDS at most. Where it must
+   ask the store and gets no answer, it returns the receipt of a stop that found nothing.
+3. The answer says what was decided, not what was asked: `aborted` if this call ended something, else `already`, the
+   ending it found (race 128).
+4. A stop may have a key of its own. The key is claimed in memory in the step that decides, before anything is awaited,
+   and stored in the Decision with what the stop ended. So two deliveries at once are one stop, and a later delivery
+   gets the result of the first and ends nothing newer, also after a restart (races 129 and 130).
+5. A stop that must read before it can decide (whose session is it?) goes on in a task of control's own. Otherwise a
+   caller who left would leave the key free for a second stop.
+6. A stop with an order (`order=(channel, n)`) leaves a mark for its channel and principal: a message of that channel
+   with a lower number, arriving later, is born stopped if that principal may stop it. A message with a higher number is
+   spared (race 131). Readers leave no marks, and the number of marks of one principal is bounded.
+7. A reset ends everything of a session and lets its transcript begin anew behind a position (`Session.since`). The log
+   and the schedules stay. The session stays in memory until the new beginning is stored.
 """
 
 import asyncio
@@ -39,7 +49,7 @@ T = TypeVar("T")
 
 
 class Remaining(NamedTuple):
-    """What a stop left of a session: runs that go on, how many messages wait, what is detached."""
+    """What of a session goes on after a stop: its runs, the number of waiting messages, its detached work."""
 
     running: list[RunId]
     queued: int
@@ -47,7 +57,7 @@ class Remaining(NamedTuple):
 
 
 class Stopping:
-    """Ends what a caller may end."""
+    """Ends the runs and detached processes that a caller may end."""
 
     def __init__(
         self,
@@ -75,7 +85,7 @@ class Stopping:
     # Once per key
 
     async def once(self, call: StopCall, session: SessionId | None, stop: Callable[[], Awaitable[Receipt]]) -> Receipt:
-        """Stop; but where the call's key was used before, tell what came of that instead."""
+        """Stop. If the call's key was used before, end nothing and return the result of its first use instead."""
         if call.key is None:
             return await stop()
         while (first := self._registry.stop_of(call.by, call.key)) is not None:
@@ -88,12 +98,13 @@ class Stopping:
         try:
             return await stop()
         finally:
-            if call.row is None:  # it failed before anything was decided
+            # The stop failed before it decided anything. Its key is free again.
+            if call.row is None:
                 self._registry.release(call)
                 call.decided.set()
 
     async def _told_again(self, row: StopKey, session: SessionId | None) -> Receipt:
-        """Return what a stop's key was answered first, as it stands now."""
+        """Return the result of the first stop with this key, with its receipt as it stands now."""
         if row.already is Ending.UNKNOWN:
             raise UnknownSession(SessionId(session or ""), row.principal)
         told = nothing(session=session, by=row.principal, now=row.at)
@@ -104,7 +115,7 @@ class Stopping:
         return msgspec.structs.replace(told, aborted=row.aborted, already=row.already, again=True)
 
     async def _receipt_now(self, receipt_id: ReceiptId, by: Principal) -> Receipt | None:
-        """Return a receipt as it stands; None if it is no longer kept, or the store is in trouble."""
+        """Return a receipt as it stands now; None if the store no longer has it, or does not answer."""
         fall = self._registry.falls.get(receipt_id)
         if fall is None:
             return await self._soon(self._sight.kept_receipt(receipt_id, by), self._until())
@@ -112,7 +123,7 @@ class Stopping:
         return self._sight.receipt(fall, by)
 
     async def _own(self, call: StopCall, work: Coroutine[Any, Any, Receipt], *, always: bool = False) -> Receipt:
-        """Let a stop that has to read before it decides go on though its caller leaves: else its key would be free."""
+        """Finish a stop that must read before it decides, even if its caller leaves (rule 5)."""
         answer: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
 
         async def carry() -> None:
@@ -135,12 +146,13 @@ class Stopping:
     # A session
 
     async def session(self, session_id: SessionId, call: StopCall, order: Order | None = None) -> Receipt:
-        """End everything of a session that the caller may end: what waits, what arrives, what is detached.
+        """End everything of a session that the caller may end: the run in the seat, arrivals, the queue, detached work.
 
-        With an order, what was written after it in the same channel is spared.
+        With an order, messages written after it in the same channel are spared.
         """
         until, marked, now = self._until(), None, self._clock.wall()
-        if order is not None and self._authority.may(Action.FOUND, call.by):  # (a reader changes nothing)
+        # A reader has no right to FOUND, and leaves no mark.
+        if order is not None and self._authority.may(Action.FOUND, call.by):
             mark = StopMark(session=session_id, channel=order.channel, by=call.by, at=order.at, stopped_at=now)
             marked = self._mark(mark)
         receipt = await self._stop_session(session_id, call, order)
@@ -155,17 +167,19 @@ class Stopping:
         unsure = any(self._inbox.unsure(run) for run in arriving)
         if unsure or not all(self._may(call.by, run) for run in arriving):
             return await self._own(call, self._load_and_stop(session_id, call, order), always=unsure)
-        with self._registry.pinned(session_id):  # whatever is raised here must be forgotten again
+        # The pin forgets the session again if the stop leaves nothing of it but a raised generation.
+        with self._registry.pinned(session_id):
             return await self._stop_here(session, call, order)
 
     async def _load_and_stop(self, session_id: SessionId, call: StopCall, order: Order | None) -> Receipt:
-        """Whose session it is decides; until that is read nothing of these arrivals is decided on either."""
+        """Read whose session it is, then stop. Meanwhile no arrival of the session is decided on."""
         with self._registry.pinned(session_id) as session:
             await self._load(session, call.by)
             return await self._stop_here(session, call, order)
 
     async def _load(self, session: Session, by: Principal) -> None:
-        with self._inbox.held_up(session):  # else what arrives would be decided on first, and dispatched
+        # Arrivals wait for this read. Otherwise the inbox would decide on them first, and dispatch them.
+        with self._inbox.held_up(session):
             known = await self._soon(self._store.load(session.id, principal=by, key=None), self._until())
             if known is not None:
                 self._inbox.take_up(session, known)
@@ -185,7 +199,7 @@ class Stopping:
         processes: Sequence[Running] = (),
         resets: bool = False,
     ) -> Fall | None:
-        """Let runs, and detached processes, fall together, in one step."""
+        """Let runs and detached processes fall together, in one step; None if there is nothing to end."""
         if not (targets or processes) or self._registry.closed:
             return None
         fall = self._endings.open(session, by=call.by)
@@ -195,14 +209,15 @@ class Stopping:
         fall.sweep(processes, stopped)
         aborted, already = _came_to(fall)
         fall.stops = call.decide(at=fall.fenced_at, receipt=fall.id, aborted=aborted, already=already)
-        if resets:  # from here on: what ends behind this is a previous turn again
+        # The next turn has no previous one. A run that ends after this step is a previous turn again.
+        if resets:
             self._forget_turns(session)
             fall.resets.append(session)
         self._endings.close(fall)
         return fall
 
     def _mark(self, mark: StopMark) -> Ticket | None:
-        """Remember a stop by its place in its channel: what was written before it may still come."""
+        """Remember a stop by its place in its channel: messages written before it may still arrive."""
         self._registry.mark((mark,))
         return None if self._registry.closed else self._endings.insist(Decision(marks=(mark,)))
 
@@ -214,7 +229,8 @@ class Stopping:
 
     async def _reset(self, session_id: SessionId, call: StopCall) -> Receipt:
         by, now = call.by, self._clock.wall()
-        with self._registry.pinned(session_id) as session:  # a message right behind it must find it so
+        # The session stays in memory: a message right behind the reset must find it as the reset left it.
+        with self._registry.pinned(session_id) as session:
             if not session.loaded:
                 known = await read(self._store.load(session_id, principal=by, key=None))
                 self._inbox.take_up(session, known)
@@ -233,7 +249,7 @@ class Stopping:
             else:
                 receipt = await self._receipt_of(fall, by)
             decision = Decision(sessions=(self._registry.session_row(session),))
-            # Asked for once, to tell whether it is in: `begin_anew` insists on it.
+            # This write only tells whether the new beginning is stored; `begin_anew` tries again until it is.
             durable = await self._soon(self._store.decide(decision), self._until()) is not None
         return msgspec.structs.replace(receipt, durable=receipt.durable and durable)
 
@@ -242,7 +258,10 @@ class Stopping:
         session.renewed = self._registry.generations.get(session.id)
 
     async def _begin_anew(self, session: Session) -> None:
-        """Nothing is left to end; what has fallen and is not told yet still belongs to the old transcript."""
+        """Begin a new transcript where there is nothing to end.
+
+        An ending that is not public yet still belongs to the old transcript: the new one begins behind it.
+        """
         self._forget_turns(session)
         untold = [fall for fall in session.falls or () if not fall.ended.is_set()]
         if not untold:
@@ -252,7 +271,10 @@ class Stopping:
         await untold[-1].ended.wait()
 
     async def _empty(self, session: Session, call: StopCall) -> Receipt:
-        """Nothing to end. What is just ending is named; on an empty seat the generation rises all the same."""
+        """Answer a stop of a session that found nothing to end.
+
+        A run that is just ending is named in the answer. If the seat is empty, the generation rises all the same.
+        """
         by, now, until = call.by, self._clock.wall(), self._until()
         ended = self._just_ended(session, by)
         last = session.previous if self._may_stop_session(by, session) else None
@@ -268,7 +290,7 @@ class Stopping:
         return nothing(session=session.id, by=by, now=now, already=already, durable=durable)
 
     def _just_ended(self, session: Session, by: Principal) -> LiveRun | None:
-        """The run that a stop which came too late must have meant: it is just ending, or was stopped."""
+        """Return the run that a stop must have meant that came too late: one that is draining, or was stopped."""
         for fall in reversed(session.falls or ()):
             mine = [run for run in fall.runs if self._may(by, run)]
             if mine and (not fall.drained.is_set() or _stopped(mine[0])):
@@ -278,24 +300,25 @@ class Stopping:
     def _note(
         self, call: StopCall, now: float, *, ended: LiveRun | None = None, already: Ending | None = None
     ) -> Ticket | None:
-        """Keep what came of a stop by its key that ended nothing itself."""
+        """Store the result of a stop with a key that ended nothing itself; the caller need not wait for it."""
         receipt = None if ended is None or ended.fall is None else ended.fall.id
         rows = call.decide(at=now, receipt=receipt, already=already if ended is None else _ending(ended))
         return self._endings.insist(Decision(stops=rows)) if rows and not self._registry.closed else None
 
     async def _noted(self, call: StopCall, receipt: Receipt) -> Receipt:
-        """Return a receipt of something that had ended before, once its key is kept too."""
+        """Store the key of a stop that found this receipt, and return the receipt."""
         rows = call.decide(at=receipt.fenced_at, receipt=receipt.id, already=receipt.already)
         durable = not rows or await self._keep(Decision(stops=rows), self._until())
         return msgspec.structs.replace(receipt, durable=receipt.durable and durable)
 
     async def _absent(self, session_id: SessionId, call: StopCall) -> Receipt:
-        """Nobody has the session in memory: raise its generation where it is kept, if the caller may."""
+        """Answer a stop of a session that is not in memory: raise its generation in the store, if the caller may."""
         until, by, now = self._until(), call.by, self._clock.wall()
         known = await self._soon(self._store.load(session_id, principal=by, key=None), until)
         already, durable = None, known is not None
         row = None if known is None else known.session
-        if session_id in self._registry.sessions:  # it came to life while we asked, and counts for itself
+        # The session came into memory meanwhile, and the generation there counts: raise none in the store.
+        if session_id in self._registry.sessions:
             row = None
         whose = None if row is None else Whose(row.owner, row.shares)
         if known is not None and whose is not None and self._authority.may(Action.STOP, by, whose=whose):
@@ -308,13 +331,13 @@ class Stopping:
     # A run
 
     async def run(self, run_id: RunId, call: StopCall) -> Receipt:
-        """End one run, wherever it is; its session's queue goes on."""
+        """End one run, in whatever state it is; its session's queue goes on."""
         return await self._sure(self._registry.runs.get(run_id), call, lambda: self._run(run_id, call))
 
     async def _sure(
         self, run: LiveRun | None, call: StopCall, stop: Callable[[], Coroutine[Any, Any, Receipt]]
     ) -> Receipt:
-        """Stop what one run is; of a message to somebody else's session it is read first whether it may come at all."""
+        """Call `stop` for one run. If the run is a message to a session of unknown owner, read that session first."""
 
         async def loaded(session: Session) -> Receipt:
             with self._registry.pinned(session.id):
@@ -336,12 +359,14 @@ class Stopping:
         by = call.by
         if run.state not in (State.WITHDRAWN, State.ALIASED):
             steering = [other for other in run.session.waiting or () if other.steers is run and self._may(by, other)]
-            steering = [other for other in steering if other.kind not in REPORTS]  # a queue goes on, and so do these
+            # A stop of one run does not end the queue, and so not the announcements in it.
+            steering = [other for other in steering if other.kind not in REPORTS]
             live = not run.fallen and not self._registry.closed
             fall = self._end_all(run.session, [run, *steering], call) if live else None
             if fall is not None:
                 return await self._receipt_of(fall, by)
-        if run.fall is None:  # it never was, or this control is closed
+        # The run was withdrawn or absorbed and has no ending of its own, or this control is closed.
+        if run.fall is None:
             return await self._noted(call, nothing(session=run.session.id, by=by, now=self._clock.wall()))
         return await self._noted(call, await self._same_again(run.fall, run, by))
 
@@ -358,7 +383,7 @@ class Stopping:
     # A message
 
     async def message(self, key: str, call: StopCall) -> Receipt:
-        """End the caller's message that was sent under a key; if it was not seen yet it will be born stopped."""
+        """End the caller's message with this key; if it has not arrived yet, it will be born stopped (race 1)."""
         return await self._sure(self._registry.keys.get((call.by, key)), call, lambda: self._message(key, call))
 
     async def _message(self, key: str, call: StopCall) -> Receipt:
@@ -374,7 +399,8 @@ class Stopping:
         found = None
         if known is not None and known.key is not None:
             came = self._registry.runs.get(known.key.run_id)
-            if came is not None and self._may(by, came.itself):  # it arrived while we asked, and was born stopped
+            # The message arrived while the store was asked, and was born stopped.
+            if came is not None and self._may(by, came.itself):
                 return await self._live(came.itself, call)
             found = await self._soon(self._stored(known.key.run_id, by), until)
         return await self._noted(call, found or nothing(session=None, by=by, now=self._clock.wall(), durable=durable))
@@ -382,14 +408,15 @@ class Stopping:
     # Answers
 
     async def _receipt_of(self, fall: Fall, by: Principal) -> Receipt:
-        """Return the receipt of what this call ended; `aborted` follows from what was decided, not what was asked."""
-        seen = [run for run in fall.runs if self._sight.may_see(by, run)]  # asked now: the right may go before the end
+        """Return the receipt of what this call ended, with the runs that the caller may see (rule 3)."""
+        # The right to see is asked in the step of the stop: it may be taken away before the ending is public.
+        seen = [run for run in fall.runs if self._sight.may_see(by, run)]
         await fall.ended.wait()
         aborted, already = _came_to(fall)
         return fall.receipt(aborted=aborted, already=already, runs=seen if fall.runs else None)
 
     async def _same_again(self, fall: Falling, run: LiveRun, by: Principal) -> Receipt:
-        """A second stop gets the same receipt, with `aborted: false` and the ending it found."""
+        """Return the receipt of an earlier fall for a later stop: `aborted: false`, and the ending found (race 14)."""
         await fall.ended.wait()
         already = _ending(run)
         shown = self._sight.receipt(fall, by, aborted=False, already=already)
@@ -401,12 +428,12 @@ class Stopping:
         )
 
     def detached(self, session: Session, by: Principal) -> list[Running]:
-        """The detached processes of a session that the caller may end."""
+        """Return the detached processes of a session that the caller may end."""
         whose, running = session.whose, session.kept.running if session.kept is not None else ()
         return [each for each in running if self._authority.may(Action.STOP, by, whose=whose, principal=each.principal)]
 
     def remaining(self, session_id: SessionId, by: Principal) -> Remaining:
-        """Return what of a session the caller may stop and has not: it runs, waits, or is detached."""
+        """Return what of a session goes on and could be stopped by the caller."""
         session = self._registry.sessions.get(session_id)
         runs = [] if session is None else [run for run in _everyone(session) if self._may(by, run)]
         processes = [] if session is None else [each for each in self.detached(session, by) if not each.ending]
@@ -423,7 +450,7 @@ class Stopping:
         return self._clock.now() + self._settings.commit_seconds
 
     async def _keep(self, decision: Decision, until: float) -> bool:
-        """Hand a decision over; if it is not in soon, go on trying without the caller. Return whether it is in."""
+        """Hand a decision to the store and return whether it is in by an instant; if not, a task goes on trying."""
         if self._registry.closed:
             return False
         if await self._soon(self._store.decide(decision), until) is not None:
@@ -432,27 +459,27 @@ class Stopping:
         return False
 
     async def _soon(self, asked: Awaitable[T], until: float) -> T | None:
-        """Ask the store until an instant, None if it is in trouble."""
+        """Return the store's answer, or None if it fails or does not come until an instant."""
         with anyio.CancelScope(deadline=until), contextlib.suppress(Unavailable):
             return await asked
         return None
 
 
 def _came_to(fall: Fall) -> tuple[bool, Ending | None]:
-    """Return whether a fall stopped anything, and else the ending that was first."""
+    """Return whether a fall stopped anything; if not, also the ending that came first."""
     endings = [_ending(run) for run in fall.runs]
     stopped = Ending.STOPPED in endings or bool(fall.swept)
     return stopped, None if stopped else endings[0]
 
 
 def _written_after(run: LiveRun, order: Order | None) -> bool:
-    """Return whether a run's message was written after a stop, by the channel of both."""
+    """Return whether a run's message was written after a stop, by the numbers of the channel that both came by."""
     written = run.order
     return order is not None and written is not None and written.channel == order.channel and written.at > order.at
 
 
 def _everyone(session: Session) -> list[LiveRun]:
-    """Every run of a session that has not fallen: seated, waiting, arriving, detached."""
+    """Return every run of a session that has not fallen: seated, waiting, arriving, detached."""
     detached = (session.detached or {}).values()
     everyone = dict.fromkeys([session.seat, *(session.waiting or ()), *(session.line or ()), *detached])
     return [run for run in everyone if run is not None and not run.fallen and may(run.state, Move.END)]

@@ -1,0 +1,1 @@
+"""Remembers: a port, its twin in memory, and SQLite in a directory."""

@@ -1,0 +1,217 @@
+"""A store's keys, tombstones and marks of stops: the first use stands, and each principal has bounds of its own."""
+
+from typing import Any
+
+import msgspec
+from tests.contracts.rows import ALICE, BOB, key, loaded, mark, outcome, play, row
+
+from interlock.core.decision import Decision, StopKey, Tombstone
+from interlock.core.names import Ending, Principal, ReceiptId, RunId, SessionId
+
+
+def stop_key(name: str, *, by: Principal = ALICE, **more: Any) -> StopKey:
+    return StopKey(principal=by, key=name, method="stop", digest="d", at=1.5, **more)
+
+
+def test_a_key_keeps_its_first_use(kit: Any) -> None:
+    """A key answers with its first row for ever; another principal's key of the same name is another key."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        await store.decide(Decision(keys=(key("k", "first"),)))
+        await store.decide(Decision(keys=(key("k", "second", digest="e"), key("k", "bobs", by=BOB))))
+        assert (await loaded(store, "k")).key == key("k", "first")
+        assert (await loaded(store, "k", by=BOB)).key == key("k", "bobs", by=BOB)
+        assert (await loaded(store, None)).key is None
+
+    play(kit, main)
+
+
+def test_keys_are_bounded(kit: Any) -> None:
+    """The oldest keys are forgotten by count."""
+
+    async def main() -> None:
+        store = kit.small(KEYS_KEPT=3)
+        await store.open()
+        for n in range(5):
+            await store.decide(Decision(keys=(key(f"k{n}", f"r{n}"),)))
+        await kit.tidy(store)
+        assert [(await loaded(store, f"k{n}")).key is not None for n in range(5)] == [False, False, True, True, True]
+
+    play(kit, main)
+
+
+def test_a_tombstone_is_its_principal_s(kit: Any) -> None:
+    """A key that one principal buried is not buried for another."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        await store.decide(Decision(tombstones=(Tombstone(principal=ALICE, key="k"),)))
+        assert (await loaded(store, "k")).buried
+        assert not (await loaded(store, "k", by=BOB)).buried
+        assert not (await loaded(store, "j")).buried
+
+    play(kit, main)
+
+
+def test_tombstones_are_bounded_per_principal(kit: Any) -> None:
+    """Who buries many keys pushes out only their own oldest."""
+
+    async def main() -> None:
+        store = kit.small(TOMBSTONES_KEPT=3)
+        await store.open()
+        await store.decide(Decision(tombstones=(Tombstone(principal=BOB, key="k"),)))
+        for n in range(5):
+            await store.decide(Decision(tombstones=(Tombstone(principal=ALICE, key=f"k{n}"),)))
+        await kit.tidy(store)
+        assert [(await loaded(store, f"k{n}")).buried for n in range(5)] == [False, False, True, True, True]
+        assert (await loaded(store, "k", by=BOB)).buried
+
+    play(kit, main)
+
+
+def test_the_key_of_a_message_that_ended_by_itself(kit: Any) -> None:
+    """A message that was to be part of another run and ended alone is what its key answers with, from then on."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        joining = msgspec.structs.replace(row("b", generation=None), alias=RunId("a"))
+        await store.decide(Decision(admissions=(row("a"), joining), keys=(key("j", "a"),)))
+        alone = msgspec.structs.replace(joining, alias=None, outcome=outcome("b", Ending.STOPPED))
+        for _ in range(2):
+            await store.decide(Decision(endings=(alone,), keys=(key("j", "b"),)))
+            assert (await loaded(store, "j")).key == key("j", "b")
+        for other in ("a", "c"):  # and nobody else's
+            await store.decide(Decision(keys=(key("j", other),)))
+        assert (await loaded(store, "j")).key == key("j", "b")
+
+    play(kit, main)
+
+
+def test_the_key_of_a_message_that_is_part_of_a_run(kit: Any) -> None:
+    """While a message is part of another run its key answers with that run, whatever is said of it."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        part = msgspec.structs.replace(row("b", generation=None), alias=RunId("a"))
+        await store.decide(Decision(admissions=(row("a"), part), keys=(key("j", "a"),)))
+        await store.decide(Decision(keys=(key("j", "b"),)))
+        assert (await loaded(store, "j")).key == key("j", "a")
+
+    play(kit, main)
+
+
+def test_a_mark_only_moves_on(kit: Any) -> None:
+    """Of the stops of one person in one channel the last by that channel's order counts, however late others come."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        for at in (4.0, 2.0, 7.0, 7.0, 6.0):
+            await store.decide(Decision(marks=(mark(at),)))
+        assert (await loaded(store)).marks == (mark(7.0),)
+
+    play(kit, main)
+
+
+def test_a_later_stop_at_an_earlier_place_has_a_mark_beside(kit: Any) -> None:
+    """A mark far ahead goes when it has stood for an hour; those of stops that came meanwhile stand on."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        for at, since in ((1e18, 10.0), (5.0, 20.0), (4.0, 15.0), (7.0, 3_000.0)):
+            await store.decide(Decision(marks=(mark(at, since=since),)))
+        assert (await loaded(store)).marks == (mark(1e18, since=10.0), mark(7.0, since=3_000.0))
+        await store.decide(Decision(marks=(mark(6.0, since=3_611.0),)))
+        assert (await loaded(store)).marks == (mark(7.0, since=3_000.0), mark(6.0, since=3_611.0))
+
+    play(kit, main)
+
+
+def test_the_first_use_of_a_stops_key_stands(kit: Any) -> None:
+    """Every field of it is kept, over a restart too, and a later use changes nothing."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        first = (
+            stop_key("k", receipt=ReceiptId("f"), aborted=True),
+            stop_key("k", by=BOB, already=Ending.COMPLETED),
+            stop_key("l"),
+        )
+        await store.decide(Decision(stops=first))
+        await store.decide(Decision(stops=(stop_key("k", receipt=ReceiptId("g")),)))
+        assert sorted(await store.stops(), key=repr) == sorted(first, key=repr)
+
+    play(kit, main)
+
+
+def test_keys_of_stops_are_bounded_per_principal(kit: Any) -> None:
+    """Who stops often pushes out only their own oldest."""
+
+    async def main() -> None:
+        store = kit.small(STOPS_KEPT=3)
+        await store.open()
+        await store.decide(Decision(stops=(stop_key("k", by=BOB),)))
+        for n in range(5):
+            await store.decide(Decision(stops=(stop_key(f"k{n}"),)))
+        await kit.tidy(store)
+        kept = [(each.principal, each.key) for each in await store.stops()]
+        assert sorted(kept) == [(ALICE, "k2"), (ALICE, "k3"), (ALICE, "k4"), (BOB, "k")]
+
+    play(kit, main)
+
+
+def test_marks_are_apart(kit: Any) -> None:
+    """Another channel, another person and another session have marks of their own; whoever loads sees them all."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        mine = (mark(9.0), mark(3.0, channel="mail"), mark(1.0, by=BOB))
+        await store.decide(Decision(marks=(*mine, mark(5.0, name=SessionId("other")))))
+        for by in (ALICE, BOB):
+            assert sorted((await loaded(store, by=by)).marks, key=repr) == sorted(mine, key=repr)
+
+    play(kit, main)
+
+
+def test_marks_are_bounded(kit: Any) -> None:
+    """The oldest marks of a session are forgotten by count."""
+
+    async def main() -> None:
+        store = kit.small(MARKS_KEPT=3)
+        await store.open()
+        for n in range(5):
+            await store.decide(Decision(marks=(mark(1.0, channel=f"c{n}"),)))
+        await kit.tidy(store)
+        assert sorted(each.channel for each in (await loaded(store)).marks) == ["c2", "c3", "c4"]
+
+    play(kit, main)
+
+
+def test_marks_are_bounded_per_principal(kit: Any) -> None:
+    """Who stops many sessions pushes out only their own oldest marks, and what was stopped again is not the oldest."""
+
+    async def main() -> None:
+        store = kit.small(MARKS_KEPT=3)
+        await store.open()
+        await store.decide(Decision(marks=(mark(9.0), mark(8.0, channel="mail"), mark(1.0, by=BOB))))
+        for n in range(20):
+            await store.decide(Decision(marks=(mark(1.0, by=BOB, name=SessionId(f"x{n}")),)))
+        await kit.tidy(store)
+        assert (await loaded(store)).marks == (mark(9.0), mark(8.0, channel="mail"))
+        kept = [(await store.load(SessionId(f"x{n}"), principal=BOB, key=None)).marks for n in range(20)]
+        assert [bool(marks) for marks in kept] == [False] * 17 + [True] * 3
+        for name in ("x17", "y"):
+            await store.decide(Decision(marks=(mark(2.0, by=BOB, name=SessionId(name)),)))
+        await kit.tidy(store)
+        kept = [(await store.load(SessionId(name), principal=BOB, key=None)).marks for name in ("x17", "x18", "x19")]
+        assert [bool(marks) for marks in kept] == [True, False, True]
+
+    play(kit, main)

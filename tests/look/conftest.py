@@ -1,0 +1,42 @@
+"""What every look asks for by name: the command, imported once, and a store with every sort of run."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from interlock import Control
+from interlock.look.documents import Runs
+
+from .scene import READY_MADE, Filled, ReadyMade, document, everything, said, serve
+
+
+@pytest.fixture(scope="package", autouse=True)
+def ready_made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Import the command once."""
+    command = [sys.executable, "-c", READY_MADE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        ReadyMade.process, ReadyMade.place = process, tmp_path_factory.mktemp("outputs")
+        yield
+
+
+@pytest.fixture(scope="package")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Filled:
+    """A store that is only looked at; it was looked at while it was served, too."""
+    data = tmp_path_factory.mktemp("filled") / "data"
+
+    async def use(control: Control) -> Filled:
+        run_ids = await everything(control)
+        filled = Filled(data, run_ids, await said(control, run_ids))
+        lists = await asyncio.to_thread(document, Runs, "runs", data=data)
+        assert lists.in_use
+        for run, outcome in zip(lists.runs, filled.control_said["outcomes"], strict=True):
+            assert run.outcome is not None
+            assert run.outcome.same_story(outcome)  # (that it is drained may be written a moment later)
+        return filled
+
+    return serve(data, use)

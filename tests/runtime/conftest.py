@@ -1,0 +1,21 @@
+"""What the room's tests ask for by name."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .lives import Place
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A store of either kind."""
+    return Place(request.param, tmp_path / "data")
+
+
+@pytest.fixture
+def nothing_breaks(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """No task of control may end with an error of its own."""
+    yield
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []

@@ -1,0 +1,438 @@
+"""The writer's thread: every decision is answered, and waiting events are bounded and dropped cheaply."""
+
+import asyncio
+import contextlib
+import re
+import shutil
+import sqlite3
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from interlock import Ending, Message, Run, open_control
+from interlock.core.decision import Decision
+from interlock.core.events import Block, Delta, Event, Said
+from interlock.core.names import SessionId
+from interlock.runtime import control as controls
+from interlock.stores import bounds
+from interlock.stores.base import StoreFailed, Ticket, Unsure
+from interlock.stores.sqlite import SqliteStore, writer
+from interlock.stores.sqlite import store as stores
+
+from .scene import (
+    ALICE,
+    BOUND_SECONDS,
+    QUICK,
+    SECONDS,
+    S,
+    admit,
+    block,
+    command,
+    count,
+    database,
+    ended,
+    event,
+    locked,
+    made,
+    play,
+    run,
+    until,
+)
+
+
+class Switching(dict[Ticket, None]):
+    """A line whose reader is switched out as soon as it has read the whole of it."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        super().__init__()
+        self._meanwhile = meanwhile
+
+    def __iter__(self) -> Iterator[Ticket]:
+        yield from list(super().__iter__())
+        self._meanwhile()
+
+
+@contextlib.contextmanager
+def hanging(store: SqliteStore, text: str) -> Iterator[threading.Event]:
+    """The writer hangs in the commit of a text until this is left; what is yielded says that it does."""
+    written, hangs, goes_on = threading.Event(), threading.Event(), threading.Event()
+
+    def hang(statement: str) -> None:
+        if text in statement:
+            written.set()
+        elif statement == "COMMIT" and written.is_set():
+            hangs.set()
+            goes_on.wait(SECONDS)
+
+    assert store._writer is not None
+    store._writer._connection.set_trace_callback(hang)
+    try:
+        yield hangs
+    finally:
+        goes_on.set()
+
+
+class Walked(deque[Event]):
+    """A line of events that counts how often somebody walks all of it."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[Event]:
+        self.walks += 1
+        return super().__iter__()
+
+
+def test_a_decision_that_comes_while_the_line_is_taken_is_answered(tmp_path: Path) -> None:
+    """The writer has read its line and not yet emptied it, and another decision comes: that one is written next."""
+
+    async def main() -> None:
+        loop, came, late = asyncio.get_running_loop(), threading.Event(), list[Ticket]()
+        store = made(tmp_path)
+        await store.open()
+
+        def come() -> None:
+            if not late:
+                late.append(store.decide(admit("late")))
+            came.set()
+
+        def meanwhile() -> None:  # in the writer's thread
+            loop.call_soon_threadsafe(come)
+            came.wait(1)  # not for ever: the writer may also keep the other waiting
+
+        assert store._writer is not None
+        store._writer._line = Switching(meanwhile)
+        await store.decide(admit("first"))
+        await until(lambda: bool(late))
+        assert await late[0].within(SECONDS), "it was lost, and its sender waits for ever"
+        assert {row.id for row in await store.runs(S)} == {"first", "late"}
+        await store.close()
+
+    play(main)
+
+
+def test_who_sends_while_a_hanging_disk_is_closed_is_not_told_that_nothing_was_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sender whose commit hangs while the server closes hears that the outcome is unknown; the message is in."""
+    monkeypatch.setattr(controls, "SLACK_SECONDS", 0.2)
+
+    async def busy(run: Run, message: Message) -> str:
+        if message.text == "long":
+            await asyncio.Event().wait()
+        return "done"
+
+    async def main() -> None:
+        store = made(tmp_path)
+        async with contextlib.AsyncExitStack() as block:
+            control = await block.enter_async_context(open_control(busy, store=store, settings=QUICK))
+            await control.send("s", "long")
+            hangs = block.enter_context(hanging(store, "pay-the-bill"))
+            sent = asyncio.create_task(control.send("s", "pay-the-bill", key="k", strategy="queue"))
+            await until(hangs.is_set)
+            await control.close()
+            with pytest.raises(Unsure, match="not known; send it again with the same key"):
+                await sent
+        await until(lambda: store._hold is None)
+        async with open_control(busy, store=made(tmp_path), settings=QUICK) as control:
+            again = await control.send("s", "pay-the-bill", key="k", strategy="queue")
+            assert (await control.wait(again.run_id)).ending is Ending.COMPLETED
+            assert len(await control.runs("s")) == 2
+
+    play(main)
+
+
+def test_events_that_nobody_wants_are_passed_over_and_not_searched_for(tmp_path: Path) -> None:
+    """Forgetting events below the bound walks no line; the writer skips what was forgotten and writes the rest."""
+
+    async def main() -> None:
+        store = made(tmp_path)
+        await store.open()
+        assert store._writer is not None
+        line = store._writer._lasting = Walked()
+        with locked(tmp_path):
+            events = [block(position) for position in range(1, 101)]
+            for event in events:
+                store.append(event)
+            for event in events[::2]:
+                store._writer.forget([event])
+            assert line.walks == 0 and store._writer._lasting is line
+        await store.decide(admit("r"))
+        with database(tmp_path) as other:
+            written = [row[0] for row in other.execute("SELECT position FROM events ORDER BY position")]
+        assert written == list(range(2, 101, 2))
+        assert store._writer._forgotten == set()
+        await store.close()
+
+    play(main)
+
+
+def test_what_is_forgotten_is_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound the lines are walked once, for all that was forgotten until then."""
+    monkeypatch.setattr(writer, "FORGOTTEN", 10)
+
+    async def main() -> None:
+        store = made(tmp_path)
+        await store.open()
+        assert store._writer is not None
+        line = store._writer._lasting = Walked()
+        with locked(tmp_path):
+            events = [block(position) for position in range(1, 101)]
+            for event in events:
+                store.append(event)
+            for event in events[:11]:
+                store._writer.forget([event])
+            assert line.walks == 1 and store._writer._forgotten == set()
+            assert len(store._writer._lasting) == 89
+        await store.close()
+
+    play(main)
+
+
+def test_room_for_events_is_made_for_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store drops a tenth at once when too many events wait, so that no event costs a search of its own."""
+    monkeypatch.setattr(stores, "PENDING_EVENTS", 100)
+
+    async def main() -> None:
+        store = made(tmp_path)
+        await store.open()
+        with locked(tmp_path):
+            for n in range(100):
+                store.append(block(n + 1, SessionId(f"s{n}")))
+            store.append(block(101, SessionId("last")))
+            assert store._pending_count == 91
+            assert len(store._dropped) == 10 and len(store._pending) == 91
+        await store.close()
+        assert count(tmp_path, "events") == 91
+
+    play(main)
+
+
+def test_many_decisions_share_an_fsync(tmp_path: Path) -> None:
+    """Hundreds of decisions at once cost a handful of fsyncs; one after another costs one each."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is missing: apt-get install strace")
+    decides = """
+        async def main():
+            store = SqliteStore(sys.argv[1])
+            await store.open()
+            if sys.argv[2] == "together":
+                other = sqlite3.connect(f"{sys.argv[1]}/interlock.db", isolation_level=None)
+                other.execute("BEGIN IMMEDIATE")  # else some are written before the others are there
+                tickets = [store.decide(admit(f"r{n}")) for n in range(500)]
+                other.close()
+                await asyncio.gather(*tickets)
+            elif sys.argv[2] == "alone":
+                for n in range(50):
+                    await store.decide(admit(f"r{n}"))
+            await store.close()
+        asyncio.run(main())
+    """
+
+    def synced(how: str) -> int:
+        log = tmp_path / f"{how}.log"
+        traced = ["strace", "-f", "-qq", "-e", "trace=fsync,fdatasync", "-o", log]
+        subprocess.run([*traced, *command(decides, tmp_path / how, how)], check=True, timeout=BOUND_SECONDS)
+        return len(re.findall(r"^\d+ +(?:fsync|fdatasync)\(", log.read_text(), re.MULTILINE))
+
+    nothing = synced("nothing")
+    together, alone = synced("together") - nothing, synced("alone") - nothing
+    assert 1 <= together <= 10
+    assert 50 <= alone <= 55
+
+
+def test_what_cannot_be_written_spoils_no_neighbour(tmp_path: Path) -> None:
+    """Of many decisions in one transaction the one that no file can hold is refused alone; order and rest stay."""
+
+    async def main() -> None:
+        store = made(tmp_path)
+        await store.open()
+        with locked(tmp_path):
+            names = [f"r{n}" for n in range(20)]
+            store.append(event(1, Said(text="hi", by=ALICE)))
+            tickets = [store.decide(admit(name, text="\ud800" if name == "r7" else "fine")) for name in names]
+        answers = await asyncio.gather(*tickets, return_exceptions=True)
+        assert [name for name, answer in zip(names, answers, strict=True) if isinstance(answer, StoreFailed)] == ["r7"]
+        assert [each.id for each in await store.runs(S)] == [name for name in names if name != "r7"]
+        assert [each.position for each in (await store.events(S, after=0, limit=9)).events] == [1]
+        await store.close()
+
+    play(main)
+
+
+def test_an_event_that_cannot_be_written_holds_up_no_other(tmp_path: Path) -> None:
+    """An event that no file can hold is left out; those before and after it are written."""
+
+    async def main() -> None:
+        store = made(tmp_path)
+        await store.open()
+        store.append(event(1, Block(text="one")))
+        store.append(event(2, Block(text="\ud800")))
+        store.append(event(3, Block(text="three")))
+        await store.decide(admit("r"))
+        await store.close()
+        assert count(tmp_path, "events") == 2
+
+    play(main)
+
+
+def test_deltas_never_delay_a_decision(tmp_path: Path) -> None:
+    """With 50,000 deltas waiting a decision is answered before they are all written, and they come after it."""
+
+    async def main() -> None:
+        store = made(tmp_path)
+        await store.open()
+        deltas = 50_000
+        for n in range(1, deltas + 1):
+            store.append(event(n, Delta(text="x")))
+        store._flush_now()
+        await until(lambda: count(tmp_path, "passing") > 0 or store._pending_count < deltas)
+        await store.decide(admit("r"))
+        assert count(tmp_path, "passing") < deltas
+        await until(lambda: store._pending_count == 0)
+        assert bounds.PASSING_EVENTS <= count(tmp_path, "passing") <= 2 * bounds.PASSING_EVENTS
+        await store.close()
+
+    play(main)
+
+
+def test_deltas_are_bounded_while_their_run_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run that never ends the newest deltas are kept, at most twice the bound, and none is told as lost."""
+
+    async def main() -> None:
+        monkeypatch.setattr(bounds, "PASSING_EVENTS", 50)
+        store = made(tmp_path)
+        await store.open()
+        for n in range(1, 1_001):
+            store.append(event(n, Delta(text="x")))
+            if n % 100 == 0:
+                store._flush_now()
+                await until(lambda: store._pending_count == 0)
+                assert count(tmp_path, "passing") <= 100
+        page = await store.events(S, after=0, limit=1_000)
+        positions = [each.position for each in page.events]
+        assert page.lost_to == 0 and len(positions) >= 50
+        assert positions == list(range(1_001 - len(positions), 1_001))
+        await store.close()
+
+    play(main)
+
+
+def test_the_line_is_bounded_and_an_ending_is_always_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond so many that wait a message is refused at once; a stop's write has room (race 89)."""
+
+    async def main() -> None:
+        monkeypatch.setattr(writer, "LINE", 5)
+        store = made(tmp_path)
+        await store.open()
+        with locked(tmp_path):
+            waiting = [store.decide(admit(f"r{n}")) for n in range(5)]
+            beyond = store.decide(admit("beyond"))
+            with pytest.raises(StoreFailed, match="5 writes wait for the disk; nothing was kept"):
+                await beyond
+            ending = store.decide(Decision(endings=(run("stopped", over=True),)))
+            assert not any(ticket.answered for ticket in (*waiting, ending))
+        await asyncio.gather(*waiting, ending)
+        assert [each.id for each in await store.runs(S)] == ["r0", "r1", "r2", "r3", "r4", "stopped"]
+        await store.close()
+
+    play(main)
+
+
+def test_withdrawing_is_conclusive_while_the_database_is_locked(tmp_path: Path) -> None:
+    """What waits for somebody else's lock is taken back at once, and never comes (race 89)."""
+
+    async def main() -> None:
+        store = made(tmp_path)
+        await store.open()
+        with locked(tmp_path):
+            first, second, third = (store.decide(admit(name)) for name in "abc")
+            assert not await first.within(0.1)  # the writer has seen it by now and waits for the lock
+            assert await store.withdraw(second) is False
+            assert second.answered and not first.answered and not third.answered
+        await asyncio.gather(first, third)
+        assert [each.id for each in await store.runs(S)] == ["a", "c"]
+        await store.close()
+
+    play(main)
+
+
+def test_withdrawing_is_conclusive_while_a_neighbour_is_refused(tmp_path: Path) -> None:
+    """Where one spoils a batch, nobody who takes the lock meanwhile keeps the others waiting without a way back."""
+
+    async def main() -> None:
+        store = made(tmp_path)
+        await store.open()
+        with locked(tmp_path):
+            texts = {f"r{n}": "\ud800" if n == 199 else "fine" for n in range(200)}
+            tickets = {name: store.decide(admit(name, text=text)) for name, text in texts.items()}
+        await tickets["r0"]
+        other = await asyncio.to_thread(grabbed)
+        async with asyncio.timeout(SECONDS):
+            inside = [name for name, ticket in tickets.items() if await store.withdraw(ticket)]
+        other.close()
+        assert all(ticket.answered for ticket in tickets.values())
+        assert "r199" not in inside
+        assert [each.id for each in await store.runs(S)] == inside
+        await store.close()
+
+    def grabbed() -> sqlite3.Connection:
+        """Take the write lock at the first instant that it is free."""
+        other = sqlite3.connect(tmp_path / "interlock.db", isolation_level=None, timeout=0, check_same_thread=False)
+        while True:
+            try:
+                other.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                continue
+            return other
+
+    play(main)
+
+
+def test_events_are_bounded_while_the_database_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what cannot be written the newest is held, and what was lost is told, then and after a restart (race 89)."""
+
+    async def main() -> None:
+        monkeypatch.setattr(stores, "PENDING_EVENTS", 100)
+        store = made(tmp_path)
+        await store.open()
+        with locked(tmp_path):
+            for n in range(1, 1_001):
+                store.append(event(n, Block(text=str(n))))
+                assert store._pending_count <= 101
+            page = await store.events(S, after=0, limit=2_000)
+            held = [each.position for each in page.events]
+            assert held == list(range(page.lost_to + 1, 1_001)) and 50 <= len(held) <= 101
+            assert (await store.events(S, after=page.lost_to, limit=1)).lost_to == 0
+        await store.close()
+        store = made(tmp_path)
+        await store.open()
+        assert await store.events(S, after=0, limit=2_000) == page
+        await store.close()
+
+    play(main)
+
+
+def test_no_session_loses_another_s_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions are a session's own to the store: what one run's end drops is nobody else's event."""
+
+    async def main() -> None:
+        store = made(tmp_path)
+        await store.open()
+        other = SessionId("other")
+        store.append(event(1, Delta(text="x")))
+        store.append(event(1, Block(text="kept"), session=other))
+        store.append(event(2, Delta(text="kept"), session=other))
+        store.append(event(3, Delta(text="x")))
+        store.append(ended(4))
+        await store.close()
+        store = made(tmp_path)
+        await store.open()
+        assert [each.position for each in (await store.events(S, after=0, limit=9)).events] == [4]
+        assert [each.position for each in (await store.events(other, after=0, limit=9)).events] == [1, 2]
+        await store.close()
+
+    play(main)

@@ -1,0 +1,86 @@
+"""A message that a run took in, over the wire: it is told, listed and answered as the run that took it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from interlock.core.events import Delta, Ended, Event, Said
+from interlock.core.names import Ending, Principal, RunId, SessionId
+from interlock.core.outcome import Outcome
+from interlock.surfaces.telling import Teller
+
+from .scene import Served, Wire, served, wire
+
+AGENT = "tests.surfaces.agents:agent"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """One server for all."""
+    with served(AGENT, tmp_path_factory.mktemp("steering") / "data", "--driver", "inline") as running:
+        yield running
+
+
+async def send(on: Wire, message: str, session: str, key: str, **more: Any) -> str:
+    """Send a message and return its run."""
+    return str(
+        (await on.request("chat.send", sessionKey=session, message=message, idempotencyKey=key, **more))["runId"]
+    )
+
+
+def test_a_message_that_was_taken_in_is_told_as_its_taker(server: Served) -> None:
+    """A steered message is no task of its own that runs for ever, and does not hide how its session ended."""
+
+    async def play() -> None:
+        async with wire(server.url, server.token) as on:
+            first = await send(on, "listen", "steered", "first")
+            await on.event("chat", lambda event: event["runId"] == first)
+            taken = await send(on, "hello", "steered", "second", queueMode="steer")
+            await on.event("chat", lambda event: event["runId"] == first and "hello" in event.get("deltaText", ""))
+            await on.request("chat.abort", sessionKey="steered")
+            await on.ended(first)
+            tasks = (await on.request("tasks.list", sessionKey="steered"))["tasks"]
+            assert [(task["id"], task["status"]) for task in tasks] == [(first, "cancelled")]
+            assert (await on.request("tasks.get", taskId=taken))["task"]["id"] == first
+            row = (await on.request("sessions.describe", key="steered"))["session"]
+            assert (row["status"], row["lastRunId"]) == ("stopped", first)
+            assert (await on.request("agent.wait", runId=taken))["stopReason"] == "rpc"
+
+    asyncio.run(play())
+
+
+def test_a_teller_forgets_every_run_it_told() -> None:
+    """The teller forgets a steered message with the run that took it: such a message has no end of its own."""
+
+    def event(run: str, data: Any) -> Event:
+        return Event(position=1, session=SessionId("s"), run_id=RunId(run), generation=1, data=data)
+
+    teller = Teller()
+    for names in (("s",), ("main", "ann/main")):
+        teller.tell(event("steered", Said(text="hello", by=Principal("me"))), names)
+        teller.tell(event("taker", Delta(text="x")), names)
+        teller.tell(event("taker", Ended(outcome=Outcome(run_id=RunId("taker"), ending=Ending.COMPLETED))), names)
+    assert teller._runs == {}
+
+
+def test_the_retry_of_a_message_that_was_taken_in_is_answered_at_once(server: Served) -> None:
+    """A retry with the key of a steered message gets the same answer at once, while the run that took it goes on."""
+
+    async def play() -> None:
+        async with wire(server.url, server.token) as on:
+            taker = await send(on, "listen", "retried", "taker")
+            await on.event("chat", lambda event: event["runId"] == taker)
+            steer = {"sessionKey": "retried", "message": "hi", "idempotencyKey": "steer", "queueMode": "steer"}
+            first = await on.request("chat.send", **steer)
+            taken = await on.event("agent", lambda event: event["stream"] == "input" and event["runId"] == taker)
+            assert (taken["data"]["phase"], taken["data"]["runId"]) == ("taken", first["runId"])
+            assert await on.request("chat.send", **steer) == first
+            assert (await on.request("agent.wait", runId=taker, timeoutMs=0))["status"] == "pending"
+            await on.request("chat.abort", sessionKey="retried")
+            over = await on.request("chat.send", **steer)
+            assert (over["status"], over["stopReason"]) == ("error", "rpc")
+
+    asyncio.run(play())
