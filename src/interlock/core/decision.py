@@ -78,7 +78,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome | None = None
     cut: str = ""
     told: bool = False  # the run's terminal event is in the log
-    instructions: str | None = None  # from the sender to the agent, beside the message
+    instructions: str | None = None  # from the sender to the agent, in addition to the message
     announce: Announce | None = None  # of a detached child: how its home learns of its ending
 
 

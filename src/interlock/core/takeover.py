@@ -38,7 +38,7 @@ class Admission(StrEnum):
     STEER = "steer"
     # The message waits for a quiet moment, and others may be added to it.
     COLLECT = "collect"
-    # The message is added to one that collects.
+    # The message is added to a waiting message that collects.
     MERGE = "merge"
     FULL = "full"
     REJECT = "reject"

@@ -259,8 +259,8 @@ class Control:
 
         Without a session (None) the run has a session of its own. `kind` is chat, or agent for a program's message,
         which queues unless it names a strategy itself. `agent` names the agent of open_control(agents=...) that
-        answers; `instructions` reach the agent beside the message. `order` is (channel, the channel's own number or
-        time). A message that was written before a stop in the same channel, and arrives after it, is stopped too.
+        answers; `instructions` reach the agent together with the message. `order` is (channel, the channel's own number
+        or time). A message that was written before a stop in the same channel, and arrives after it, is stopped too.
         """
         self._here()
         run = self._arrive(
@@ -741,7 +741,7 @@ class Control:
 
         The call never waits. The answer turns False in the step of the fall, whatever the ending, and stays False: a
         sink cannot act on a False that was only early. A run that waits for its seat is current: only a fall makes it
-        stale. A run that completed is not current; a sink that is behind sees by its ending that its text is final. An
+        stale. A run that completed is not current; a sink that is late sees by its ending that its text is final. An
         aliased run is as current as the run that absorbed it. A run that is not in memory, or that the caller may not
         see, is not current.
         """

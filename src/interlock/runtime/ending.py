@@ -277,7 +277,7 @@ class Endings:
         abandoned = any(body.state is BodyState.ABANDONED for body in left)
         dropped = any(was_dropped(body) for body in fall.bodies)
         drain = Drain.UNCONFIRMED if abandoned or dropped else Drain.OBSERVED
-        # Only now do named holds pass on: until here something of the runs could still use what they held.
+        # Pass the named holds on only now: until here a body or a process of the runs could still use the held things.
         for run in fall.runs:
             self._registry.holds.drained(run, confirmed=drain is Drain.OBSERVED)
         fall.drain = drain

@@ -274,8 +274,8 @@ class Fall:
             # runs.
             run.notice = None
         if run.kept is not None:
-            # A detached process belongs to the session once it has a pid. Without one it still belongs to the run and
-            # is ended with it: nothing of a run begins after its stop was acknowledged.
+            # A detached process belongs to the session once it has a pid. Without a pid the process still belongs to
+            # the run and is ended with it: otherwise it would begin after the stop was acknowledged.
             unborn = [each.containment for each in run.kept.running if each.order.detached and each.pid is None]
             held = [*run.kept.containments, *unborn]
             run.kept.containments = [each for each in held if not each.done.is_set()]

@@ -176,7 +176,7 @@ class Inbox:
         if known.key is not None:
             self._answer_again(run, known.key)
             return None
-        # A stop ended the message while it arrived. It is never dispatched; its sender is told.
+        # A stop ended the message while it arrived. The message is never dispatched; its sender is told.
         if run.fallen:
             self._tell_sender(run)
             return None
@@ -460,7 +460,7 @@ class Inbox:
         collection = other.collection
         if collection is None or collection.merging is not None or 1 + len(collection.parts) >= COLLECTED:
             return False
-        # A turn has one agent, and one text of instructions beside its messages.
+        # A turn has one agent and, in addition to its messages, one text of instructions.
         if (run.agent, run.instructions) != (other.agent, other.instructions):
             return False
         return self._may_stop(run, other) and self._may_stop(other, run)

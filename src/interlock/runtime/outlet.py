@@ -10,7 +10,7 @@
 
 Were the test of the fence and the publication two steps, a stop could be acknowledged between them, and a delta, a
 typing sign or a tool result of the old run would follow the ack (races 10, 11, 34 and 37). Were there a second way out,
-an event could follow the terminal event (race 100). `tell_again` is the one exception: recovery publishes with it the
+an event could follow the terminal event (race 100). `tell_again` is the one exception: with it, recovery publishes the
 end of a run that is only in the store.
 """
 

@@ -209,7 +209,7 @@ class Stopping:
         fall.sweep(processes, stopped)
         aborted, already = _came_to(fall)
         fall.stops = call.decide(at=fall.fenced_at, receipt=fall.id, aborted=aborted, already=already)
-        # The next turn has no previous one. A run that ends after this step is a previous turn again.
+        # After a reset the next turn has no `previous`. A run that ends after this step can be `previous` again.
         if resets:
             self._forget_turns(session)
             fall.resets.append(session)
