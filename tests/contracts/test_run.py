@@ -760,9 +760,9 @@ def test_after_the_end(stage: Stage, scene: str) -> None:
     assert tried.pop("current") is False and tried.pop("done") is None
     ending = played.outcome.ending
     check = tried.pop("check")
-    assert check == f"Stale: run {played.run} has ended; let Stale pass"
+    assert check == f"Stale: run {played.run} has ended; do not catch Stale"
     assert tried == {
-        word: f"Stale: {effect} refused: run {played.run} has ended ({ending}); let Stale pass"
+        word: f"Stale: {effect} refused: run {played.run} has ended ({ending}); do not catch Stale"
         for word, effect in REFUSED
     }
     after = stage.play("recalls", session=played.session, label=f"recalls after {scene}")
@@ -776,7 +776,7 @@ def test_a_task_that_waits_as_the_run_ends(stage: Stage) -> None:
     stage.do(until(lambda: len(read(path)) == 5))
     stage.do(stage.control.stop(session=played.session))
     for _, said in read(path):
-        assert re.fullmatch(rf"Stale: .*run {played.run} has ended \(completed\); let Stale pass", said)
+        assert re.fullmatch(rf"Stale: .*run {played.run} has ended \(completed\); do not catch Stale", said)
 
 
 REFUSED = [
@@ -793,9 +793,9 @@ def test_an_agent_that_goes_on_after_a_stop(stage: Stage) -> None:
     played = stage.play("goes_on_after_a_stop", stops(EventKind.DELTA), notes=notes)
     tried = dict(read(notes))
     assert tried.pop("current") is False and tried.pop("done") is None
-    assert tried.pop("check") == f"Stale: run {played.run} has ended; let Stale pass"
+    assert tried.pop("check") == f"Stale: run {played.run} has ended; do not catch Stale"
     assert tried == {
-        word: f"Stale: {effect} refused: run {played.run} has ended (stopped by local); let Stale pass"
+        word: f"Stale: {effect} refused: run {played.run} has ended (stopped by local); do not catch Stale"
         for word, effect in REFUSED
     }
     assert played.receipt.refused == {**REFUSALS, Effect.FINAL: 1}

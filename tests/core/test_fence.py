@@ -75,7 +75,9 @@ def test_the_message_says_what_to_watch() -> None:
     assert describe(RUN, SUPERSEDED, Effect.DELTA) == (
         "delta refused: run r-7 was superseded by r-8; watch that one instead"
     )
-    assert describe(RUN, STOPPED, Effect.TOOL) == "tool refused: run r-7 has ended (stopped by alice); let Stale pass"
+    assert (
+        describe(RUN, STOPPED, Effect.TOOL) == "tool refused: run r-7 has ended (stopped by alice); do not catch Stale"
+    )
     assert "(lost)" in describe(RUN, Cause(ending=Ending.LOST), Effect.FINAL)
 
 

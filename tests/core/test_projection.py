@@ -456,7 +456,7 @@ def test_what_an_ended_child_had_said_is_not_told_as_its_result() -> None:
 @pytest.mark.parametrize("value", ["x", None, RunId("r-7")])
 def test_what_is_no_outcome_is_refused(value: Any) -> None:
     """`project` says what it wants."""
-    with pytest.raises(BadInput, match="an outcome is what `wait` returns"):
+    with pytest.raises(BadInput, match="expected an Outcome, as `wait` returns it"):
         project(value)
 
 

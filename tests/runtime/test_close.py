@@ -134,7 +134,9 @@ def test_a_closed_control_takes_nothing() -> None:
             closing = asyncio.create_task(control.close())
             await anyio.sleep(0.1)
             assert not closing.done()
-            with pytest.raises(Unavailable, match="this control is closing; send it to the next one"):
+            with pytest.raises(
+                Unavailable, match="this control is closing; nothing was kept, send the message again after the restart"
+            ):
                 await control.send("s", "late")
             await closing
         with pytest.raises(Unavailable, match="closing"):

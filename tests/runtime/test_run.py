@@ -244,7 +244,7 @@ def test_stale_says_what_to_watch() -> None:
             await control.wait(second.run_id, drained=True)
         assert said == [
             f"delta refused: run {first.run_id} was superseded by {second.run_id}; watch that one instead",
-            f"delta refused: run {second.run_id} has ended (stopped by alice); let Stale pass",
+            f"delta refused: run {second.run_id} has ended (stopped by alice); do not catch Stale",
         ]
 
     seeded(main)

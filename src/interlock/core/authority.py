@@ -1,13 +1,16 @@
 """Who may do what: one table (`RIGHTS`), and one place that reads it (`Authority.may`).
 
 1. A right belongs to a principal, not to the connection that the principal uses.
-2. An action without an entry in the table is denied. So is a relation that the entry does not list.
-3. A right is asked of a session (`Whose`). The owner and the admins may do everything in it. A principal with whom the
-   session is shared for writing may see it, send to it, and end the runs they started. A principal with whom it is
-   shared for reading may see it. For every other principal the session does not exist: they get "not found", even if
-   they once sent to it.
-4. A reader (`readers=`) sees every session and changes nothing, not even a run it once started.
-5. An approver (`appoint`) may answer every question and sees the questions. It keeps its other relations besides.
+2. A caller is allowed an action only if `RIGHTS` lists one of the caller's relations (`Relation`: owner, writer,
+   reader, …) for it. Everything that is not listed is denied.
+3. Every check is about one session: `Whose` says who owns it and with whom it is shared. The owner and the admins may
+   do everything in it. A principal with whom the session is shared for writing may see it, send to it, and end the runs
+   they started. A principal with whom it is shared for reading may see it. For every other principal the session does
+   not exist: they get "not found", even if they once sent to it.
+4. A reader (`readers=`) sees every session and changes nothing, not even a run that the reader once started. `appoint`
+   can lift that ban (`writers`).
+5. An approver (`appoint`) sees and may answer every question, even if the approver is a reader. An approver keeps its
+   other relations.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -34,7 +37,9 @@ class Relation(StrEnum):
 class Action(StrEnum):
     """What a caller asks to do."""
 
-    # To begin a session under one's own name. A stop that leaves a mark for messages still to arrive needs it too.
+    # To begin a session, which then belongs to the caller. Control asks this of the sender of every message, and of a
+    # stop that would leave a mark for messages still to arrive (`StopMark`). So a reader who is
+    # not in `writers` sends nothing and leaves no mark.
     FOUND = "found"
     SEND = "send"
     TAKE_OVER = "take_over"
@@ -118,10 +123,10 @@ class Authority:
         self.appoint()
 
     def appoint(self, **roles: Collection[str]) -> None:
-        """Replace the roles appointed before: `admins`, `readers`, `approvers`, `writers`. It counts from this step on.
+        """Replace the roles appointed before (`admins`, `readers`, `approvers`, `writers`), from this step on.
 
-        The admins and readers named at construction keep their roles. A reader who is also in `writers` is an ordinary
-        principal that sees every session.
+        The admins and readers named at construction keep their roles. `writers` lifts the reader's ban on changes: a
+        principal in both lists sees every session and otherwise has their usual rights.
         """
         admins, readers = self._named
         self._admins, self._readers = admins.union(roles.get("admins", ())), readers.union(roles.get("readers", ()))
@@ -134,7 +139,8 @@ class Authority:
         if by in self._admins:
             return _ADMIN
         held = {Relation.READER} if by in self._readers else set()
-        # A reader who is no writer gets no further relation: with one it could stop runs of sessions it once owned.
+        # A reader who is not in `writers` does not get the relations of owner, sender or share. Otherwise the reader
+        # could still stop runs in a session that they owned before they became a reader.
         if not held or by in self._writers:
             held |= whose.relations(by, principal)
         return frozenset(held | {Relation.APPROVER} if by in self._approvers else held)

@@ -37,7 +37,8 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     strategy: Strategy | None = None  # None: the server's
     # The transcript begins after this position, which only rises.
     since: int = 0
-    # The generation at the last reset. A run up to this generation is never told to the next run as its `previous`.
+    # The generation at the last reset. A run is told the outcome of the run before it as `previous`. Runs of this
+    # generation or lower are left out, because they belong to the time before the reset.
     renewed: int = 0
     crashes: int = 0  # how often in a row the server died while a run of this session was going
     announced: int = 0  # how many turns in a row were begun by announcements
@@ -45,7 +46,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShareRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A principal's share of a session from position `at` on; `may` is None where it was taken back.
+    """A principal's share of a session from position `at` on; `may` is None where the share was taken back.
 
     The row with the highest `at` counts, so a late write of an earlier share cannot undo a later one.
     """
@@ -77,7 +78,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome | None = None
     cut: str = ""
     told: bool = False  # the run's terminal event is in the log
-    instructions: str | None = None  # from the sender to the agent, beside the message
+    instructions: str | None = None  # from the sender to the agent, in addition to the message
     announce: Announce | None = None  # of a detached child: how its home learns of its ending
 
 
@@ -153,8 +154,8 @@ class WakeRow(msgspec.Struct, frozen=True, kw_only=True):
 class StopMark(msgspec.Struct, frozen=True, kw_only=True):
     """A stop's place in its own channel: a message that was written before the stop, and arrives later, is stopped.
 
-    The channel's own numbers are all that is known of another network's order. Neither our clock nor the numbers of
-    another channel say whether a message was written before a stop.
+    Control learns in which order messages were written only from the channel's own numbers. Neither control's clock nor
+    the numbers of another channel say whether a message was written before a stop.
     """
 
     session: SessionId
@@ -164,7 +165,7 @@ class StopMark(msgspec.Struct, frozen=True, kw_only=True):
     stopped_at: float  # time of day
 
     def stands(self, now: float) -> bool:
-        """Return whether the mark still counts: it does for MARK_SECONDS after its stop.
+        """Return whether the mark still counts: a mark counts for MARK_SECONDS after its stop.
 
         Without that bound, a stop whose `at` lies far in the future would stop every later message of its channel. A
         mark from more than MARK_SECONDS in the future does not count either: the clock was set back since it was made.
@@ -177,7 +178,8 @@ class StopMark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MARK_SECONDS = 3_600.0
-# The most marks kept for one principal in one channel. Only a later stop at an earlier place adds a mark.
+# The most marks kept for one principal in one channel. A stop normally replaces the older marks. Both marks stay only
+# if the newer stop has a smaller `at` than the older one.
 MARKS_EACH = 16
 
 
@@ -224,6 +226,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The store's answer to a Decision that it took. `found` are endings it already had and that differ from ours."""
+    """The store's answer to a Decision that it took. `found` are other endings that the store already had."""
 
     found: tuple[Outcome, ...] = ()

@@ -1,6 +1,8 @@
 """The errors of Interlock.
 
-The text of each says what happened and what to do next. A call that raises one of them has changed nothing.
+The text of each says what happened and what to do next. A call that raises one of them was not carried out, with two
+exceptions: after a failure of the disk it is unknown whether a write was kept (`Unsure`), and a run that a message took
+over stays superseded even if the store does not keep that message (race 134).
 """
 
 
@@ -41,7 +43,7 @@ class Denied(Refused):
 
 
 class Unavailable(InterlockError):
-    """The store did not answer in time. Nothing was changed; make the same call again."""
+    """The store did not answer in time, or control is closing. The call was not carried out; make it again."""
 
     retryable = True
 

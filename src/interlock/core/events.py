@@ -1,12 +1,13 @@
 """What a watcher is told, and the transcript that is made from it.
 
 1. Events are the log. The transcript is not stored: `transcript` computes it from the log, for `run.history`,
-   `control.history` and every other reader. `message`, `block`, `tool` and `ended` events carry all it needs.
+   `control.history` and every other reader. `message`, `started`, `block`, `tool` and `ended` events carry everything
+   that `transcript` needs.
 2. A position is `boot << 32 | n`: the number of this start of the server, then a counter. Positions rise within a
    session, also across restarts; there may be holes.
 3. A run's `ended` event is its last. `receipt`, `gap` and `correction` belong to the session and may follow it.
-4. A block holds the whole text of the deltas before it. An agent that streams a text and then returns more of it makes
-   the block longer than its deltas. So a log without deltas tells the same conversation.
+4. A block holds the whole text of the deltas before it, so a log without deltas tells the same conversation. The block
+   can be longer than its deltas: an agent may stream a part of its reply and then return the whole.
 """
 
 from collections.abc import Iterable
@@ -41,8 +42,8 @@ class _Data(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):
 class Said(_Data, frozen=True, tag="message"):
     """A message was accepted.
 
-    `of` is the message's own run id, where another run absorbed it (steered or collected). `child` is set on an
-    announcement, which no person wrote: the run whose ending it announces.
+    `of` is the message's own run id, where another run absorbed it (steered or collected). `child` is the run whose
+    ending this message announces. It is set only on announcements, which control writes.
     """
 
     kind: ClassVar[EventKind] = EventKind.MESSAGE
@@ -227,7 +228,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the transcript, ready for a model: every call has a result, and a cut text occurs once."""
+    """A line of the transcript, ready for a model.
+
+    Every call has a result. The text that an early end left unfinished stands in one entry, which is marked `cut`.
+    """
 
     role: str  # user, assistant, call, result
     run_id: RunId
@@ -273,7 +277,8 @@ def _entries(event: Event, waiting: dict[RunId, list[Entry]]) -> list[Entry]:
     match data:
         case Said():
             said = Entry(role="user", run_id=run_id, text=data.text, by=data.by, child=data.child)
-            # A part of a turn that has begun (a steered message) stands right here; any other waits for its turn.
+            # A message that a turn absorbs after it has begun (a steered message) stands right here. Any other message
+            # waits until its turn begins.
             if data.of is not None and run_id not in waiting:
                 waiting.pop(data.of, None)
                 return [said]

@@ -3,12 +3,13 @@
 1. Current means: not fallen. Each run has one mark for that, and only `Fence.fall` sets it, once.
 2. The code that admits an effect tests the mark in the same synchronous step. With an await between the test and the
    effect, a stop could be acknowledged in between, and the effect would follow it.
-3. Generations mark what outlives memory: store writes, buffers, frames, hosts. A session's generation rises on every
-   start and on every fall, and never goes back. Were it raised by early endings alone, late output of a completed run
-   would pass as its successor's.
-4. A session that leaves memory raises one common floor to its own generation, and a session that is not in memory
-   stands at the floor, or at the number in the store if that is higher. So no number is given twice, and memory does
-   not grow with the number of sessions ever seen.
+3. Store writes, buffered output, frames and hosts can outlive the run's object in memory, where the mark is. So each
+   carries a generation of its session, and an old number shows that it is old. A session's generation rises on every
+   start and on every fall, and never goes back. If only early endings raised it, late output of a completed run would
+   pass as its successor's.
+4. Control keeps one number, the floor: the highest generation of any session that it has dropped from memory. A session
+   that is loaded again starts at the floor, or at the stored number if that is higher. So no session gets the same
+   number twice, and memory does not grow with the number of sessions ever seen.
 """
 
 from collections.abc import Hashable
@@ -56,15 +57,16 @@ def describe(run_id: RunId, cause: Cause, effect: Effect) -> str:
     if cause.superseded_by is not None:
         return f"{effect} refused: run {run_id} was superseded by {cause.superseded_by}; watch that one instead"
     by = f" by {cause.by}" if cause.by else ""
-    return f"{effect} refused: run {run_id} has ended ({cause.ending}{by}); let Stale pass"
+    return f"{effect} refused: run {run_id} has ended ({cause.ending}{by}); do not catch Stale"
 
 
 class Generations(Generic[Key]):
     """A number per key that only rises; `is_current` says whether a number is still the latest of its key.
 
     `rise` gives a key its next number, and from that step on the numbers given before are not current. Only a number
-    that `rise` returned can be current. `forget` bounds the memory: no number of a forgotten key is current, and none
-    of its numbers is given again. The numbers of one key may have holes, and two keys may have the same number.
+    that `rise` returned, or `StoredGenerations.restore` set, can be current. `forget` bounds the memory: no number of a
+    forgotten key is current, and none of its numbers is given again. The numbers of one key may have holes, and two
+    keys may have the same number.
 
     Ask `is_current` in the same step that acts on the answer: no await between, and with threads one lock around both.
     """
@@ -88,7 +90,7 @@ class Generations(Generic[Key]):
     def is_current(self, key: Key, generation: int | None) -> bool:
         """Return whether `generation` is the key's latest number; None, and any number of a forgotten key, is not.
 
-        A value that merely equals the number (True, 1.0) is not current: `rise` never returned it.
+        A value that merely equals the number (True, 1.0) is not current: a generation is an int.
         """
         return type(generation) is int and self._now.get(key) == generation
 
@@ -105,6 +107,7 @@ class StoredGenerations(Generations[SessionId]):
     def restore(self, session: SessionId, stored: int) -> None:
         """Raise a session's number to the stored one; never lower it.
 
-        A fall raises the number as a start does, so no run that was in memory before holds the restored number.
+        Every fall raised the number above that of the run that fell. So restoring the number makes no fallen run
+        current again.
         """
         self._now[session] = max(self.get(session), stored)

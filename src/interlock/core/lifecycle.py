@@ -2,7 +2,7 @@
 
 1. The table alone says which moves a run may make.
 2. `advance` finds the move in the table, or raises. No other code compares states to decide whether a run may move.
-3. Acked and drained are facts beside the state, not states.
+3. Acked and drained are not states of this table, but separate facts about a run.
 """
 
 from enum import StrEnum

@@ -47,7 +47,7 @@ class EventKind(StrEnum):
     QUESTION = "question"
     CHILD = "child"
     ENDED = "ended"
-    # These belong to the session, not to a run, and alone may follow a run's terminal event.
+    # The next three belong to the session, not to a run. Only they may follow a run's terminal event.
     RECEIPT = "receipt"
     GAP = "gap"
     CORRECTION = "correction"
@@ -81,7 +81,7 @@ class KnownPhase(StrEnum):
     """What a run was doing when a limit passed, as far as control knows. An agent may name phases of its own."""
 
     QUEUE = "queue"  # the run waited for the seat
-    START = "start"  # the run was dispatched, and its agent had used no verb yet
+    START = "start"  # the run was dispatched, and its agent had not yet called any method of its run
     AGENT = "agent"  # the agent's own code ran, or waited for its model
     TOOL = "tool"
     APPROVAL = "approval"  # the run waited for a person's answer
@@ -96,7 +96,7 @@ class LimitOf(StrEnum):
     CALLER = "caller"  # `send(deadline=)` or `delegate(timeout=)`
     OPERATOR = "operator"  # the control's limit on every run, on children, on silence or on waiting
     AGENT = "agent"  # the operator's limit for the run's agent
-    PARENT = "parent"  # a limit of the parent, with which this run fell
+    PARENT = "parent"  # a limit ended the parent, and this run fell with the parent
 
 
 class ErrorKind(StrEnum):
@@ -127,14 +127,18 @@ class May(StrEnum):
 
 
 class RunKind(StrEnum):
-    """What started a run. A wait for a run of one kind never answers with a run of another."""
+    """What started a run.
+
+    A key that was used for one kind of message is refused for another (race 103). Otherwise a sender would get, and
+    wait for, a run of a kind that they did not ask for.
+    """
 
     CHAT = "chat"
     AGENT = "agent"
     CHILD = "child"
     WAKE = "wake"
     ANNOUNCE = "announce"  # the ending of a detached child, told to its home as a turn
-    # The same, told as an entry of the transcript alone, which the next turn reads.
+    # The ending of a detached child, told only as an entry of the transcript. The next turn reads that entry.
     NOTE = "note"
 
 
@@ -160,7 +164,7 @@ class ToolState(StrEnum):
     SKIPPED = "skipped"
     # The call was permitted and then cut. Its effect is unknown.
     INTERRUPTED = "interrupted"
-    # The body still runs, behind the fence, where control cannot end it.
+    # Control could not end the body. It may still run (a thread, say), but its effects are refused.
     ABANDONED = "abandoned"
 
 
@@ -199,5 +203,6 @@ class Drain(StrEnum):
 
     PENDING = "pending"
     OBSERVED = "observed"  # control saw everything end
-    # A wait ran out, or code was dropped where it stood. The receipt names what control did not see end.
+    # Control waited as long as it may and did not see the end, or it stopped resuming a coroutine that would not end.
+    # The receipt names the bodies and processes that control did not see end.
     UNCONFIRMED = "unconfirmed"

@@ -67,7 +67,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tools: tuple[str, ...] = ()  # of a hidden turn: the tools that were started, since their effects remain
     started_at: float | None = None  # when its agent began; None: it never did
     ended_at: float | None = None  # when it fell; no effect of it was admitted after that
-    drained: bool = False  # nothing of it is left; a fact beside the ending, which comes later
+    drained: bool = False  # nothing of the run is left; becomes true some time after the ending
     durable: bool = True  # the store has the ending; False where it was published before the store had it
 
     @property
@@ -76,7 +76,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.ending not in (Ending.PENDING, Ending.UNKNOWN)
 
     def same_story(self, other: "Outcome") -> bool:
-        """Return whether both tell the same ending; `drained` and `durable` are facts beside it and may differ."""
+        """Return whether both tell the same ending; `drained` and `durable` are separate facts and may differ."""
         return bool(_story(self) == _story(other))
 
 
@@ -91,8 +91,9 @@ def cause_of(outcome: Outcome) -> Cause:
 def returned_at(told: float, *, heard: float, now: float) -> float:
     """Return when the agent in a host returned: `told`, the instant the host names, if that is possible; else `now`.
 
-    An instant before `heard`, when control had last read all that the host had sent, is not possible; nor is one in the
-    future. So a host that lies gains at most the time for which control did not read.
+    At `heard` control had read everything that the host had sent, and no return was in it. So an instant before `heard`
+    is a lie, and so is an instant in the future. A host that lies gains at most the time for which control did not
+    read.
     """
     return told if heard <= told <= now else now
 

@@ -52,7 +52,7 @@ class Responses(msgspec.Struct, frozen=True):
     """How a response object ends: its status, its last stream event, and the HTTP and error codes if not streamed.
 
     Every ending but a completion is 422. After 408, 409, 429 and 5xx clients send the request again by themselves, and
-    without a key. The partial text of a 200 they hand to their program as the answer.
+    without a key. After 200 they would hand the partial text to their program as the finished answer.
     """
 
     status: str
@@ -74,8 +74,8 @@ class Completions(msgspec.Struct, frozen=True, kw_only=True):
 class Acp(msgspec.Struct, frozen=True):
     """How an ACP prompt is answered: by a stop reason, or by a JSON-RPC error where ACP v1 has no stop reason for it.
 
-    The answer carries the outcome in `_meta`, the error in `data`. The code is never -32603: after that one a client
-    sends its prompt again.
+    A normal answer carries the outcome in `_meta`; a JSON-RPC error carries it in `data`. The error code is never
+    -32603: after that code a client sends its prompt again.
     """
 
     stop_reason: str | None = None
@@ -217,7 +217,7 @@ def native(outcome: Outcome) -> Native:
 def project(outcome: Outcome, *, steered: bool = False) -> Projection:
     """Return how every surface tells this outcome: its words, HTTP codes and exit code, with the facts filled in.
 
-    `steered` is for a response whose successor came by a WebSocket steer. `pending` and `unknown` raise BadInput.
+    `steered` is as in `responses`. `pending` and `unknown` raise BadInput.
     """
     found = row(outcome)
     return msgspec.structs.replace(
@@ -236,7 +236,7 @@ def project(outcome: Outcome, *, steered: bool = False) -> Projection:
 def row(outcome: Outcome) -> Projection:
     """Return the row of `TABLE` for an outcome, before the outcome's facts are filled in."""
     if not isinstance(outcome, Outcome):
-        raise BadInput(f"an outcome is what `wait` returns, not {type(outcome).__name__}; hand that in")
+        raise BadInput(f"expected an Outcome, as `wait` returns it, not {type(outcome).__name__}")
     found = TABLE.get(outcome.ending)
     if found is None:
         unknown = outcome.ending is Ending.UNKNOWN
@@ -284,7 +284,11 @@ def chat_event(outcome: Outcome) -> ChatEvent:
 
 
 def responses(outcome: Outcome, *, steered: bool = False) -> Responses:
-    """Return how a response object ends; `steered` if its successor came by a WebSocket steer."""
+    """Return how a response object ends.
+
+    `steered` says that the message that took over came as a steer of the Responses WebSocket protocol. Such a steer
+    ends the response, and the protocol calls the reason `steered`. Interlock's own strategy `steer` ends no run.
+    """
     answer = row(outcome).responses
     if _provider_failed(outcome):
         return msgspec.structs.replace(answer, error_code=PROVIDER_ERROR)

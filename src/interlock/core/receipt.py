@@ -5,8 +5,8 @@
 2. The receipt is made from what the fall decided, never from what the caller asked. Otherwise a stop that came after a
    completion would be answered with `aborted: true` (races 14 and 128).
 3. The ending and the drain are separate facts. `drain` is `observed` only if control saw every body and every process
-   end; a sent signal proves nothing. Were the two one fact, a run would be told as gone while its process lives
-   (race 127). What control did not see end is named in `unconfirmed`.
+   end; a sent signal proves nothing. If the two were one fact, a run would be told as gone while its process lives
+   (race 127). `unconfirmed` names the bodies and processes that control did not see end.
 4. `aborted`, `already` and `again` speak of the one call that returned the receipt; the stored receipt is without them.
    A second stop of a run gets the same receipt with `aborted: false`. A stop that ended nothing gets a receipt without
    an id (`nothing`).

@@ -6,8 +6,10 @@ A grammar reads the message; a list of stop words would not do, since people in 
 1. Every word of the message must belong to a stop, or to politeness, urgency, emphasis or the agent's name around it.
    With one word more ("stop the music"), in quotation marks, or forwarded, it is an ordinary message.
 2. A stop and a negation in one clause ("don't stop") are the opposite of a stop. A punctuation mark ends the clause.
-3. A message that the tables do not cover is an ordinary message. "wait" is one: nothing is guessed.
-4. One language reads the whole message. With mixed languages, Spanish "no para" would be an English "no" and a stop.
+3. A message that the tables do not cover is an ordinary message. "wait" is an ordinary message, because it need not
+   mean stop, and this file does not guess.
+4. One language reads the whole message. Otherwise "no para" (Spanish: it does not stop) would be read as English "no"
+   and Spanish "para" (stop), and would stop the run.
 5. The work is bounded: a message longer than LONGEST_CHARS is not read, a shorter one is read once per language.
 
 The channel decides who may stop, and which part of a text is the sender's own. This file only reads words.
@@ -67,7 +69,7 @@ _SAID, _STOPPED, _BARRED, _DENIED = 1, 2, 4, 8
 def _fold(text: str) -> str:
     # NFKC makes a decomposed arrête and a full-width STOP equal to the phrases of the tables. lower() is used and not
     # casefold(), which would also turn ß into ss. A Turkish İ would lower-case to i and a loose dot, and EXİT would not
-    # be exit, so İ is replaced first. The second NFKC joins that i with an accent behind it.
+    # be exit, so İ is replaced first. The second NFKC joins that i with an accent after it.
     straight = text.translate(_STRAIGHT)
     folded = unicodedata.normalize("NFKC", straight).replace("İ", "i").lower()
     return " ".join(unicodedata.normalize("NFKC", folded).translate(_STRAIGHT).split())
@@ -113,7 +115,7 @@ def _without(mention: str, text: str) -> str:
     folded, before = _fold(text), _fold(mention)
     if before and folded.startswith(before):
         rest = folded[len(before) :]
-        # With any other sign behind it, the mention is the beginning of a longer name, which is not the agent's.
+        # With any other sign after it, the mention is the beginning of a longer name, which is not the agent's.
         if rest[:1] in _AFTER_MENTION:
             folded = rest.lstrip(_AFTER_MENTION)
     said, after = folded.rstrip(_TRAILING), before.rstrip(_TRAILING)
@@ -238,10 +240,10 @@ def _next(state: int, role: _Role) -> int | None:
         return None if state & (_BARRED | _DENIED) else state | _SAID | _STOPPED
     if role is _Role.OBJECT:
         return state if state & _STOPPED else None
-    # "don't wait": a word behind the denial is the thing denied, so this is not a stop.
+    # "don't wait": a word after the denial is the thing denied, so this is not a stop.
     if role is _Role.AROUND:
         return None if state & _DENIED else state
-    # "anhalten nicht", "रुको नहीं": a negation behind the stop makes it the opposite.
+    # "anhalten nicht", "रुको नहीं": a negation after the stop makes it the opposite.
     if state & _STOPPED:
         return None
     return state | (_SAID | _DENIED if role is _Role.DENIAL else _BARRED)

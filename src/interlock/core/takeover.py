@@ -3,13 +3,14 @@
 1. A person's message is dominant: by default it takes over the run in the seat. A program's message queues by default
    (`strategy_of`): a program ends a person's turn only if its message names a strategy that does (race 133).
 2. Taking over needs the right to stop the run in the seat. Without that right the message queues.
-3. In a shared session a message can wait that the sender of a takeover may not stop. A takeover goes ahead of such a
-   message at most once; then the message is `overdue`. At the next takeover the old run falls all the same, but the
-   overdue message is seated first and the new one queues behind it. Otherwise repeated takeovers would starve it. (The
-   owner and the admins may stop every waiting message, so their takeover ends it.)
+3. In a shared session, a waiting message may belong to a principal whose runs the sender of a takeover may not stop. A
+   takeover goes ahead of such a message at most once; then the message is `overdue`. At the next takeover the old run
+   falls all the same, but the overdue message is seated first and the new message queues. Otherwise repeated takeovers
+   would starve the waiting message. (The owner and the admins may stop every waiting message, so their takeover ends
+   it.)
 4. A wake is skipped while the session is busy, and any message takes over the run of a wake.
-5. An announcement takes over no run, and no message takes over a waiting announcement: it stands in the queue behind
-   all that people and programs send (`place`; race 138).
+5. An announcement takes over no run, and a takeover ends no waiting announcement. Announcements stand in the queue
+   after all messages of people and programs (`place`; race 138).
 6. At most ANNOUNCED turns in a row are begun by announcements; further ones become notes (`report_kind`), until a
    person writes. Otherwise a parent that begins a new child for every announcement would go on for ever (race 140).
 """
@@ -37,7 +38,7 @@ class Admission(StrEnum):
     STEER = "steer"
     # The message waits for a quiet moment, and others may be added to it.
     COLLECT = "collect"
-    # The message is added to one that collects.
+    # The message is added to a waiting message that collects.
     MERGE = "merge"
     FULL = "full"
     REJECT = "reject"
@@ -53,14 +54,15 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0  # messages that would be ahead of this one in the queue
     capacity: int = 0
     overdue: bool = False
-    collecting: bool = False  # a collecting message waits to which this one may be added
+    collecting: bool = False  # a waiting message collects, and this one may be added to it
 
 
 def strategy_of(kind: RunKind, own: Strategy | None, *, session: Strategy | None, server: Strategy) -> Strategy:
     """Return the strategy that counts: the message's own, else its session's, else the server's.
 
     A program's message without a strategy of its own queues, or is rejected where its session (or the server) rejects.
-    The owner chose the session's strategy for what people write: it lets no program end, or get into, a person's turn.
+    The owner chose the session's strategy for people's messages. So it does not allow a program to end a person's turn
+    or to be steered into it.
     """
     chosen = own or session or server
     if own is None and kind in PROGRAMS and chosen is not Strategy.REJECT:
@@ -75,7 +77,7 @@ def report_kind(wish: Announce, *, in_a_row: int, stopped: bool) -> RunKind:
 
 
 def place(kind: RunKind, waiting: Sequence[RunKind]) -> int:
-    """Return the place of a message in the queue: announcements stand behind all others."""
+    """Return the place of a message in the queue: announcements stand after all others."""
     ahead = sum(other not in REPORTS for other in waiting)
     return len(waiting) if kind in REPORTS else ahead
 

@@ -1,7 +1,7 @@
 """A run's life in a few lines, made from the log and the receipt; nothing is stored for the timeline alone.
 
 Events carry `at`, the time of day, for this file. People read it, and no decision depends on it. Deltas are not kept in
-the log, so the timeline tells of a text only when it was whole, and how long it is.
+the log, so of each text the timeline shows only its length and the time at which it was complete.
 """
 
 from collections.abc import Iterable

@@ -3,8 +3,8 @@
 1. A phrase is written as people write it. `{a|b}` stands for both spellings, `{a|}` for with and without `a`. Commas
    and line ends separate phrases.
 2. A word that can also mean something else as a whole message ("alto", "enough", "wait") is left out.
-3. A language's word for "not" stands under `negations` only if it also means "no". Any other "not" stands in no table,
-   so that "don't stop" has a word that the tables do not cover, and is an ordinary message.
+3. A language's word for "not" stands under `negations` only if it also means "no". Any other "not" is no phrase by
+   itself. So no phrases cover the German message "nicht anhalten" (do not stop), and it is an ordinary message.
 """
 
 from itertools import product
@@ -15,7 +15,7 @@ class Language(NamedTuple):
     """The phrases of one language. A clause with a stop and a denial, or a stop and a negation, is no stop."""
 
     stops: str
-    # Objects stand only behind a stop, in its clause: stop *doing that*.
+    # Objects stand only after a stop, in its clause: stop *doing that*.
     objects: str = ""
     # Politeness, urgency, emphasis and address stand anywhere, and are no stop by themselves.
     around: str = ""

@@ -126,7 +126,7 @@ class SocketLink:
                     later.append(heard)
                     # Control answers no request of a run that has fallen.
                     if isinstance(heard, link.Fallen) and answer is None:
-                        answer = link.Refusal(word.number, Stale.__name__, "the run has ended; let Stale pass")
+                        answer = link.Refusal(word.number, Stale.__name__, "the run has ended; do not catch Stale")
             return answer
         except OSError:
             self._gone()

@@ -113,7 +113,7 @@ class HostPort:
             self.turn.notice.tell()
             for answer in self._answers.values():
                 if not answer.done():
-                    answer.set_exception(Stale(f"run {self.run_id} has ended ({cause.ending}); let Stale pass"))
+                    answer.set_exception(Stale(f"run {self.run_id} has ended ({cause.ending}); do not catch Stale"))
                     # Mark the exception as retrieved: its waiter may be gone, and asyncio would then log it as lost.
                     answer.exception()
 
@@ -195,7 +195,7 @@ class HostPort:
     async def _ask(self, make: Callable[[int], link.Request], kind: type[T] | Any) -> Any:
         # Control answers no request after the turn.
         if self.turn.over.is_set():
-            raise Stale(f"run {self.run_id} has ended; let Stale pass")
+            raise Stale(f"run {self.run_id} has ended; do not catch Stale")
         number = next(self._numbers)
         answer: asyncio.Future[link.Answer] = self._loop.create_future()
         self._answers[number] = answer

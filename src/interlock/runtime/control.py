@@ -1,4 +1,4 @@
-"""Control: the verbs of everyone who is not the agent.
+"""Control: the verbs for every caller other than the agent.
 
 1. Control decides in one synchronous step and acts in tasks of its own. A caller that vanishes changes nothing: no
    step of a run depends on the task that asked for it.
@@ -255,13 +255,12 @@ class Control:
         agent: str | None = None,
         instructions: str | None = None,
     ) -> Sent:
-        """Send a message; return once the store has it. By default it takes over what runs in the session.
+        """Send a message; return once the store has it. By default the message takes over the run in the session.
 
-        Without a session (None) the run has a session of its own. `kind` is chat, or agent for a program's message:
-        that one queues, unless it names a strategy itself. `agent` names the agent of open_control(agents=...) that
-        answers; `instructions` reach the agent beside the message.
-        `order` is (channel, the channel's own number or time). A message that was written before a stop in the same
-        channel, and arrives after it, is stopped too.
+        Without a session (None) the run has a session of its own. `kind` is chat, or agent for a program's message,
+        which queues unless it names a strategy itself. `agent` names the agent of open_control(agents=...) that
+        answers; `instructions` reach the agent together with the message. `order` is (channel, the channel's own number
+        or time). A message that was written before a stop in the same channel, and arrives after it, is stopped too.
         """
         self._here()
         run = self._arrive(
@@ -334,7 +333,7 @@ class Control:
         From this step on a stop finds the message, although nothing of it was loaded or stored yet (races 1 and 24).
         """
         if self._registry.closing:
-            raise Unavailable("this control is closing; send it to the next one")
+            raise Unavailable("this control is closing; nothing was kept, send the message again after the restart")
         if not self._authority.may(Action.FOUND, Principal(by)):
             raise UnknownSession(SessionId(session_id or "of its own"), Principal(by))
         if len(self._registry.falls) >= FALLS:
@@ -400,7 +399,7 @@ class Control:
         return await self._stopping.once(call, None, lambda: self._stopping.message(sent, call))
 
     def remaining(self, session: str, *, by: str = LOCAL) -> Remaining:
-        """Return what the caller may still stop in a session. It never waits for the store, so it sees memory alone."""
+        """Return what the caller may still stop in a session. It reads memory alone and never waits for the store."""
         return self._stopping.remaining(SessionId(name_of(session, "session")), Principal(name_of(by, "by")))
 
     async def reset(self, session: str, *, key: str | None = None, by: str = LOCAL) -> Receipt:
@@ -742,7 +741,7 @@ class Control:
 
         The call never waits. The answer turns False in the step of the fall, whatever the ending, and stays False: a
         sink cannot act on a False that was only early. A run that waits for its seat is current: only a fall makes it
-        stale. A run that completed is not current; a sink that is behind sees by its ending that its text is final. An
+        stale. A run that completed is not current; a sink that is late sees by its ending that its text is final. An
         aliased run is as current as the run that absorbed it. A run that is not in memory, or that the caller may not
         see, is not current.
         """
@@ -808,7 +807,8 @@ class Control:
                 running.end()
         bounds = self.settings
         await self._crew.wait(2 * bounds.commit_seconds + bounds.grace_seconds + bounds.drain_seconds + SLACK_SECONDS)
-        # In one step with the cut: a run that falls after it would have no task left to publish its ending.
+        # Set this in one step with the cut: a run that falls after the cut would have no task left to publish its
+        # ending.
         self._registry.closed = True
         self._crew.cut()
         await self._crew.wait(SLACK_SECONDS)
@@ -831,7 +831,9 @@ class Control:
             run.called.set()
         # A message that is joining another one is already decided on and is not turned away.
         elif run.state is State.ARRIVING and run.joining is None:
-            self._inbox.turn_away(run, Unavailable("this control is closing; send it to the next one"))
+            self._inbox.turn_away(
+                run, Unavailable("this control is closing; nothing was kept, send the message again after the restart")
+            )
 
 
 async def _over(run: LiveRun, drained: bool) -> None:

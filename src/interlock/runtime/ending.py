@@ -2,12 +2,12 @@
 
 t0 is `Fall.take`, and in the same step `Endings.close` hands the fall's one Decision to the store.
 t1 comes at most COMMIT_SECONDS later: one terminal event for every fallen run, then the receipt. If the store has not
-   answered by then, the event says `durable: false`, and the write is tried again until it is in. Then the receipt is
-   published again.
-t2 is the drain. Bodies have their grace and then are not resumed. DRAIN_SECONDS bounds the whole of it, for a run and
+   answered by then, the event says `durable: false`, and the write is tried again until it is committed. Then the
+   receipt is published again.
+t2 is the drain. Bodies have their grace and then are not resumed. DRAIN_SECONDS bounds the whole drain, for a run and
    its children together. A child that was cut may still clean up after `delegate` returned, so a parent is drained only
    when its children are.
-t3 completes the receipt: control saw everything end (`observed`), or the receipt names what it did not see end.
+t3 completes the receipt: control saw everything end (`observed`), or the receipt names what control did not see end.
 
 1. t1 to t3 run in tasks that control owns; callers only wait for them. A caller may vanish, or be the run that falls,
    and the ending must be stored and published all the same (races 23, 40 and 108).
@@ -48,7 +48,7 @@ LAST_SECONDS = 0.1  # how long a body that was just dropped has to end
 
 
 class Endings:
-    """Ends runs; the only place that does."""
+    """Ends runs: every fall is opened and closed here."""
 
     def __init__(
         self, registry: Registry, *, feed: Feed, store: Store, crew: Crew, clock: Clock, settings: Settings
@@ -70,8 +70,8 @@ class Endings:
     def close(self, fall: Fall, *, admission: Decision | None = None) -> Ticket:
         """Finish t0: seat the next message, hand one Decision to the store, and start the task of t1 to t3.
 
-        `admission` is the message that takes over; it is in the same Decision, and has its seat or its place in the
-        queue already.
+        `admission` admits the message that takes over, and becomes part of the same Decision. The message has its seat
+        or its place in the queue already.
         """
         self.report(fall)
         if admission is None:
@@ -101,7 +101,7 @@ class Endings:
         try:
             await self._end_and_drain(fall, ticket)
         # Something outside control cancelled this task. Publish the ending and complete the receipt all the same:
-        # otherwise whoever waits for them would wait for ever.
+        # otherwise their waiters would wait for ever.
         except BaseException:
             if not fall.ended.is_set():
                 self._tell(fall, durable=False, drained=False)
@@ -152,7 +152,8 @@ class Endings:
         if await ticket.within(self._settings.commit_seconds):
             with contextlib.suppress(StoreFailed):
                 verdict = await ticket
-        # Whether the newer message is stored is known soon. If it is not, the ending must not name it as successor.
+        # The store soon says whether it has the newer message. If not, the ending must not name that message as
+        # successor.
         if verdict is None and fall.successor is not None:
             await _all_set([fall.successor.acked], until + UNKEPT_SECONDS)
         ahead = [run.acked for run in fall.runs]
@@ -162,7 +163,7 @@ class Endings:
         return verdict
 
     def _adopt(self, fall: Fall, verdict: Verdict) -> bool:
-        """Adopt the endings that the store already had, because another node was first; return whether it had any."""
+        """Adopt endings that the store already had, because another node was first; return whether there were any."""
         found = {outcome.run_id: outcome for outcome in verdict.found}
         for run in fall.runs:
             if run.id in found:
@@ -221,7 +222,7 @@ class Endings:
             run.announced = True
 
     def begin_anew(self, session: Session) -> None:
-        """Let a session's transcript begin behind everything published so far.
+        """Let a session's transcript begin after everything published so far.
 
         A reset that ends something calls this in the step that publishes the last ending of the old transcript. So a
         caller who vanishes, or is itself part of what is reset, changes nothing.
@@ -276,7 +277,7 @@ class Endings:
         abandoned = any(body.state is BodyState.ABANDONED for body in left)
         dropped = any(was_dropped(body) for body in fall.bodies)
         drain = Drain.UNCONFIRMED if abandoned or dropped else Drain.OBSERVED
-        # Only now do named holds pass on: until here something of the runs could still use what they held.
+        # Pass the named holds on only now: until here a body or a process of the runs could still use the held things.
         for run in fall.runs:
             self._registry.holds.drained(run, confirmed=drain is Drain.OBSERVED)
         fall.drain = drain
@@ -284,7 +285,7 @@ class Endings:
         fall.drained.set()
 
     async def _persist(self, fall: Fall, ticket: Ticket) -> None:
-        """Hand a fall's Decision to the store until it is in. If the store had other endings, publish corrections."""
+        """Hand a fall's Decision to the store until it is committed; publish corrections if it had other endings."""
         said = False
         while True:
             try:
@@ -299,8 +300,8 @@ class Endings:
                     log.warning("an ending is not durable yet, and is tried again: %s", failure)
                 said = True
                 await anyio.sleep(self._settings.retry_seconds)
-            # The first write is not in, so the newer message is about to be withdrawn. Wait for that: the next write is
-            # without its admission, and must not name it as successor.
+            # The first write was not committed, so the newer message is about to be withdrawn. Wait for that: the next
+            # write does not admit the message, and must not name it as successor.
             if fall.successor is not None:
                 await fall.successor.acked.wait()
             ticket = self._store.decide(fall.decision())
@@ -313,7 +314,7 @@ class Endings:
         fall.kept.set()
 
     def insist(self, decision: Decision, session: Session | None = None) -> Ticket:
-        """Hand a decision to the store in this step, and let a task try again until it is in.
+        """Hand a decision to the store in this step, and let a task try again until it is committed.
 
         Until then the session stays in memory, where the decision counts already.
         """
@@ -334,7 +335,7 @@ class Endings:
             pin.__exit__(None, None, None)
 
     async def keep(self, decision: Callable[[], Decision]) -> None:
-        """Hand a decision to the store again and again until it is in."""
+        """Hand a decision to the store again and again until it is committed."""
         while not await committed(self._store, self._store.decide(decision()), self._settings.commit_seconds):
             await anyio.sleep(self._settings.retry_seconds)
 

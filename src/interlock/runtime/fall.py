@@ -1,12 +1,12 @@
-"""The one way to end.
+"""The one way to end: every run ends through `Fall.take`, whatever the cause.
 
-1. Every ending of every run enters `Fall.take`: completion, failure, stop, takeover, a passed limit, a parent's end,
-   shutdown, loss. All of t0 happens in that one synchronous step: the ending is settled · the fence closes · the seat
-   is free and the generation rises · questions go void · unread deltas leave every buffer · open tool calls get a
-   result · bodies and processes are cut · the children fall. Nothing in this file waits. What follows t0 is in
-   `ending.py`: the ending becomes public (t1), its bodies and processes end (t2), and the receipt is complete (t3).
-2. A Fall is everything that falls in one step: for a stop of a session or a takeover the run in the seat and the
-   waiting messages, and with every run its children. It has one instant, one Decision and one receipt. Its `cause` is
+1. The causes are completion, failure, stop, takeover, a passed limit, a parent's end, shutdown and loss. All of t0
+   happens in one synchronous step: the ending is settled · the fence closes · the seat is free and the generation rises
+   · questions go void · unread deltas leave every buffer · open tool calls get a result · bodies and processes are cut
+   · the children fall. Nothing in this file waits. What follows t0 is in `ending.py`: the ending becomes public (t1),
+   its bodies and processes end (t2), and the receipt is complete (t3).
+2. A Fall holds all runs that fall in one step. If a session is stopped or taken over, these are the run in the seat,
+   the waiting messages, and the children of each. A Fall has one instant, one Decision and one receipt. Its `cause` is
    that of its first run; each run has an outcome of its own. A completed run has a receipt too.
 3. A rollback marks the turn (`outcome.hidden`) and deletes nothing. `outcome.tools` names the tools of the turn whose
    bodies began, since their effects remain.
@@ -75,7 +75,7 @@ class Fall:
         self.void: dict[RunId, tuple[QuestionId, ...]] = {}  # by run: the questions that were open when it fell
         self.held = 0  # named holds that these runs keep until they are drained
         self.swept: list[Running] = []  # detached processes that a stop of their session ended
-        self.resets: list[Session] = []  # sessions whose transcripts begin anew behind this fall
+        self.resets: list[Session] = []  # sessions whose transcripts begin anew after this fall
         # The keys of runs that fell before their ack. They are stored with the endings, so that a sender who tries
         # again under the same key is told how the run ended.
         self.keys: list[KeyRow] = []
@@ -108,15 +108,15 @@ class Fall:
     def take(self, run: LiveRun, cause: Cause, *, closing: str | None = None, at: float = math.inf) -> None:
         """Let a run fall; a run that has fallen already is left alone.
 
-        A passed limit beats the cause given (`settle`). `closing` is the text that the agent returned. `at` is the
-        instant at which a limit of the run's parent passed, where that is why the run falls: the run is settled as of
-        then, so a limit of its own counts only if it is not later, however late the loop comes to either.
+        A passed limit beats the cause given (`settle`). `closing` is the text that the agent returned. If the run falls
+        because a limit of its parent passed, `at` is the instant of that limit, and the run is settled as of `at`. So
+        the run's own limit counts only if it passed at or before `at`, even if a slow loop handles both late.
         """
         if run.fallen or not may(run.state, Move.END):
             return
         was_started = run.state is State.STARTED
         limits = [run.standing(limit) for limit in run.limits]
-        # An agent in a host that has returned is settled as of its return, however late control reads of it.
+        # If the agent in a host has returned, use the instant of its return, even if control reads of it later.
         now = min(at, self._clock.now() if run.returned is None else run.returned)
         passed = passed_limit(now, limits)
         settled = settle(cause, now=now, limits=limits, phase=run.doing)
@@ -125,7 +125,8 @@ class Fall:
         # here and the end of the step awaits, so no other code sees a fallen run that still has its seat, an open
         # question or a current child. With an await in here a second cause could settle the run again (races 17 to 21),
         # an Allow could start a tool of the fallen run (race 52), a child could begin below it (race 44), and the next
-        # message could be seated beside it (races 25 and 26). A stop is answered only after this step.
+        # message could be seated while this run still has the seat (races 25 and 26). A stop is answered only after
+        # this step.
         run.fence.fall(settled)
         self.cause = self.cause or settled
         if run.state is not State.ARRIVING:
@@ -147,7 +148,7 @@ class Fall:
         self._disarm(run)
         self.void[run.id] = self._void_questions(run)
         self.held += self._registry.holds.fall(run)
-        # Deltas that no watcher has read leave every buffer now; otherwise they would arrive behind the ack of the stop
+        # Deltas that no watcher has read leave every buffer now; otherwise they would arrive after the ack of the stop
         # (races 9 and 10).
         if settled.early:
             self._feed.drop(run)
@@ -168,10 +169,10 @@ class Fall:
         self._take_along(run, settled, at if passed is None else passed.at)
 
     def _before_parent(self, run: LiveRun) -> None:
-        """If the run's parent has not fallen, keep this fall with the parent.
+        """If the run's parent has not fallen yet, add this fall to `parent.child_falls`.
 
-        The parent's ending is published after this one, and the parent is drained only when this fall is. The tools
-        that the child began count as begun by the parent.
+        So the parent's end waits for this fall: it is published after this one, and the parent is drained only when
+        this fall is drained. The tools that the child began count as begun by the parent.
         """
         parent = run.parent
         if parent is None or parent.fallen:
@@ -230,8 +231,8 @@ class Fall:
 
     def _outcome(self, run: LiveRun, cause: Cause) -> Outcome:
         previous = run.session.previous
-        # The tool names of a rolled-back turn. A run that never started hands them on in its own outcome, because its
-        # agent was not told of them.
+        # The next turn's agent learns from `previous.tools` which tools of a rolled-back turn had begun. If that next
+        # run never starts, its own outcome carries the names on to the turn after it.
         undone = previous.tools if previous is not None else ()
         return Outcome(
             run_id=run.id,
@@ -262,17 +263,19 @@ class Fall:
     def _cut(run: LiveRun) -> None:
         """Set the run's notice, end its processes, and throw one cancel into each body.
 
-        A body that swallows the cancel goes on behind the closed fence. It is not resumed any more after its grace, or
-        after REFUSALS refused verbs: otherwise a loop of `say` that swallows Stale would spin until its grace is over.
+        A body that swallows the cancel goes on, but the fence refuses its effects. Control no longer resumes the body
+        after its grace, or after REFUSALS refused verbs: otherwise a loop of `say` that swallows Stale would spin until
+        its grace is over.
         """
         run.refusal_budget = REFUSALS
         if run.notice is not None:
             run.notice.tell()
-            # The notice's descriptors are closed with the last code that holds the notice.
+            # The notice closes its file descriptors when its last reference is gone, which may be in a tool that still
+            # runs.
             run.notice = None
         if run.kept is not None:
-            # A detached process belongs to the session once it has a pid. Without one it still belongs to the run and
-            # is ended with it: nothing of a run begins after its stop was acknowledged.
+            # A detached process belongs to the session once it has a pid. Without a pid the process still belongs to
+            # the run and is ended with it: otherwise it would begin after the stop was acknowledged.
             unborn = [each.containment for each in run.kept.running if each.order.detached and each.pid is None]
             held = [*run.kept.containments, *unborn]
             run.kept.containments = [each for each in held if not each.done.is_set()]
@@ -307,7 +310,7 @@ class Fall:
             seat_next(self._registry, session)
 
     def adopt(self, run: LiveRun, found: Outcome) -> None:
-        """Replace a run's outcome by the true one: the store had another, or the newer message was not kept."""
+        """Replace a run's outcome by the true one: the store had another, or did not keep the newer message."""
         if run.session.previous is not None and run.session.previous.run_id == run.id:
             run.session.previous = found
         if run is self.runs[0]:
@@ -320,9 +323,10 @@ class Fall:
         """Return this fall as one transaction."""
         sessions: dict[SessionId, SessionRow] = {}
         for run in self.runs:
-            # Write the row of a session that the store does not have only if a message of it was decided on. The sender
-            # of that message was told of a run and owns the session. A message that was stopped before it was decided
-            # on must not create the session: its sender could still be refused, and would own it nevertheless.
+            # If the store does not know the session yet, write its row only if the inbox has decided on one of its
+            # messages. The sender of that message was told of a run and owns the session. A message that was stopped
+            # before the inbox decided on it must not create the session: its sender could still be refused, and would
+            # own the session nevertheless.
             founded = run.session.stored or run.session.id in self._decided
             if run.session.owner is not None and founded:
                 sessions[run.session.id] = self._registry.session_row(run.session)
@@ -428,13 +432,13 @@ class Fall:
 def seat_next(registry: Registry, session: Session) -> LiveRun | None:
     """Give a session's seat, if it is free, to the first waiting message that may take it; return that message's run.
 
-    Every waiting message gets its seat here, in one step, and a taken seat is never given. So a waiting message has one
-    consumer, and the end of an old run takes nothing from a new run's queue (races 25 and 26).
+    Every waiting message gets its seat here, in one step, and a taken seat is never given. So no message is seated
+    twice, and the late end of an old run cannot seat a message while a newer run has the seat (races 25 and 26).
     """
     if session.seat is not None or registry.settling or registry.closing or session.parked or not session.waiting:
         return None
     run = next((run for run in session.waiting if run.due), None)
-    # Messages may still be added to one that collects. The inbox calls this function again when it is ready.
+    # A collecting message is not seated until its quiet time is over. The inbox then calls this function again.
     if run is None or (run.collection is not None and not run.collection.ready):
         return None
     session.waiting.remove(run)
@@ -467,10 +471,10 @@ def _with_children(runs: Sequence[LiveRun]) -> Iterator[LiveRun]:
 
 
 def _abandoned(runs: Sequence[LiveRun]) -> Iterator[Body]:
-    """Yield the bodies of runs that were abandoned.
+    """Yield the abandoned bodies of these runs.
 
-    Of children that ended before their parent, yield only those that were dropped or have still not ended: the others
-    were abandoned in the child's own receipt, and control has seen them end since.
+    For a child that ended before its parent, yield only bodies that were dropped or still run. The child's own receipt
+    named its other bodies as abandoned, but control has seen them end since.
     """
     for run in runs:
         for body in run.bodies or ():
@@ -509,7 +513,8 @@ def _names(*groups: Iterable[str]) -> tuple[str, ...]:
 def _closed_rows(run: LiveRun) -> list[QuestionRow]:
     """Return the rows of the questions without an answer.
 
-    Questions that were closed before the fall are among them: that write was not waited for, and may have failed.
+    Questions that were closed before the fall are among them: control did not wait for that write, and it may have
+    failed.
     """
     questions = (run.questions or {}).values()
     return [question.row() for question in questions if question.state is not QuestionState.ANSWERED]

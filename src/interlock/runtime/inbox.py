@@ -1,8 +1,8 @@
 """The one way in, for every message: a person's, a program's, a parent's to its child, a schedule's.
 
-A message stands in its session's line of arrivals from the first instant, so a stop right behind it ends it (races 2
-and 24). The inbox decides on the arrivals of a session in their order, on each in one synchronous step: used key? ·
-stopped meanwhile? · may the sender send? · stopped before it came? · takeover · seat or queue · one Decision.
+A message stands in its session's line of arrivals from the first instant, so a stop right after it ends it (races 2 and
+24). The inbox decides on the arrivals of a session in their order, on each in one synchronous step: used key? · stopped
+meanwhile? · may the sender send? · stopped before it came? · takeover · seat or queue · one Decision.
 
 1. A used key is answered before the inbox looks for a stop that came ahead of the message, and both before a run is
    taken over. Otherwise the second delivery of a message would take over the run of the first (race 102).
@@ -11,15 +11,16 @@ stopped meanwhile? · may the sender send? · stopped before it came? · takeove
 3. One task of control's own carries a message from here to its end (`Stage.carry`). The sender only waits for the ack,
    and may vanish. So there is no hand-over between tasks at which a message could be forgotten.
 4. Messages are collected into one turn only where each author may stop the other's run, because each may stop the turn.
-   They are committed one after another, and the turn does not begin while one is being committed: every ack is true.
+   They are committed one after another, and the turn does not begin while one is being committed. Otherwise a sender
+   could be told that the message is part of the turn while the turn began without it.
 5. The sender of the first message admitted to a session becomes its owner. Until that message is committed the next
    arrival waits, and can be stopped meanwhile. Otherwise a first message that is withdrawn could leave its sender as
    the owner of another principal's session.
 6. A run begins when the endings before it in its session are public, at most COMMIT_SECONDS after their falls. So a
    watcher sees the old run's terminal event before the new run's message. A run never waits for the cleanup of others.
 7. The step that hands a steered message to the agent makes it part of the run, and gives its alias to the store without
-   waiting. All that the run records later is behind that in store order, so no effect of the message is stored without
-   it.
+   waiting. The store writes the alias before anything that the run records later. So the store never holds an effect of
+   the message without the fact that the run absorbed it.
 """
 
 import asyncio
@@ -48,7 +49,7 @@ from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import ARRIVALS, COLLECT_TIMES, COLLECTED, Settings
 from interlock.stores.base import Loaded, Store, StoreFailed, Ticket, Unsure, committed
 
-# Arrivals at most this long behind a session's first message are refused with it if the store does not take it.
+# Arrivals at most this long after a session's first message are refused with it if the store does not take it.
 PATIENCE_SECONDS = 0.1
 # How many takeovers may go ahead of a waiting message that their senders may not stop (`takeover`, rule 3).
 PASSES = 1
@@ -112,7 +113,8 @@ class Inbox:
             except Unavailable as problem:
                 run.problem = run.problem or problem
             await run.turn.wait()
-            # A stop that reads whose session this is decides first (`held_up`).
+            # If a stop is just reading the session's owner from the store, wait: the stop is decided before this
+            # message (`held_up`).
             while run.session.reading:
                 await next(iter(run.session.reading)).wait()
             if run.problem is not None:
@@ -135,7 +137,7 @@ class Inbox:
     async def _found(self, run: LiveRun, ticket: Ticket) -> None:
         """Wait until it is certain whether the store has a session's first message (rule 5).
 
-        If the store does not take it, refuse the arrivals right behind it as well: otherwise each of them would become
+        If the store does not take it, refuse the arrivals right after it as well: otherwise each of them would become
         the first message in its turn, and wait for COMMIT_SECONDS again.
         """
         if not await committed(self._store, ticket, self._settings.commit_seconds):
@@ -153,7 +155,8 @@ class Inbox:
     async def _load(self, run: LiveRun) -> Loaded:
         """Read the session and the key from the store, if they are not in memory.
 
-        Apart from the waits for its turn, this is the only await between a message's arrival and its decision.
+        Between its arrival and its decision a message waits for this read, for its turn in the line, and for a stop
+        that is reading the session's owner, and for nothing else.
         """
         if run.session.loaded and run.key is None:
             return Loaded()
@@ -173,14 +176,14 @@ class Inbox:
         if known.key is not None:
             self._answer_again(run, known.key)
             return None
-        # A stop ended the message while it arrived. It is never dispatched; its sender is told.
+        # A stop ended the message while it arrived. The message is never dispatched; its sender is told.
         if run.fallen:
             self._tell_sender(run)
             return None
         if not self._may_send(run):
             raise UnknownSession(run.session.id, run.principal)
         if self._registry.closing:
-            raise Unavailable("this control is closing; send it to the next one")
+            raise Unavailable("this control is closing; nothing was kept, send the message again after the restart")
         if self._registry.stop_of(run.principal, run.key) is not None:
             raise KeyConflict(f"key {run.key!r} was used for a stop; use a new key for this message")
         if (stopper := self._stopped_before(run, known)) is not None:
@@ -200,7 +203,8 @@ class Inbox:
         if session.owner is None:
             found = self._authority.may(Action.FOUND, run.principal)
             return found and run.begins and may_found(run.principal, session.id)
-        # A child comes by its parent's right. Its session is its own, and takes no other message.
+        # A child needs no right of its own: its parent had the right to begin it. The child's session takes no other
+        # message.
         if run.parent is not None:
             return True
         return self._authority.may(Action.SEND, run.principal, whose=Whose(session.owner, session.shares))
@@ -208,9 +212,9 @@ class Inbox:
     def may_come(self, run: LiveRun) -> bool:
         """Return whether a message was admitted or may still be.
 
-        A stop leaves alone a message that is going to be refused: otherwise the message would have an ending, in a
-        session that is not its sender's. While the session is not read, or its first message is not stored, the answer
-        is not known; it is True then.
+        A stop does not end a message that will be refused anyway. Otherwise a stopped run of a stranger would be
+        recorded in another principal's session, and the stranger would learn that the session exists. While the session
+        is not read, or its first message is not stored, the answer is not known, and this method returns True.
         """
         session = run.session
         if run.state is not State.ARRIVING or not session.loaded or (session.owner is not None and not session.stored):
@@ -267,7 +271,7 @@ class Inbox:
         self._registry.mark(known.marks)
 
     def _answer_again(self, run: LiveRun, key: KeyRow) -> None:
-        """Answer a message whose key was used before as its first use was answered."""
+        """Give a message whose key was used before the same answer as the first message with the key."""
         _same_body(run, key.method, key.digest)
         # A message sent to no session has a session of its own. The first message with this key had one too.
         alone = run.session.id == own_session(run.id)
@@ -373,7 +377,7 @@ class Inbox:
         return self._authority.may(Action.TAKE_OVER, run.principal, whose=whose, principal=other.principal)
 
     def take_back(self, run: LiveRun) -> None:
-        """Queue a message that is in the store and has not begun, such as one that an earlier start had admitted."""
+        """Queue a message that was accepted earlier, for example before a restart of the server, and has not begun."""
         run.sent = Sent(run_id=run.id, session=run.session.id, owner=run.session.owner, state=State.QUEUED)
         run.acked.set()
         self._wait_for_seat(run)
@@ -383,8 +387,8 @@ class Inbox:
     def take_report(self, report: LiveRun) -> None:
         """Queue the report of a child's ending in its home. The Decision with that ending stores the report too.
 
-        The report may not take the seat before the ending is public: an agent is told nothing that watchers may not
-        know yet.
+        The report may not take the seat before the ending is public. Otherwise the agent would learn of the ending
+        before watchers do.
         """
         self._registry.register(report)
         report.due = False
@@ -395,7 +399,9 @@ class Inbox:
         return report.session.owner is not None and self._may_send(report)
 
     def offer(self, report: LiveRun) -> None:
-        """Offer the report of an ending that is public now to the run in the seat; otherwise it waits for a turn.
+        """Offer a report, whose ending is public now, to the run in the seat.
+
+        If that run may not or does not take the report, the report waits for a turn of its own.
 
         As with any steer, the child's principal must have the right to stop that run: the report of a guest's child
         does not get into the owner's turn.
@@ -428,8 +434,8 @@ class Inbox:
             outlet.close_block(Effect.BLOCK)
             outlet.introduce_part(message)
         if taken:
-            # The store is not waited for (rule 7). If this write is not in when the run's next tool call is stored, the
-            # aliases go into the store with that call (`Gate._written`).
+            # The store is not waited for (rule 7). If this write is not committed when the run's next tool call is
+            # stored, the aliases go into the store with that call (`Gate._written`).
             ticket = self._endings.insist(Decision(aliases=tuple((message.id, run.id) for message in taken)))
             for message in taken:
                 message.alias_ticket = ticket
@@ -454,13 +460,13 @@ class Inbox:
         collection = other.collection
         if collection is None or collection.merging is not None or 1 + len(collection.parts) >= COLLECTED:
             return False
-        # A turn has one agent, and one text of instructions beside its messages.
+        # A turn has one agent and, in addition to its messages, one text of instructions.
         if (run.agent, run.instructions) != (other.agent, other.instructions):
             return False
         return self._may_stop(run, other) and self._may_stop(other, run)
 
     def _merge(self, run: LiveRun, into: LiveRun) -> Ticket:
-        """Begin to add a message to a waiting one; it becomes part of that turn once it is committed."""
+        """Begin to add a message to a waiting one; once committed, the message is part of that turn."""
         collection = into.collection
         assert collection is not None
         collection.merging, collection.ripe, run.joining = run, False, into
@@ -470,7 +476,7 @@ class Inbox:
         return self._store.decide(Decision(admissions=(row,), keys=keys))
 
     def _merged(self, run: LiveRun, into: LiveRun, *, inside: bool) -> None:
-        """Finish adding a message: it is in the store (`inside`), or never will be. The turn may begin again."""
+        """Finish adding a message: the store has it (`inside`), or never will. Now the turn is allowed to begin."""
         collection = into.collection
         assert collection is not None
         collection.merging = run.joining = None
@@ -526,9 +532,9 @@ class Inbox:
         # killed before the commit, the store has neither, and the sender, who got no ack, sends again (race 75). If it
         # is killed between commit and ack, the store has both, and the same key gets the same run (race 76). With the
         # ack before the commit, a kill in between would lose an accepted message. If the commit takes too long,
-        # `committed` asks the store to withdraw it, and the store answers for good: the message is in, or never will
-        # be. So a refused message cannot turn up later and run. A message that a stop ended meanwhile is acknowledged
-        # with that ending, whatever the store says.
+        # `committed` asks the store to withdraw it, and the answer of the store is final: the message is committed, or
+        # never will be. So a refused message cannot turn up later and run. A message that a stop ended meanwhile is
+        # acknowledged with that ending, whatever the store says.
         inside = await committed(self._store, ticket, self._settings.commit_seconds)
         if into is not None:
             self._merged(run, into, inside=inside)
@@ -591,8 +597,8 @@ class Inbox:
         run.move(Move.WITHDRAW)
         self._registry.unseat(run)
         self._registry.dequeue(run)
-        # Only the message that made its sender the owner gives the session back. If any message did, the refusal of a
-        # later one would leave the session, and the text in it, to the next sender.
+        # Clear the owner only if this withdrawn message was the one that set it. Otherwise a later message that is
+        # withdrawn would leave the session without an owner, and the next sender would own it and read its text.
         if run.founds:
             run.session.owner = None
         for timer in run.timers or ():

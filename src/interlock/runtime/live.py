@@ -252,8 +252,8 @@ class Question:
 class Collection:
     """Messages that wait to become one turn, collected in the run of the first one.
 
-    They are committed one after another, and the turn does not begin while one is on its way, so that each sender's ack
-    is true.
+    They are committed one after another, and the turn does not begin while one is being committed. Otherwise a sender
+    could be told that the message is part of the turn while the turn began without it.
     """
 
     __slots__ = ("merging", "parts", "ripe", "timer", "until")
@@ -281,7 +281,7 @@ class Kept:
     def __init__(self) -> None:
         # Everything that falls with the run.
         self.containments: list[Containment] = []
-        # The grade of the last containment; it stays when that is gone, for the receipt.
+        # The grade of the last containment. It stays, for the receipt, when the containment is gone.
         self.grade: Grade | None = None
         # The containment of processes that have none of their own.
         self.shared: Containment | None = None
@@ -340,7 +340,7 @@ class LiveRun:
         self.key = key
         self.digest = digest
         self.strategy = strategy
-        # As the caller gave it. None: the caller said nothing; 0: the caller wants none.
+        # The deadline as the caller gave it. None: the caller said nothing; 0: the caller wants none.
         self.deadline = deadline
         self.admitted_at = admitted_at
         self.order = order
@@ -388,7 +388,7 @@ class LiveRun:
         self.fence = Fence(run_id)
         self.state = State.ARRIVING
         self.generation: int | None = None
-        # This message founds its session: its sender becomes owner, and no longer is if it is withdrawn.
+        # This message founds its session: its sender becomes the owner, unless the message is withdrawn.
         self.founds = False
         self.superseded: RunId | None = None
         # The fall of the run that this message took over, in the Decision that admits the message.
@@ -415,7 +415,7 @@ class LiveRun:
         self.touched = 0.0
         # The agent has called a verb.
         self.heard = False
-        # What the run is in, innermost last: phases, tools, questions, holds and children it waits for.
+        # The phases and tools that the run is in, and the questions, holds and children it waits for, innermost last.
         self.within: dict[object, str] | None = None
         self.started_at: float | None = None
         self.reply = Reply()

@@ -1,4 +1,4 @@
-"""The one way out.
+"""The one way out for the events of a run.
 
 1. Every event of a run goes through its Outlet. One synchronous step tests the fence, gives the event its position,
    appends it to the store's log and puts it into every subscriber's buffer.
@@ -6,11 +6,11 @@
 3. Positions rise in the order of publication.
 4. Deltas, typing and progress (`PASSING`) count only while their run goes on. On an early end they leave every
    subscriber's buffer at t0 (`Feed.drop`), and when the run's end is published they leave the log. Their text stands in
-   the block that closed them, or in `cut` of the terminal event. So a replay is short and tells the same.
+   the block that closed them, or in `cut` of the terminal event. So a replay is short and tells the same conversation.
 
 Were the test of the fence and the publication two steps, a stop could be acknowledged between them, and a delta, a
 typing sign or a tool result of the old run would follow the ack (races 10, 11, 34 and 37). Were there a second way out,
-an event could follow the terminal event (race 100). `tell_again` is the one exception: recovery publishes with it the
+an event could follow the terminal event (race 100). `tell_again` is the one exception: with it, recovery publishes the
 end of a run that is only in the store.
 """
 
@@ -40,7 +40,7 @@ class Subscriber(Protocol):
         ...
 
     def drop(self, run_id: RunId) -> None:
-        """Forget the passing events of a run that was cut, as far as they were not passed on yet."""
+        """Forget those passing events of a cut run that were not passed on yet."""
         ...
 
     def close(self) -> None:
@@ -209,7 +209,7 @@ class Outlet:
                 self.introduce_part(part)
 
     def introduce_part(self, part: LiveRun) -> None:
-        """Publish a message that this run has absorbed; the run's terminal event must not be out yet."""
+        """Publish a message that this run has absorbed; the run's terminal event must not be published yet."""
         assert not self._run.sealed, "nothing follows a run's terminal event"
         told = Said(text=part.text, by=part.principal, of=part.id, child=_announced(part))
         self._feed.publish(self._run.session.id, self._run, told)

@@ -4,8 +4,9 @@
    body that is already gone, and falls by `Fall.take`: the same Decision, terminal event and receipt as any other
    fall. So recovery has no second set of rules for endings. Nothing that the run started is started again.
 2. A message that was accepted and had not begun goes back into the queue, in order and under its own id.
-3. An ending that the store has, or that the log tells, is the true one. Recovery publishes or stores the other half.
-4. Recovery may be killed and done again: what is settled is not found unsettled a second time (race 82).
+3. An ending that the store or the log has is the true one. Recovery publishes it if the log lacks it, and stores it if
+   the store lacks it.
+4. Recovery may be killed and done again: a settled run is not found unsettled a second time (race 82).
 5. The store records a clean end of a start (`Store.clean`). Only after any other end does recovery look for leftover
    processes, and publish a `gap`.
 6. A session during whose runs the server went down CRASHES times in a row is parked: it takes no message until it is
@@ -138,7 +139,7 @@ class Gone:
         """Do nothing: the body is gone."""
 
     def abandon(self) -> None:
-        """Become `abandoned`, so that the receipt names it as not seen to end."""
+        """Become `abandoned`, so that the receipt names the body as not seen to end."""
         self.state = BodyState.ABANDONED
 
 
@@ -179,10 +180,10 @@ class Recovery:
         """Settle everything that an earlier start left; return when every ending is public.
 
         The first step closes every seat: `seat_next` gives none while `settling` is set, and control accepts nothing
-        before this method returns. So no run begins beside one that is not settled: a message that was accepted before
-        the crash does not run next to the lost run of its session (race 81), and no client finds a run that says
-        `running` for ever (race 80). Then the processes that the last server left are ended, before any receipt says
-        whether they are gone (race 67). If recovery fails, the next start finds the same and does it again.
+        before this method returns. So no run begins while an old run is unsettled: a message that was accepted before
+        the crash does not run before the lost run of its session has ended (race 81), and no client finds a run that
+        says `running` for ever (race 80). Then the processes that the last server left are ended, before any receipt
+        says whether they are gone (race 67). If recovery fails, the next start finds the same runs and settles them.
         """
         self._registry.settling = True
         if not self._store.clean:
@@ -217,7 +218,7 @@ class Recovery:
     async def _end_leftovers(self) -> bool:
         """End processes that the last start left; return whether control saw that none is left."""
         try:
-            # The helper ends them before it says that it is ready.
+            # The helper ends these processes before it says that it is ready.
             machine = await self._processes.ready()
         except Exception as error:
             log.warning("processes that an earlier start left could not be looked for: %s", error)
@@ -333,7 +334,7 @@ class Recovery:
     async def _open_calls(self, run: LiveRun, row: RunRow, story: Story) -> dict[CallId, ToolCall]:
         """Return the calls without a result. The store decides whether a call had begun, whatever the log says.
 
-        A call that is missing in the log is published first, so that its result does not stand there without it.
+        A call that is missing in the log is published first, so that the log has no result without its call.
         """
         calls = {tool.call_id: _call(tool.call_id, tool) for tool in story.calls.values() if tool.state in OPEN_CALLS}
         begun: dict[str, None] = {}
@@ -391,8 +392,8 @@ class Recovery:
     async def _report_again(self, row: RunRow, outcome: Outcome) -> tuple[LiveRun, ...]:
         """Make the report of a child whose ending is in the log and not in the store: the same Decision held both.
 
-        Make none if the store has a report of the child: a stop of its home has voided that. Make none for a stopped
-        child either: without the receipt in the log, it may have been stopped together with its home.
+        Make none if the store has a report of the child: a stop of its home has voided that report. Make none for a
+        stopped child either: without the receipt in the log, the child may have been stopped together with its home.
         """
         if row.announce is None or row.home is None or outcome.ending is Ending.STOPPED:
             return ()
@@ -483,7 +484,7 @@ class Recovery:
     # Receipts
 
     async def _complete_receipts(self, swept: bool) -> None:
-        """Complete the receipts that were still pending: what they waited for went down with the server."""
+        """Complete the receipts that were still pending: the code they waited for went down with the server."""
         for receipt in await read(self._store.pending_receipts()):
             if receipt.id in self._registry.falls:
                 continue

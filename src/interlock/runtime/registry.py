@@ -4,8 +4,8 @@
 2. An entry is removed only for the object that put it there (identity, not key). A late cleanup of an old run must not
    free the seat or the key of its successor (race 13).
 3. A run leaves the registry when it is drained and its ending is durable; a session leaves when no run of it is left.
-   The session's generation survives that: it raises one common floor, and a session that is not in memory stands at
-   that floor or at what the store remembers, whichever is higher (race 43).
+   The session's generation survives that: it raises the common floor (see `fence`), and a session that is loaded again
+   starts at the floor or at the stored number, whichever is higher (race 43).
 4. Every change of a right passes through memory first. So what memory knows of a session's owner and shares is never
    older than what the store returns (`fresher`).
 5. Tombstones, keys of stops and stop marks are bounded per principal, so that one principal cannot push out another's.
@@ -58,7 +58,7 @@ class Session:
         # The store has a row of this session; until then its owner is not confirmed.
         self.stored = False
         self.seat: LiveRun | None = None
-        # Arrivals that are not decided yet, in order.
+        # Arrivals that the inbox has not decided on yet, in order.
         self.line: deque[LiveRun] | None = None
         # One event for each stop that must read before it decides, set when the stop has read.
         self.reading: set[asyncio.Event] | None = None

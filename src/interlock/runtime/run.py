@@ -116,7 +116,7 @@ class Run:
         """Raise Stale if the run has fallen; return the messages steered to it, which are part of it from here."""
         await self._port.checkpoint()
         if not self._port.current:
-            raise Stale(f"run {self.id} has ended; let Stale pass")
+            raise Stale(f"run {self.id} has ended; do not catch Stale")
         return await self._port.steered()
 
     async def say(self, text: str) -> None:

@@ -228,8 +228,8 @@ def _message(run: LiveRun) -> Message:
 def _not_taken(run: LiveRun) -> Unavailable:
     """Return the error for the sender of a message whose task broke before the ack.
 
-    The store may have the message although the task never heard so. Then the error says that this is not known: with
-    "not taken" the sender would send the message again without its key, and it would run twice.
+    The store may have the message although the task was not told. Then the error says that it is not known whether the
+    message was taken: after "not taken" the sender would send it again without its key, and it would run twice.
     """
     ticket = run.admission
     if ticket is None or (ticket.answered and not ticket.inside):

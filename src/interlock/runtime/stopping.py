@@ -13,7 +13,7 @@
 6. A stop with an order (`order=(channel, n)`) leaves a mark for its channel and principal: a message of that channel
    with a lower number, arriving later, is born stopped if that principal may stop it. A message with a higher number is
    spared (race 131). Readers leave no marks, and the number of marks of one principal is bounded.
-7. A reset ends everything of a session and lets its transcript begin anew behind a position (`Session.since`). The log
+7. A reset ends everything of a session and lets its transcript begin anew after a position (`Session.since`). The log
    and the schedules stay. The session stays in memory until the new beginning is stored.
 """
 
@@ -209,7 +209,7 @@ class Stopping:
         fall.sweep(processes, stopped)
         aborted, already = _came_to(fall)
         fall.stops = call.decide(at=fall.fenced_at, receipt=fall.id, aborted=aborted, already=already)
-        # The next turn has no previous one. A run that ends after this step is a previous turn again.
+        # After a reset the next turn has no `previous`. A run that ends after this step can be `previous` again.
         if resets:
             self._forget_turns(session)
             fall.resets.append(session)
@@ -229,7 +229,7 @@ class Stopping:
 
     async def _reset(self, session_id: SessionId, call: StopCall) -> Receipt:
         by, now = call.by, self._clock.wall()
-        # The session stays in memory: a message right behind the reset must find it as the reset left it.
+        # The session stays in memory: a message right after the reset must find it as the reset left it.
         with self._registry.pinned(session_id) as session:
             if not session.loaded:
                 known = await read(self._store.load(session_id, principal=by, key=None))
@@ -260,7 +260,7 @@ class Stopping:
     async def _begin_anew(self, session: Session) -> None:
         """Begin a new transcript where there is nothing to end.
 
-        An ending that is not public yet still belongs to the old transcript: the new one begins behind it.
+        An ending that is not public yet still belongs to the old transcript: the new one begins after it.
         """
         self._forget_turns(session)
         untold = [fall for fall in session.falls or () if not fall.ended.is_set()]
@@ -290,7 +290,7 @@ class Stopping:
         return nothing(session=session.id, by=by, now=now, already=already, durable=durable)
 
     def _just_ended(self, session: Session, by: Principal) -> LiveRun | None:
-        """Return the run that a stop must have meant that came too late: one that is draining, or was stopped."""
+        """Return the run that a late stop must have meant: a run that is draining, or that was stopped."""
         for fall in reversed(session.falls or ()):
             mine = [run for run in fall.runs if self._may(by, run)]
             if mine and (not fall.drained.is_set() or _stopped(mine[0])):
@@ -450,7 +450,7 @@ class Stopping:
         return self._clock.now() + self._settings.commit_seconds
 
     async def _keep(self, decision: Decision, until: float) -> bool:
-        """Hand a decision to the store and return whether it is in by an instant; if not, a task goes on trying."""
+        """Hand a decision to the store and return whether it is committed by an instant; if not, a task tries on."""
         if self._registry.closed:
             return False
         if await self._soon(self._store.decide(decision), until) is not None:
@@ -459,7 +459,7 @@ class Stopping:
         return False
 
     async def _soon(self, asked: Awaitable[T], until: float) -> T | None:
-        """Return the store's answer, or None if it fails or does not come until an instant."""
+        """Return the store's answer, or None if the store fails or does not answer by an instant."""
         with anyio.CancelScope(deadline=until), contextlib.suppress(Unavailable):
             return await asked
         return None
