@@ -1,4 +1,4 @@
-"""Where the rooms are wired together: `open_control`, `asgi`, and what `interlock serve` does."""
+"""The wiring of the rooms: `open_control`, `asgi`, and what `interlock serve` does."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from interlock.surfaces.gateway import Gateway
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-SQLITE = "sqlite:///"  # and a path, as other libraries write it: sqlite:///here, sqlite:////var/lib/there
+SQLITE = "sqlite:///"  # followed by a path: sqlite:///here is relative, sqlite:////var/lib/there absolute
 
 
 @asynccontextmanager
@@ -61,10 +61,11 @@ async def open_control(
     confinement: Confinement | None = None,
     processes: Processes | None = None,
 ) -> AsyncIterator[Control]:
-    """Open a control that serves an agent; leaving the block ends what runs as `shutdown`.
+    """Open a control that serves an agent; leaving the block ends every run as `shutdown`.
 
     `deadline` is for messages that bring none of their own. `child_deadline` bounds every child, and `agent_deadlines`
-    every run of an agent, by its name in `agents` (the served one's: its own): no caller can lengthen these.
+    every run of an agent, by its name in `agents`, or, for the served agent, by the name of its callable. No caller can
+    lengthen these two.
     """
     if os.environ.get("INTERLOCK_WORKER") == str(os.getpid()):
         raise BadInput(
@@ -96,7 +97,8 @@ async def open_control(
     kept = processes if processes is not None else LocalProcesses(confinement)
     driving = _driver(driver, agent, agents or {}, threads, kept)
     try:
-        await driving.open()  # first: an agent that cannot be imported has nothing to do with the store
+        # The driver opens before the store: an agent that cannot be imported must leave no boot in the store.
+        await driving.open()
         boot = await opened.open()
     except BaseException:
         await driving.close()
@@ -136,7 +138,7 @@ def _store(store: str | Store) -> Store:
 
 
 def _agent_deadlines(wanted: object, agent: Agent | str, agents: Mapping[str, Agent | str]) -> dict[str, float]:
-    """Return the deadline of each agent that has one. The served agent's is found by its own name, as it is defined."""
+    """Return the deadline of each agent that has one; the served agent is named by its callable."""
     if not isinstance(wanted, Mapping):
         raise BadInput("agent_deadlines= takes names of agents, each with its seconds: {'tester': 600}")
     own = agent.rpartition(":")[2] if isinstance(agent, str) else getattr(agent, "__name__", None)
@@ -184,11 +186,11 @@ def asgi(
 ) -> Gateway:
     """Return the gateway of a control as an ASGI application, to be mounted in your own.
 
-    `data` is the directory of its tokens (`interlock token --data`) and its audit. Pages and hosts other than this
-    machine's are refused unless they are named. `name` is what people call the agent (STOP NAME is a stop);
-    `stop_words` are messages that stop besides those that are known.
+    `data` is the directory of its tokens (`interlock token --data`) and its audit. Hosts and origins other than
+    loopback are refused unless they are named. `name` is what people call the agent, so that STOP NAME is a stop.
+    `stop_words` are further messages that stop.
     """
-    from interlock.surfaces.access import Access, Audit  # noqa: PLC0415 - an embedder need not have the extra
+    from interlock.surfaces.access import Access, Audit  # noqa: PLC0415 - needs the extra `serve`
     from interlock.surfaces.gateway import Gateway  # noqa: PLC0415
 
     access = Access(Path(data))
@@ -206,10 +208,10 @@ def asgi(
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_field="event", tag="ready"):
-    """The line that says a gateway really serves."""
+    """The line that `interlock serve --json` prints once requests are accepted."""
 
     url: str
-    page: str  # lets the operator's browser in, once and within the hour
+    page: str  # a URL that lets the operator's browser in, once and within the hour
     token_file: str
     grade: str
 
@@ -218,13 +220,15 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_field
 
 
 async def serve(config: Config, ready: Callable[[Ready], None]) -> None:
-    """Serve an agent until a signal comes: what runs then ends as `shutdown`, bounded; a second signal ends at once."""
+    """Serve an agent until a signal comes, and then end every run as `shutdown`; a second signal exits at once."""
     from interlock.surfaces import server  # noqa: PLC0415
     from interlock.surfaces.access import OPERATOR  # noqa: PLC0415
 
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in ENDING:  # until it serves there is nothing to end in order, and an import does not let the loop turn
+    # Until control is open a signal exits at once: there is no run to end, and while the agent is imported the loop
+    # could not handle a signal.
+    for number in ENDING:
         signal.signal(number, lambda number, _: os._exit(128 + number))
     listener = server.listen(config.host, config.port)
     settings = Settings(drain_seconds=config.drain_seconds, grace_seconds=min(2.0, config.drain_seconds))
@@ -248,7 +252,7 @@ async def serve(config: Config, ready: Callable[[Ready], None]) -> None:
     async with opened as control:
         for number in ENDING:
             loop.add_signal_handler(number, _end, number, asked)
-        # With its port, which is what a page of ours has; a page of another port is another program's.
+        # Our own address with its port: a page from another port belongs to another program.
         here = () if config.host in ("0.0.0.0", "::") else (server.url_of(listener).partition("//")[2],)
         hosts = (*config.allow_hosts, *here)
         gateway = asgi(
@@ -271,7 +275,8 @@ async def serve(config: Config, ready: Callable[[Ready], None]) -> None:
         await gateway.shut()
         over.set()
         await serving
-        if not closing.done():  # a bound ran out: whatever is left ends with this process
+        # If the bound has passed, what is left ends with this process.
+        if not closing.done():
             os._exit(1)
 
 

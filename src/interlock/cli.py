@@ -1,8 +1,10 @@
-"""The `interlock` command: `run` makes any command a run, `doctor` says what this machine allows; more is in look/.
+"""The `interlock` command: `run` makes any command a run, `doctor` says what this machine allows; `serve`; `token`.
 
-1. The command's input and output are the shell's own descriptors; nothing passes through us.
-2. We exit when the receipt is drained, not before, and with the command's own status if it ended by itself.
-3. Whatever cuts it short is told in one line on the error output, in the words and exit codes of core/projection.
+The commands of client/shell, client/probe and look/ are added to it. For `interlock run`:
+
+1. The command's input and output are the shell's own descriptors; no byte passes through this process.
+2. `interlock run` exits when the receipt is drained, with the command's own status if it ended by itself.
+3. An early end is told in one line on the error output, in the words and exit codes of core/projection.
 """
 
 import asyncio
@@ -50,11 +52,11 @@ except ModuleNotFoundError as missing:
     raise SystemExit(125) from None
 
 TROUBLE, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127  # as env, nice and timeout exit
-NOTHING_TO_SEE = 1  # of a directory that cannot be looked into, or a run that is not there
+NOTHING_TO_SEE = 1  # the directory cannot be read, or the run is not there
 SESSION = "shell"
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 UNITS_OF_SIZE = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
-USER_NAMES = ("HOME", "USER", "LOGNAME", "SHELL")  # of another user these are that user's own
+USER_NAMES = ("HOME", "USER", "LOGNAME", "SHELL")  # set anew with --user
 
 app = typer.Typer(
     name="interlock",
@@ -89,7 +91,8 @@ class Command:
             self.status = _status_of(failure)
             raise
         killed = "keeper" if running._process.lost else "helper" if not self._helped() else None
-        if finished.status == -signal.SIGKILL and killed is not None:  # not the command's own end
+        # A KILL while the keeper or the helper is dead came from what ended the tree, not from the command.
+        if finished.status == -signal.SIGKILL and killed is not None:
             self.status = TROUBLE
             raise SpawnFailed(errno.EIO, f"{self.order.argv[0]!r:.100} was ended: its {killed} was killed")
         self.status = finished.status if finished.status >= 0 else 128 - finished.status
@@ -101,7 +104,7 @@ class Command:
 
 
 def _status_of(failure: SpawnFailed) -> int:
-    """Return what a shell returns for a command that could not be started."""
+    """Return a shell's exit status for a command that could not be started."""
     if "its directory" in str(failure):
         return TROUBLE
     if failure.errno == errno.ENOENT:
@@ -184,30 +187,30 @@ def run_command(
 
 
 class Asked:
-    """The first signal that asks for the end. Later ones change nothing, also while we are closing."""
+    """Holds the first signal that asks for the end; later ones change nothing, also while control closes."""
 
     def __init__(self) -> None:
         self.number: signal.Signals | None = None
         self._wake: Callable[[], object] | None = None
         for number in STOPPING:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # what the shell had us ignore (nohup, &) stays so
+            if signal.getsignal(number) is not signal.SIG_IGN:  # a signal that nohup or & ignores stays ignored
                 signal.signal(number, self._take)
 
     def _take(self, number: int, _: object) -> None:
         if self.number is None:
             self.number = signal.Signals(number)
             if self._wake is not None:
-                with contextlib.suppress(RuntimeError):  # the loop is closed: all is said and done
+                with contextlib.suppress(RuntimeError):  # the loop is closed, and the status decided
                     self._wake()
 
     @staticmethod
     def close() -> None:
-        """Ignore them from now on: the interpreter needs a moment to exit, and our status stands."""
+        """Ignore signals while the interpreter exits, so that none of them changes the exit status."""
         for number in STOPPING:
             signal.signal(number, signal.SIG_IGN)
 
     async def wait(self) -> None:
-        """Return when there was one."""
+        """Wait for the first signal."""
         loop, heard = asyncio.get_running_loop(), asyncio.Event()
         self._wake = lambda: loop.call_soon_threadsafe(heard.set)
         if self.number is None:
@@ -237,7 +240,7 @@ async def _run(
 
 
 async def _over(control: Control, run_id: str) -> tuple[Outcome, Receipt]:
-    """Return how it ended, once nothing of it is left."""
+    """Return a run's outcome and receipt once it is drained."""
     outcome = await control.wait(run_id, drained=True)
     return outcome, await control.receipt(run_id)
 
@@ -245,7 +248,7 @@ async def _over(control: Control, run_id: str) -> tuple[Outcome, Receipt]:
 def _conclude(
     command: Command, outcome: Outcome, receipt: Receipt, *, signalled: signal.Signals | None, quiet: bool
 ) -> int:
-    """Say what there is to say, and return the exit status."""
+    """Print the line about an early end, and return the exit status."""
     if outcome.ending is Ending.COMPLETED:
         if receipt.drain is not Drain.OBSERVED and not quiet:
             _say(f"{outcome.text}: {_proof(receipt)}")
@@ -254,7 +257,8 @@ def _conclude(
         _say(_reason(outcome.error or "it failed") + (f": {_proof(receipt)}" if receipt.processes.ended else ""))
         return command.status or TROUBLE
     if not quiet:
-        alone = msgspec.structs.replace(outcome, by=None, phase=None, limit_of=None)  # one phase, one limit, one caller
+        # A command has one phase, one limit and one caller, so the line does not name them.
+        alone = msgspec.structs.replace(outcome, by=None, phase=None, limit_of=None)
         words = client_words(alone)
         if outcome.ending is Ending.SHUTDOWN and signalled is not None:
             words = f"interrupted by {signalled.name}"
@@ -268,7 +272,7 @@ def _milliseconds(figure: float) -> str:
 
 
 def _proof(receipt: Receipt) -> str:
-    """Return what a receipt proves, in one line."""
+    """Return a receipt in one line."""
     if receipt.grade not in list(Grade):
         return "nothing had been started"
     ended = receipt.processes.ended
@@ -282,7 +286,7 @@ def _proof(receipt: Receipt) -> str:
 
 
 def _reason(error: str) -> str:
-    """Leave the error's class and number to the receipt."""
+    """Return an error's text without its class and number, which the receipt has."""
     return re.sub(r"^\w+: (\[Errno \d+\] )?", "", error)
 
 
@@ -291,11 +295,12 @@ def _text(error: InterlockError) -> str:
 
 
 def _open_receipt(path: str) -> int:
-    """Open the receipt's file before anything runs, for the user's eyes only."""
+    """Open the receipt's file before the command starts, readable by its user alone."""
     if path == "-":
         return 2
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o600)  # a pipe is not waited for
+        # O_NONBLOCK: opening a named pipe must not wait for its reader.
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o600)
         os.set_blocking(fd, True)
         if stat.S_ISREG(os.fstat(fd).st_mode):
             os.fchmod(fd, 0o600)
@@ -343,7 +348,7 @@ MARKS = {True: "[green]✓[/]", False: "[yellow]✗[/]", None: " "}
 
 
 def _draw(report: processes_doctor.Report) -> None:
-    from rich.console import Console  # noqa: PLC0415 - `run` need not wait for it
+    from rich.console import Console  # noqa: PLC0415 - slow to import, and `run` does not need it
     from rich.table import Table  # noqa: PLC0415
 
     console = Console(highlight=False)
@@ -455,11 +460,12 @@ def serve_command(
     flags = {name: value for name, value in locals().items() if name != "as_json"} | {"json": as_json}
     try:
         settings = read_config(flags, os.environ, Path.cwd())
-        import uvloop  # noqa: PLC0415 - `interlock run` need not wait for it
+        import uvloop  # noqa: PLC0415 - `interlock run` does not need it
 
         from interlock.surfaces.logs import set_up_logging  # noqa: PLC0415
 
-        os.environ.pop("INTERLOCK_TOKEN", None)  # the shell's; what is served must not have it
+        # This is the shell user's own token; the served agent must not have it.
+        os.environ.pop("INTERLOCK_TOKEN", None)
         finish = set_up_logging(settings.log_level)
         sys.path.insert(0, os.getcwd())  # noqa: PTH109 - where the agent's module is, as a rule
         try:
@@ -495,7 +501,7 @@ def _tell_ready(ready: Ready, config: Config) -> None:
 
 
 def _typed() -> str:
-    """Return what a person types to call us: our name where the shell finds it, else our path from here."""
+    """Return what a user types to run this command: its name if the shell finds it, else its path from here."""
     mine, found = Path(sys.executable).with_name("interlock"), shutil.which("interlock")
     if not mine.exists() or (found is not None and mine.samefile(found)):
         return "interlock"
@@ -526,7 +532,7 @@ def token_path_command(data: Data) -> None:
 
 @tokens.command("rotate", short_help="Make a new operator's token.")
 def token_rotate_command(data: Data) -> None:
-    """Make a new operator's token and print where it is; a gateway that is up closes whoever came in with the old."""
+    """Make a new operator's token and print where it is; a running gateway closes connections with the old one."""
     _print(str(Access(data).rotate()))
 
 
@@ -541,7 +547,7 @@ def token_add_command(
 ) -> None:
     """Make a principal and print its token, this once: only its hash is kept.
 
-    Whoever is given a name that was used before finds what that one owned.
+    A name that was used before gets the sessions that its earlier holder owned.
     """
     scopes = _scopes(scope or [Scope.WRITE])
     _print(Access(data).add(name, scopes))
@@ -555,10 +561,10 @@ def token_remove_command(
     url: shell.Url = shell.HERE,
     stop: Annotated[bool, typer.Option("--stop", help="And stop what it runs, through the gateway at --url.")] = False,
 ) -> int:
-    """Take a principal's token away; a gateway that is up closes its sockets. What it started goes on unless --stop.
+    """Take a principal's token away; a running gateway closes its connections. Its runs go on unless --stop is given.
 
-    With --stop everything in its sessions, whoever sent it, and what it sent to others' is stopped as well; a receipt
-    is printed for each ending.
+    With --stop every run in its sessions, whoever sent it, and every run that it started in others' sessions is
+    stopped, and the receipts are printed.
     """
     access = Access(data)
     try:
@@ -566,7 +572,8 @@ def token_remove_command(
     except Unknown as error:
         if not stop:
             raise
-        _say(str(error))  # it was taken away before, and what it runs may still go on
+        # The token was removed earlier, but runs of the principal may still go on.
+        _say(str(error))
     if stop:
         return shell.stop_all_of(name, url, access.directory, served=look.in_use(access.directory))
     _say(f"{name} has no token any more; what {name} runs goes on: `interlock token remove {name} --stop` ends it")
@@ -575,7 +582,7 @@ def token_remove_command(
 
 @tokens.command("list", short_help="List who has a token.")
 def token_list_command(data: Data, as_json: AsJson = False) -> None:
-    """List who has a token and what it is good for."""
+    """List who has a token, and its scopes."""
     access = Access(data)
     access.open(make=False)
     found = Principals(str(access.directory), access.listing())
@@ -599,17 +606,17 @@ def _print(line: str) -> None:
     sys.stdout.flush()
 
 
-# The door
+# The entry point
 
 
 def _say(line: str) -> None:
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody may be there to read it
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # the error output may be closed
         sys.stderr.write(f"interlock: {line}\n")
         sys.stderr.flush()
 
 
 def _open_descriptors() -> None:
-    """See to it that 0, 1 and 2 are something, or what we open next would be the command's input or output."""
+    """Open 0, 1 and 2 if they are closed: a file opened later would otherwise become the command's input or output."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
@@ -619,24 +626,24 @@ def _open_descriptors() -> None:
                 os.dup2(opened, fd)
                 os.close(opened)
             os.set_inheritable(fd, True)
-    sys.stdout = sys.stdout or os.fdopen(1, "w")  # Python has none where the shell closed it
+    sys.stdout = sys.stdout or os.fdopen(1, "w")  # None if descriptor 1 was closed when Python started
 
 
 def main() -> None:
-    """Be the `interlock` command."""
+    """Run the `interlock` command."""
     _open_descriptors()
     try:
         status = app(sys.argv[1:] or ["--help"], prog_name="interlock", standalone_mode=False)
-    except typer.TyperException as wrong:  # how we were called, in a line
+    except typer.TyperException as wrong:  # wrong usage
         words = "" if wrong.format_message().startswith("No such command") else f" {sys.argv[1]}"
         _say(f"{wrong.format_message().rstrip('.')}; interlock{words} --help tells more")
         status = probe.BAD_USAGE if sys.argv[1:2] == ["probe"] else TROUBLE
     except InterlockError as error:
         _say(str(error))
         status = NOTHING_TO_SEE
-    except KeyboardInterrupt:  # before anything was started
+    except KeyboardInterrupt:  # before a run was started
         status = TABLE[Ending.STOPPED].exit_code
-    except OSError as error:  # what is left to be printed is left
+    except OSError as error:  # the output cannot be written; discard the rest of it
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not isinstance(error, BrokenPipeError):
             _say(": ".join(str(each) for each in (error.filename, error.strerror or error) if each))

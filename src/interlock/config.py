@@ -1,10 +1,10 @@
 """The settings of `interlock serve`: flags over INTERLOCK_* over interlock.toml over defaults.
 
-1. They are read once, here; nobody looks into the environment or the file again.
+1. Settings are read once, here; no other code reads the environment or the file for a setting.
 2. Every wrong value is refused, also one that a flag overrides: the error says where it stands and what is right.
-3. A name that is not known is refused with the nearest that is. What others call INTERLOCK_* is left to them.
-4. Secrets are no settings: tokens live in the data directory, and of the agent's environment only names are told.
-5. A bind that others can reach is asked for twice: with `host` and with `public`.
+3. An unknown name is refused, with the nearest known one. INTERLOCK_* variables of other programs (OTHERS) are ignored.
+4. Secrets are no settings: tokens live in the data directory, and the agent's variables are named without their values.
+5. To listen where other machines can connect takes two settings, `host` and `public`.
 """
 
 import difflib
@@ -36,11 +36,11 @@ FLAGS: Final = {
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What `interlock serve` was told. Times are in seconds; a limit of 0 is none."""
+    """The settings of `interlock serve`. Times are in seconds; a limit of 0 is none."""
 
     agent: str = "interlock.demo:agent"
     agents: dict[str, str] = {}
-    name: str | None = None  # what people call the agent; None: as its callable is called
+    name: str | None = None  # what people call the agent; None: the name of its callable
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     data: Path
@@ -52,13 +52,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     queue_limit: float | None = None
     driver: str = "host"
     agent_user: str | None = None
-    environment: tuple[str, ...] = ()  # names of variables that the agent sees, besides those of every process
+    environment: tuple[str, ...] = ()  # names of further variables that the agent sees
     drain_seconds: float = 5.0
     allow_hosts: tuple[str, ...] = ()
     allow_origins: tuple[str, ...] = ()
     public: bool = False
     approval: str | tuple[str, ...] | None = None  # as open_control takes it
-    stop_words: tuple[str, ...] = ()  # besides those that are known
+    stop_words: tuple[str, ...] = ()  # in addition to core/vocabulary's
     log_level: str = "info"
     json: bool = False
 
@@ -78,7 +78,7 @@ def read(flags: Mapping[str, object], environ: Mapping[str, str], directory: Pat
     try:
         data = directory / Path(str(found["data"])).expanduser()
     except RuntimeError:
-        raise BadInput(f"{found['data']}: whoever runs this has no home directory; say --data DIR") from None
+        raise BadInput(f"{found['data']}: this user has no home directory; say --data DIR") from None
     config = Config(**{**found, "data": data})  # type: ignore[arg-type]
     if not config.public and not _loopback(config.host):
         raise BadInput(f"{config.host} is not this machine alone; serve on 127.0.0.1, or say --public if you mean it")
@@ -86,7 +86,7 @@ def read(flags: Mapping[str, object], environ: Mapping[str, str], directory: Pat
 
 
 def data_directory(environ: Mapping[str, str]) -> Path:
-    """Return where a store is looked for unless --data or INTERLOCK_DATA says otherwise."""
+    """Return the default data directory, for when neither --data nor INTERLOCK_DATA names one."""
     state = environ.get("XDG_STATE_HOME", "")
     return (Path(state) if state.startswith("/") else Path("~/.local/state")) / "interlock"
 
@@ -99,7 +99,7 @@ def seconds(text: str) -> float:
     return float(found[1]) * UNITS_OF_TIME[found[2]]
 
 
-# The sources: each yields a field's name, its value, and where that stands
+# The sources: each yields a setting's name, its value, and the place where it stands
 
 
 def _flags(flags: Mapping[str, object]) -> Iterator[tuple[str, object, str]]:
@@ -149,7 +149,7 @@ def _nearest(name: str, known: Mapping[str, object]) -> str:
 
 
 def _value(kind: object, value: object) -> object:
-    """Return a setting's value, from text or as TOML has it."""
+    """Return a setting's value, from a text or a TOML value."""
     if isinstance(value, str):
         value = value.strip()
         if kind is Time:
@@ -169,7 +169,7 @@ def _value(kind: object, value: object) -> object:
 
 
 def _refuse_values(value: object, where: str, environ: Mapping[str, str]) -> None:
-    """Refuse what is no name of a variable that is set, and never repeat it: it may be a key."""
+    """Refuse a variable that is not set, and a text that is no variable's name; do not repeat it: it may be a key."""
     parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
     for name in (str(part).strip() for part in parts):
         if not VARIABLE.fullmatch(name):
@@ -188,7 +188,7 @@ def _refuse_values(value: object, where: str, environ: Mapping[str, str]) -> Non
 def _loopback(host: str) -> bool:
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name may be anyone's
+    except ValueError:  # a name may resolve to any machine
         return False
 
 

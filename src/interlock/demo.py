@@ -1,9 +1,9 @@
 """The demo agent: offline, and scripted by what you type. `interlock serve` serves it; `help` lists what it knows.
 
-1. It has what every agent has: the public `interlock` and the standard library. Importing it starts nothing.
-2. What it says is true: files are read, programs run, and what is only played is called so.
-3. What behaves ends at a stop by itself. `deaf`, `daemon` and `hog` do not, and are ended.
-4. Nothing goes on for ever: whoever is not stopped is done after the seconds it was given.
+1. The demo uses what every agent has: the public `interlock` and the standard library. Importing it starts nothing.
+2. The demo tells the truth: it reads files and runs programs, and says so where it only plays.
+3. Most commands end by themselves at a stop. `deaf`, `daemon` and `hog` do not, and are ended.
+4. Every command is bounded: if it is not stopped, it is done after the seconds that it was given.
 """
 
 import ast
@@ -22,18 +22,18 @@ from time import monotonic, sleep
 from interlock import Entry, Message, Run, Stale, is_stop
 
 Command = Callable[[Run, Message, str], Awaitable[str | None]]
-commands: dict[str, tuple[str, str, Command]] = {}  # by name: how it is typed, what it does, its function
+commands: dict[str, tuple[str, str, Command]] = {}  # by name: usage, description, function
 
 WORD_SECONDS = 0.08
 TOOL_SECONDS = 0.8
 ANSWER_SECONDS = 120
-FOUND = 4  # modules that are read at most
+FOUND = 4  # modules read at most
 TEAM = ["code", "file", "trace"]
 TEAM_SIZE = 8  # children at most
 
 STEPS = 'i=0; while [ $i -lt $1 ]; do i=$((i + 1)); echo "step $i of $1, by process $$"; sleep 1; done'
 WRITE = "echo $$ > pid; while :; do date >> diary; sleep 0.1; done"
-HIDE = 'setsid sh -c \'sh -c "$0" &\' "$0"'  # in a session of its own, and an orphan
+HIDE = 'setsid sh -c \'sh -c "$0" &\' "$0"'  # makes an orphan in a session of its own
 DAEMON = f"trap '' TERM HUP; {HIDE}; until [ -s pid ]; do sleep 0.02; done; cat pid"
 
 HEROES = ("the lighthouse keeper", "a very small robot", "the baker's cat", "an old postman", "the girl with the kite")
@@ -48,7 +48,7 @@ TRY = (
 
 
 async def agent(run: Run, message: Message) -> str | None:
-    """Do what the message asks for; say kindly what could be asked for if it is none of that."""
+    """Run the command that the message names, or list the commands."""
     word, rest = [*message.text.split(maxsplit=1), "", ""][:2]
     known = commands.get(word.strip("/.!?\"'").lower())
     if known is not None:
@@ -59,7 +59,7 @@ async def agent(run: Run, message: Message) -> str | None:
 
 
 def command(typed: str, does: str) -> Callable[[Command], Command]:
-    """Add a function to what can be typed."""
+    """Add a function to the commands."""
 
     def add(function: Command) -> Command:
         commands[typed.partition(" ")[0]] = (typed, does, function)
@@ -74,7 +74,7 @@ def _list() -> str:
 
 
 def seconds(rest: str, default: int) -> int:
-    """Return the number that was typed, or the usual one."""
+    """Return the number that was typed, or the default."""
     first = (rest.split() or [""])[0][:4]
     return int(first) if first.isdecimal() else default
 
@@ -84,7 +84,7 @@ def seconds(rest: str, default: int) -> int:
 
 @command("help", "this list")
 async def show_list(run: Run, message: Message, rest: str) -> str:
-    """Say what can be typed."""
+    """List the commands."""
     return _list()
 
 
@@ -104,7 +104,7 @@ async def story(run: Run, message: Message, rest: str) -> str:
 
 @command("listen [seconds]", "hears what is steered to it while it runs; `done` ends it")
 async def listen(run: Run, message: Message, rest: str) -> str:
-    """Take in messages without being taken over."""
+    """Take in steered messages without being taken over."""
     end = monotonic() + seconds(rest, 60)
     await run.post("I listen. Send something with the strategy `steer`, and I take it in and go on.")
     while monotonic() < end:
@@ -118,7 +118,7 @@ async def listen(run: Run, message: Message, rest: str) -> str:
 
 @command("last", "says how its last turn ended, and what was said before")
 async def last(run: Run, message: Message, rest: str) -> str:
-    """Look back."""
+    """Tell how the last turn ended, and what was said."""
     before = message.previous
     if before is None:
         return "This is our first turn. Try `story`, stop it, and ask me again."
@@ -142,7 +142,7 @@ async def search(word: str) -> list[str]:
 
 
 def read(module: str) -> str:
-    """Return the first line of what a module says of itself. It is no coroutine, and is ended with its process."""
+    """Return the first line of a module's docstring. This is a plain function, so a stop ends its process."""
     sleep(TOOL_SECONDS)
     library = Path(sysconfig.get_path("stdlib"))
     files = [file for file in (library / f"{module}.py", library / module / "__init__.py") if file.exists()]
@@ -153,7 +153,7 @@ def read(module: str) -> str:
 
 
 async def write(lines: list[str]) -> str:
-    """Put findings together."""
+    """Return findings as a list in one text."""
     await asyncio.sleep(TOOL_SECONDS)
     return "\n".join(f"  - {line}" for line in lines)
 
@@ -185,7 +185,7 @@ async def work(run: Run, message: Message, rest: str) -> str:
 
 @command("deploy", "asks for your approval, then plays a deployment")
 async def deploy(run: Run, message: Message, rest: str) -> str:
-    """Ask a person, and go by the answer."""
+    """Ask a person, and act on the answer."""
     await run.post("I need your word for this.")
     if not await run.ask("Deploy? It is only played: nothing leaves this machine.", timeout=ANSWER_SECONDS):
         return f"Not deployed: the answer was no, or nobody answered for {ANSWER_SECONDS} s."
@@ -195,7 +195,7 @@ async def deploy(run: Run, message: Message, rest: str) -> str:
 
 @command("team [words]", "has a child at work on each of three words at once, each a run of its own")
 async def team(run: Run, message: Message, rest: str) -> str:
-    """Delegate to this very agent, under the name by which it is served."""
+    """Delegate to this agent itself, by the name under which it is served."""
     words = rest.split()[:TEAM_SIZE] or TEAM
     await run.post(f"We are {len(words)}, and look for {', '.join(words)}.")
     found = await asyncio.gather(*(run.delegate("agent", f"research {word}") for word in words))
@@ -205,7 +205,7 @@ async def team(run: Run, message: Message, rest: str) -> str:
 
 @command("research [word]", "what each of the team does")
 async def research(run: Run, message: Message, rest: str) -> str:
-    """Search and read, and tell it in one line."""
+    """Search, read, and return the findings in one line."""
     return "; ".join(await findings(run, rest.strip()[:40] or "file")) or "nothing"
 
 
@@ -224,7 +224,7 @@ async def build(run: Run, message: Message, rest: str) -> str:
 
 @command("daemon [seconds]", "starts a daemon that hides, ignores TERM and writes a file; stop me and watch the file")
 async def daemon(run: Run, message: Message, rest: str) -> str:
-    """Start what outlives most agents."""
+    """Start a daemon that would outlive most agents."""
     diary = Path(tempfile.mkdtemp(prefix="interlock-demo-")) / "diary"
     end = monotonic() + seconds(rest, 120)
     async with run.spawn("sh", "-c", DAEMON, WRITE, cwd=diary.parent) as process:
@@ -242,7 +242,7 @@ async def daemon(run: Run, message: Message, rest: str) -> str:
 
 @command("slow [seconds]", "waits in phase `provider` for a minute: send it with a deadline")
 async def slow(run: Run, message: Message, rest: str) -> str:
-    """Be late, and let the outcome say where."""
+    """Wait in a phase, which the outcome names if a deadline passes."""
     wanted = seconds(rest, 60)
     async with run.phase("provider"):
         await asyncio.sleep(wanted)
@@ -258,7 +258,7 @@ async def fail(run: Run, message: Message, rest: str) -> str:
 
 @command("deaf [seconds]", "swallows every cancel and goes on: the receipt counts what it was refused")
 async def deaf(run: Run, message: Message, rest: str) -> str:
-    """Ignore whatever could end it; once stopped, try to act as well."""
+    """Swallow every cancel; once stopped, try to call a tool and start a process as well."""
     verbs: list[Callable[[], Awaitable[object]]] = [lambda: run.say("La la la. ")]
     after = [*verbs, lambda: run.call(rehearse, step="late"), lambda: run.spawn("true")]
     end, pause = monotonic() + seconds(rest, 60), 0.2
@@ -274,13 +274,13 @@ async def deaf(run: Run, message: Message, rest: str) -> str:
 
 
 def process_id() -> int:
-    """Say where a tool that is no coroutine runs: in a host in the agent's own process, inline in a worker."""
+    """Return the process in which a synchronous tool runs: the agent's own in a host, a worker inline."""
     return os.getpid()
 
 
 @command("hog [seconds]", "computes without a pause and hears nothing: its process is ended")
 async def hog(run: Run, message: Message, rest: str) -> str:
-    """Never yield. Inline that would hold up the whole server, and so it is not done there."""
+    """Compute without yielding; inline this is refused, since it would block the whole server."""
     if await run.call(process_id) != os.getpid():
         return "I share a loop with the server here (driver `inline`), and would hold up all of it. Serve me by `host`."
     wanted = seconds(rest, 60)

@@ -1,4 +1,4 @@
-"""Talking to a gateway from another process: `connect`, and Control's verbs."""
+"""The client of a gateway, for another process: `connect`, and Control's verbs."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ __all__ = ["Client", "connect"]
 
 
 def __getattr__(name: str) -> object:
-    """Import the client when it is wanted: the shell's other commands need not wait for it."""
+    """Import the client on first use, so that commands of the shell that need no client start faster."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from interlock.client import client  # noqa: PLC0415

@@ -1,15 +1,16 @@
-"""Control's verbs, asked of a gateway.
+"""Control's verbs over a connection to a gateway.
 
-1. A verb whose answer was not seen is asked again on the next connection where that changes nothing: looking always;
-   sending, because every message has a key; stopping; answering; sharing. A schedule is not made twice.
-2. A session's stop or reset means what runs now. It is asked within STOP_SECONDS or not at all, and not again once
-   this client has sent the session something newer. A stop has a key too: if the first asking arrived, the second is
-   told what came of it.
-3. A message that the gateway could not keep now is sent again under its key, until this client's patience is over or
-   it has stopped the session: that stop meant the message too.
-4. A watch goes on behind the last event it passed on: no event twice, one end per run, none of an older run's deltas
-   behind a newer run's beginning. A watcher that is slow reads again what it had no room for.
-5. A waiter that leaves changes nothing for the run, and holds no place at the gateway for longer than WAIT_SECONDS.
+1. If a connection drops before the answer, the client asks again on the next one where a second request changes
+   nothing: looking, sending (every message has a key), stopping, answering, sharing. `wake` and `unwake` are not asked
+   again: the second request would make the schedule twice.
+2. A session's stop or reset means what runs now. The client asks it within STOP_SECONDS or not at all, and not again
+   once it has sent the session a newer message. A stop has a key of its own: if the first request arrived, the second
+   is answered with the first one's receipt.
+3. The client sends a message that the gateway could not keep again, under its key, for `patience` seconds. It gives up
+   once it has stopped the message's session: no server knows the message yet, so the stop means the message too.
+4. A watch continues behind the last event that it passed on: no event comes twice, each run ends once, and no delta of
+   an older run follows the start of a newer one. A slow watcher reads the events that it had no room for again.
+5. A waiter that leaves changes nothing for the run. A wait occupies the gateway for at most WAIT_SECONDS at a time.
 """
 
 import asyncio
@@ -43,8 +44,9 @@ from interlock.surfaces.frames import PairCode, ReceiptResult, TimelineResult, W
 PATIENCE_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 5.0
 WAIT_SECONDS: Final = 5.0
-CROWDED_SECONDS: Final = 1.0  # the same where more than WAITS wait, who then take turns
-WAITS: Final = 32  # at once; the gateway's places are for others too
+CROWDED_SECONDS: Final = 1.0  # in place of WAIT_SECONDS while more than WAITS wait and take turns
+# Waits in flight. The gateway serves 64 requests of a connection at once, and other verbs need some of them.
+WAITS: Final = 32
 ENDED_RUNS: Final = 4_096  # remembered by a watch
 
 T = TypeVar("T")
@@ -54,9 +56,10 @@ T = TypeVar("T")
 async def connect(
     url: str, token: str | None = None, *, data: str | Path | None = None, patience: float = PATIENCE_SECONDS
 ) -> "AsyncIterator[Client]":
-    """Connect to a gateway; the token is given, or read from the data directory of a server on this machine.
+    """Connect to a gateway with a token, or with the one in the data directory of a server on this machine.
 
-    Raises at once if nobody is there or the token is refused; later drops are bridged for `patience` seconds.
+    This raises at once if no server answers or the token is refused. A connection that drops later is made again for
+    `patience` seconds.
     """
     connection = Connection(url, token, data=data, patience=patience)
     try:
@@ -67,7 +70,7 @@ async def connect(
 
 
 class Seen:
-    """What a watch has passed on."""
+    """What a watch has passed on, so that a replay after a drop repeats nothing."""
 
     def __init__(self, after: int) -> None:
         self.position = after
@@ -75,7 +78,7 @@ class Seen:
         self._ended: dict[RunId | None, None] = {}
 
     def passes(self, event: Event) -> bool:
-        """Return whether an event is news."""
+        """Return whether an event is new, and remember it."""
         if event.position <= self.position:
             return False
         self.position = event.position
@@ -94,16 +97,17 @@ class Seen:
 
 
 class _Stop:
-    """A session's stop in flight, and whether this client has sent the session something since."""
+    """A session's stop in flight, and whether this client has sent that session a message since."""
 
     def __init__(self, session: str) -> None:
         self._name = _bare(session)
         self.overtaken = False
 
     def overtake(self, session: str | None) -> None:
-        """Take down that something is sent to a session, which `main` and `alice/main` may both be the name of.
+        """Note that a message is sent to a session.
 
-        The gateway knows whose name this is and the client does not: names that may mean one session count as one.
+        `main` and `alice/main` are one session if the caller is alice. The client does not know its own principal, so
+        names with the same last part count as one session.
         """
         self.overtaken = self.overtaken or (session is not None and _bare(session) == self._name)
 
@@ -113,19 +117,19 @@ def _bare(session: str) -> str:
 
 
 class _Sending:
-    """A message on its way, and whether this client has stopped its session since."""
+    """A message in flight, and whether this client has stopped its session since."""
 
     def __init__(self, session: str | None) -> None:
         self._name = None if session is None else _bare(session)
         self.stopped = False
 
     def stop(self, session: str) -> None:
-        """Take down that a session is stopped, by a name that may be this one's."""
+        """Note that a session is stopped; names with the same last part count as one session."""
         self.stopped = self.stopped or _bare(session) == self._name
 
 
 class Client:
-    """Control's verbs, without `by`: the gateway knows who asks by the token."""
+    """Control's verbs, without `by`: the gateway knows the principal by the token."""
 
     def __init__(self, connection: Connection) -> None:
         self.url = connection.url
@@ -136,11 +140,11 @@ class Client:
         self._waits = asyncio.Semaphore(WAITS)
 
     async def close(self) -> None:
-        """Leave. Whoever still waits is told; what runs goes on."""
+        """Close the connection. Pending calls raise; runs go on."""
         await self._connection.close()
 
     async def _now(self, session: str, method: str, params: dict[str, Any]) -> T:
-        """Ask for what means a session as it is now."""
+        """Ask for a stop or a reset, which mean the session as it is now (rule 2)."""
         for sending in self._sends:
             sending.stop(session)
         stop = _Stop(session)
@@ -163,7 +167,7 @@ class Client:
         agent: str | None = None,
         instructions: str | None = None,
     ) -> Sent:
-        """Send a message; returns once it is safely taken. Without a key it gets one, so that it cannot run twice."""
+        """Send a message; return once the gateway has stored it. Without a key it gets one, so it cannot run twice."""
         for stop in self._stops:
             stop.overtake(session)
         asked: dict[str, Any] = {"session": session, "text": text, "key": secrets.token_hex(16) if key is None else key}
@@ -185,7 +189,7 @@ class Client:
         strategy: str | None = None,
         deadline: float | None = None,
     ) -> Sent | Receipt:
-        """Send what a person typed: a message, or, if it says nothing else, a stop or `/new`, which has a receipt."""
+        """Send what a person typed. A text that is a stop word or `/new` is carried out and returns a receipt."""
         for stop in self._stops:
             stop.overtake(session)
         asked: dict[str, Any] = {"sessionKey": session, "message": text}
@@ -223,9 +227,9 @@ class Client:
         order: tuple[str, float] | None = None,
         typed: bool = False,
     ) -> Receipt:
-        """Stop a session's runs, one run, or the message sent under a key (also before it was seen).
+        """Stop a session's runs, one run, or the message under a key, also one that has not arrived yet.
 
-        `key` is the stop's own; a session's stop without one gets one, so that asking again ends nothing newer.
+        `key` is the stop's own. A session's stop without one gets one, so that a second request ends nothing newer.
         """
         if session is not None and key is None:
             key = secrets.token_hex(16)
@@ -235,28 +239,28 @@ class Client:
         return await self._call("interlock.stop", asked)
 
     async def reset(self, session: str, *, key: str | None = None) -> Receipt:
-        """End everything of a session, detached parts too, and begin a fresh transcript. Its schedules stay."""
+        """End everything of a session, detached children too, and begin a fresh transcript. Its schedules stay."""
         asked = {"session": session, "key": secrets.token_hex(16) if key is None else key}
         return await self._now(session, "interlock.reset", asked)
 
     async def answer(self, question: str, answer: bool | str) -> QuestionInfo:
-        """Answer a question: True or False, or one of its choices. Raises QuestionClosed if it is not open any more."""
+        """Answer a question: True or False, or one of its choices. Raise QuestionClosed if it is not open any more."""
         return await self._call("interlock.answer", {"question": question, "answer": answer})
 
     async def set_strategy(self, session: str, strategy: str | None) -> None:
-        """Say what messages to a session do while it is busy; None: what the server does."""
+        """Set the strategy of messages to a session that is busy; None for the server's own."""
         await self._call("interlock.strategy", {"session": session, "strategy": strategy})
 
     async def share(self, session: str, *, with_: str, may: str = "write") -> Shared:
-        """Let somebody else see a session and write in it, or (may="read") only see it. Its owner's to do."""
+        """Let another principal see a session and write in it, or with may="read" only see it. Only its owner may."""
         return await self._call("interlock.share", {"session": session, "with": with_, "may": may})
 
     async def unshare(self, session: str, *, with_: str) -> Shared:
-        """Take that right away again."""
+        """Take a share back."""
         return await self._call("interlock.unshare", {"session": session, "with": with_})
 
     async def stop_all(self, *, of: str | None = None) -> list[Receipt]:
-        """Stop everything that runs, or what one principal started and everything in its sessions. An admin's to do."""
+        """Stop every run, or those that one principal started and those in its sessions. Only an admin may."""
         asked = {"of": of}
         return await self._call("interlock.stopall", asked, again=lambda: False, until=monotonic() + STOP_SECONDS)
 
@@ -269,20 +273,20 @@ class Client:
         every: timedelta | float | None = None,
         cron: str | None = None,
     ) -> Wake:
-        """Send a message at a time, or again and again. Not asked again if the connection drops: `wakes` tells."""
+        """Schedule a message, once or repeatedly. If the connection drops this raises; `wakes` lists what was made."""
         asked: dict[str, Any] = {"session": session, "text": text, "cron": cron}
         asked["at"] = at.timestamp() if isinstance(at, datetime) else at
         asked["every"] = every.total_seconds() if isinstance(every, timedelta) else every
         return await self._call("interlock.wake", asked, again=lambda: False)
 
     async def unwake(self, wake: str) -> None:
-        """Remove a schedule; a run it has begun goes on. Not asked again if the connection drops."""
+        """Remove a schedule; a run that it has started goes on. If the connection drops this raises."""
         await self._call("interlock.unwake", {"wake": wake}, again=lambda: False)
 
     # Looking
 
     async def wait(self, run: str, *, timeout: float | None = None, drained: bool = False) -> Outcome:
-        """Return how a run ended; `pending` if the wait itself ran out, `unknown` if there is no such run for you."""
+        """Return how a run ended; `pending` if `timeout` passed first, `unknown` if the caller may see no such run."""
         until = math.inf if timeout is None else monotonic() + timeout
         while True:
             most = WAIT_SECONDS if not self._waits.locked() else CROWDED_SECONDS
@@ -296,7 +300,9 @@ class Client:
                 return outcome
             if outcome.ended and (early or outcome.drained or not drained):
                 return outcome
-            if early:  # the server is closing and keeps the message: the next one takes it up
+            # An early answer without an ending means that the server is closing. It keeps the message, and the next
+            # server runs it, so ask that one.
+            if early:
                 await asyncio.sleep(PAUSE_SECONDS[0])
 
     async def questions(self, session: str | None = None) -> list[QuestionInfo]:
@@ -304,7 +310,7 @@ class Client:
         return await self._call("interlock.questions", {"session": session})
 
     async def runs(self, session: str | None = None, *, tree: bool = False, latest: int = 0) -> list[RunInfo]:
-        """List live runs; with a session, its ended ones too; with `latest`, so many that the store knows."""
+        """List live runs; with a session its ended ones too; with `latest` that many from the store."""
         asked = {"session": session, "tree": tree, "latest": latest}
         return await self._call("interlock.runs", asked)
 
@@ -321,7 +327,7 @@ class Client:
         return await self._call("interlock.processes", {"session": session})
 
     async def history(self, session: str) -> list[Entry]:
-        """Return a session's conversation."""
+        """Return a session's transcript."""
         return await self._call("interlock.history", {"session": session})
 
     async def receipt(self, wanted: str) -> Receipt:
@@ -331,7 +337,7 @@ class Client:
         return found.receipt
 
     async def timeline(self, run: str) -> list[Moment]:
-        """Return what happened in a run, in order."""
+        """Return the moments of a run, in order."""
         found: TimelineResult = await self._call("runs.timeline", {"runId": run})
         return found.moments
 
@@ -340,7 +346,10 @@ class Client:
         return await self._call("interlock.wakes", {"session": session})
 
     async def pair(self, name: str | None = None) -> PairCode:
-        """Return a code that lets a page in, once: behind `/#pair=` in the gateway's URL. An admin may name another."""
+        """Return a code that lets a page in once, behind `/#pair=` in the gateway's URL.
+
+        An admin may name another principal.
+        """
         return await self._call("interlock.pair", {"name": name})
 
     async def watch(
@@ -348,7 +357,7 @@ class Client:
     ) -> AsyncGenerator[Event, None]:
         """Replay a session's events behind a position, then follow; with run=, that run's, up to its end."""
         seen = Seen(after)
-        until = math.inf  # when a server that cannot tell us is given up
+        until = math.inf  # the monotonic time at which Unavailable is raised
         while True:
             link = await self._connection.linked()
             feed = link.feed()
@@ -366,7 +375,7 @@ class Client:
                 continue
             finally:
                 link.forget(feed)
-            if told is None:  # the connection dropped, or we were too slow: go on behind what was passed on
+            if told is None:  # the connection dropped, or this watcher was too slow
                 continue
             if told.error:
                 error = error_of(told.error)
@@ -374,5 +383,6 @@ class Client:
                 if not isinstance(error, Unavailable) or monotonic() >= until:
                     raise error
             elif run is not None and (await self.wait(run, timeout=0)).ending is not Ending.PENDING:
-                return  # its end was told before, or is no longer kept
-            await asyncio.sleep(PAUSE_SECONDS[0])  # the server is closing: the next one goes on
+                return  # the terminal event is behind `after`, or is no longer kept
+            # The server is closing; watch on at the next one.
+            await asyncio.sleep(PAUSE_SECONDS[0])

@@ -1,10 +1,11 @@
 """A connection to a gateway that is made again when it drops.
 
-1. What is asked gets its answer, its error, or Dropped; who asked decides whether to ask again.
-2. Whoever is told too much at once is told no more on this connection; nobody else waits for it.
-3. Nothing waits for ever: without a connection for `patience` seconds whoever asks gets Unavailable.
-4. The token goes into the first frame and nowhere else: no URL, no error, no repr.
-5. A first connection that is refused, and a token that is, are told at once; only a drop is worth patience.
+1. A request gets its answer, its error, or Dropped; its caller decides whether to ask again.
+2. A watch that holds WATCH_EVENTS is ended on this connection; no other watch waits for it.
+3. No call waits for ever: after `patience` seconds without a connection it raises Unavailable.
+4. The token is in the first frame and nowhere else: no URL, no error, no repr.
+5. A refused token raises at once, and so does a first connection that fails. Only a connection that dropped is dialled
+   again.
 """
 
 import asyncio
@@ -29,26 +30,27 @@ from interlock.surfaces.frames import ERRORS, FRAME_BYTES, METHODS, PROTOCOL, QU
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
-OPEN_SECONDS: Final = 10.0  # from dialling to being let in
+OPEN_SECONDS: Final = 10.0  # from dialling to hello-ok
 CLOSE_SECONDS: Final = 1.0
 PING_SECONDS: Final = 10.0  # between pings, and for each answer
-INSIST_SECONDS: Final = 2.0  # the longest pause before what could not be done is asked again
-PAUSE_SECONDS: Final = (0.1, 5.0)  # between attempts: the first, the longest
+INSIST_SECONDS: Final = 2.0  # the longest pause before a request that was Unavailable is sent again
+PAUSE_SECONDS: Final = (0.1, 5.0)  # between two dials: the first pause, the longest
 ANSWER_BYTES: Final = 32 * 1024 * 1024
-TRIES: Final = 8  # of one request: what kills every connection it is asked on is given up
-WATCH_EVENTS: Final = 256  # held for a watcher
+# A request that drops every connection on which it is sent is given up after so many tries.
+TRIES: Final = 8
+WATCH_EVENTS: Final = 256  # waiting for one watcher
 T = TypeVar("T")
-NEWER: Final = "the gateway says what this client does not understand; install the same version on both sides"
-UNPAIRED: Final = frozenset({"NOT_PAIRED", "PAIRING_REQUIRED", "DEVICE_IDENTITY_REQUIRED"})  # of others' gateways
+NEWER: Final = "this client does not understand the gateway's answer; install the same version on both sides"
+UNPAIRED: Final = frozenset({"NOT_PAIRED", "PAIRING_REQUIRED", "DEVICE_IDENTITY_REQUIRED"})  # codes of other gateways
 WEB: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 
 class Dropped(Exception):
-    """The connection is gone; whether what was asked took effect is not known."""
+    """The connection is gone; whether the request took effect is not known."""
 
 
 class Later(Exception):
-    """Nobody could be reached now; its text says why."""
+    """No server could be reached; the text says why, and the next dial may succeed."""
 
 
 class _Frame(msgspec.Struct, frozen=True):
@@ -69,7 +71,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Feed:
-    """What one watch was told on one connection and has not passed on."""
+    """The events of one watch on one connection that the watcher has not read."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -78,7 +80,7 @@ class Feed:
         self._over = False
 
     def put(self, told: Watched) -> bool:
-        """Take an event; False if there is no room."""
+        """Add an event; False if there is no room."""
         if len(self._told) >= WATCH_EVENTS:
             return False
         self._told.append(told)
@@ -86,12 +88,12 @@ class Feed:
         return True
 
     def end(self) -> None:
-        """Nothing more comes this way."""
+        """Accept no more events; the watcher still reads those that wait."""
         self._over = True
         self._news.set()
 
     async def next(self) -> Watched | None:
-        """Return the next; None if there will be none."""
+        """Wait for the next event and return it; None if there will be none."""
         while not self._told:
             if self._over:
                 return None
@@ -101,7 +103,7 @@ class Feed:
 
 
 class Link:
-    """One connection that was let in."""
+    """One accepted connection: its requests in flight and its watches."""
 
     def __init__(self, socket: "ClientConnection") -> None:
         self._socket = socket
@@ -111,7 +113,7 @@ class Link:
         self._last_words: set[asyncio.Task[None]] = set()
 
     async def ask(self, method: str, params: bytes) -> Any:
-        """Return the answer, raise the error, or Dropped."""
+        """Send a request and return its answer; raise its error, or Dropped."""
         from websockets.exceptions import ConnectionClosed  # noqa: PLC0415 - an extra
 
         number = str(next(self._numbers))
@@ -134,8 +136,8 @@ class Link:
             raise Refused(NEWER) from None
 
     async def listen(self) -> None:
-        """Hear until the connection is gone."""
-        async for text in self._socket:  # ends without an error where it was closed in order
+        """Hand frames to their requests and watches until the connection is gone."""
+        async for text in self._socket:  # ends without an error after a close frame
             frame = _frame.decode(text)
             if frame.type == "res":
                 answer = self._asked.get(frame.id)
@@ -148,7 +150,7 @@ class Link:
                     self.forget(feed)
 
     async def end(self) -> None:
-        """Tell whoever waits for an answer that none will come, and hang up."""
+        """End every request with Dropped and every watch, and close the socket."""
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_result(None)
@@ -159,13 +161,13 @@ class Link:
         await self._socket.close()
 
     def feed(self) -> Feed:
-        """Return a place for a watch's events."""
+        """Return a new feed for the events of a watch."""
         feed = Feed(next(self._numbers))
         self._feeds[feed.number] = feed
         return feed
 
     def forget(self, feed: Feed) -> None:
-        """Watch it no longer, without waiting."""
+        """End a watch, without waiting for the gateway."""
         feed.end()
         if self._feeds.pop(feed.number, None) is not None:
             task = asyncio.get_running_loop().create_task(self._unwatch(feed.number))
@@ -178,7 +180,7 @@ class Link:
 
 
 class Connection:
-    """Asks a gateway, over one link after the other."""
+    """Sends requests to a gateway, over one link after another."""
 
     def __init__(self, url: str, token: str | None, *, data: str | Path | None, patience: float) -> None:
         self.url, self._dialled = addresses(url)
@@ -191,16 +193,16 @@ class Connection:
         self._link: Link | None = None
         self._failure: InterlockError | None = None
         self._why = "it was not tried yet"
-        self._news = asyncio.Event()  # there is a link, or there will be none
+        self._news = asyncio.Event()  # set while there is a link, or once there will be none
         self._keeper: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Be let in, or raise why not."""
+        """Connect, or raise why that failed."""
         self._keeper = asyncio.get_running_loop().create_task(self._keep(), name=f"connection to {self.url}")
         await self.linked()
 
     async def close(self) -> None:
-        """Leave. Whoever still waits is told; what runs goes on."""
+        """Close the connection. Pending calls raise; runs go on."""
         self._failure = self._failure or BadInput("this client is closed; connect again")
         self._news.set()
         if self._keeper is not None:
@@ -208,7 +210,7 @@ class Connection:
             await asyncio.wait((self._keeper,))
 
     async def _keep(self) -> None:
-        """Hold a connection as long as the client is open."""
+        """Keep a connection until the client is closed."""
         pause, longest = PAUSE_SECONDS
         met = False
         while True:
@@ -228,10 +230,11 @@ class Connection:
                 except (msgspec.MsgspecError, UnicodeError):
                     self._failure = Refused(NEWER)
                     return
-                except Exception as gone:  # the library's word for a connection that broke
+                except Exception as gone:  # websockets' errors for a broken connection
                     self._why = str(gone) or type(gone).__name__
                 finally:
-                    self._link = None  # first: who is told that it is gone asks for the next one
+                    # Clear the link before it ends: a caller that gets Dropped at once asks for the next link.
+                    self._link = None
                     if self._failure is None:
                         self._news.clear()
                     await link.end()
@@ -239,7 +242,7 @@ class Connection:
             pause = min(2 * pause, longest)
 
     async def linked(self, until: float = math.inf) -> Link:
-        """Return a link, if need be when there is one again."""
+        """Return the link, waiting for the next one if there is none."""
         until = min(until, monotonic() + self.patience)
         try:
             async with asyncio.timeout(max(0.0, until - monotonic())):
@@ -265,7 +268,8 @@ class Connection:
             raise Unavailable(f"{self.url}: {failure}") from None
         return Link(socket)
 
-    async def call(  # METHODS says what each answers, and the verb says it again
+    # The type of the answer is METHODS' `result`; each verb of the client names it again for its caller.
+    async def call(
         self,
         method: str,
         params: dict[str, Any],
@@ -274,9 +278,9 @@ class Connection:
         until: float = math.inf,
         insist: Callable[[], bool] = lambda: False,
     ) -> T:
-        """Ask, and ask again where the connection drops and `again` allows it.
+        """Ask, and ask again if the connection drops and `again` allows it.
 
-        Where `insist` allows it, also what the gateway could not do now, for as long as this client has patience.
+        If `insist` allows it, ask again after Unavailable too, for `patience` seconds.
         """
         asked = params_of(method, params)
         tries, pause, patient = 0, PAUSE_SECONDS[0], min(until, monotonic() + self.patience)
@@ -285,7 +289,7 @@ class Connection:
             link = await self.linked(until)
             try:
                 return await link.ask(method, asked)  # type: ignore[no-any-return]
-            except Unavailable:  # nothing was kept
+            except Unavailable:  # the gateway has kept nothing of the request
                 if not insist() or monotonic() + pause > patient:
                     raise
                 tries = 0
@@ -299,7 +303,7 @@ class Connection:
                         f"the connection was lost before {method} was answered: it may have happened; look before you "
                         "try again"
                     ) from None
-                if tries > 1:  # a server that comes and goes is given time
+                if tries > 1:  # give a server that drops every connection more time
                     await asyncio.sleep(min(PAUSE_SECONDS[1], PAUSE_SECONDS[0] * 2**tries))
 
 
@@ -308,13 +312,13 @@ def read_token(data: Path) -> str:
     path = data / "token"
     try:
         return path.expanduser().read_text("ascii").strip()
-    except (OSError, ValueError, RuntimeError) as error:  # the last: whoever runs this has no home
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: the user has no home directory
         why = getattr(error, "strerror", None) or error
         raise BadInput(f"no token in {path}: {why}; name the server's --data, or set INTERLOCK_TOKEN") from None
 
 
 def addresses(url: str) -> tuple[str, str]:
-    """Return a URL as people know it, and as it is dialled; without what may be a secret."""
+    """Return a URL as it is shown and as it is dialled; refuse one with a user or a query, which may be a secret."""
     try:
         parts = urlsplit(url)
         wrong = parts.scheme not in WEB or not parts.hostname or parts.port == 0
@@ -330,9 +334,9 @@ def addresses(url: str) -> tuple[str, str]:
 
 
 def params_of(method: str, params: dict[str, Any]) -> bytes:
-    """Return what a method is asked with, or raise what the gateway could not even read."""
+    """Return a method's parameters as JSON; raise BadInput for those that the gateway could not read."""
     if any(isinstance(value, float) and not math.isfinite(value) for value in params.values()):
-        raise BadInput(f"{method}: a number that is none; give finite ones")
+        raise BadInput(f"{method}: NaN and infinity are no JSON; give finite numbers")
     try:
         found = _encode(params)
     except (TypeError, ValueError, OverflowError) as error:
@@ -354,15 +358,15 @@ def error_of(error: dict[str, Any]) -> InterlockError:
 
 def _details(error: dict[str, Any]) -> dict[str, Any]:
     found = error.get("details")
-    return found if isinstance(found, dict) else {}  # somebody else's gateway may have it otherwise
+    return found if isinstance(found, dict) else {}  # another gateway may send any JSON here
 
 
 async def dial(
     address: str, token: str, *, caps: tuple[str, ...], scopes: tuple[str, ...] = ()
 ) -> tuple["ClientConnection", dict[str, Any]]:
-    """Return a socket that was let in, and the gateway's hello; Later: what failed may pass, any other error will not.
+    """Return a connected socket and the gateway's hello; raise Later for a failure that may pass.
 
-    Who names no scopes asks our own gateway for all that the token has; others give none then.
+    Without scopes our own gateway grants all that the token has; other gateways then grant none.
     """
     try:
         from websockets.asyncio.client import connect as dialling  # noqa: PLC0415 - an extra
@@ -373,7 +377,8 @@ async def dial(
         address, compression=None, proxy=None, max_size=ANSWER_BYTES, open_timeout=None,
         ping_interval=PING_SECONDS, ping_timeout=PING_SECONDS, close_timeout=CLOSE_SECONDS,
     )  # fmt: skip
-    dialled.process_redirect = lambda exc: exc  # type: ignore[method-assign]  # the token is for this address
+    # Follow no redirect: the token is meant for this address alone.
+    dialled.process_redirect = lambda exc: exc  # type: ignore[method-assign]
     socket = None
     try:
         async with asyncio.timeout(OPEN_SECONDS):
@@ -389,7 +394,7 @@ async def dial(
         raise Unavailable("nobody listens there; start `interlock serve`, or name its URL") from None
     except TimeoutError:
         raise Unavailable(f"no answer within {OPEN_SECONDS:g} s; check the URL") from None
-    except (OSError, UnicodeError) as error:  # a name may be no name at all
+    except (OSError, UnicodeError) as error:  # UnicodeError: the host is no valid name
         raise Unavailable(f"{getattr(error, 'strerror', None) or error}; check the URL") from None
     except (WebSocketException, msgspec.MsgspecError) as error:
         raise Later(str(error) or type(error).__name__) from None
@@ -401,10 +406,10 @@ async def dial(
 async def _introduce(
     socket: "ClientConnection", token: str, *, caps: tuple[str, ...], scopes: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Say who we are, be let in, and return the hello."""
+    """Send `connect` and return the gateway's hello, or raise why it refused."""
     from importlib.metadata import version  # noqa: PLC0415 - slow to import
 
-    await socket.recv()  # the challenge; a token alone answers it
+    await socket.recv()  # the challenge; a token is sent without signing it
     me = {"id": "gateway-client", "version": version("interlock"), "platform": platform.system().lower() or "unknown"}
     params = {"minProtocol": PROTOCOL, "maxProtocol": PROTOCOL, "client": me | {"mode": "backend"}, "caps": caps}
     params |= {"role": "operator", "auth": {"token": token}} | ({"scopes": scopes} if scopes else {})
@@ -429,7 +434,7 @@ async def _introduce(
 
 
 def _unwelcome(status: int, body: bytes) -> InterlockError:
-    """Return what an HTTP answer to our upgrade means."""
+    """Return the error that an HTTP answer to our upgrade means; raise Later for 503."""
     try:
         words = str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):
@@ -437,5 +442,5 @@ def _unwelcome(status: int, body: bytes) -> InterlockError:
     if status == 503:
         raise Later(words)
     if status == 403:
-        return Refused(f"not let in: {words}")
+        return Refused(f"the gateway refused the connection: {words}")
     return Unavailable(words if status == 429 else f"what answers is no gateway ({words}); check the URL")

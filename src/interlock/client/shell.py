@@ -1,11 +1,12 @@
 """The shell's verbs over a gateway: `send stop wait watch answer questions receipt timeline share unshare pair`.
 
-1. What a run says goes to the output, everything about it to the error output in lines of their own.
-2. A terminal obeys nothing that comes from a run: control characters are shown, not sent.
-3. Exit codes are the endings' of core/projection. 125: we failed, or there is no such run; 75: it has not ended yet;
-   141: whoever read the output is gone.
-4. Ctrl-C while `send --watch` follows means the run: the first stops it and tells the receipt, the second leaves.
+1. The text of a run goes to the output; everything else about it goes to the error output, in lines of its own.
+2. No text of a run can control the terminal: control characters are replaced.
+3. Exit codes are the endings' of core/projection. 125: the command failed, or there is no such run; 75: the run has not
+   ended yet; 141: the reader of the output is gone.
+4. Ctrl-C during `send --watch` stops the run and prints the receipt; a second one leaves at once.
 5. A token comes from the data directory or from INTERLOCK_TOKEN, never from the command line.
+6. `send` is a chat surface: a text that is a stop word stops the session. `--literal` sends the text as it is.
 """
 
 import asyncio
@@ -37,11 +38,11 @@ if TYPE_CHECKING:
     from interlock.runtime.sharing import Shared
 
 T = TypeVar("T")
-TROUBLE, NOT_YET = 125, 75  # as env and timeout exit; and EX_TEMPFAIL
+TROUBLE, NOT_YET = 125, 75  # 125 as env and timeout exit; 75 is EX_TEMPFAIL
 LEFT = 130  # a second Ctrl-C
-UNREAD = 141  # as a shell tells that SIGPIPE ended a program
+UNREAD = 141  # a shell's code for a program that SIGPIPE ended
 NOTE_CHARACTERS = 200
-OURS = re.compile(r"r-[0-9a-f]+-[0-9a-f]+")  # a run's id; anything else is a key
+OURS = re.compile(r"r-[0-9a-f]+-[0-9a-f]+")  # a run's id; any other name is a key
 
 commands = typer.Typer()
 
@@ -67,10 +68,10 @@ HERE = f"http://127.0.0.1:{DEFAULT_PORT}"
 
 
 def ask(url: str, data: Path, asking: Callable[["Client"], Awaitable[T]]) -> T:
-    """Connect with the token there is, and ask."""
+    """Connect with the token of INTERLOCK_TOKEN or of the data directory, and return what `asking` returns."""
 
     async def asked() -> T:
-        from interlock.client.client import connect  # noqa: PLC0415 - other commands need not wait for it
+        from interlock.client.client import connect  # noqa: PLC0415 - slow to import
 
         token = os.environ.get("INTERLOCK_TOKEN") or None
         async with connect(url, token, data=None if token else data) as client:
@@ -83,7 +84,7 @@ def ask(url: str, data: Path, asking: Callable[["Client"], Awaitable[T]]) -> T:
 
 
 def why_refused(words: str) -> str:
-    """Return why a gateway refused, for who has a shell: they chose a token, and typed no method."""
+    """Return why a gateway refused, in words for a shell's user, who chose a token and knows no method names."""
     if os.environ.get("INTERLOCK_TOKEN"):
         words = words.replace(NO_SUCH_TOKEN, f"{NO_SUCH_TOKEN.partition(';')[0]}; unset or change INTERLOCK_TOKEN")
     scope = re.search(r"needs a token with scope (\w+)", words)
@@ -93,8 +94,9 @@ def why_refused(words: str) -> str:
 
 
 def _ask(url: str, data: Path, asking: Callable[["Client"], Awaitable[int]]) -> int:
-    """Ask, and return the exit code."""
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # for a terminal that cannot show it all
+    """Ask, print an error if there is one, and return the exit code."""
+    # "replace" is for a terminal whose encoding cannot show every character.
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         return ask(url, data, asking)
     except InterlockError as error:
@@ -105,13 +107,13 @@ def _ask(url: str, data: Path, asking: Callable[["Client"], Awaitable[int]]) -> 
 
 
 def unread() -> int:
-    """Leave what is left to be printed, as its reader is gone; return the exit code.
+    """Discard the rest of the output, whose reader is gone, and return the exit code.
 
-    Typer would exit with 1, which says that the run failed, or that something leaked.
+    Typer would exit with 1, which would say that the run failed or that a probe found a leak.
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
-        os.dup2(nowhere, descriptor)  # Python flushes both once more
+        os.dup2(nowhere, descriptor)  # Python flushes both when it exits
     return UNREAD
 
 
@@ -154,7 +156,7 @@ def send_command(
 
 
 class _Stopping:
-    """Ctrl-C as the person means it."""
+    """Handles Ctrl-C: the first stops the run, the second leaves."""
 
     def __init__(self, client: "Client", key: str) -> None:
         self._client, self._key = client, key
@@ -164,7 +166,7 @@ class _Stopping:
     def _pressed(self) -> None:
         if self._task is not None:
             os._exit(LEFT)
-        sys.stderr.write("\n" if sys.stderr.isatty() else "")  # behind the ^C
+        sys.stderr.write("\n" if sys.stderr.isatty() else "")  # after the ^C that the terminal shows
         _note("stopping; again to leave at once")
         self._task = asyncio.get_running_loop().create_task(self._stop())
 
@@ -175,7 +177,7 @@ class _Stopping:
             _note(f"not stopped: {error}", "interlock: ")
 
     async def over(self) -> None:
-        """Wait until the receipt is told."""
+        """Wait until the receipt is printed, if Ctrl-C was pressed."""
         if self._task is not None:
             await self._task
 
@@ -215,7 +217,7 @@ def stop_command(
 
 @asynccontextmanager
 async def _progress(words: str) -> AsyncIterator[None]:
-    """Say how long it takes, where somebody looks."""
+    """Show the seconds that pass, if the error output is a terminal."""
 
     async def tell() -> None:
         began = time.monotonic()
@@ -391,7 +393,7 @@ def share_command(
 ) -> int:
     """Let somebody see a session and write in it (with --read: only see it), and print who may now.
 
-    Whoever may write waits for what others run in it, and stops only what they sent themselves.
+    Somebody who may write takes turns with the others in it, and can stop only runs of their own messages.
     """
 
     async def give(client: "Client") -> int:
@@ -400,7 +402,7 @@ def share_command(
     return _ask(url, data, give)
 
 
-@commands.command("unshare", short_help="Take that right away again.")
+@commands.command("unshare", short_help="Take a share of a session back.")
 def unshare_command(
     session: Shareable,
     with_: Annotated[str, typer.Option("--with", metavar="NAME", help="From whom it is taken.")],
@@ -433,7 +435,7 @@ def stop_all_of(name: str, url: str, data: Path, *, served: bool) -> int:
     async def stop() -> list[Receipt]:
         from interlock.client.client import connect  # noqa: PLC0415
 
-        async with connect(url, data=data) as client:  # the server reads its tokens anew before it lets us in
+        async with connect(url, data=data) as client:  # the server reads its token files again before it answers
             return await client.stop_all(of=name)
 
     try:
@@ -473,35 +475,35 @@ def pair_command(
 
 
 class Reply:
-    """What is said, as it comes: parts replace the deltas that were printed before them."""
+    """Prints a reply as it comes; a block prints only what its deltas have not printed."""
 
     def __init__(self) -> None:
-        self._open = ""  # of the part that goes on
+        self._open = ""  # deltas printed that no block has closed
         self._said = False
-        self._inside = False  # a line
+        self._inside = False  # the cursor is inside a line
 
     def more(self, text: str) -> None:
-        """Print a piece."""
+        """Print a delta."""
         if text:
             before = ("\n\n" if self._inside else "\n") if self._said and not self._open else ""
             _write(before + text)
             self._open, self._said, self._inside = self._open + text, True, not text.endswith("\n")
 
     def part(self, text: str) -> None:
-        """Print what is missing of a whole part."""
-        if text and not text.startswith(self._open):  # some of it was never told as a delta
+        """Print what is missing of a block."""
+        if text and not text.startswith(self._open):  # some deltas were dropped before they came here
             self.over()
         self.more(text[len(self._open) :])
         self._open = ""
 
     def pause(self) -> None:
-        """Begin a line where a note is to stand on the same terminal."""
+        """Begin a new line for a note, if output and notes share a terminal."""
         if self._inside and sys.stdout.isatty():
             _write("\n")
             self._inside = False
 
     def over(self) -> None:
-        """End the line."""
+        """End the reply and its line."""
         if self._inside:
             _write("\n")
         self._open, self._said, self._inside = "", False, False
@@ -518,7 +520,7 @@ async def _follow(
             _tell(event, reply, alone=run is not None)
         if run is not None and isinstance(event.data, events.Ended):
             return _code(event.data.outcome)
-    return _code(await client.wait(run or "", timeout=0))  # its end is no longer kept as an event
+    return _code(await client.wait(run or "", timeout=0))  # the terminal event is no longer kept
 
 
 def _tell(event: events.Event, reply: Reply, *, alone: bool) -> None:
@@ -620,7 +622,7 @@ def _name_one(session: str | None, run: str | None) -> None:
 
 
 def _shown(text: str) -> str:
-    """Return a text that a terminal obeys only in its newlines and tabs."""
+    """Return a text without control characters other than newlines and tabs."""
     return re.sub(r"[^\x20-\x7e\n\t]", lambda found: found[0] if found[0].isprintable() else "\ufffd", text)
 
 

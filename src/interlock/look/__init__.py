@@ -1,9 +1,12 @@
-"""Looking into a store's directory from the shell: `sessions`, `runs`, `show`; and `prune`.
+"""The shell's commands on a store's directory: `sessions`, `runs`, `show`; and `prune`.
 
-1. Looking changes nothing and keeps nobody waiting; a server may be writing meanwhile.
+1. A look opens the database read-only, changes nothing and delays no server that is writing meanwhile.
 2. States are told in the words of the lifecycle, endings in those of core/projection.
-3. Where no server has the directory nothing is told as running: what has no ending is unsettled, and the next start
-   sees to it.
+3. If no server has the directory, no run is told as running: a run without an ending is unsettled, and the next start
+   settles it.
+4. A look asks the kernel whether a server has the directory, by a shared lock that it holds for an instant. `prune`
+   takes the lock without a boot: were it a start, its clean end would hide from the next start that the last server was
+   killed.
 """
 
 from interlock.look.commands import commands

@@ -1,6 +1,6 @@
-"""Asking a gateway instead of a store: what it tells of runs, in the same documents.
+"""The same documents from a gateway instead of a store.
 
-A gateway tells no tool rows, questions and processes of a run; its timeline names them.
+A gateway returns no tools, questions and processes of a run by themselves; the run's timeline names them.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from interlock.look.documents import RunLine, Runs, Shown
 from interlock.look.reading import LATEST, line_of
 from interlock.runtime.listing import RunInfo
 
-MOST = 1_000  # runs of all sessions
+MOST = 1_000  # runs of all sessions, with --all
 
 
 def runs(url: str, data: Path, session: str | None, *, tree: bool, every: bool) -> Runs:

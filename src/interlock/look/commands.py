@@ -1,4 +1,4 @@
-"""The commands and their options."""
+"""The commands `sessions`, `runs`, `show` and `prune`, and their options."""
 
 import asyncio
 import os
@@ -56,7 +56,7 @@ def runs_command(
 ) -> None:
     """List runs in the order they were admitted, with how they ended; also while a server has the store."""
     if url is not None:
-        from interlock.look import asking  # noqa: PLC0415 - a store needs no client
+        from interlock.look import asking  # noqa: PLC0415 - imports the client, which a store does not need
 
         found = asking.runs(url, data, session, tree=tree, every=every)
     else:

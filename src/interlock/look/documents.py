@@ -1,4 +1,4 @@
-"""What is found in a store, as `--json` prints it: one document, with every field in it."""
+"""The documents that `--json` prints, each with every field in it."""
 
 import msgspec
 
@@ -12,7 +12,7 @@ from interlock.stores.base import Pruned
 
 
 class SessionLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A session in a list. `open` counts runs without an ending, `shares` says who else may write in it or read."""
+    """A session in a list. `open` counts its runs without an ending; `shares` says who else may write or read in it."""
 
     id: SessionId
     owner: Principal
@@ -27,7 +27,7 @@ class SessionLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A run in a list. `unsettled`: no server has the directory, and the next one has to see to this run."""
+    """A run in a list. `unsettled`: no server has the directory, and the next start settles this run."""
 
     id: RunId
     session: SessionId
@@ -50,7 +50,7 @@ class RunLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that a run started. `state` is `ended` if it went with its run, or with the server."""
+    """A process that a run started. `state` is `ended` if it was ended with its run or with the server."""
 
     command: str
     state: str
@@ -62,7 +62,7 @@ class ProcessLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sessions(msgspec.Struct, frozen=True, kw_only=True):
-    """What `interlock sessions --json` prints."""
+    """The document of `interlock sessions --json`."""
 
     data: str
     in_use: bool
@@ -70,7 +70,7 @@ class Sessions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Runs(msgspec.Struct, frozen=True, kw_only=True):
-    """What `interlock runs --json` prints. `more`: these are only the latest."""
+    """The document of `interlock runs --json`. `more`: there are older runs that it does not list."""
 
     data: str
     in_use: bool
@@ -79,7 +79,7 @@ class Runs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """What `interlock show RUN --json` prints. `reply` is what was said so far."""
+    """The document of `interlock show RUN --json`. `reply` is the run's text so far."""
 
     data: str
     in_use: bool
@@ -94,7 +94,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
-    """What `interlock prune --json` prints."""
+    """The document of `interlock prune --json`."""
 
     data: str
     dry_run: bool

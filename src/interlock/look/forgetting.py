@@ -1,6 +1,7 @@
-"""Forgetting: as a server does every hour, in a directory that none has.
+"""Pruning a directory that no server has, as a server does every hour.
 
-This is no start of a server: what a killed one left stays as it is, for the next one to settle.
+Pruning takes the directory's lock without a boot. It is no start of a server, so runs that a killed server left stay
+unsettled, and the next start settles them.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ def age(text: str) -> float:
 
 
 async def forget(directory: Path, older_than: float, *, dry_run: bool) -> Forgotten:
-    """Forget sessions in which nobody wrote for so many seconds, and what is beyond the bounds."""
+    """Forget sessions without a message in the last `older_than` seconds, and of others what is beyond the bounds."""
     directory = readable(directory)
     try:
         held = hold(directory)
@@ -56,7 +57,7 @@ async def _forget(db: sqlite3.Connection, before: float, *, dry_run: bool) -> Pr
         return work(db)
 
     async def change(work: Callable[[sqlite3.Connection], T], /) -> T:
-        if dry_run:  # all of it is one transaction, which is never committed
+        if dry_run:  # the whole pruning is one transaction, which is rolled back
             return work(db)
         db.execute("BEGIN IMMEDIATE")
         try:

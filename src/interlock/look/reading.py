@@ -1,4 +1,4 @@
-"""Finding it: questions to a store, whoever has it."""
+"""Reading a store, also while a server has it."""
 
 import asyncio
 import contextlib
@@ -29,16 +29,18 @@ from interlock.stores.sqlite.store import Look
 
 T = TypeVar("T")
 
-LATEST = 20  # runs listed unless all are asked for
-READ_FOR_LATEST = 500  # children may be among them
-LOOKS = 5  # at a run that goes on while it is looked at
-BUSY_MS = 5_000  # a server that starts may have the database locked for a moment
-EVERY = -1  # as a limit
-NOBODY = Principal("")  # to whom every session is another's, and named with its owner
+LATEST = 20  # runs listed without --all
+READ_FOR_LATEST = 500  # rows read to find those: children are among them
+LOOKS = 5  # reads of one run that goes on meanwhile
+# A server that starts may hold the database's lock for a moment.
+BUSY_MS = 5_000
+EVERY = -1  # SQLite's "no limit"
+# This principal owns no session, so `name_of` writes every name with its owner.
+NOBODY = Principal("")
 
 
 def look(directory: Path, ask: Callable[[Look], Awaitable[T]]) -> T:
-    """Ask the store in a directory something."""
+    """Open the store in a directory and return what `ask` returns."""
 
     async def asking() -> T:
         async with Look(readable(directory)) as store:
@@ -48,7 +50,7 @@ def look(directory: Path, ask: Callable[[Look], Awaitable[T]]) -> T:
 
 
 def readable(directory: Path) -> Path:
-    """Return the directory of a store that this version can read; otherwise say what it is."""
+    """Return the directory if this version can read the store in it; raise why not."""
     try:
         directory = directory.expanduser().absolute()
         file = Look(directory).path
@@ -64,7 +66,8 @@ def readable(directory: Path) -> Path:
     except OSError as error:
         raise StoreFailed(f"{directory} cannot be read: {error.strerror}") from None
     except sqlite3.Error as error:
-        unwritable = error.sqlite_errorcode == sqlite3.SQLITE_CANTOPEN  # SQLite needs room for its index beside it
+        # SQLite writes an index beside a WAL database, also to read it, and fails so in a read-only directory.
+        unwritable = error.sqlite_errorcode == sqlite3.SQLITE_CANTOPEN
         hint = "; copy its directory to a place that can be written" if unwritable else ""
         raise StoreFailed(f"{file} cannot be read: {error}{hint}") from None
     newest = migrations()[-1][0]
@@ -78,7 +81,7 @@ def readable(directory: Path) -> Path:
 
 
 def in_use(directory: Path) -> bool:
-    """Return whether a server has the directory: for an instant its lock is asked for, to be shared with others."""
+    """Return whether a server has the directory: it holds the lock alone, and a shared lock is refused meanwhile."""
     try:
         handle = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -96,7 +99,7 @@ def in_use(directory: Path) -> bool:
 
 
 async def sessions(store: Look) -> Sessions:
-    """Find every session, the latest first."""
+    """Return every session, the latest first."""
     used = in_use(store.directory)
     lines = tuple(map(_session_line, await store.sessions(limit=EVERY)))
     return Sessions(data=str(store.directory), in_use=used, sessions=lines)
@@ -123,7 +126,7 @@ def _parked(row: SessionRow | None) -> bool:
 
 
 async def found(store: Look, name: str) -> SessionId:
-    """Return the session that is meant: by its id, by its name with the owner, or by a bare name that only one has."""
+    """Return the session of a name: its id, its name with the owner, or a bare name that only one session has."""
     if name.startswith(RUN_SESSION):
         return SessionId(name)
     naming = Naming()
@@ -141,7 +144,7 @@ async def found(store: Look, name: str) -> SessionId:
 
 
 async def runs(store: Look, name: str | None, *, tree: bool, every: bool) -> Runs:
-    """Find runs of a session or of all, in the order they were admitted."""
+    """Return the runs of a session or of all, in the order of admission."""
     used, limit = in_use(store.directory), EVERY if every else READ_FOR_LATEST
     session = None if name is None else await found(store, name)
     rows = await store.runs(session, tree=tree, limit=limit)
@@ -168,7 +171,7 @@ def _run_line(row: RunRow, used: bool, depth: int = 0) -> RunLine:
 
 
 def line_of(run: RunInfo, **more: Any) -> RunLine:
-    """Return a run as the list of a store shows it, with what the runtime's own list leaves out."""
+    """Return a run as a line of a list; `more` are the fields that RunInfo does not have."""
     return RunLine(**{name: getattr(run, name) for name in RunLine.__struct_fields__ if hasattr(run, name)}, **more)
 
 
@@ -176,13 +179,14 @@ def line_of(run: RunInfo, **more: Any) -> RunLine:
 
 
 async def show(store: Look, run_id: RunId) -> Shown:
-    """Find what is kept of a run."""
+    """Return everything that the store has of a run."""
     for _ in range(LOOKS):
         row = await store.run(run_id)
         if row is None:
             raise Unknown(f"no run {run_id!r} in {store.directory}; `interlock runs` lists them")
         shown = await _shown(store, row)
-        if row == await store.run(run_id):  # else it went on meanwhile, and the parts may not fit together
+        # A run that changed meanwhile is read again: its parts might not fit together.
+        if row == await store.run(run_id):
             break
     return shown
 
@@ -206,7 +210,7 @@ async def _shown(store: Look, row: RunRow) -> Shown:
 
 
 def _reply(events: Iterable[Event]) -> str:
-    """What a run that has not ended has said so far."""
+    """Return the text so far of a run that has not ended."""
     story = Story()
     for event in events:
         story.add(event)
@@ -214,7 +218,7 @@ def _reply(events: Iterable[Event]) -> str:
 
 
 def _processes(events: Iterable[Event], *, over: bool, used: bool) -> list[ProcessLine]:
-    """What the log tells of a run's processes; of those that went with their run it does not tell the end."""
+    """Return a run's processes. The log lacks the end of a process that was ended with its run, so that is derived."""
     latest: list[Spawned] = []
     for event in events:
         if isinstance(told := event.data, Spawned):
@@ -224,7 +228,7 @@ def _processes(events: Iterable[Event], *, over: bool, used: bool) -> list[Proce
 
 
 def _ends(told: Spawned, begun: Spawned) -> bool:
-    """Whether an event tells the end of a process (which had no pid yet when it was told to begin)."""
+    """Return whether an event ends a process. The event of its start had no pid, so command and name are compared."""
     if told.state is ProcessState.RUNNING or begun.state is not ProcessState.RUNNING:
         return False
     return (told.command, told.name, told.background) == (begun.command, begun.name, begun.background)

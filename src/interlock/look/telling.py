@@ -1,4 +1,4 @@
-"""Telling people: tables in a terminal, plain columns in a pipe; every text in one line, without control characters."""
+"""Output for people: tables in a terminal, plain columns in a pipe. Texts are one line, without control characters."""
 
 import re
 import sys
@@ -22,7 +22,7 @@ UNSETTLED = "unsettled: the next start settles it"
 
 
 def tell_json(document: msgspec.Struct) -> None:
-    """Print a document for a program."""
+    """Print a document as JSON."""
     sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
     sys.stdout.flush()
 
@@ -105,8 +105,8 @@ def _session_words(session: SessionLine, in_use: bool) -> str:
 
 
 def _by(run: RunLine) -> str:
-    """Who wrote a run's message: a person, an agent for its child, or nobody, where a child's ending is announced."""
-    if run.kind in (RunKind.ANNOUNCE, RunKind.NOTE):  # its key is the child
+    """Return who sent a run's message: a principal, an agent (to its child), or the child whose end it announces."""
+    if run.kind in (RunKind.ANNOUNCE, RunKind.NOTE):  # the key of an announcement is the child's id
         return f"child {run.key}" + (" (note)" if run.kind is RunKind.NOTE else "")
     return f"{run.agent}{_detached(run)}" if run.parent is not None else run.agent or run.principal
 
@@ -124,7 +124,7 @@ def _detached(run: RunLine) -> str:
 
 
 def _run_words(run: RunLine) -> str:
-    """How a run stands, in a few words."""
+    """Return a run's ending or state in a few words."""
     if run.outcome is not None:
         return client_words(run.outcome)
     if run.state is State.ALIASED:
@@ -184,7 +184,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _ago(at: float | None) -> str:
-    """A time as a person reads it: 3 min ago."""
+    """Return how long ago an instant was: 3 min ago."""
     passed = 0.0 if at is None else time.time() - at
     for seconds, unit in UNITS:
         if passed >= seconds:
@@ -196,16 +196,18 @@ def _ago(at: float | None) -> str:
 
 
 def _line(text: str, characters: int) -> str:
-    """A text in one line, without what a terminal would obey, and not too long."""
+    """Return a text as one line without control characters, at most so many characters."""
     line = " ".join(text[: 4 * characters].split())
     line = re.sub(r"[^\x20-\x7e]", lambda found: found[0] if found[0].isprintable() else "\ufffd", line)
     return line if len(line) <= characters else line[: characters - 1] + "…"
 
 
 def _print(line: str) -> None:
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # for a terminal that cannot show it all
+    # "replace" is for a terminal whose encoding cannot show every character.
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()  # here, where nobody is surprised if the reader is gone (`| head`)
+    # Flush here, where callers handle a reader that is gone (`| head`), not when Python exits.
+    sys.stdout.flush()
 
 
 def _table(heads: Sequence[str], table: Sequence[Sequence[str]], *, empty: str = "") -> None:
@@ -226,7 +228,7 @@ def _cell(text: str) -> str:
 
 
 def _draw(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console  # noqa: PLC0415 - a pipe need not wait for it
+    from rich.console import Console  # noqa: PLC0415 - slow to import, and a pipe does not need it
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 

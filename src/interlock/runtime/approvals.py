@@ -1,8 +1,13 @@
 """Questions to people, and who may answer them.
 
-1. A question is open from the step that passes the fence until one of: an answer, its own time, its run's fall.
-2. The first answer stands once it is in the store; whoever comes later is told. A fall before that makes it void.
-3. What waits for the answer looks at the fence again: an Allow in the same tick as a fall permits nothing.
+1. A question is open from the step that passes the fence until an answer, its own timeout or its run's fall.
+2. An answer counts once it is in the store. `answer` hands the claim to the store and closes the question when the
+   store has it; a second answerer waits for that and is told which answer stands (race 56). If the store does not take
+   the claim in time, the question stays open and can be answered again.
+3. A run that falls before the answer is stored makes the question void, whatever the store says later: the fall comes
+   after the claim in store order and overwrites it.
+4. The run that waits for an answer reads the fence again: an Allow in the tick of a fall permits nothing (race 52).
+5. A question whose timeout passes while an answer is being stored waits for the store.
 """
 
 import asyncio
@@ -28,7 +33,11 @@ NEVER, ASK = "never", "ask"
 
 
 class Policy:
-    """Which tools must be allowed by a person first: those that say so, unless the operator says something else."""
+    """Which tools a person must allow before they run.
+
+    The operator's word beats a tool's own mark. `"ask"` asks for every tool, a list asks for all that are not on it,
+    and `"never"` asks for none. Marks on tools count only where the operator says nothing.
+    """
 
     __slots__ = ("_allowed", "_always")
 
@@ -40,7 +49,7 @@ class Policy:
         self._allowed = None if approval is None or isinstance(approval, str) else frozenset(approval)
 
     def asks(self, tool: str, *, marked: bool) -> bool:
-        """Return whether a tool must be allowed; `marked` if it wants that itself."""
+        """Return whether a tool must be allowed; `marked` if the tool carries approval="ask"."""
         if self._allowed is not None:
             return tool not in self._allowed
         return marked if self._always is None else self._always
@@ -57,15 +66,15 @@ class QuestionInfo(msgspec.Struct, frozen=True, kw_only=True):
     choices: tuple[str, ...] | None = None
     answer: bool | str | None = None
     by: Principal | None = None
-    # Of an open question, as `questions` lists it; the store keeps none of these.
-    tool: str | None = None  # the tool that wants to run
+    # The fields below are set only for an open question, as `questions` lists it; the store has none of them.
+    tool: str | None = None
     arguments: Json | None = None
-    asked_at: float | None = None  # as people read time
-    expires_at: float | None = None
+    asked_at: float | None = None  # wall clock
+    expires_at: float | None = None  # wall clock
 
 
 class Approvals:
-    """Opens questions and takes answers."""
+    """Opens questions and accepts answers."""
 
     def __init__(
         self,
@@ -101,7 +110,7 @@ class Approvals:
         tool: str | None = None,
         arguments: Json | None = None,
     ) -> Question:
-        """Put a question of a current run, or raise Stale; one synchronous step."""
+        """Open a question of a current run, or raise Stale; one synchronous step."""
         run.fence.check(Effect.QUESTION)
         if run.questions is None:
             run.questions = {}
@@ -114,12 +123,13 @@ class Approvals:
         question.timer = self._loop.call_later(patience, self._expire, question)
         question.asked_at = self._clock.wall()
         question.expires_at = question.asked_at + patience
-        self._store.decide(Decision(questions=(question.row(),)))  # not waited for: an answer to it comes behind it
+        # Not awaited: an answer is handed to the store later, so it follows the question in store order.
+        self._store.decide(Decision(questions=(question.row(),)))
         self._tell(question)
         return question
 
     async def answered(self, question: Question) -> bool | str:
-        """Wait for a question to be closed and return the answer, False if there was none in time; or raise Stale."""
+        """Wait until a question is closed and return the answer, False if it expired; raise Stale if the run fell."""
         run = question.run
         run.asking += 1
         run.enter(question, KnownPhase.APPROVAL)
@@ -135,7 +145,8 @@ class Approvals:
     def _expire(self, question: Question) -> None:
         if question.state is not QuestionState.OPEN:
             return
-        if question.answering is not None:  # it was answered in time; only the store has not said so yet
+        # The answer came in time and is being stored: look again later.
+        if question.answering is not None:
             question.timer = self._loop.call_later(self._settings.commit_seconds, self._expire, question)
             return
         self.close(question, QuestionState.EXPIRED)
@@ -164,7 +175,7 @@ class Approvals:
         Outlet(question.run, self._feed).emit(Effect.QUESTION, told)
 
     def opened(self, session: SessionId | None, by: Principal) -> list[QuestionInfo]:
-        """List open questions that the caller may answer; with a session, those of its runs and of all below them."""
+        """List open questions that the caller may answer; with a session, those of its runs and their children."""
         return [
             _open_info(question)
             for question in self._registry.questions.values()
@@ -180,18 +191,20 @@ class Approvals:
     # Answering
 
     async def answer(self, question_id: QuestionId, answer: object, by: Principal) -> QuestionInfo:
-        """Answer an open question; the same answer again by the same person is no error, any other is."""
+        """Answer an open question. The same answer again by the same principal is no error; any other one is."""
         question = self._registry.questions.get(question_id)
         if question is None:
             return await self._answer_again(question_id, answer, by)
         if not self._may_answer(by, question):
             raise _unknown(question_id, by)
-        if question.state is not QuestionState.OPEN and isinstance(answer, bool | str):  # that is what counts then
+        # A closed question is reported as closed before the answer is checked against its choices.
+        if question.state is not QuestionState.OPEN and isinstance(answer, bool | str):
             return self._closed(question, answer, by)
         value = _value(answer, question.choices)
         while (answering := question.answering) is not None:
             await answering.wait()
-        if not self._may_answer(by, question):  # the right may have gone meanwhile
+        # Ask again after the wait: the right may have been taken away.
+        if not self._may_answer(by, question):
             raise _unknown(question_id, by)
         if question.state is not QuestionState.OPEN:
             return self._closed(question, value, by)
@@ -207,11 +220,13 @@ class Approvals:
     @staticmethod
     def _closed(question: Question, value: bool | str, by: Principal) -> QuestionInfo:
         if question.state is QuestionState.VOID and not question.run.fallen:
-            raise QuestionClosed(f"question {question.id} is void: its run wants no answer any more, nothing was done")
+            raise QuestionClosed(
+                f"question {question.id} is void: its run no longer waits for an answer, and nothing was done"
+            )
         return _same_or_closed(_info(question.row()), value, by)
 
     async def _conclude(self, question: Question, ticket: Ticket, claimed: QuestionRow) -> None:
-        """Let an answer stand once it is in the store, unless the question went void first."""
+        """Close a question with an answer once the store has it, unless the question went void first."""
         try:
             inside = await committed(self._store, ticket, self._settings.commit_seconds)
             if inside and question.state is QuestionState.OPEN:
@@ -223,11 +238,12 @@ class Approvals:
                 answering.set()
 
     async def _answer_again(self, question_id: QuestionId, answer: object, by: Principal) -> QuestionInfo:
-        """Say what became of a question whose run is gone."""
+        """Return or raise the result of a question whose run is no longer in memory."""
         row = await read(self._store.question(question_id))
         if row is None or not await read(self._sight.may_answer_row(by, row)):
             raise _unknown(question_id, by)
-        if row.state is QuestionState.OPEN:  # its run is not here, so nobody waits for it
+        # The run is not in memory, so no agent waits for the answer.
+        if row.state is QuestionState.OPEN:
             row = msgspec.structs.replace(row, state=QuestionState.VOID)
         return _same_or_closed(_info(row), _value(answer, row.choices), by)
 

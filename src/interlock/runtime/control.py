@@ -1,8 +1,12 @@
 """Control: the verbs of everyone who is not the agent.
 
-1. It decides in one synchronous step and acts in tasks of its own; a caller that vanishes changes nothing.
-2. Every verb takes `by=` and asks `authority` once; not yours and not found look the same.
-3. Stop is never refused and never waits for anything but the bounded commit.
+1. Control decides in one synchronous step and acts in tasks of its own. A caller that vanishes changes nothing: no
+   step of a run depends on the task that asked for it.
+2. Every verb takes `by=` and asks `authority` in the step that shows or changes something. A session or run that the
+   caller may not see raises the same error as one that does not exist, so an error gives nothing away.
+3. A verb that reads the store asks for the right again after the read: another caller may have taken it away meanwhile.
+4. A stop is never refused and never waits for anything but the bounded commit.
+5. A control belongs to the loop it was opened on. Decisions without an await are atomic only there.
 """
 
 import asyncio
@@ -72,12 +76,13 @@ from interlock.runtime.wakes import Wake, Wakes, schedule
 from interlock.runtime.watch import Buffer, Watch, whole_log
 from interlock.stores.base import READ_SECONDS, SessionInfo, Store, StoreFailed, committed, read
 
-SLACK_SECONDS = 1.0  # beyond the sum of the bounds, for the loop to come round
+# Closing waits this much longer than the sum of its bounds: a busy loop comes late to its timers.
+SLACK_SECONDS = 1.0
 ELSEWHERE = "from elsewhere use asyncio.run_coroutine_threadsafe(control.stop(...), loop)"
 
 
 class Control:
-    """Everything one can do with sessions and runs. Open it with `interlock.open_control`."""
+    """Sends, stops, watches and answers for callers outside a run. Open one with `interlock.open_control`."""
 
     def __init__(
         self,
@@ -192,7 +197,7 @@ class Control:
 
     @property
     def hosts(self) -> HostsInfo | None:
-        """What became of the hosts so far: started, reused, killed, and why they are not warm; None without hosts."""
+        """Counts of hosts started, reused and killed, and why they are not warm; None without hosts."""
         return self._driver.info
 
     @property
@@ -201,7 +206,7 @@ class Control:
         return sum(len(session.waiting or ()) for session in self._registry.sessions.values())
 
     async def grade(self) -> str:
-        """Return how processes are held here, as receipts say it; `inline` where none can be started."""
+        """Return the grade of containment that receipts name; `inline` where no process can be started."""
         self._here()
         try:
             return (await self._processes.ready()).grade
@@ -216,9 +221,9 @@ class Control:
         writers: Collection[str] = (),
         approvers: Collection[str] = (),
     ) -> None:
-        """Say anew who else may do all, see all (and, as a writer, act too), or answer every question.
+        """Replace the lists of principals who may do everything, see everything, write too, or answer every question.
 
-        It counts at once: a watch or a wait whose caller may not see it any more ends in this step.
+        The change counts at once: a watch or a wait whose caller has lost the right to see ends in this step.
         """
         if any(isinstance(names, str) for names in (admins, readers, writers, approvers)):
             raise BadInput("admins=, readers=, writers= and approvers= take a list of names, not one text")
@@ -226,7 +231,7 @@ class Control:
         self.guards.reconsider()
 
     async def recover(self) -> None:
-        """Take up what an earlier start left in the store; before anyone else may use this control."""
+        """Load and settle what an earlier start left in the store. Call it before anyone else uses this control."""
         self.naming.keep(await read(self._store.plain_sessions()))
         await self._recovery.settle()
         for row in await read(self._store.wakes()):
@@ -250,13 +255,13 @@ class Control:
         agent: str | None = None,
         instructions: str | None = None,
     ) -> Sent:
-        """Send a message; returns once it is safely taken. By default it takes over what runs in the session.
+        """Send a message; return once the store has it. By default it takes over what runs in the session.
 
-        Without a session (None) its run has one of its own. `kind` is chat, or agent where a program calls: that
-        queues, unless the message itself names a strategy. `agent` is a name of open_control(agents=...) to answer it;
-        `instructions` reach the agent beside the message.
-        `order` is (channel, the channel's own number or time): one that was written before a stop of the same channel
-        and comes after it is stopped too.
+        Without a session (None) the run has a session of its own. `kind` is chat, or agent for a program's message:
+        that one queues, unless it names a strategy itself. `agent` names the agent of open_control(agents=...) that
+        answers; `instructions` reach the agent beside the message.
+        `order` is (channel, the channel's own number or time). A message that was written before a stop in the same
+        channel, and arrives after it, is stopped too.
         """
         self._here()
         run = self._arrive(
@@ -272,32 +277,39 @@ class Control:
             instructions=instructions_of(instructions),
             begins=not isinstance(session, Anothers),
         )
-        again = run.acked.is_set()  # a used key: told how its run ended, as it would be after a restart
+        # An acked run means that the key was used before. If that run is over, the answer says `ended`, as it would
+        # after a restart.
+        again = run.acked.is_set()
         await run.acked.wait()
         if run.problem is not None:
             raise run.problem.with_traceback(None)
+        # The message ended before it was seated: answer when its ending is public.
         if run.fall is not None and run.generation is None:
-            await run.fall.ended.wait()  # it ended before it began: told when that is decided for good
+            await run.fall.ended.wait()
         assert run.sent is not None
-        over = again and run.itself.ended.is_set()  # what was taken in ends with its taker
+        # An aliased run ends when the run that absorbed it ends.
+        over = again and run.itself.ended.is_set()
         return msgspec.structs.replace(run.sent, state=State.ENDED) if over else run.sent
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """The names of open_control(agents=...): whom a message may be sent to, and work delegated to."""
+        """The names of open_control(agents=...), for `send(agent=)` and `run.delegate`."""
         return self._driver.names
 
     def named(self, name: str | None) -> str | None:
-        """Return an agent's name if there is one, or raise; None is the one that is served."""
+        """Return an agent's name, or raise if no agent has it; None names the agent that control serves."""
         if name is None or name_of(name, "agent") in self._driver.names:
             return name
         known = ", ".join(self._driver.names) or "none"
-        raise BadInput(f"no agent {name!r:.80} here; leave it out for the one that is served, the others are: {known}")
+        raise BadInput(
+            f"no agent {name!r:.80} here; leave agent= out for the agent that control serves; the others are: {known}"
+        )
 
     def _here(self, instead: str = ELSEWHERE) -> None:
         try:
             here = asyncio.get_running_loop() is self._loop
-        except RuntimeError:  # a thread without a loop asks one of the verbs that never wait
+        # RuntimeError: a thread without a loop calls a verb that is not a coroutine.
+        except RuntimeError:
             here = False
         if not here:
             raise BadInput(f"a control belongs to the loop it was opened on; {instead}")
@@ -317,7 +329,10 @@ class Control:
         instructions: str | None = None,
         begins: bool = True,
     ) -> LiveRun:
-        """Register a message and start the task that carries it; one synchronous step."""
+        """Register a message and start its task, in one synchronous step.
+
+        From this step on a stop finds the message, although nothing of it was loaded or stored yet (races 1 and 24).
+        """
         if self._registry.closing:
             raise Unavailable("this control is closing; send it to the next one")
         if not self._authority.may(Action.FOUND, Principal(by)):
@@ -325,7 +340,9 @@ class Control:
         if len(self._registry.falls) >= FALLS:
             raise Unavailable("too many endings wait for the store; nothing was taken, send it again later")
         run_id = RunId(self._registry.new_id("r"))
-        limit = (self.settings.deadline if deadline is None else deadline) or None  # as keys have always had it
+        # The digest of a key holds the deadline that counts. Stored keys were made so: a change here would refuse
+        # retries of messages that an earlier start accepted.
+        limit = (self.settings.deadline if deadline is None else deadline) or None
         run = LiveRun(
             run_id,
             self._registry.session(own_session(run_id) if session_id is None else SessionId(session_id)),
@@ -358,12 +375,12 @@ class Control:
         order: tuple[str, float] | None = None,
         typed: bool = False,
     ) -> Receipt:
-        """Stop a session's runs, one run, or the message sent under a key (also before it was seen).
+        """Stop a session's runs, one run, or the message sent under a key (also before that message arrives).
 
-        `key` is the stop's own: delivered again it gets the same receipt and ends nothing newer. With `order`, the
-        stop's own place in its channel, a session's messages that were written before it and come within an hour after
-        it are stopped as well, and those written after it are spared. `typed`: a person typed it as a message to the
-        session, and so it is told.
+        `key` is the stop's own: a second delivery gets the same receipt and ends nothing newer. `order` is the stop's
+        own place in its channel: messages of the session that were written before it, and arrive within an hour after
+        it, are stopped as well; messages that were written after it are spared. `typed` says that a person typed the
+        stop as a message to the session; the outcome carries that on.
         """
         self._here()
         if [session, run, message].count(None) != 2:
@@ -383,11 +400,14 @@ class Control:
         return await self._stopping.once(call, None, lambda: self._stopping.message(sent, call))
 
     def remaining(self, session: str, *, by: str = LOCAL) -> Remaining:
-        """Return what of a session the caller may stop and has not; it never waits, so it knows what is in memory."""
+        """Return what the caller may still stop in a session. It never waits for the store, so it sees memory alone."""
         return self._stopping.remaining(SessionId(name_of(session, "session")), Principal(name_of(by, "by")))
 
     async def reset(self, session: str, *, key: str | None = None, by: str = LOCAL) -> Receipt:
-        """End everything of a session, detached parts too, and begin a fresh transcript. Its schedules stay."""
+        """End everything of a session, detached children and processes too, and begin a new transcript.
+
+        The log and the schedules stay.
+        """
         self._here()
         session_id = SessionId(name_of(session, "session"))
         call = _call(by, key, "reset", [session])
@@ -396,14 +416,14 @@ class Control:
     # Questions
 
     async def answer(self, question: str, answer: bool | str, *, by: str = LOCAL) -> QuestionInfo:
-        """Answer a question: True or False, or one of its choices. Raises QuestionClosed if it is not open any more."""
+        """Answer a question with True or False, or one of its choices. Raise QuestionClosed if it is not open."""
         self._here()
         return await self._approvals.answer(
             QuestionId(name_of(question, "question")), answer, Principal(name_of(by, "by"))
         )
 
     async def questions(self, session: str | None = None, *, by: str = LOCAL) -> list[QuestionInfo]:
-        """List the open questions that the caller may answer, also those of children below a session."""
+        """List the open questions that the caller may answer; with a session, also those of the children below it."""
         self._here()
         wanted = None if session is None else SessionId(name_of(session, "session"))
         return self._approvals.opened(wanted, Principal(name_of(by, "by")))
@@ -411,7 +431,7 @@ class Control:
     # Sessions
 
     async def sessions(self, *, limit: int = 100, by: str = LOCAL) -> list[SessionInfo]:
-        """List the sessions that the caller may see, the latest first; a run's own session is not among them."""
+        """List the sessions that the caller may see, the latest first, without sessions of single runs."""
         self._here()
         infos = await read(self._sight.sessions(count_of(limit, "limit"), Principal(name_of(by, "by"))))
         return [self._as_it_is(info) for info in infos]
@@ -421,7 +441,8 @@ class Control:
         self._here()
         session_id = SessionId(name_of(session, "session"))
         row, runs = await read(self._store.session(session_id)), await read(self._store.runs(session_id))
-        await self._owned(session_id, Principal(name_of(by, "by")))  # behind the reads: the right may go meanwhile
+        # Ask after the reads (rule 3).
+        await self._owned(session_id, Principal(name_of(by, "by")))
         if row is None:
             raise UnknownSession(session_id, Principal(by))
         open_ones = sum(run.outcome is None and run.alias is None for run in runs)
@@ -435,19 +456,19 @@ class Control:
         return msgspec.structs.replace(info, session=self._registry.session_row(live))
 
     async def share(self, session: str, *, with_: str, may: str = "write", by: str = LOCAL) -> Shared:
-        """Let somebody else see a session and write in it, or (may="read") only see it. Its owner's to do."""
+        """Let another principal see a session and write in it, or (may="read") only see it; for owners and admins."""
         self._here()
         session_id, principal = SessionId(name_of(session, "session")), Principal(name_of(by, "by"))
         return await self._sharing.change(session_id, Principal(name_of(with_, "with_")), may_of(may), principal)
 
     async def unshare(self, session: str, *, with_: str, by: str = LOCAL) -> Shared:
-        """Take that right away again; whoever watches by it, or waits, is shown nothing more from this step on."""
+        """Take a share away. From this step on, watches and waits that used it show nothing more."""
         self._here()
         session_id, principal = SessionId(name_of(session, "session")), Principal(name_of(by, "by"))
         return await self._sharing.change(session_id, Principal(name_of(with_, "with_")), None, principal)
 
     async def set_strategy(self, session: str, strategy: str | None, *, by: str = LOCAL) -> None:
-        """Say what messages to a session do while it is busy; None: what the server does. A message may differ."""
+        """Set what messages do while a session is busy; None is the server's setting. A message may override it."""
         self._here()
         session_id, principal, chosen = await self._mine(session, by), name_of(by, "by"), strategy_of(strategy)
         with self._registry.pinned(session_id) as live:
@@ -472,7 +493,7 @@ class Control:
         cron: str | None = None,
         by: str = LOCAL,
     ) -> Wake:
-        """Send a message at a time, or again and again; skipped whenever the session is busy, and not made up."""
+        """Schedule a message, once or repeatedly. A wake that finds the session busy is skipped and not made up for."""
         self._here()
         said, principal, now = text_of(text), Principal(name_of(by, "by")), self._clock.wall()
         once, seconds, line = schedule(at, every, cron, now)
@@ -489,13 +510,14 @@ class Control:
         with self._wakes.room(row.session):
             try:
                 await self._keep(Decision(wakes=(row,)))
-            except BaseException:  # a caller that vanished was told of no schedule, so there must be none
+            # The caller was told of no schedule, so none may stay, also if the caller was cancelled.
+            except BaseException:
                 self._endings.insist(Decision(unwakes=(row.id,)))
                 raise
             return self._wakes.add(row)
 
     async def unwake(self, wake: str, *, by: str = LOCAL) -> None:
-        """Remove a schedule; a run it has begun goes on."""
+        """Remove a schedule; a run that it began goes on."""
         self._here()
         wake_id = WakeId(name_of(wake, "wake"))
         row = self._wakes.get(wake_id)
@@ -505,8 +527,9 @@ class Control:
             await self._mine(row.session, by)
         except Unknown:
             raise Unknown(f"no wake {wake!r} that {by} may remove; `wakes` lists them") from None
+        # The schedule is gone from memory in this step. A slow store is tried again after this call has returned.
         removed = self._wakes.remove(wake_id)
-        if removed is not None:  # it is gone here, and tried again behind the caller's back where the store is slow
+        if removed is not None:
             await removed.within(self.settings.commit_seconds)
 
     async def wakes(self, session: str, *, by: str = LOCAL) -> list[Wake]:
@@ -515,19 +538,19 @@ class Control:
         return self._wakes.of(await self._mine(session, by))
 
     async def _mine(self, session: str, by: str) -> SessionId:
-        """Return the session's id if the caller may change what belongs to it."""
+        """Return the session's id if the caller may change its schedules and settings; else raise."""
         session_id = SessionId(name_of(session, "session"))
         await self._owned(session_id, Principal(name_of(by, "by")), Action.WAKE)
         return session_id
 
     async def _keep(self, decision: Decision) -> None:
         if not await committed(self._store, self._store.decide(decision), self.settings.commit_seconds):
-            raise StoreFailed("the store did not take it in time; nothing was kept, try again")
+            raise StoreFailed("the store did not accept the change in time; nothing was kept, try again")
 
     # Asking
 
     async def wait(self, run: str, *, timeout: float | None = None, drained: bool = False, by: str = LOCAL) -> Outcome:
-        """Return how a run ended; `pending` if the wait itself ran out, `unknown` if there is no such run for you."""
+        """Return how a run ended; `pending` if the timeout passed first, `unknown` if the caller sees no such run."""
         self._here()
         run_id, principal = RunId(name_of(run, "run")), Principal(name_of(by, "by"))
         seconds_of(timeout, "timeout", None)
@@ -544,7 +567,8 @@ class Control:
                 else:
                     with anyio.move_on_after(timeout):
                         await _over(live, drained)
-        if not self._sight.may_see(principal, live.itself):  # asked here: the right may have gone meanwhile
+        # Ask after the wait: the right may have been taken away meanwhile.
+        if not self._sight.may_see(principal, live.itself):
             return _not_ended(run_id, Ending.UNKNOWN)
         return _told(live.itself)
 
@@ -554,7 +578,7 @@ class Control:
         return Guard(Action.SEE_RUN, by, session=home, whose=whose, principal=run.principal, gone=gone)
 
     async def receipt(self, wanted: str | None, *, by: str = LOCAL) -> Receipt:
-        """Return a receipt by its own id or a run's, as it stands now, of the runs the caller may see."""
+        """Return a receipt, by its own id or a run's, as it stands now and with the runs the caller may see."""
         self._here()
         principal, asked = Principal(name_of(by, "by")), name_of(wanted, "receipt")
         run = self._registry.runs.get(RunId(asked))
@@ -568,12 +592,13 @@ class Control:
         return shown
 
     async def find(self, name: str, *, by: str = LOCAL) -> RunInfo | None:
-        """Find a run the caller may see, by its id or a key of the caller's; None if there is none."""
+        """Return a run the caller may see, by its id or by a key of the caller's; None if there is none."""
         self._here()
         wanted, principal = name_of(name, "name"), Principal(name_of(by, "by"))
         by_key = self._registry.keys.get((principal, wanted))
+        # The key of an announcement is its child's id, and that id must find the child.
         if by_key is not None and by_key.kind in REPORTS:
-            by_key = None  # a child's id is the key of its announcement, and names the child
+            by_key = None
         for live in (by_key, self._registry.runs.get(RunId(wanted))):
             if live is not None and self._sight.may_see(principal, live.itself):
                 return info_of(live.itself)
@@ -582,7 +607,8 @@ class Control:
         for run_id in (key_run, RunId(wanted)):
             row = None if run_id is None else await read(self._sight.row(run_id, principal))
             if row is not None:
-                live = self._registry.runs.get(row.id)  # it may have come meanwhile
+                # The run may have come to life during the read.
+                live = self._registry.runs.get(row.id)
                 seen = live is not None and self._sight.may_see(principal, live.itself)
                 return info_of(live.itself) if live is not None and seen else info_of_row(row)
         return None
@@ -592,7 +618,7 @@ class Control:
     ) -> list[RunInfo]:
         """List live runs the caller may see; with a session, its ended ones too, and with tree=True their children.
 
-        Without a session, `latest` adds so many of the latest that the store knows.
+        Without a session, `latest` adds that many of the latest stored runs.
         """
         self._here()
         stored = count_of(latest, "latest")
@@ -609,11 +635,12 @@ class Control:
         elif stored:
             rows = await read(self._sight.latest(stored, principal))
         known = {run.id for run in alive}
-        # Asked behind the reads: the right may have gone meanwhile.
+        # Ask after the reads (rule 3).
         live = [info_of(run) for run in alive if self._sight.may_see(principal, run)]
         ended = [info_of_row(row) for row in rows if row.id not in known and self._sight.still(principal, row)]
         if wanted is not None and not live and not ended:
-            await self._owned(wanted, principal)  # raises if there is no such session for the caller
+            # Raise if the caller sees no such session.
+            await self._owned(wanted, principal)
         return as_tree([*ended, *live]) if tree else [*ended, *live]
 
     async def processes(self, session: str | None = None, *, by: str = LOCAL) -> list[ProcessInfo]:
@@ -636,11 +663,12 @@ class Control:
         session_id, principal = SessionId(name_of(session, "session")), Principal(name_of(by, "by"))
         since = await self._owned(session_id, principal)
         log = await whole_log(self._store, session_id, after=since)
-        await self._owned(session_id, principal)  # asked behind the read: the right may have gone meanwhile
+        # Ask again after the read (rule 3).
+        await self._owned(session_id, principal)
         return transcript(log)
 
     async def timeline(self, run: str, *, by: str = LOCAL) -> list[Moment]:
-        """Return what happened in a run, in order: a few lines that a surface can draw."""
+        """Return what happened in a run, in order, as a few moments that a surface can draw."""
         self._here()
         wanted, principal = RunId(name_of(run, "run")), Principal(name_of(by, "by"))
         live = self._registry.runs.get(wanted)
@@ -652,13 +680,14 @@ class Control:
         kept = None if live is not None else await read(self._sight.kept_receipt(ReceiptId(run_id), principal))
         receipt = kept if fall is None else self._sight.receipt(fall, principal)
         log = await whole_log(self._store, session_id)
-        await self._seen(run_id, principal)  # behind the reads: the right may have gone meanwhile
+        # Ask again after the reads (rule 3).
+        await self._seen(run_id, principal)
         return timeline(run_id, log, receipt)
 
     async def watch(
         self, session: str | None = None, *, run: str | None = None, after: int = 0, by: str = LOCAL
     ) -> AsyncGenerator[Event, None]:
-        """Replay a session's events behind a position, then follow; with run=, that run's, up to its end."""
+        """Replay a session's events after a position, then follow; with run=, that run's, up to its terminal event."""
         self._here()
         if (session is None) == (run is None):
             raise BadInput("watch one thing: a session, or run=")
@@ -666,8 +695,9 @@ class Control:
             raise BadInput(f"after= is an event's position, not {after!r:.40}; 0 replays from the beginning")
         principal = Principal(name_of(by, "by"))
         only = None if run is None else RunId(name_of(run, "run"))
+        # Events of an aliased run belong to the run that absorbed it.
         if only is not None and (live := self._registry.runs.get(only)) is not None:
-            only = live.itself.id  # one that was taken in is told as part of the run that took it
+            only = live.itself.id
         buffer = Buffer()
         if only is None:
             session_id = SessionId(name_of(session, "session"))
@@ -696,7 +726,10 @@ class Control:
         return Guard(Action.SEE_RUN, by, session=home, whose=whose, principal=principal, gone=buffer.forbid)
 
     def sees(self, by: str, session: SessionId, run: RunId | None, *, question: bool = False) -> bool:
-        """Return whether something of a session or a run is the caller's to see now; asked often, so it never waits."""
+        """Return whether the caller may see an event of a session or a run now.
+
+        A surface asks this for every event and connection, so it never waits for the store.
+        """
         live = None if run is None else self._registry.runs.get(run)
         whose, principal = self._registry.whose(session), None if live is None else live.principal
         action = Action.ANSWER if question else Action.SEE_RUN
@@ -705,13 +738,18 @@ class Control:
         )
 
     def is_current(self, run: str, *, by: str = LOCAL) -> bool:
-        """Return whether a run has not fallen, for whatever delivers what it said: ask in the step that begins to.
+        """Return whether a run has not fallen. A sink asks this in the step in which it begins a delivery (race 135).
 
-        It never waits. The answer turns False in the very step of the fall, whatever the ending, and stays so; a run
-        that waits for its seat is current, one that was taken in is as current as the run that took it. False also of
-        a run that is not here, or not the caller's to see.
+        The call never waits. The answer turns False in the step of the fall, whatever the ending, and stays False: a
+        sink cannot act on a False that was only early. A run that waits for its seat is current: only a fall makes it
+        stale. A run that completed is not current; a sink that is behind sees by its ending that its text is final. An
+        aliased run is as current as the run that absorbed it. A run that is not in memory, or that the caller may not
+        see, is not current.
         """
-        self._here("ask there, in the step that delivers: what a thread is told may be wrong before it acts on it")
+        # A thread is refused: a stop could be answered between its question and its delivery.
+        self._here(
+            "ask there, in the step that delivers: the run may fall between a thread's question and its delivery"
+        )
         wanted, principal = RunId(name_of(run, "run")), Principal(name_of(by, "by"))
         live = self._registry.runs.get(wanted)
         if live is None or self._registry.closing:
@@ -719,14 +757,15 @@ class Control:
         return live.itself.current and self._sight.may_see(principal, live.itself)
 
     def whose(self, session: SessionId) -> Whose:
-        """Return whose a session is, as far as that is known without asking the store."""
+        """Return a session's owner and shares, as far as memory knows them."""
         return self._registry.whose(session)
 
     async def _seen(self, run_id: RunId, by: Principal) -> tuple[SessionId, RunId] | None:
-        """Return the session of a run the caller may see, and the run itself; None if it never was."""
+        """Return session and id of a run the caller may see (of its absorber, if aliased); None if it was withdrawn."""
         live = self._registry.runs.get(run_id)
         if live is not None and self._sight.may_see(by, live):
-            await live.acked.wait()  # nothing of it is told before, and it may yet be withdrawn
+            # Until the ack nothing of a run is public, and it may still be withdrawn.
+            await live.acked.wait()
             return None if live.state is State.WITHDRAWN else (live.session.id, live.itself.id)
         row = await read(self._sight.row(run_id, by)) if live is None else None
         if row is None:
@@ -734,7 +773,7 @@ class Control:
         return row.session, row.id
 
     async def _owned(self, session_id: SessionId, by: Principal, action: Action = Action.SEE_SESSION) -> int:
-        """Raise unless there is such a session and the caller may act on it; return where its transcript begins."""
+        """Return where a session's transcript begins; raise if there is none on which the caller may act."""
         whose, since = await read(self._sight.session(session_id))
         if whose.owner is None or not self._authority.may(action, by, whose=whose):
             raise UnknownSession(session_id, by)
@@ -743,7 +782,10 @@ class Control:
     # Closing
 
     async def close(self) -> None:
-        """End what runs as `shutdown`, keep what waits, and let go; bounded. Whoever cancels this waits for it too."""
+        """End running runs as `shutdown`, leave waiting messages in the store, and close everything, bounded.
+
+        A caller that cancels this call still waits until everything is closed.
+        """
         if self._closing is None:
             self._closing = self._loop.create_task(self._close(), name="close control")
         interrupted: asyncio.CancelledError | None = None
@@ -766,7 +808,8 @@ class Control:
                 running.end()
         bounds = self.settings
         await self._crew.wait(2 * bounds.commit_seconds + bounds.grace_seconds + bounds.drain_seconds + SLACK_SECONDS)
-        self._registry.closed = True  # in the same step: nothing may fall that nobody is left to tell
+        # In one step with the cut: a run that falls after it would have no task left to publish its ending.
+        self._registry.closed = True
         self._crew.cut()
         await self._crew.wait(SLACK_SECONDS)
         self.feed.close()
@@ -777,20 +820,24 @@ class Control:
 
     def _let_go(self, run: LiveRun) -> None:
         if run.state in (State.SEATED, State.STARTED):
-            if not self._registry.settling:  # else it is an earlier start's, and the next one settles it
+            # During recovery the run is one of an earlier start; the next start settles it.
+            if not self._registry.settling:
                 self._endings.end(run, Cause(ending=Ending.SHUTDOWN))
-        elif run.state is State.QUEUED:  # it stays in the store's queue; whoever waits is told `pending`
+        # A queued message stays in the store for the next start; its waiters get `pending`.
+        elif run.state is State.QUEUED:
             for timer in run.timers or ():
                 timer.cancel()
             run.ended.set()
             run.called.set()
-        elif run.state is State.ARRIVING and run.joining is None:  # (one that is joining is decided on already)
+        # A message that is joining another one is already decided on and is not turned away.
+        elif run.state is State.ARRIVING and run.joining is None:
             self._inbox.turn_away(run, Unavailable("this control is closing; send it to the next one"))
 
 
 async def _over(run: LiveRun, drained: bool) -> None:
     await run.ended.wait()
-    while run.alias is not None:  # it was taken in meanwhile: its end is that run's
+    # An aliased run ends when the run that absorbed it ends.
+    while run.alias is not None:
         run = run.alias
         await run.ended.wait()
     if drained and run.fall is not None:
@@ -817,7 +864,7 @@ def _session_name(value: object) -> str:
 
 
 def _beside(agent: str | None, instructions: str | None) -> tuple[object, ...]:
-    """What a key stands for besides; nothing for a plain message, so that keys of earlier versions still answer."""
+    """Return the further parts of a key's digest; none for a plain message, so that older stored keys still match."""
     return () if agent is None and instructions is None else (agent, instructions)
 
 

@@ -1,6 +1,6 @@
-"""Tasks that control owns: whoever asked for the work may vanish, the work goes on.
+"""Tasks that control owns: the work goes on although its caller is cancelled or gone.
 
-They are root tasks: no cancel scope of a caller is above them, and their context is control's own.
+They are root tasks: no cancel scope of a caller encloses them, and they run in control's own context.
 """
 
 import asyncio
@@ -21,10 +21,11 @@ class Crew:
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._cut = False
-        self._tasks: dict[asyncio.Task[Any], None] = {}  # a dict, not a set: order must not depend on addresses
+        # A dict, not a set: the order of a set depends on addresses, and a seed would not replay.
+        self._tasks: dict[asyncio.Task[Any], None] = {}
 
     def start(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None] | None:
-        """Start a root task; once the crew was cut there are no more."""
+        """Start a root task; return None if the crew was cut."""
         if self._cut:
             work.close()
             return None
@@ -40,17 +41,17 @@ class Crew:
 
     @property
     def tasks(self) -> list[asyncio.Task[Any]]:
-        """Those that are at work."""
+        """The tasks that are not done."""
         return list(self._tasks)
 
     async def wait(self, seconds: float) -> None:
-        """Wait for every task, at most so long."""
+        """Wait for every task, at most so many seconds."""
         with anyio.move_on_after(seconds):
             while self._tasks:
                 await asyncio.wait(list(self._tasks))
 
     def cut(self) -> None:
-        """Cancel whatever is left."""
+        """Cancel the tasks that are left, and start no more."""
         self._cut = True
         for task in list(self._tasks):
             task.cancel()

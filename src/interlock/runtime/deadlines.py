@@ -1,10 +1,16 @@
 """Limits of a run, on the monotonic clock: its deadline from dispatch, a limit on silence, a limit on waiting.
 
-A timer only asks; `settle` decides by the clock, so a timer that comes late or early changes no ending. An agent in a
-host is heard out first: its return may have come in time and lie unread, because this loop was late.
-
-Of all deadlines that bound a run the shortest is armed. Its parent's needs no timer of its own: it takes the child
-along (`Fall.take`).
+1. A timer only asks; `settle` decides by the clock. A timer that fires late or early changes no ending.
+2. A late loop may come to a host's link and to a timer at the same time, long after both were due. So the timer first
+   reads what the host has sent (`hear_out`): a return that came in time must not lie unread while the run times out.
+   A stop that comes first stands all the same.
+3. All deadlines of a run count from its dispatch, so only the shortest is armed. The store keeps the caller's deadline
+   alone (0: none): an operator's limit is that of the server that runs the message.
+4. A parent's deadline needs no timer for the child: the child falls with its parent. A parent that passed its limit
+   ended at that instant, however late the loop comes to it, so its children are settled as of then (`Fall.take(at=)`),
+   and a child's own limit stands only if it is not later.
+5. Neither a sender nor an agent that delegates can lengthen the operator's limits: `child_deadline` bounds every child,
+   `agent_deadlines` every run of an agent.
 """
 
 import asyncio
@@ -32,13 +38,13 @@ class Deadlines:
         self._loop = asyncio.get_running_loop()
 
     def queued(self, run: LiveRun) -> None:
-        """A message begins to wait for the seat."""
+        """Arm the queue limit of a message that begins to wait for the seat."""
         if self._settings.queue_limit:
             limit = self._settings.queue_limit
             self._arm(run, Limit(self._clock.now() + limit, limit, KnownPhase.QUEUE))
 
     def dispatched(self, run: LiveRun) -> None:
-        """A run is dispatched: its own limits count from here, the queue's is over."""
+        """Replace the queue limit of a dispatched run by its deadline and its idle limit, which count from here."""
         for timer in run.timers or ():
             timer.cancel()
         run.timers, run.limits, run.touched = None, (), self._clock.now()
@@ -51,9 +57,9 @@ class Deadlines:
             self._arm(run, Limit(self._clock.now() + limit, limit, KnownPhase.IDLE))
 
     def _bounds(self, run: LiveRun) -> Iterator[tuple[float, LimitOf]]:
-        """Every deadline of a run. The control's is for messages whose callers say nothing, and for detached children.
+        """Yield every deadline of a run, and who set it.
 
-        A child is bounded whatever its caller says: an agent does not lengthen what the operator allows.
+        The control's own deadline bounds messages whose callers gave none, and detached children.
         """
         settings, said = self._settings, (run, *(run.collection.parts if run.collection is not None else ()))
         is_child = run.kind is RunKind.CHILD
@@ -73,7 +79,8 @@ class Deadlines:
         self._set_timer(run, limit, limit.at)
 
     def _set_timer(self, run: LiveRun, limit: Limit, at: float) -> None:
-        # Not sooner than the loop's own step: uvloop would make a plain callback of it, which knows no time.
+        # At least one step of the loop ahead: uvloop makes a plain callback of a timer that is due now, and a plain
+        # callback has no `when()`.
         timer = self._loop.call_at(max(at, self._clock.now() + LOOP_STEP_SECONDS), self._fire, run, limit)
         run.timers = [*(other for other in run.timers or () if other.when() > self._clock.now()), timer]
 
@@ -83,9 +90,11 @@ class Deadlines:
         if run.hear_out is not None and self._clock.now() >= run.standing(limit).at:
             run.hear_out()
         at = run.standing(limit).at
+        # The agent returned in time; its ending is on its way.
         if run.fallen or (run.returned is not None and run.returned < at):
-            return  # it was in time, and its end is on its way
-        if self._clock.now() < at:  # the run was heard from since, or the timer came early: ask again
+            return
+        # A sign of life moved the idle limit, or the timer fired early: arm it again.
+        if self._clock.now() < at:
             self._set_timer(run, limit, min(at, self._clock.now() + limit.seconds))
         else:
             self._endings.end(run, TIMED_OUT)

@@ -1,9 +1,17 @@
-"""Child runs: a run hands work to another agent, in a session of its own, and shares its fate with it.
+"""Child runs: a run hands work to another agent, in a session of the child's own.
 
-1. A child begins in the step that passes its parent's fence; one whose parent falls while it arrives is born ended.
-2. It falls with its parent, in the same step (`Fall.take`); a detached one belongs to the session at the top instead.
-3. The parent learns the child's ending when it is public, and never waits for its cleanup. A detached child's comes to
-   the session at the top as a message (`reporting`).
+1. A child arrives by the same way as any message, in a session `run:<id>` that takes no other message, with its
+   parent's principal and owner. So children need no second path and no second set of rights.
+2. A child begins in the step that passes its parent's fence. A child whose parent falls while it arrives is born ended
+   (race 44).
+3. A child falls with its parent, in the same step (`Fall.take`). A detached child belongs to the session at the top of
+   the tree and ends with that.
+4. `delegate` returns the child's ending when it is public, and never waits for its cleanup. The child's ending is
+   published to the parent's watchers while the parent is there; afterwards the parent's terminal event names it
+   (`Ended.children`), because nothing of a run may follow its end. A detached child's ending comes to the session at
+   the top as a message (`reporting`).
+5. `delegate(timeout=)` is the child's deadline: the child ends `timed_out`, and `delegate` returns that. An agent's own
+   timeout around `delegate` is a stop: no code will read the result.
 """
 
 from typing import Protocol
@@ -19,7 +27,7 @@ from interlock.runtime.settings import CHILDREN, DEPTH
 
 
 class Starter(Protocol):
-    """Whoever starts the task that carries a message."""
+    """Starts the task of a message."""
 
     def begin(self, run: LiveRun) -> LiveRun:
         """Register a message and start its task, in this step."""
@@ -54,17 +62,20 @@ class Delegation:
         try:
             await (child.acked if detached else child.ended).wait()
         except BaseException:
-            if not detached:  # the agent waits for it no longer, by a timeout of its own, say
+            # The agent gave up waiting, by a timeout of its own for example: no code will read the result.
+            if not detached:
                 self._endings.end(child, Cause(ending=Ending.STOPPED, by=parent.principal))
             raise
         finally:
             parent.resting -= 1
             parent.leave(child)
             parent.touched = self._clock.now()
-        parent.fence.check(Effect.CHILD)  # the result of a child is an effect on its parent
+        # The child's result is an effect on its parent: a superseded parent must not receive it (race 46).
+        parent.fence.check(Effect.CHILD)
         if child.problem is not None:
             raise child.problem.with_traceback(None)
-        if child.fall is None or child.announce is not None:  # it comes once: by its announcement
+        # An announced child's ending comes by its announcement alone, so it is `pending` here even if it is over.
+        if child.fall is None or child.announce is not None:
             return Child(run_id=child.id, outcome=Outcome(run_id=child.id, ending=Ending.PENDING))
         outcome = child.fall.told(child)
         return Child(run_id=child.id, outcome=outcome, text=outcome.text)
@@ -80,8 +91,9 @@ class Delegation:
         self._room(parent, detached)
         run_id = RunId(self._registry.new_id("r"))
         session = self._registry.session(own_session(run_id))
-        session.loaded = True  # nobody else can have made it
-        session.owner, session.stored = parent.session.owner, parent.session.stored  # theirs, whatever the store says
+        # The id is new, so the store cannot have this session. Owner and rights are the parent's from the first step.
+        session.loaded = True
+        session.owner, session.stored = parent.session.owner, parent.session.stored
         session.home = parent.home
         child = LiveRun(
             run_id,
@@ -95,7 +107,8 @@ class Delegation:
             strategy=Strategy.INTERRUPT,
             deadline=deadline,
             admitted_at=self._clock.wall(),
-            order=parent.order,  # what spares the message that asked for it spares it, too
+            # A late stop that spares the parent by the order of its channel spares the child too.
+            order=parent.order,
             agent=agent,
             parent=parent,
             detached=detached,

@@ -1,4 +1,8 @@
-"""The port of the drivers: where an agent's code runs, and what comes back of it."""
+"""The port of the drivers: where an agent's code runs, and how its result comes back.
+
+To the fall a host's turn is a body like any other: something to cut, with a name, a state and an end that is awaited.
+So receipts, drains, holds and takeovers have one rule for both drivers.
+"""
 
 from typing import Protocol
 
@@ -9,16 +13,17 @@ from interlock.runtime.live import LiveRun
 from interlock.runtime.run import Message
 from interlock.runtime.verbs import Verbs
 
-PROVIDER = "provider"  # the phase whose failures are the model's provider's
+# Errors in this phase are the model provider's.
+PROVIDER = "provider"
 
 
 def kind_of(phase: str | None) -> ErrorKind:
-    """Return whose failure an agent's error is, by the phase it came from."""
+    """Return the kind of an agent's error, by the phase it came from."""
     return ErrorKind.PROVIDER if phase == PROVIDER else ErrorKind.AGENT
 
 
 class AgentFailed(Exception):
-    """An agent's code ended elsewhere with an error, which comes as text."""
+    """An agent in a host raised an error, which arrives as text."""
 
     def __init__(self, text: str, kind: ErrorKind) -> None:
         super().__init__(text)
@@ -27,7 +32,7 @@ class AgentFailed(Exception):
 
 
 class HostsInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the hosts of a control so far. `warm`: they are forked from a zygote; if not, `why`."""
+    """Counts of a control's hosts. `warm`: they are forked from a zygote; if not, `why` says the reason."""
 
     warm: bool
     why: str = ""
@@ -40,24 +45,26 @@ class HostsInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Driver(Protocol):
-    """Runs agents. What it runs is in the run's bodies before it begins, so that a fall can cut it."""
+    """Runs agents. The driver adds code to the run's bodies before the code begins, so that a fall can cut it."""
 
-    names: tuple[str, ...]  # of agents that a run may delegate to
-    port: type[Verbs]  # its side of a run's verbs
+    # Names of agents that a run may delegate to.
+    names: tuple[str, ...]
+    # The driver's kind of verbs.
+    port: type[Verbs]
 
     @property
     def info(self) -> HostsInfo | None:
-        """What became of its hosts so far, if it has any."""
+        """Counts of the hosts; None without hosts."""
         ...
 
     async def open(self) -> None:
-        """Make ready, or raise what is wrong with the agent."""
+        """Get ready to run agents, or raise what is wrong with the agent."""
         ...
 
     async def drive(self, run: LiveRun, verbs: Verbs, message: Message) -> str | None:
-        """Run a run's agent and return its reply; raises what it raised, or AgentFailed."""
+        """Run a run's agent and return its reply; raise the agent's error, or AgentFailed."""
         ...
 
     async def close(self) -> None:
-        """Let go of everything, bounded."""
+        """Close everything, bounded."""
         ...

@@ -1,7 +1,8 @@
-"""Rights while they are used: a watch or a wait goes on only as long as its caller may see what it shows.
+"""Guards: a watch or a wait goes on only as long as its caller may see what it shows.
 
-1. A guard asks `authority` again in the very step that changes a right, and is told at once if the right is gone.
-2. Whose a session was when the guard began is kept with it: the session may leave memory while somebody watches.
+1. Rights in use are guarded, not polled. A watch and a wait hold a Guard; each change of a right asks `authority` again
+   for every guard, in the same step, and ends those whose right is gone. A later check would show one event too many.
+2. The guard keeps the session's owner and shares itself: the session may leave memory while its watcher stays.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from interlock.core.names import Principal, SessionId
 
 
 class Guard:
-    """One caller's use of a right to see a session or a run; `gone` is called when the right goes, once."""
+    """One caller's use of a right to see a session or a run. `gone` is called once, when the right is taken away."""
 
     __slots__ = ("_gone", "action", "by", "principal", "session", "void", "whose")
 
@@ -30,21 +31,22 @@ class Guard:
     ) -> None:
         self.action = action
         self.by = by
-        self.session = session  # the one whose sharing counts: of a child, the session at the top of its tree
+        # The session whose shares count: for a child, the one at the top of its tree.
+        self.session = session
         self.whose = whose
         self.principal = principal
         self.void = False
         self._gone = gone
 
     def end(self) -> None:
-        """The right is gone."""
+        """Void the guard and tell its user, once."""
         if not self.void:
             self.void = True
             self._gone()
 
 
 class Guards:
-    """Every right in use, and whoever else must hear that rights have changed."""
+    """Every right in use, and listeners for changes of rights."""
 
     def __init__(self, authority: Authority) -> None:
         self._authority = authority
@@ -53,7 +55,7 @@ class Guards:
 
     @contextmanager
     def held(self, guard: Guard) -> Iterator[Guard]:
-        """Keep a right under watch while it is used."""
+        """Guard a right inside the block; ask for it at once."""
         self._guards[guard] = None
         try:
             self._ask(guard)
@@ -62,16 +64,16 @@ class Guards:
             del self._guards[guard]
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call somebody in every step that changes a right."""
+        """Call a listener in every step that changes a right."""
         self._listeners.append(listener)
 
     def unlisten(self, listener: Callable[[], None]) -> None:
-        """Call it no longer."""
+        """Stop calling a listener."""
         if listener in self._listeners:
             self._listeners.remove(listener)
 
     def reconsider(self, session: SessionId | None = None, whose: Whose | None = None) -> None:
-        """Rights have changed, of everybody or in one session: end every use of one that is gone."""
+        """End every use of a right that is gone, after a change for all principals or in one session."""
         for guard in list(self._guards):
             if session is None or guard.session == session:
                 guard.whose = guard.whose if whose is None else whose
@@ -86,6 +88,6 @@ class Guards:
 
 @contextmanager
 def cut_short(guards: Guards, guard_of: Callable[[Callable[[], object]], Guard]) -> Iterator[Guard]:
-    """Leave a block at its next wait when the right it uses is gone."""
+    """Cancel the block when the right it uses is taken away."""
     with anyio.CancelScope() as scope, guards.held(guard_of(scope.cancel)) as guard:
         yield guard

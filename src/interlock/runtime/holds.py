@@ -1,9 +1,12 @@
 """Named holds: one holder at a time, in the order of asking.
 
-1. A place in a line is granted, then taken by its waiter in the step that sees the run current. A grant that was not
-   taken passes on at once when its run falls; one that was taken is kept until nothing of the run is left.
-2. Everything here is synchronous, and whoever leaves passes the hold on in the same step: no grant is lost or doubled.
-3. Tokens only rise: hand yours to whatever you write to, and let that refuse a lower one than it has seen.
+1. A hold has two steps. A place in the line is granted; its waiter takes the grant in the step that sees the run
+   current. A grant that was not taken passes on in the step in which its run falls (races 31 and 33). A taken one stays
+   until the run is drained: the run's bodies may still work under it.
+2. Everything here is synchronous, and a place that leaves passes the hold on in the same step, so no grant is lost or
+   given twice.
+3. Tokens are positions, so they only rise, across restarts too. A holder hands its token to the thing it writes to,
+   which can refuse a token lower than one it has seen.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from interlock.runtime.settings import HOLD_WAITERS, HOLDS
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
-    """A hold as its holder sees it. `unconfirmed`: a run that had it before was not seen to be gone."""
+    """A hold as its holder sees it. `unconfirmed` names a previous holder that was not seen to be drained."""
 
     name: str
     token: int
@@ -35,11 +38,14 @@ class Place:
     def __init__(self, run: LiveRun, name: str) -> None:
         self.run = run
         self.name = name
-        self.granted: int | None = None  # the token
+        # The token.
+        self.granted: int | None = None
         self.taken = False
-        self.leaving = False  # as soon as a child that may work under it is gone
+        # The holder has released the hold; it passes on when a child that may work under it is drained.
+        self.leaving = False
         self.unconfirmed: RunId | None = None
-        self.woken = asyncio.Event()  # granted, or out of the line
+        # Set when the place is granted, or has left the line.
+        self.woken = asyncio.Event()
 
 
 class _Line:
@@ -47,7 +53,8 @@ class _Line:
 
     def __init__(self) -> None:
         self.holder: Place | None = None
-        self.waiting: dict[Place, None] = {}  # a dict: leaving from the middle costs nothing
+        # A dict, because a place may leave from the middle.
+        self.waiting: dict[Place, None] = {}
         self.unconfirmed: RunId | None = None
 
 
@@ -59,11 +66,12 @@ class Holds:
         self._lines: dict[str, _Line] = {}
 
     def enter(self, run: LiveRun, name: str) -> Place:
-        """Put a run in the line for a hold; if the hold is free it is granted in this step."""
+        """Put a run in the line for a hold; grant it in this step if it is free."""
         if run.holds is None:
             run.holds = {}
+        # The run has released the hold, but a child keeps it from passing on: the run has it again.
         if name in run.holds and run.holds[name].leaving:
-            run.holds[name].leaving = False  # it was about to let go, and has not yet
+            run.holds[name].leaving = False
             return run.holds[name]
         if name in run.holds:
             raise Refused(f"this run holds {name!r} or waits for it already; take it once, around everything")
@@ -82,7 +90,7 @@ class Holds:
 
     @staticmethod
     def _not_above(run: LiveRun, name: str) -> None:
-        """A child that waits for what its parent holds would wait for ever, since the parent waits for it."""
+        """Refuse a hold that a run above has: the child would wait for its parent, which waits for the child."""
         above = run.parent if not run.detached else None
         while above is not None:
             if above.holds is not None and name in above.holds and above.holds[name].granted is not None:
@@ -90,15 +98,16 @@ class Holds:
             above = above.parent if not above.detached else None
 
     def take(self, place: Place) -> Hold:
-        """The waiter has seen its grant and its run is current: the hold is its own until the run is gone."""
+        """Take a granted place. The caller has just seen that the run is current; the hold is its own until drained."""
         assert place.granted is not None, "only what was granted can be taken"
         place.taken = True
         return Hold(name=place.name, token=place.granted, unconfirmed=place.unconfirmed)
 
     def leave(self, place: Place, *, unconfirmed: bool = False) -> None:
-        """Leave the line, or let the hold go, and pass it on in the same step."""
+        """Leave the line, or free the hold, and grant it to the next place in the same step."""
+        # The place has left before.
         if (place.run.holds or {}).get(place.name) is not place:
-            return  # it left before
+            return
         assert place.run.holds is not None
         del place.run.holds[place.name]
         line = self._lines[place.name]
@@ -110,14 +119,14 @@ class Holds:
         self._grant(place.name, line)
 
     def fall(self, run: LiveRun) -> int:
-        """A run falls: it leaves the lines and what it has not taken; return how many holds it keeps until drained."""
+        """Take a fallen run out of every line and grant; return how many holds it keeps until it is drained."""
         for place in list((run.holds or {}).values()):
             if not place.taken:
                 self.leave(place)
         return len(run.holds or ())
 
     def drained(self, run: LiveRun, *, confirmed: bool) -> None:
-        """Nothing is left of a run, or a bound ran out: its holds pass on."""
+        """Pass on the holds of a run that is drained, or whose drain ran out of time (not `confirmed`)."""
         for place in list((run.holds or {}).values()):
             self.leave(place, unconfirmed=not confirmed)
 

@@ -1,10 +1,17 @@
-"""Where agents run in the embedder's own loop, on a leash.
+"""Bodies in the embedder's own loop: agents and tools on a leash.
 
-1. A body is cut with one cancel, so that it may clean up; after its grace it is simply never resumed.
-2. A coroutine that was dropped is kept for ever: collecting it would enter its code again. It is abandoned by name:
-   what it had begun elsewhere nobody saw end.
-3. What cannot be ended from here (a thread, tasks the agent made itself) is fenced, and abandoned by name. So are
-   threads that a library started, or gave work, while the run ran: whether they act for it cannot be seen.
+1. A small awaitable (`Leash`) drives a body's coroutine inside the awaiting task. To cut the body it throws in one
+   cancel, so that the body may clean up. After its grace the body is not resumed any more: the leash leaves the loop
+   instead of passing on the next step, and the task ends. So an agent that swallows every cancel costs nothing and
+   keeps nothing from closing (race 38). A level-triggered cancel scope around such an agent would burn a core for ever.
+2. A dropped coroutine is never freed, not even when the interpreter ends: freeing it would enter its code again. The
+   receipt names it as abandoned, because nothing shows that what it began elsewhere has ended.
+3. Bodies of a parallel batch are root tasks with leashes of their own; so is a tool that the agent calls from a task it
+   made itself.
+4. Code that cannot be ended from here (a thread, tasks the agent made) is fenced, and named as abandoned. So are
+   threads that a library started, or gave work, while the run ran: nothing shows whether they act for the run.
+5. A fallen body that goes on trying is not resumed after REFUSALS refused verbs, even within its grace
+   (`InlinePort.checkpoint`). Otherwise a loop of `say` that swallows Stale would spin until the grace is over.
 """
 
 import asyncio
@@ -23,22 +30,26 @@ from interlock.runtime.crew import Crew
 from interlock.runtime.live import Body, ToolCall
 from interlock.runtime.tool import ToolSpec
 
-DROPPED = " (never resumed)"  # what a receipt adds to the name of a body that was dropped
-THREADS = 64  # synchronous tools that may run at once
-THREADS_NAMED = 5  # in a receipt
-FIRST_LOOK_SECONDS, LAST_LOOK_SECONDS = 0.001, 0.05  # at threads that were left at work
+# A receipt adds this to the name of a dropped body.
+DROPPED = " (never resumed)"
+# Synchronous tools with thread=True that may run at once.
+THREADS = 64
+# Threads that one receipt names.
+THREADS_NAMED = 5
+# The first and the longest pause between two looks at threads that are still at work.
+FIRST_LOOK_SECONDS, LAST_LOOK_SECONDS = 0.001, 0.05
 
 
 def _keep(body: Coroutine[Any, Any, Any]) -> None:
-    """Never let a coroutine be freed: that would throw GeneratorExit into it, which runs its code again.
+    """Keep a coroutine from being freed: freeing throws GeneratorExit into it, which runs its code again.
 
-    A list would not do, since the interpreter empties it on its way out.
+    A list of coroutines would not do: the interpreter empties it at exit.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(body))
 
 
 class Dropped(BaseException):
-    """A body was not resumed after its grace; only its own driver sees this."""
+    """A body was not resumed after its grace; only the code that awaits the leash sees this."""
 
 
 class Leash:
@@ -54,15 +65,17 @@ class Leash:
         self._body = body
         self._call = call
         self.task: asyncio.Task[Any] | None = None
-        self.dropped = False  # for good: its code is where it was
+        # The body was left where it stood, for good.
+        self.dropped = False
+        # `drop` was called: do not resume the body again.
         self._dropped = False
 
     def holds(self, task: asyncio.Task[Any] | None) -> bool:
-        """Return whether what runs in a task now is on this leash."""
+        """Return whether the code that a task runs now is on this leash."""
         return self.task is task and not self.done.is_set()
 
     def cut(self) -> None:
-        """Throw one cancel into the body; one that has not begun never will."""
+        """Throw one cancel into the body; a body that has not begun never will."""
         if not self.done.is_set():
             self.state = BodyState.CUT
             if self.task is not None:
@@ -75,13 +88,13 @@ class Leash:
             self.task.cancel()
 
     def abandon(self) -> None:
-        """Give up: whatever the body waits for will not let go of it."""
+        """Name the body as abandoned: it did not end within its bound."""
         self.state = BodyState.ABANDONED
         if self._call is not None:
             self._call.state = ToolState.ABANDONED
 
     def _leave(self) -> None:
-        """Leave the body where it stands, and say so: nobody saw it end."""
+        """Leave the body where it stands, and name it as abandoned: it was not seen to end."""
         _keep(self._body)
         self.dropped = True
         self.state = BodyState.ABANDONED
@@ -92,7 +105,8 @@ class Leash:
         thrown: BaseException | None = None
         try:
             if self.state is BodyState.CUT:
-                self._body.close()  # not begun: there is nothing of it to run
+                # The body has not begun, so closing it runs none of its code.
+                self._body.close()
                 raise asyncio.CancelledError
             while not self._dropped:
                 try:
@@ -129,24 +143,24 @@ class ThreadBody:
         self._cut = False
 
     def begin(self) -> bool:
-        """Ask, in the thread, whether the work may still begin."""
+        """Return, in the thread, whether the work may still begin."""
         return not self._cut
 
     def cut(self) -> None:
-        """Keep it from beginning. Nothing reaches into a thread that has begun; its result is fenced."""
+        """Keep the work from beginning. A thread that has begun cannot be ended; its result is fenced."""
         self._cut = True
 
     def drop(self) -> None:
-        """Nothing reaches into a thread."""
+        """Do nothing: a thread cannot be ended."""
 
     def abandon(self) -> None:
-        """Say that it still runs."""
+        """Name the thread as abandoned: it still runs."""
         self.state = BodyState.ABANDONED
         if self._call is not None:
             self._call.state = ToolState.ABANDONED
 
     def finish(self, value: Any, error: BaseException | None) -> None:
-        """Take the result; called on the loop."""
+        """Set the result; called on the loop."""
         self.value, self.error = value, error
         if self.state is BodyState.RUNNING:
             self.state = BodyState.RETURNED
@@ -161,7 +175,7 @@ class Threads(Protocol):
         ...
 
     def others(self) -> frozenset[threading.Thread | pools.Nameless]:
-        """Return the threads of this process that may act and are not known here."""
+        """Return the threads of this process that may act for a run and that control did not start."""
         ...
 
 
@@ -182,7 +196,7 @@ class DaemonThreads:
         self._running += 1
 
     def others(self) -> frozenset[threading.Thread | pools.Nameless]:
-        """Return the threads of this process that may act and are not known here."""
+        """Return the threads of this process that may act for a run and that control did not start."""
         return pools.at_work()
 
     def _work(self, work: Callable[[], Any], body: ThreadBody) -> None:
@@ -191,7 +205,8 @@ class DaemonThreads:
             value = work() if body.begin() else None
         except BaseException as raised:
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+        # RuntimeError: the loop is closed, so no task waits for the result.
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._done, body, value, error)
 
     def _done(self, body: ThreadBody, value: Any, error: BaseException | None) -> None:
@@ -200,9 +215,9 @@ class DaemonThreads:
 
 
 class Strangers:
-    """Threads that were started, or given work, by nobody knows whom while a run ran: seen idle or gone, or named.
+    """Threads that libraries started, or gave work, while a run ran: seen idle or gone, or named in the receipt.
 
-    One that began while several runs ran may act for each of them.
+    A thread that began while several runs ran may act for each of them, so each of their receipts names it.
     """
 
     def __init__(self, run_id: RunId, running: list[Body], threads: Threads) -> None:
@@ -218,15 +233,15 @@ class Strangers:
         self._timer: asyncio.TimerHandle | None = None
 
     def cut(self) -> None:
-        """Nothing reaches into a thread; from here on it is looked for."""
+        """Begin to look for threads that are still at work; a thread cannot be ended."""
         self._fallen = True
         self.look()
 
     def drop(self) -> None:
-        """Nothing reaches into a thread."""
+        """Do nothing: a thread cannot be ended."""
 
     def look(self) -> None:
-        """See whether any is left at work, once the run's own code is over and it has fallen; if so, look again."""
+        """Once the run has fallen and its own code is over, look whether a thread is at work; if so, look again."""
         if not self._fallen or self.done.is_set() or not self._running[0].done.is_set():
             return
         if all(body is self or body.done.is_set() for body in self._running) and not self._left():
@@ -236,7 +251,7 @@ class Strangers:
         self._wait = min(2 * self._wait, LAST_LOOK_SECONDS)
 
     def abandon(self) -> None:
-        """Name those that are still at work."""
+        """Name the threads that are still at work as abandoned."""
         if self._timer is not None:
             self._timer.cancel()
         names = sorted(thread.name for thread in self._left())
@@ -250,7 +265,8 @@ class Strangers:
 
     def _end(self, state: BodyState) -> None:
         self.state = state
-        self._before = frozenset()  # (a thread that has ended is not to be kept in memory)
+        # Free the references: a thread that has ended must not stay in memory.
+        self._before = frozenset()
         self.done.set()
 
 
@@ -264,7 +280,7 @@ class Bodies:
         self._threads = threads
 
     async def in_place(self, spec: ToolSpec, body: Coroutine[Any, Any, Any], call: ToolCall | None = None) -> Any:
-        """Run a tool's body in the calling task; in a task the agent made itself it gets a leash of its own."""
+        """Run a tool's body in the calling task; in a task that the agent made, on a leash of its own."""
         task = asyncio.current_task()
         for other in self.running:
             if isinstance(other, Leash) and other.holds(task):
@@ -300,31 +316,34 @@ class Bodies:
         try:
             for leash in leashes:
                 await leash.done.wait()
+        # The agent gave the batch up, or the run fell: no code will read the results.
         except BaseException:
             for leash in leashes:
-                leash.cut()  # the agent gave the batch up, or the run fell: nobody waits for them any more
+                leash.cut()
             raise
 
     def _add(self, body: Body) -> None:
-        """Let the fall know what to cut; bodies that are done make room, all but the agent's own."""
+        """Add a body for the fall to cut; remove bodies that are done, but never the agent's own."""
         self.running[1:] = [other for other in self.running[1:] if not other.done.is_set()]
         self.running.append(body)
 
     def drop(self) -> None:
-        """Resume none of them."""
+        """Resume none of the bodies."""
         for body in self.running:
             body.drop()
 
 
 async def _quietly(leash: Leash, notice: Notice) -> None:
-    """Drive a side body to its end; what it raised is in its result, or its run has fallen.
+    """Drive one body of a batch to its end. Its error is in its result already, or its run has fallen.
 
-    Its task has control's own context, so it is given the notice of the run: else its tool would never hear.
+    The task has control's own context, so it is given the run's notice: without it `interlock.stopping()` in the tool
+    would never be set.
     """
     try:
         with heard(notice):
             await leash
     except KeyboardInterrupt:
         raise
-    except BaseException:  # SystemExit in a root task would stop the embedder's loop
+    # SystemExit in a root task would stop the embedder's loop.
+    except BaseException:
         return

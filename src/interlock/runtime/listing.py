@@ -22,7 +22,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     phase: str | None = None
     outcome: Outcome | None = None
     parent: RunId | None = None
-    home: SessionId | None = None  # of a child: the session at the top of its tree
+    # For a child: the session at the top of its tree.
+    home: SessionId | None = None
     agent: str | None = None
     detached: bool = False
     depth: int = 0  # below the session's own runs
@@ -32,7 +33,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def info_of(run: LiveRun) -> RunInfo:
-    """A run that is alive here."""
+    """Return a live run as a list shows it."""
     return RunInfo(
         id=run.id,
         session=run.session.id,
@@ -53,7 +54,7 @@ def info_of(run: LiveRun) -> RunInfo:
 
 
 def info_of_row(row: RunRow) -> RunInfo:
-    """A run as the store knows it."""
+    """Return a stored run as a list shows it."""
     state = State.ENDED if row.outcome is not None else State.STARTED if row.started else State.QUEUED
     if row.outcome is None and row.alias is not None:
         state = State.ALIASED
@@ -76,7 +77,7 @@ def info_of_row(row: RunRow) -> RunInfo:
 
 
 def as_tree(runs: list[RunInfo]) -> list[RunInfo]:
-    """Put children right below their parents, each with its depth."""
+    """Return the runs with children right below their parents, each with its depth."""
     below: dict[RunId | None, list[RunInfo]] = {}
     known = {run.id for run in runs}
     for run in runs:

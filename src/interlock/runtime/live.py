@@ -1,6 +1,9 @@
-"""A run while it is alive: what it is, what it has said, and what of it must go when it falls.
+"""A run while it is alive: its state, its text, and everything that must end when it falls.
 
-Everything here is plain state; what may be done with it is decided elsewhere (`fall`, `gate`, `outlet`, `inbox`).
+1. Everything here is plain state of one loop, without a lock. `fall`, `gate`, `outlet` and `inbox` decide what changes.
+2. `LiveRun.fence` is the one mark that says whether a run has fallen. Only `Fall.take` sets it; every effect reads it.
+   No other field of a run may decide about an effect.
+3. Most lists are None until they are needed: a server holds many runs that never ask, spawn or delegate.
 """
 
 from __future__ import annotations
@@ -45,32 +48,34 @@ if TYPE_CHECKING:
     from interlock.runtime.spawning import Running
     from interlock.stores.base import Ticket
 
-RUN_SESSION = "run:"  # what the name of a run's own session begins with: nobody else can send to it
+# The id of a run's own session begins with this. `send` refuses such ids, so only that run is in the session.
+RUN_SESSION = "run:"
 
 
 class Body(Protocol):
     """Code of a run that is being executed: the agent's own, or a tool's. None of these methods waits."""
 
     name: str
-    grace: float  # seconds it asked for to clean up, beyond what everyone has
+    # Seconds that the tool asked for to clean up.
+    grace: float
     state: BodyState
     done: asyncio.Event
 
     def cut(self) -> None:
-        """Ask it to end: one cancel, so that it may clean up."""
+        """Ask the code to end: one cancel, so that it may clean up."""
         ...
 
     def drop(self) -> None:
-        """Never resume it."""
+        """Never resume the code."""
         ...
 
     def abandon(self) -> None:
-        """Give it up: it may still run, fenced, and the receipt names it."""
+        """Stop waiting for the code. It may still run, fenced, and the receipt names it."""
         ...
 
 
 class Falling(Protocol):
-    """What a run knows of the fall that took it."""
+    """The fall of a run, as the run knows it."""
 
     id: ReceiptId
     by: Principal | None
@@ -82,7 +87,7 @@ class Falling(Protocol):
 
     @property
     def containments(self) -> list[Containment]:
-        """What holds processes that fell."""
+        """The containments of the processes that fell."""
         ...
 
     @property
@@ -91,31 +96,38 @@ class Falling(Protocol):
         ...
 
     def told(self, run: LiveRun) -> Outcome:
-        """Return a run's outcome with the facts beside it as they are now."""
+        """Return a run's outcome, with `durable` and `drained` as they are now."""
         ...
 
     def receipt(
         self, *, aborted: bool = False, already: Ending | None = None, runs: Sequence[LiveRun] | None = None
     ) -> Receipt:
-        """Return the receipt as it stands now, of these runs only if they are given."""
+        """Return the receipt as it stands now; with `runs`, of these runs only."""
         ...
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """What the sender of a message is told. `generation` is None while the message waits for the seat."""
+    """The answer to the sender of a message. `generation` is None while the message waits for the seat.
+
+    `state` says where the message stood at the ack: `seated`, `queued`, or `ended` (it was born stopped, it was stopped
+    before it began, or its key was used before and that run is over).
+    """
 
     run_id: RunId
     session: SessionId
-    owner: Principal | None = None  # whose session it is; None where a used key is answered from the store alone
+    # The session's owner; None where a used key is answered from the store alone.
+    owner: Principal | None = None
     generation: int | None = None
     superseded: RunId | None = None
     state: State = State.SEATED
-    stopped_by: Principal | None = None  # who stopped it before it was taken
-    born_stopped: bool = False  # and that before it came: its key was stopped, or a stop stood behind it in its channel
+    # The principal who stopped the message before its admission.
+    stopped_by: Principal | None = None
+    # The stop came before the message: its key has a tombstone, or a stop stands after it in its channel.
+    born_stopped: bool = False
 
 
 class Child(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of delegated work. `outcome` is `pending` for a detached child, which goes on by itself."""
+    """The result of delegated work. For a detached child `outcome` is `pending`: it goes on by itself."""
 
     run_id: RunId
     outcome: Outcome
@@ -131,13 +143,14 @@ class ToolCall:
         self.id = call_id
         self.name = name
         self.arguments = arguments
-        self.asks = asks  # the tool itself wants to be allowed first
+        # The tool is marked with approval="ask".
+        self.asks = asks
         self.question: Question | None = None
         self.state = ToolState.PENDING
 
 
 class Reply:
-    """What a run has said: closed blocks, and the deltas of the one still open."""
+    """The text of a run so far: closed blocks, and the deltas of the open one."""
 
     __slots__ = ("_open", "blocks", "bytes")
 
@@ -172,7 +185,7 @@ class Reply:
 
 
 class Order(msgspec.Struct, frozen=True):
-    """A message's place in its own channel, by the channel's own number or time; comparable only within it."""
+    """A message's place in its channel, by the channel's own number or time; comparable only within that channel."""
 
     channel: str
     at: int | float
@@ -205,14 +218,16 @@ class Question:
         self.state = QuestionState.OPEN
         self.answer: bool | str | None = None
         self.by: Principal | None = None
-        self.answering: asyncio.Event | None = None  # an answer is being committed; set when it is decided
+        # Present while an answer is being committed; set when the store has answered.
+        self.answering: asyncio.Event | None = None
         self.timer: asyncio.TimerHandle | None = None
-        self.asked_at: float | None = None  # as people read time, and so is the next
+        # Both on the wall clock.
+        self.asked_at: float | None = None
         self.expires_at: float | None = None
         self.done = asyncio.Event()
 
     def close(self, state: QuestionState) -> None:
-        """Leave the open state, for good."""
+        """Close the question, once, and wake the run that waits for it."""
         assert self.state is QuestionState.OPEN, f"question {self.id} was closed twice"
         self.state = state
         if self.timer is not None:
@@ -220,7 +235,7 @@ class Question:
         self.done.set()
 
     def row(self) -> QuestionRow:
-        """What the store keeps of it."""
+        """Return the question's row as it stands now."""
         return QuestionRow(
             id=self.id,
             run_id=self.run.id,
@@ -235,14 +250,20 @@ class Question:
 
 
 class Collection:
-    """Messages that wait to be one turn: the first one's run, and what was added to it."""
+    """Messages that wait to become one turn, collected in the run of the first one.
+
+    They are committed one after another, and the turn does not begin while one is on its way, so that each sender's ack
+    is true.
+    """
 
     __slots__ = ("merging", "parts", "ripe", "timer", "until")
 
     def __init__(self, until: float) -> None:
         self.parts: list[LiveRun] = []
-        self.merging: LiveRun | None = None  # is being committed; the turn must not begin without it
-        self.ripe = False  # it has been quiet for long enough
+        # The message that is being committed; the turn must not begin without it.
+        self.merging: LiveRun | None = None
+        # The session has been quiet for the whole quiet time.
+        self.ripe = False
         self.timer: asyncio.TimerHandle | None = None
         self.until = until
 
@@ -253,18 +274,23 @@ class Collection:
 
 
 class Kept:
-    """The processes of a live run, and what holds them."""
+    """The processes of a live run (or a session's detached ones), and their containments."""
 
     __slots__ = ("behind", "containments", "grade", "named", "running", "shared", "workers")
 
     def __init__(self) -> None:
-        self.containments: list[Containment] = []  # all that fall with the run
-        self.grade: Grade | None = None  # how they were held, also those that are over
-        self.shared: Containment | None = None  # where a process goes that has none of its own
+        # Everything that falls with the run.
+        self.containments: list[Containment] = []
+        # The grade of the last containment; it stays when that is gone, for the receipt.
+        self.grade: Grade | None = None
+        # The containment of processes that have none of their own.
+        self.shared: Containment | None = None
         self.running: dict[Running, None] = {}
         self.named: dict[str, Running] = {}
-        self.workers: list[Worker] = []  # idle ones
-        self.behind: list[Containment] | None = None  # of earlier runs, waited for before the first
+        # Idle workers.
+        self.workers: list[Worker] = []
+        # Containments of earlier runs; the first process of this run waits for them.
+        self.behind: list[Containment] | None = None
 
 
 class LiveRun:
@@ -305,7 +331,8 @@ class LiveRun:
     ) -> None:
         self.id = run_id
         self.session = session
-        self.begins = begins  # it may found its session, if nobody has
+        # The message may found its session if the session has no owner.
+        self.begins = begins
         self.principal = principal
         self.text = text
         self.kind = kind
@@ -313,85 +340,129 @@ class LiveRun:
         self.key = key
         self.digest = digest
         self.strategy = strategy
-        self.deadline = deadline  # as its caller has it; None: nothing was said, 0: none
+        # As the caller gave it. None: the caller said nothing; 0: the caller wants none.
+        self.deadline = deadline
         self.admitted_at = admitted_at
         self.order = order
-        self.agent = agent  # None: the one that control serves
+        # None: the agent that control serves.
+        self.agent = agent
         self.instructions = instructions
+        # The parent if it is alive; its id is known also after the parent has left memory.
         self.parent = parent
-        self.parent_id = None if parent is None else parent.id  # known also where the parent is long gone
+        self.parent_id = None if parent is None else parent.id
+        # A detached child: how its ending is announced to its home, and to which agent (None: the one control serves).
         self.detached = detached
-        self.announce = announce  # of a detached child: how its ending comes to its home
-        self.announce_to: str | None = None  # and which agent answers it there; None: the one that control serves
-        self.announces: Child | None = None  # of such a report: what it tells
-        self.due = True  # it may take the seat when its turn comes
-        self.home: Session = session if parent is None else parent.home  # at the top of its tree
-        self.children: dict[RunId, LiveRun] | None = None  # alive ones, detached or not
-        self.announced = False  # of a child: its parent was told how it ended
-        self.child_falls: list[Falling] | None = None  # of children: told before its own, drained with it
-        self.descendants = 0  # alive below this run, detached ones not counted
+        self.announce = announce
+        self.announce_to: str | None = None
+        # An announcement: the child that it announces.
+        self.announces: Child | None = None
+        # The run may be seated when its turn comes. False for an announcement until the child's ending is public.
+        self.due = True
+        # The session at the top of the tree.
+        self.home: Session = session if parent is None else parent.home
+        # Live children, detached or not.
+        self.children: dict[RunId, LiveRun] | None = None
+        # A child: its ending was published to the parent's watchers.
+        self.announced = False
+        # Falls of children: published before this run's own ending, and drained with it.
+        self.child_falls: list[Falling] | None = None
+        # How many runs are alive below this one, without detached ones.
+        self.descendants = 0
         self.questions: dict[QuestionId, Question] | None = None
-        self.asking = 0  # those that it waits for now
-        self.resting = 0  # waits of its own for a child or a hold: silence that is not its own
-        self.holds: dict[str, Place] | None = None  # in whose lines it stands, or is first
-        self.steers: LiveRun | None = None  # the run that may take this message in
+        # How many questions, and how many children or holds, the run waits for now. The idle limit rests meanwhile:
+        # the silence is not the run's own.
+        self.asking = 0
+        self.resting = 0
+        # Places in the lines for holds, also those granted or taken.
+        self.holds: dict[str, Place] | None = None
+        # The run at work that this message is offered to (steer).
+        self.steers: LiveRun | None = None
+        # Collecting: the messages added to this one, or the message that this one is being added to.
         self.collection: Collection | None = None
-        self.joining: LiveRun | None = None  # one that it is being added to
-        self.alias: LiveRun | None = None  # the run that took it in
-        self.alias_ticket: Ticket | None = None  # whether the store knows that
-        self.absorbed: list[LiveRun] | None = None  # messages this run took in
+        self.joining: LiveRun | None = None
+        # The run that absorbed this message, and the ticket of the write that says so.
+        self.alias: LiveRun | None = None
+        self.alias_ticket: Ticket | None = None
+        # Messages that this run absorbed.
+        self.absorbed: list[LiveRun] | None = None
         self.fence = Fence(run_id)
         self.state = State.ARRIVING
         self.generation: int | None = None
-        self.founds = False  # its session is its sender's by this message, and nobody's if it is withdrawn
+        # This message founds its session: its sender becomes owner, and no longer is if it is withdrawn.
+        self.founds = False
         self.superseded: RunId | None = None
-        self.took: Falling | None = None  # what it took over, in the Decision that admits it
+        # The fall of the run that this message took over, in the Decision that admits the message.
+        self.took: Falling | None = None
         self.sent: Sent | None = None
-        self.admission: Ticket | None = None  # whether the store has it
-        self.withheld = False  # it ended before its session was anybody's: whoever founds that must not read it
-        self.problem: InterlockError | None = None  # why the message was not taken
-        self.said = False  # its `message` event is out
-        self.sealed = False  # its terminal event is out
-        self.passed = 0  # takeovers of others that went ahead of it in the queue
+        # The ticket of the Decision that admits this message.
+        self.admission: Ticket | None = None
+        # True if the run ended before its session had an owner; its text is then shown to nobody.
+        self.withheld = False
+        # Why the message was refused.
+        self.problem: InterlockError | None = None
+        # The `message` event, and the terminal event, are published.
+        self.said = False
+        self.sealed = False
+        # How many takeovers of other principals went ahead of this message in the queue.
+        self.passed = 0
         self.phase: str | None = None
-        self.blamed: tuple[str, BaseException] | None = None  # the phase an error came from
+        # The innermost phase that an error came from, with the error.
+        self.blamed: tuple[str, BaseException] | None = None
         self.provider_started = False
         self.limits: tuple[Limit, ...] = ()
         self.timers: list[asyncio.TimerHandle] | None = None
+        # The last sign of life, on the loop's clock.
         self.touched = 0.0
-        self.heard = False  # a verb of its agent has come
-        self.within: dict[object, str] | None = None  # what it is in, innermost last: phases, tools, waits
+        # The agent has called a verb.
+        self.heard = False
+        # What the run is in, innermost last: phases, tools, questions, holds and children it waits for.
+        self.within: dict[object, str] | None = None
         self.started_at: float | None = None
         self.reply = Reply()
-        self.calls: dict[CallId, ToolCall] | None = None  # open ones
+        # Open tool calls.
+        self.calls: dict[CallId, ToolCall] | None = None
         self.finished: deque[ToolCall] | None = None
         self.calls_made = 0
-        self.begun: dict[str, None] | None = None  # names of tools whose bodies began, those of ended children too
+        # Names of tools whose bodies began, also those of ended children.
+        self.begun: dict[str, None] | None = None
+        # Code that is being executed; the agent's own is the first.
         self.bodies: list[Body] | None = None
-        self.hear_out: Callable[[], None] | None = None  # takes what an agent elsewhere has said and nobody has read
-        self.returned: float | None = None  # when an agent elsewhere returned; None: it has not, or it is here
+        # An agent in a host: reads what the host has sent and control has not read yet.
+        self.hear_out: Callable[[], None] | None = None
+        # An agent in a host: when it returned, on the machine's monotonic clock.
+        self.returned: float | None = None
         self.kept: Kept | None = None
-        self.notice: Notice | None = None  # what its code asks here whether it is over; a host has its own
+        # `interlock.stopping()` of code in this process; a host has its own.
+        self.notice: Notice | None = None
         self.refusal_budget = 0
-        self.outcome: Outcome | None = None  # decided at t0, told at t1
+        # Settled at t0, published at t1.
+        self.outcome: Outcome | None = None
         self.fall: Falling | None = None
-        self.turn: asyncio.Event | None = None  # set when it heads its session's line
-        self.acked = asyncio.Event()  # the sender may be told
-        self.called = asyncio.Event()  # it has the seat, or has ended
-        self.ended = asyncio.Event()  # the outcome is public
+        # Set when the message is the first in its session's line.
+        self.turn: asyncio.Event | None = None
+        # Set when the sender may be answered.
+        self.acked = asyncio.Event()
+        # Set when the run is seated or has ended.
+        self.called = asyncio.Event()
+        # Set when the outcome is public.
+        self.ended = asyncio.Event()
 
     @property
     def fallen(self) -> bool:
-        """True once the ending is decided: the fence's one mark."""
+        """True once the ending is settled: the fence's one mark."""
         return self.fence.cause is not None
 
     @property
     def current(self) -> bool:
-        """True until it falls, also while it waits; what was withdrawn or answered by another run is not current."""
+        """True until the run falls, also while it waits. A withdrawn or aliased run is not current."""
         return self.fence.cause is None and may(self.state, Move.END)
 
     def standing(self, limit: Limit) -> Limit:
-        """Return a limit as it stands now: the one on silence moves with every sign of life, and rests at times."""
+        """Return a limit as it stands now.
+
+        The idle limit moves with every sign of life. It rests while the run waits for a person, a child or a hold,
+        because that silence is not the run's own. A deadline never rests.
+        """
         if limit.phase != KnownPhase.IDLE:
             return limit
         rests = self.asking or self.resting
@@ -399,7 +470,11 @@ class LiveRun:
 
     @property
     def doing(self) -> str:
-        """The phase a limit would be met in: the innermost that is known, the agent's own names among them."""
+        """The phase a timeout would name: the innermost that control knows.
+
+        That is a phase the agent named, a tool that began, or a question, hold or child the run waits for. `settle`
+        writes it into the outcome. The published protocol has a closed set of phases, so `projection` maps it there.
+        """
         if self.state in (State.ARRIVING, State.QUEUED):
             return KnownPhase.QUEUE
         if self.within:
@@ -407,19 +482,19 @@ class LiveRun:
         return KnownPhase.AGENT if self.heard else KnownPhase.START
 
     def enter(self, what: object, phase: str) -> None:
-        """Be in something, inside whatever it is in already."""
+        """Enter a phase, inside the one the run is in."""
         if self.within is None:
             self.within = {}
         self.within[what] = phase
 
     def leave(self, what: object) -> None:
-        """Be in it no longer; what was entered later may go on."""
+        """Leave a phase; phases that were entered later may go on."""
         if self.within is not None:
             self.within.pop(what, None)
 
     @property
     def itself(self) -> LiveRun:
-        """This run, or the one that took it in."""
+        """This run, or the run that absorbed it."""
         run = self
         while run.alias is not None:
             run = run.alias
@@ -427,17 +502,21 @@ class LiveRun:
 
     @property
     def body_state(self) -> BodyState:
-        """What became of the agent's own code, the first of the run's bodies."""
+        """The state of the agent's own code, the first of the run's bodies."""
         return self.bodies[0].state if self.bodies else BodyState.NONE
 
     @property
     def host(self) -> str:
-        """What becomes of the host that the agent's code runs in, if it has one: settling, reused or killed."""
+        """The fate of the agent's host: settling, reused or killed; `none` without a host.
+
+        At t1 a polite host has often not said yet that it is clean; until then the receipt says `settling`. `reused`
+        means that the host is kept, not that a next turn has come.
+        """
         return getattr(self.bodies[0], "fate", "none") if self.bodies else "none"
 
     @property
     def kept_with_host(self) -> tuple[str, ...]:
-        """Processes of earlier turns that stay with that host."""
+        """Processes of earlier turns that stay with a kept host."""
         return getattr(self.bodies[0], "kept", ()) if self.bodies else ()
 
     def move(self, move: Move) -> None:
@@ -445,7 +524,7 @@ class LiveRun:
         self.state = advance(self.state, move)
 
     def row(self) -> RunRow:
-        """What the store keeps of this run."""
+        """Return the run's row as it stands now."""
         return RunRow(
             id=self.id,
             session=self.session.id,
@@ -470,7 +549,7 @@ class LiveRun:
         )
 
     def key_row(self) -> KeyRow | None:
-        """What the store keeps of this run's key."""
+        """Return the row of the run's key; None without a key."""
         if self.key is None:
             return None
         return KeyRow(
@@ -485,12 +564,12 @@ class LiveRun:
 
 
 def own_session(run_id: RunId) -> SessionId:
-    """Return the name of the session that a run has for itself."""
+    """Return the id of a run's own session."""
     return SessionId(f"{RUN_SESSION}{run_id}")
 
 
 def delegated(run: LiveRun) -> Delegated:
-    """What a parent's watchers are told of a child as it stands."""
+    """Return a child as its parent's watchers are shown it."""
     return Delegated(
         child=run.id,
         session=run.session.id,

@@ -1,9 +1,13 @@
-"""What sessions are called by the people who use them.
+"""Names of sessions: the names that people write, and the ids that control knows.
 
 1. A name without an owner is the caller's own: `main` of two people are two sessions.
-2. Another's session is written with its owner, `owner/name`. Its id is just that, and only its owner may found it.
-3. The embedder names its sessions as it likes; on a surface they are written `local/NAME`, and nobody else founds them.
-4. Sessions of a version whose ids did not say whose they are keep their ids; their owners write the bare names.
+2. Another principal's session is written `owner/name`. That is its id, and only `owner` may found it, so two principals
+   cannot race for a name. The owner in the id needs no look-up before a message can stand in its session's line; a stop
+   right behind the message therefore finds it (race 24).
+3. A surface resolves a name in the step that reads the request. Control knows ids alone.
+4. The embedder names its sessions as it likes. On a surface they are written `local/NAME`, and only the embedder founds
+   them.
+5. Sessions of schema 1 have ids without an owner and keep them; their owners write the bare names.
 """
 
 from collections.abc import Iterable
@@ -14,7 +18,7 @@ from interlock.runtime.live import RUN_SESSION
 
 
 class UnknownSession(Unknown):
-    """There is no such session for this caller. A surface says it again with the name that its caller writes."""
+    """The caller sees no such session. A surface raises it anew with the name that its caller wrote."""
 
     def __init__(self, session: str, by: str) -> None:
         super().__init__(
@@ -25,25 +29,26 @@ class UnknownSession(Unknown):
 
 
 class Anothers(str):
-    """A bare id as somebody writes it whose session it is not: a message to it founds nothing."""
+    """A bare session id written by a principal who is not its owner: a message to it founds nothing."""
 
     __slots__ = ()
 
 
 class Naming:
-    """Names into ids, and ids into names. Neither direction asks whether there is such a session, or for whom."""
+    """Turns names into ids and ids into names, without asking whether the session exists or the caller may see it."""
 
     __slots__ = ("_plain",)
 
     def __init__(self) -> None:
-        self._plain: dict[str, Principal] = {}  # owners of the sessions of rule 4, by id
+        # Owners of the sessions of rule 5, by id.
+        self._plain: dict[str, Principal] = {}
 
     def keep(self, plain: Iterable[tuple[Principal, SessionId]]) -> None:
-        """Take in the sessions, by owner and id, whose ids do not begin with their owner."""
+        """Remember the sessions of rule 5, by owner and id."""
         self._plain.update((session, owner) for owner, session in plain)
 
     def id_of(self, name: str, by: Principal) -> SessionId:
-        """Return the id of a session as somebody writes its name."""
+        """Return the id of the session that a principal names."""
         if by == LOCAL or name.startswith(RUN_SESSION) or self._plain.get(name) == by:
             return SessionId(name)
         owner, slash, rest = name.partition("/")
@@ -58,7 +63,7 @@ class Naming:
         return SessionId(f"{owner}/{rest}")
 
     def name_of(self, session: SessionId, by: Principal) -> str:
-        """Return a session's name as somebody writes it: bare where it is their own, else with its owner."""
+        """Return a session's name as a principal writes it: bare for its owner, else with the owner."""
         if session.startswith(RUN_SESSION):
             return session
         owner, slash, bare = session.partition("/")

@@ -1,8 +1,13 @@
-"""Numbers that are never given twice: `boot << 32 | n`, one durable write per start and none per number."""
+"""Numbers that are never given twice: `boot << 32 | n`.
+
+The store gives a new boot number at each start, so one durable write per start is enough and no number costs a write.
+Ids and positions need no randomness, so a seed replays exactly. All sessions share one counter, so the positions of one
+session have holes.
+"""
 
 
 class Numbers:
-    """The numbers of one boot; positions, ids and tokens are made of them and only rise."""
+    """Makes the positions, ids and tokens of one boot; they only rise."""
 
     __slots__ = ("_boot", "_last")
 
@@ -16,6 +21,6 @@ class Numbers:
         return self._boot << 32 | self._last
 
     def new_id(self, letter: str) -> str:
-        """Return an id that this store has never seen."""
+        """Return an id that no start on this store has given before (race 41)."""
         self._last += 1
         return f"{letter}-{self._boot:x}-{self._last:x}"

@@ -1,14 +1,16 @@
-"""Threads of this process that may act for a run: all but control's own, and those of a pool that wait for work.
+"""Threads of this process that may act for a run: all but control's own, and all but pool threads that wait for work.
 
-1. Nobody can end a thread, and nobody is told what it does. What can be seen is that one of a pool waits for work.
-2. Only threads that run Python are seen: one that a library made without telling Python is not.
+1. A thread cannot be ended from outside, and Python does not say what a thread does. It can be seen whether a pool's
+   thread waits for work.
+2. Only threads that run Python are seen. A thread that a library made without Python is not.
 """
 
 import sys
 import threading
 from typing import Any, NamedTuple
 
-OWN = "interlock"  # what the names of control's own threads begin with, those of tools included
+# Names of control's own threads begin with this, also those of tools with thread=True.
+OWN = "interlock"
 
 
 class Nameless(NamedTuple):
@@ -18,14 +20,16 @@ class Nameless(NamedTuple):
 
     @property
     def name(self) -> str:
-        """How a receipt calls it."""
+        """The thread's name in a receipt."""
         return f"a thread without a name ({self.ident})"
 
 
 def at_work() -> frozenset[threading.Thread | Nameless]:
-    """Return the threads that are not known to be idle; to be asked on the loop."""
+    """Return the threads that are not known to be idle. Call it on the loop."""
     here = threading.current_thread()
-    running = set(sys._current_frames())  # first: whoever has a name by now had it then, or is in its first step
+    # Frames first, names second. In the other order a thread that starts in between would have a frame, and count as
+    # one without a name.
+    running = set(sys._current_frames())
     known = threading.enumerate()
     found = {each for each in known if each is not here and not each.name.startswith(OWN)}
     nameless = map(Nameless, running - {each.ident for each in known if each.ident is not None})
@@ -41,8 +45,10 @@ def idle() -> set[threading.Thread]:
         executor = getattr(worker, "_args", (lambda: None,))[0]()
         frame = frames.get(worker.ident)
         resting = executor is not None and executor._idle_semaphore._value >= len(executor._threads)
+        # The semaphore alone is not enough: it counts too many idle threads once work has had to wait. So the queue
+        # must be empty and the thread must stand in the pool's own function.
         if resting and queue.empty() and frame is not None and frame.f_code is pools._worker.__code__:
-            found.add(worker)  # (the semaphore alone counts too many once work had to wait)
+            found.add(worker)
     pool: Any = sys.modules.get("anyio._backends._asyncio")
     if pool is not None:
         found.update(pool._threadpool_idle_workers.get(()))

@@ -1,4 +1,4 @@
-"""The inline driver: agents in control's own loop, on a leash, their verbs straight into control."""
+"""The inline driver: agents run in control's own loop, on a leash, and call control's verbs directly."""
 
 import asyncio
 import threading
@@ -19,12 +19,12 @@ from interlock.runtime.verbs import Verbs
 
 
 class InlinePort(Verbs):
-    """What an agent in this loop reaches of control, and where the bodies of its tools run."""
+    """The verbs of an agent in this loop, and the places where its tools run."""
 
     bodies: Bodies
 
     async def checkpoint(self) -> None:
-        """Let others run, then see to it that a body which goes on trying after its end is not resumed for ever."""
+        """Let other tasks run, then drop the bodies of a fallen run that has used up its budget of refusals."""
         if asyncio.get_running_loop() is not self._loop:
             raise BadInput(
                 "a run's verbs belong to the loop that its agent runs on; "
@@ -36,11 +36,11 @@ class InlinePort(Verbs):
             self.bodies.drop()
 
     def prepare(self, spec: ToolSpec, function: Callable[..., Any], arguments: dict[str, Any]) -> Work:
-        """Make a synchronous tool ready to leave this process, or say why it cannot."""
+        """Return a tool's work: packed for a worker if the tool is synchronous, else as a call."""
         return pack(function, arguments, spec.name) if spec.worker else partial(function, **arguments)
 
     async def perform(self, call: CallId, spec: ToolSpec, work: Work) -> Any:
-        """Run the body of a tool that was permitted."""
+        """Run the body of a permitted tool call."""
         open_call = self.open_call(call)
         if isinstance(work, bytes):
             return await self.spawning.in_worker(self.run, work, spec.grace)
@@ -67,7 +67,7 @@ class InlineDriver:
         self.names = tuple(agents or ())
 
     async def open(self) -> None:
-        """There is nothing to make ready."""
+        """Do nothing: an inline agent needs no preparation."""
 
     async def drive(self, run: LiveRun, verbs: Verbs, message: Message) -> str | None:
         """Run the agent on a leash, from its first step to its last."""
@@ -96,4 +96,4 @@ class InlineDriver:
         return None if text is None else str.__str__(text)
 
     async def close(self) -> None:
-        """Nothing is left open."""
+        """Do nothing: the driver keeps nothing open."""

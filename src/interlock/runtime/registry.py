@@ -1,9 +1,14 @@
-"""What is alive in this process: sessions, runs, keys, generations.
+"""The registry: sessions, runs, keys and generations that are alive in this process.
 
-1. A session has one seat. Who has it is `session.seat`; nobody else is driven.
-2. Clean up only what is yours: an entry is removed only by the object that put it there (identity, not key).
-3. A run leaves when it is drained and its ending is durable; a session when nothing of it is left here. Its generation
-   survives that.
+1. A session has one seat. Only the run in `session.seat` is driven.
+2. An entry is removed only for the object that put it there (identity, not key). A late cleanup of an old run must not
+   free the seat or the key of its successor (race 13).
+3. A run leaves the registry when it is drained and its ending is durable; a session leaves when no run of it is left.
+   The session's generation survives that: it raises one common floor, and a session that is not in memory stands at
+   that floor or at what the store remembers, whichever is higher (race 43).
+4. Every change of a right passes through memory first. So what memory knows of a session's owner and shares is never
+   older than what the store returns (`fresher`).
+5. Tombstones, keys of stops and stop marks are bounded per principal, so that one principal cannot push out another's.
 """
 
 from __future__ import annotations
@@ -24,10 +29,14 @@ from interlock.runtime.live import Falling, Kept, LiveRun, Order, Question
 from interlock.runtime.numbers import Numbers
 from interlock.runtime.settings import CRASHES
 
-TOMBSTONES = 1_000  # per principal; the store keeps as many
-STOPS = 10_000  # keys of stops, per principal; the store keeps as many
-LEFT = 10_000  # sessions no longer in memory whose rights are remembered: late events of theirs still need them
-MARKS = 1_000  # stops by their place in a channel, per principal, so that nobody can push out another's
+# Per principal; the store keeps as many.
+TOMBSTONES = 1_000
+# Keys of stops, per principal; the store keeps as many.
+STOPS = 10_000
+# Owners and shares of sessions no longer in memory: late events (a receipt) still need to know who may see them.
+LEFT = 10_000
+# Stop marks, per principal.
+MARKS = 1_000
 
 
 class Session:
@@ -42,31 +51,49 @@ class Session:
         self.id = session_id
         self.owner: Principal | None = None
         self.shares: dict[Principal, May] = {}
-        self.home: Session | None = None  # of a child's session: the one at the top of its tree, whose rights it has
+        # For a child's session: the session at the top of the tree, whose shares count here too.
+        self.home: Session | None = None
+        # `owner`, `shares` and the rest were read from the store, or the store has no row.
         self.loaded = False
-        self.stored = False  # the store has it
+        # The store has a row of this session; until then its owner is not confirmed.
+        self.stored = False
         self.seat: LiveRun | None = None
-        self.line: deque[LiveRun] | None = None  # arrivals, not decided yet
-        self.reading: set[asyncio.Event] | None = None  # set when stops that must read before they decide have read
-        self.waiting: list[LiveRun] | None = None  # admitted, without the seat
-        self.falls: list[Falling] | None = None  # from t0 until nothing is left of them
-        self.detached: dict[RunId, LiveRun] | None = None  # of its tree, alive, and not bound to their parents
-        self.kept: Kept | None = None  # detached processes
+        # Arrivals that are not decided yet, in order.
+        self.line: deque[LiveRun] | None = None
+        # One event for each stop that must read before it decides, set when the stop has read.
+        self.reading: set[asyncio.Event] | None = None
+        # Admitted runs that wait for the seat.
+        self.waiting: list[LiveRun] | None = None
+        # Falls of this session, each from t0 until it is drained and stored.
+        self.falls: list[Falling] | None = None
+        # Detached children of this tree that are alive.
+        self.detached: dict[RunId, LiveRun] | None = None
+        # Detached processes.
+        self.kept: Kept | None = None
         self.previous: Outcome | None = None
         self.strategy: Strategy | None = None
-        self.since = 0  # its transcript begins behind this position
-        self.renewed = 0  # its generation when it was last reset
-        self.crashes = 0  # times in a row that the server died while a run of it was going
-        self.announced = 0  # turns in a row that announcements began
-        self.live = 0  # runs of this session in the registry, and its detached ones elsewhere
+        # The transcript begins after this position.
+        self.since = 0
+        # The generation of the last reset.
+        self.renewed = 0
+        # How many times in a row the server died while a run of this session was going.
+        self.crashes = 0
+        # How many turns in a row were begun by announcements.
+        self.announced = 0
+        # Runs of this session in the registry, detached children and processes of its tree, and pins. A session leaves
+        # memory at 0.
+        self.live = 0
 
     @property
     def parked(self) -> bool:
-        """True if it may be what brings the server down: nothing of it begins until it is reset."""
+        """True if the server died CRASHES times in a row with a run of this session going.
+
+        A parked session may be the reason for the crashes, so no run of it begins until it is reset.
+        """
         return self.crashes >= CRASHES
 
     def count_turn(self, kind: RunKind) -> None:
-        """Count the turns that announcements begin in a row; what a person writes ends the row."""
+        """Count turns that announcements begin in a row; a person's message sets the count back to 0."""
         if kind is RunKind.ANNOUNCE:
             self.announced += 1
         elif kind is RunKind.CHAT:
@@ -74,21 +101,27 @@ class Session:
 
     @property
     def confirmed_owner(self) -> Principal | None:
-        """The owner, once the store knows it; whoever is only about to own a session has no right to it yet."""
+        """The owner, once the store has the session's row.
+
+        Before that the first message may still be withdrawn, and its sender would own nothing.
+        """
         return self.owner if self.stored else None
 
     @property
     def whose(self) -> Whose:
-        """Whose it is, once the store knows it; a child's session is shared as its home is."""
+        """Owner and shares, once the store has the session's row; a child's session has the shares of its home."""
         shares = self.shares if self.home is None else self.home.shares
         return Whose(self.owner, shares) if self.stored else NOBODYS
 
 
 class StopCall:
-    """One call of stop or reset. Under a key it is known from its first instant, and what came of it answers a retry.
+    """One call of stop or reset. With a key, its result answers a second delivery of the same call.
 
-    Memory holds every key that the store keeps: a stop must not read before it decides, or it could end a message that
-    came while it read.
+    The key is claimed in the step that decides and stored in the Decision of what the stop ended, so that two
+    deliveries at once are one stop: the second waits for the result of the first (races 129 and 130). Memory holds
+    every stop's key that the store has. A stop must not read before it decides: it could end a message that came while
+    it read. A stop that must read all the same (to learn the session's owner) goes on in a task of control's own, since
+    a caller that left would free the key for a second stop.
     """
 
     __slots__ = ("by", "decided", "digest", "key", "method", "row", "typed")
@@ -101,7 +134,8 @@ class StopCall:
         self.key = key
         self.digest = digest
         self.typed = typed
-        self.row: StopKey | None = None  # what came of it, once that is decided
+        # The result, once it is decided.
+        self.row: StopKey | None = None
         self.decided = asyncio.Event()
 
     def decide(
@@ -112,7 +146,7 @@ class StopCall:
         aborted: bool = False,
         already: Ending | None = None,
     ) -> tuple[StopKey, ...]:
-        """Say what came of it, and return what is to be kept of that: nothing, without a key."""
+        """Set the result, and return the rows to store; none without a key."""
         if self.key is None:
             return ()
         self.row = StopKey(
@@ -138,9 +172,12 @@ class Registry:
         self.falls: dict[ReceiptId, Falling] = {}
         self.keys: dict[tuple[Principal, str], LiveRun] = {}
         self.generations = StoredGenerations()
-        self.settling = False  # what an earlier start left is taken up; nothing begins
-        self.closing = False  # nothing new is taken
-        self.closed = False  # nothing is told any more
+        # Recovery settles the runs of an earlier start; no run begins.
+        self.settling = False
+        # Control refuses new messages.
+        self.closing = False
+        # Control publishes nothing more.
+        self.closed = False
         self.numbers = Numbers(boot)
         self.position, self.new_id = self.numbers.position, self.numbers.new_id
         self.questions: dict[QuestionId, Question] = {}
@@ -154,7 +191,7 @@ class Registry:
     # Sessions
 
     def session(self, session_id: SessionId) -> Session:
-        """Return a session, made if it is not here."""
+        """Return a session; make it if it is not in memory."""
         session = self.sessions.get(session_id)
         if session is None:
             session = self.sessions[session_id] = Session(session_id)
@@ -162,7 +199,11 @@ class Registry:
 
     @contextmanager
     def pinned(self, session_id: SessionId) -> Iterator[Session]:
-        """Keep a session in memory: what is decided of it here counts before the store has it."""
+        """Keep a session in memory inside the block.
+
+        A change that is decided here counts before the store has it; a session that left memory meanwhile would be
+        loaded again without the change.
+        """
         session = self.session(session_id)
         session.live += 1
         try:
@@ -172,7 +213,7 @@ class Registry:
             self.forget_if_quiet(session)
 
     def session_row(self, session: Session) -> SessionRow:
-        """What the store keeps of a session now."""
+        """Return a session's row as it stands now."""
         assert session.owner is not None
         return SessionRow(
             id=session.id,
@@ -187,7 +228,11 @@ class Registry:
         )
 
     def seat(self, run: LiveRun) -> None:
-        """Give a run its session's empty seat; the generation rises with it."""
+        """Give a run its session's empty seat, and raise the generation in the same step.
+
+        Only this method fills a seat, and only an empty one: two runs of a session are never driven together (races 25
+        and 26). A generation that stayed the same would let late output of the last run pass as this run's.
+        """
         session = run.session
         assert session.seat is None, "the seat is taken"
         run.move(Move.SEAT)
@@ -197,12 +242,12 @@ class Registry:
         run.called.set()
 
     def unseat(self, run: LiveRun) -> None:
-        """Free the seat if this very run has it."""
+        """Free the seat if this run has it."""
         if run.session.seat is run:
             run.session.seat = None
 
     def dequeue(self, run: LiveRun) -> None:
-        """Take a run out of its session's queue if it waits there."""
+        """Remove a run from its session's queue if it waits there."""
         waiting = run.session.waiting
         if waiting is not None and run in waiting:
             waiting.remove(run)
@@ -210,7 +255,7 @@ class Registry:
     # Runs
 
     def register(self, run: LiveRun) -> None:
-        """Make a run findable: from here on it can be stopped."""
+        """Make a run findable by id, key and parent; from this step on a stop ends it."""
         self.runs[run.id] = run
         if run.home is not run.session:
             run.session.home = run.home
@@ -220,12 +265,12 @@ class Registry:
             self.keys.setdefault((run.principal, run.key), run)
 
     def release_key(self, run: LiveRun) -> None:
-        """Free a run's key if it is this run's."""
+        """Free a run's key if the key still names this run."""
         if run.key is not None and self.keys.get((run.principal, run.key)) is run:
             del self.keys[run.principal, run.key]
 
     def retire(self, run: LiveRun) -> None:
-        """Drop a run that is over in every respect, and its session if nothing else of it is here."""
+        """Remove a run that is drained and stored, the messages it absorbed, and its session if that is empty now."""
         if self.runs.get(run.id) is not run:
             return
         del self.runs[run.id]
@@ -242,7 +287,7 @@ class Registry:
             self.retire(part)
 
     def _link(self, run: LiveRun) -> None:
-        """Bind a child to its parent, and if it is detached to the session at the top, which may outlive the parent."""
+        """Bind a child to its parent; bind a detached one also to its home, which may outlive the parent."""
         if run.parent is not None:
             if run.parent.children is None:
                 run.parent.children = {}
@@ -259,7 +304,7 @@ class Registry:
             above = None if above.detached else above.parent
 
     def unlink(self, run: LiveRun) -> None:
-        """Undo that, once: a child that has ended, or never was, is nobody's any more."""
+        """Unbind a child that has ended or was withdrawn from its parent and its home; a second call does nothing."""
         bound = None if run.parent is None else (run.parent.children or {}).pop(run.id, None)
         if run.detached:
             (run.home.detached or {}).pop(run.id, None)
@@ -271,7 +316,7 @@ class Registry:
             above = None if above.detached else above.parent
 
     def absorb(self, part: LiveRun, into: LiveRun) -> None:
-        """Make a message part of another run; whoever asks for it is answered by that run."""
+        """Alias a message to the run that absorbs it; that run answers for it from then on."""
         self.dequeue(part)
         part.move(Move.ALIAS)
         part.alias = into
@@ -284,7 +329,7 @@ class Registry:
         part.ended.set()
 
     def forget_if_quiet(self, session: Session) -> None:
-        """Drop a session of which nothing is alive here; its generation is never given again."""
+        """Remove a session without live runs; its generation is never given again."""
         if session.live == 0 and self.sessions.get(session.id) is session:
             del self.sessions[session.id]
             self.generations.forget(session.id)
@@ -295,7 +340,7 @@ class Registry:
                     self._left.popitem(last=False)
 
     def whose(self, session_id: SessionId) -> Whose:
-        """Return whose a session is, as far as that is known here: it is alive, or was a while ago."""
+        """Return a session's owner and shares as far as memory knows them: it is alive, or left not long ago."""
         session = self.sessions.get(session_id)
         if session is not None and session.loaded:
             return session.whose
@@ -303,10 +348,10 @@ class Registry:
         return whose if home is None else Whose(whose.owner, self.whose(home).shares)
 
     def fresher(self, session_id: SessionId, read: Whose) -> Whose:
-        """Return whose a session is where the store was asked: memory's word goes before what was read meanwhile.
+        """Return owner and shares from memory if it has them, else those that were read from the store.
 
-        A right may be taken away while a read is on its way. Every change passes through memory, so what is
-        remembered here is never older than what a read that began before it has found.
+        A right may be taken away while a read is on its way. Every change passes through memory, so memory is never
+        older than a read that began before the change.
         """
         known = self.whose(session_id)
         return read if known.owner is None else known
@@ -314,7 +359,7 @@ class Registry:
     # Tombstones
 
     def bury(self, tombstone: Tombstone) -> None:
-        """Remember that a key was stopped before it was seen."""
+        """Remember that a key was stopped before its message arrived (race 1)."""
         kept = self._tombstones.setdefault(tombstone.principal, OrderedDict())
         kept[tombstone.key] = None
         if len(kept) > TOMBSTONES:
@@ -340,12 +385,12 @@ class Registry:
             kept.popitem(last=False)
 
     def release(self, call: StopCall) -> None:
-        """Forget a stop that came to nothing, not even to a decision: it may be tried again."""
+        """Free the key of a stop that failed before it decided anything: it may be tried again."""
         if call.key is not None and self.stop_of(call.by, call.key) is call:
             del self._stops[call.by][call.key]
 
     def recall(self, row: StopKey) -> None:
-        """Take up a stop's key that an earlier start kept."""
+        """Load a stop's key that an earlier start stored."""
         call = StopCall(row.principal, method=row.method, key=row.key, digest=row.digest)
         call.row = row
         call.decided.set()
@@ -354,7 +399,7 @@ class Registry:
     # Stops by their place in a channel
 
     def mark(self, marks: Iterable[StopMark]) -> None:
-        """Remember where in their own channels stops stood, so many for each principal."""
+        """Remember where stops stood in their own channels, at most MARKS for each principal."""
         for mark in marks:
             kept = self._marks.setdefault(mark.session, {})
             kept[mark.channel, mark.by] = with_mark(kept.get((mark.channel, mark.by), ()), mark)
@@ -371,7 +416,10 @@ class Registry:
             del self._marks[session]
 
     def stopped_after(self, session: SessionId, order: Order | None, now: float) -> list[Principal]:
-        """Return who stopped a session after a message was written, by the message's own channel."""
+        """Return the principals who stopped a session after a message was written, by the order of its own channel.
+
+        Only numbers of one channel are compared, never our clock or another channel's numbers.
+        """
         if order is None:
             return []
         kept = self._marks.get(session, {})

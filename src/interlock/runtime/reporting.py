@@ -1,11 +1,15 @@
-"""Reports: a detached child's ending comes to the session at the top of its tree, as one message.
+"""Reports: a detached child's ending comes to the session at the top of its tree (its home), as one message.
 
-1. A report is admitted in the Decision that ends its child, so it comes once: no crash can fall between the two. Its
-   key is the child's id. From that step on it waits in its home, so a stop or a reset there voids it like anything
-   else that waits; one that ends the child itself makes none.
-2. It is told, offered and due only when the child's ending is public and kept; never when it is drained.
-3. It ends nobody's turn. It is offered to the run at work there; not taken, it has a turn of its own behind everything
-   that people and programs have sent. A note has no turn: it is told and is over, and the next turn reads it.
+1. A report is admitted in the Decision that ends its child. With two commits a crash between them would lose the report
+   or bring it twice (race 139). Its key is the child's id. From that step on the report waits in its home's queue, so a
+   stop or a reset there voids it like any waiting message (race 137). A stop that ends the child together with its home
+   makes no report.
+2. A report is published, offered and due only when the child's ending is public and stored: no agent may read an ending
+   that is not public. It does not wait for the drain.
+3. A report takes over no turn. It is offered to the run at work in its home. If that run does not absorb it, the report
+   has a turn of its own after everything that people and programs have sent (race 138).
+4. A note is a report without a turn: it is published and ends in the same step, and the next turn reads it. So a note
+   needs no table and no second kind of entry.
 """
 
 from collections.abc import Coroutine
@@ -28,7 +32,7 @@ from interlock.runtime.settings import MESSAGE_BYTES
 
 
 class Carrier(Protocol):
-    """Whoever carries a message that is admitted to its end."""
+    """Takes an admitted message to its end."""
 
     def carry(self, run: LiveRun, *, admitted: bool = False) -> Coroutine[Any, Any, None]:
         """Wait for the seat, and go on from there."""
@@ -61,7 +65,8 @@ class Reporting:
     def report(self, fall: Fall) -> None:
         """Make the reports of a fall, in its step; they are part of its Decision."""
         for child in fall.runs:
-            if child.announce is None or fall.session is child.home:  # (what fell with its home is not news there)
+            # A child that fell in a stop or reset of its home is not reported there.
+            if child.announce is None or fall.session is child.home:
                 continue
             assert child.outcome is not None
             report = self.report_of(child.row(), child.home, child.outcome, to=child.announce_to)
@@ -69,15 +74,17 @@ class Reporting:
             if not self._inbox.may_report(report):
                 continue
             fall.reports.append(report)
-            if self._registry.closing:  # it waits in the store, for the next start
+            # The report waits in the store for the next start.
+            if self._registry.closing:
                 continue
             self._inbox.take_report(report)
             self._crew.start(self._bring(report, child, fall), name=f"report {child.id}")
 
     def report_of(self, child: RunRow, home: Session, outcome: Outcome, *, to: str | None) -> LiveRun:
-        """Return the message that announces a child at home, to the agent that the tree began with."""
+        """Return the message that reports a child to its home, for the agent that the tree began with."""
         assert child.announce is not None
-        alone = home.id.startswith(RUN_SESSION)  # a run's own session has no turn but that one
+        # A run's own session has no second turn, so the report is a note.
+        alone = home.id.startswith(RUN_SESSION)
         stopped = alone or outcome.ending is Ending.STOPPED
         report = LiveRun(
             RunId(self._registry.new_id("r")),
@@ -89,7 +96,8 @@ class Reporting:
             key=child.id,
             digest="",
             strategy=None,
-            deadline=None,  # nothing is said: the operator's counts
+            # None: the operator's deadline counts.
+            deadline=None,
             admitted_at=self._clock.wall(),
             agent=to,
         )
@@ -99,14 +107,15 @@ class Reporting:
     async def _bring(self, report: LiveRun, child: LiveRun, fall: Fall) -> None:
         await fall.ended.wait()
         await fall.kept.wait()
-        told = fall.told(child)  # another ending may have stood in the store
+        # Read the outcome again: the store may have had another ending.
+        told = fall.told(child)
         report.announces = Child(run_id=child.id, outcome=told, text=told.text)
         await self._deliver(report)
 
     def resume(self, report: LiveRun) -> None:
-        """Bring a report home that an earlier start admitted; its child's ending is public.
+        """Deliver a report that an earlier start admitted; its child's ending is public.
 
-        How many there are in a row is asked anew: each of them may have been made while nobody could count the others.
+        Count the turns in a row anew: the earlier start may have made each report before the others were queued.
         """
         if report.kind is RunKind.ANNOUNCE:
             report.kind = report_kind(Announce.TURN, in_a_row=in_a_row(report.session), stopped=False)
@@ -125,5 +134,5 @@ class Reporting:
 
 
 def in_a_row(session: Session) -> int:
-    """Return how many turns of a session announcements have begun in a row, or are about to."""
+    """Return how many turns in a row announcements have begun in a session, with those that wait for a turn."""
     return session.announced + sum(other.kind is RunKind.ANNOUNCE for other in session.waiting or ())

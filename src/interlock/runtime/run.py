@@ -1,8 +1,9 @@
-"""The run as its agent sees it: the only capability it has.
+"""The run as its agent sees it: the agent's only capability.
 
-1. Every verb begins with a checkpoint, then the fence, then hands over with no await between.
-2. Stale is a BaseException: let it pass. Once it was raised every further effect of this run is refused.
-3. What crosses to control are plain values (the Port), so that another process can speak the same verbs.
+1. Every verb begins with a checkpoint, then passes the fence and hands over with no await between. An await in between
+   would let a fall come after the check and before the effect.
+2. Stale is a BaseException: agents let it pass. Once it was raised, every further effect of the run is refused.
+3. Only plain values cross to control (the Port), so that an agent in another process has the same verbs.
 """
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the messages that were collected into a turn."""
+    """One of the messages collected into a turn."""
 
     text: str
     by: Principal
@@ -38,10 +39,10 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user said. `previous` tells how the session's last turn ended, `parts` each message in it.
+    """A message to an agent. `previous` says how the session's last turn ended; `parts` are the collected messages.
 
-    `instructions` are what the sender tells the agent beside the message, as a system prompt does. `child` is there
-    where nobody wrote the message: it announces how that detached child ended.
+    `instructions` come from the sender beside the message, like a system prompt. `child` is set where no person or
+    program wrote the message: it announces how that detached child ended.
     """
 
     text: str
@@ -59,11 +60,11 @@ Agent = Callable[["Run", Message], Coroutine[Any, Any, str | None]]
 
 
 Work = bytes | Callable[[], Any]
-"""A tool's body, ready to be run: packed for another process, or as it is."""
+"""A tool's body, ready to run: packed for another process, or as a call."""
 
 
 class Port(Protocol):
-    """What a run asks of control; arguments are plain values except for the bodies, which stay with the agent."""
+    """The requests of a run to control. Arguments are plain values, except for bodies, which stay with the agent."""
 
     @property
     def current(self) -> bool: ...
@@ -94,7 +95,7 @@ class Port(Protocol):
 
 
 class Run:
-    """A turn of the conversation: everything it can do goes through here, and stops here when the user moves on."""
+    """A turn of the conversation. Every effect of the agent goes through a verb here, and is refused after the fall."""
 
     __slots__ = ("_port", "generation", "id", "session")
 
@@ -108,11 +109,11 @@ class Run:
 
     @property
     def current(self) -> bool:
-        """True while this run may have effects. A hint only: every verb asks for itself."""
+        """True while this run may have effects. A hint only: every verb reads the fence itself."""
         return self._port.current
 
     async def check(self) -> list[Message]:
-        """Raise Stale if the user moved on; return the messages steered to this run, which are now part of it."""
+        """Raise Stale if the run has fallen; return the messages steered to it, which are part of it from here."""
         await self._port.checkpoint()
         if not self._port.current:
             raise Stale(f"run {self.id} has ended; let Stale pass")
@@ -125,7 +126,7 @@ class Run:
         self._port.delta(said)
 
     async def post(self, text: str) -> None:
-        """Say a whole block."""
+        """Say a whole block of the reply."""
         said = _need_text(text, "post")
         await self._port.checkpoint()
         self._port.block(said)
@@ -154,7 +155,8 @@ class Run:
             self._port.blame(named, error)
             raise
         finally:
-            if self._port.current:  # leaving a phase is no effect worth a Stale over what is being raised
+            # After the fall the phase is not restored: Stale would replace the error that is being raised.
+            if self._port.current:
                 self._port.phase(before)
 
     async def history(self) -> list[Entry]:
@@ -165,7 +167,7 @@ class Run:
     # Acting
 
     async def call(self, function: Callable[..., Any], /, **arguments: Any) -> Any:
-        """Call a tool through the gate and return its result; what it raises is raised here."""
+        """Call a tool through the gate; return its result or raise its error."""
         spec, values = spec_of(function), plain(arguments, f"the arguments of {_name(function)}")
         work = self._port.prepare(spec, function, arguments)
         await self._port.checkpoint()
@@ -175,7 +177,7 @@ class Run:
     async def batch(
         self, calls: Sequence[tuple[Callable[..., Any], dict[str, Any]]], *, parallel: bool = False
     ) -> list[ToolResult]:
-        """Call several tools, recorded together first; results come in order, an error does not stop the others."""
+        """Record several tool calls together, then run them; return results in order. An error stops no other call."""
         specs = [spec_of(function) for function, _ in calls]
         given = list(zip(specs, calls, strict=True))
         values = [(spec, plain(arguments, f"the arguments of {spec.name}")) for spec, (_, arguments) in given]
@@ -193,8 +195,9 @@ class Run:
                 state = ToolState.SKIPPED if isinstance(error, Denied) else ToolState.FAILED
                 results[index] = ToolResult(name=spec.name, state=state, error=error)
             except BaseException as error:
+                # A cancel of the agent's own task, by a timeout of its own for example, ends the batch.
                 if not parallel:
-                    raise  # it may be the agent's own timeout
+                    raise
                 results[index] = ToolResult(name=spec.name, state=ToolState.INTERRUPTED, error=error)
 
         try:
@@ -218,8 +221,9 @@ class Run:
         except Exception as error:
             self._port.finish(call, ToolState.FAILED, None, describe_error(error))
             raise
+        # The agent waits no longer, by a timeout of its own for example.
         except BaseException:
-            self._port.give_up(call)  # by a timeout of the agent's own, say
+            self._port.give_up(call)
             raise
         self._port.finish(call, ToolState.FINISHED, result, None)
         return value
@@ -235,7 +239,7 @@ class Run:
     async def ask(
         self, question: str, *, choices: Sequence[str] | None = None, timeout: float | None = None
     ) -> bool | str:
-        """Ask a person: True or False, or one of the choices; False if nobody answered in time (half an hour)."""
+        """Ask a person; return True or False, or one of the choices; False without an answer in time (half an hour)."""
         text = text_of(question, "the question", QUESTION_BYTES)
         offered = None if choices is None else check_choices(choices)
         seconds = seconds_of(timeout, "timeout", None)
@@ -251,11 +255,12 @@ class Run:
         detached: bool = False,
         announce: Literal["turn", "note"] | None = "turn",
     ) -> Child:
-        """Hand work to another agent and wait for its ending; it falls with this run. `timeout` is its deadline.
+        """Hand work to another agent and return how that child run ended. The child falls with this run.
 
-        How the child ended is in what is returned, never raised. A detached child is not waited for, and is ended with
-        the session instead. How it ended comes to the session as one message: offered to the run at work there, else a
-        turn of its own (`turn`), or an entry that the next turn reads (`note`); None: nobody is told.
+        `timeout` is the child's deadline. The child's ending is returned, never raised. A detached child is not waited
+        for and ends with the session instead. Its ending comes to the session as one message: offered to the run at
+        work there, else as a turn of its own (`turn`); or as an entry that the next turn reads (`note`); or not at all
+        (None).
         """
         text = text_of(message, "the message")
         deadline = seconds_of(timeout, "timeout", None)
@@ -265,7 +270,7 @@ class Run:
 
     @asynccontextmanager
     async def hold(self, name: str) -> AsyncIterator[Hold]:
-        """Hold a named thing (a worktree, say): no other run has it until the block, or all of this run, is over."""
+        """Hold a named thing, such as a worktree: no other run has it until the block ends, or this run is drained."""
         wanted = name_of(name, "hold")
         await self._port.checkpoint()
         held = await self._port.hold(wanted)
@@ -317,12 +322,12 @@ class Run:
         detached: bool = False,
         name: str | None = None,
     ) -> "Spawn[Any]":
-        """Run a program, which dies with the run: `await` it, or read its lines in an `async with` block.
+        """Run a program that dies with the run: `await` it, or read its lines in an `async with` block.
 
-        Its arguments are given one by one; a shell is a program like any other ("sh", "-c", line). It sees an
+        Arguments are given one by one; a shell is a program like any other ("sh", "-c", line). The program sees an
         allow-list of the environment and what `env` adds. On a stop it is sent KILL at once, or TERM and `grace`
-        seconds. `background` returns as soon as it runs; `detached` too, and leaves it to the session. One of the same
-        `name` is ended first.
+        seconds later KILL. `background` returns as soon as the program runs; `detached` does too, and leaves it to the
+        session. A running program of the same `name` is ended first.
         """
         order = SpawnOrder(
             argv=_argv(argv),
@@ -340,7 +345,12 @@ class Run:
 
 
 class Spawn(Generic[T]):
-    """A process to be started: `await` it for its end, or `async with` it for its lines."""
+    """A process to be started: `await` it for its end, or read its lines in an `async with` block.
+
+    `await` shares the run's keeper. If the agent gives up waiting, by a timeout of its own for example, the process is
+    ended with its process group, and processes that left the group stay until the run ends. `timeout=` ends exactly
+    what the process started, because it gives the process a keeper of its own.
+    """
 
     __slots__ = ("_order", "_port", "_running")
 
@@ -359,7 +369,8 @@ class Spawn(Generic[T]):
             return running
         try:
             return await running.wait()
-        except BaseException:  # nobody will read what comes of it, and what the agent does next must not meet it
+        # No code will read the result. The agent's next step must not meet the process, so wait until it is gone.
+        except BaseException:
             running.end()
             if self._port.current:
                 with anyio.CancelScope(shield=True), suppress(SpawnFailed):
@@ -381,7 +392,7 @@ class Spawn(Generic[T]):
 
 
 def check_order(order: SpawnOrder) -> SpawnOrder:
-    """Return an order that came from another process, or say what is wrong with it."""
+    """Return an order that came from a host, or raise what is wrong with it."""
     _argv(order.argv)
     _cwd(order.cwd)
     _environment(order.env)
@@ -438,7 +449,7 @@ def _environment(env: Mapping[str, str | None] | None) -> dict[str, str | None]:
 
 
 def _encodable(text: Any, what: str) -> str:
-    """Return a text that a program can be given: bytes that are no UTF-8 may be in it, as Python writes them."""
+    """Return a text that a program can be given; surrogate escapes for bytes that are not UTF-8 are allowed."""
     plain_text = str.__str__(text)
     try:
         fsencode(plain_text)
@@ -448,7 +459,7 @@ def _encodable(text: Any, what: str) -> str:
 
 
 def check_choices(choices: Sequence[str]) -> tuple[str, ...]:
-    """Return what a question offers, or say what is wrong with it."""
+    """Return the choices of a question, or raise what is wrong with them."""
     if isinstance(choices, str) or not isinstance(choices, Sequence) or not 1 <= len(choices) <= 100:
         raise BadInput(f"choices= takes 1 to 100 different texts, not {choices!r:.40}")
     offered = tuple(text_of(choice, "a choice", QUESTION_BYTES) for choice in choices)
@@ -461,7 +472,8 @@ def _need_text(text: object, verb: str) -> str:
     if not isinstance(text, str):
         raise BadInput(f"{verb} takes text, not {type(text).__name__}; convert it first")
     need_utf8(text, verb)
-    return str.__str__(text)  # a text of a kind of its own cannot cross
+    # A plain str: a subclass cannot cross to another process.
+    return str.__str__(text)
 
 
 def _need_number(value: object, name: str) -> float | None:

@@ -1,8 +1,11 @@
 """Sharing a session: who else may see it, or write in it.
 
-1. Only its owner, or an admin, shares a session; to anybody else it is not there.
-2. A right that is taken away is gone in the step that takes it, whatever the store does; every open use of it ends.
-3. A right that is given counts once it is kept. Of two words about the same person the later one stands.
+1. Only its owner or an admin shares a session. For every other principal the session does not exist.
+2. Taking a right away counts in this step, whatever the store does; every open use of the right ends. The write is
+   tried until the store has it.
+3. Giving a right counts once the store has it: a crash must not take back what a principal was told to have.
+4. Both carry a position, and of two changes for one principal the later one stands. A late write of the one cannot undo
+   the other.
 """
 
 import msgspec
@@ -21,7 +24,7 @@ from interlock.stores.base import Store, StoreFailed, committed, read
 
 
 class Shared(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose a session is now. `durable` False: it counts, and the store has yet to take it."""
+    """A session's owner and shares. `durable` False: the change counts, but the store does not have it yet."""
 
     session: SessionId
     owner: Principal
@@ -50,17 +53,18 @@ class Sharing:
         self._inbox = inbox
         self._endings = endings
         self._settings = settings
-        self._latest: dict[tuple[SessionId, Principal], int] = {}  # words about somebody that are on their way
+        # The position of the latest change for a principal, while its write is on its way.
+        self._latest: dict[tuple[SessionId, Principal], int] = {}
 
     async def change(self, session_id: SessionId, who: Principal, may: May | None, by: Principal) -> Shared:
-        """Say what somebody may do in a session from now on; None: nothing any more."""
+        """Set what a principal may do in a session; None takes the share away."""
         with self._registry.pinned(session_id) as session:
             if not session.loaded:
                 self._inbox.take_up(session, await read(self._store.load(session_id, principal=by, key=None)))
             if session.confirmed_owner is None or not self._authority.may(Action.SHARE, by, whose=session.whose):
                 raise UnknownSession(session_id, by)
             if who in (session.owner, LOCAL):
-                raise BadInput(f"{who} may do everything in session {session_id} as it is; name somebody else")
+                raise BadInput(f"{who} may do everything in session {session_id} already; name somebody else")
             if may is not None and who not in session.shares and len(session.shares) >= SHARES:
                 raise Refused(f"session {session_id} is shared with {SHARES} others, the most it may be; unshare one")
             row = ShareRow(session=session_id, principal=who, may=may, at=self._registry.position())
@@ -74,17 +78,20 @@ class Sharing:
 
     async def _keep(self, session: Session, row: ShareRow) -> Shared:
         before = session.shares.get(row.principal)
-        if row.may is None or (row.may, before) == (May.READ, May.WRITE):  # something is taken away: that counts now
+        # The change takes something away: it counts now.
+        if row.may is None or (row.may, before) == (May.READ, May.WRITE):
             if before is not None:
                 self._set(session, row.principal, row.may)
-            # Until it is in, the session stays in memory: read from the store it would have the share again.
+            # Until the store has the change, `insist` keeps the session in memory: loaded from the store it would
+            # have the share again.
             ticket = self._endings.insist(Decision(shares=(row,)), session)
             await ticket.within(self._settings.commit_seconds)
             return _shared(session, durable=ticket.inside)
         ticket = self._store.decide(Decision(shares=(row,)))
         if not await committed(self._store, ticket, self._settings.commit_seconds):
-            raise StoreFailed("the store did not take it in time; nothing more was shared, try again")
-        if self._latest.get((row.session, row.principal)) == row.at:  # else somebody has said otherwise meanwhile
+            raise StoreFailed("the store did not accept the share in time; nothing more was shared, try again")
+        # A later change for this principal may have come while the store was asked; it stands.
+        if self._latest.get((row.session, row.principal)) == row.at:
             self._set(session, row.principal, row.may)
         return _shared(session)
 

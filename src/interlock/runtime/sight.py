@@ -1,6 +1,9 @@
-"""What a caller may see of runs, alive or stored. Not yours and not found look the same: None.
+"""Sight: which runs and receipts a caller may see, alive or stored.
 
-Nothing here bounds how long the store may take; the verbs that ask do.
+1. A run that the caller may not see is answered like one that does not exist: None.
+2. One fall may take runs of several principals (an owner stops the session). Each caller is shown the runs of the
+   receipt that it may see, and no sums over the others.
+3. Nothing here bounds how long the store may take; the verbs that call it do.
 """
 
 import msgspec
@@ -24,46 +27,47 @@ class Sight:
         self._store = store
 
     def may_see(self, by: Principal, run: LiveRun) -> bool:
-        """Return whether a live run is the caller's to see."""
+        """Return whether the caller may see a live run."""
         return self._authority.may(Action.SEE_RUN, by, whose=run.session.whose, principal=run.principal)
 
     async def session(self, session_id: SessionId) -> tuple[Whose, int]:
-        """Return whose a session is and where its transcript begins: as memory has it, else as the store does."""
+        """Return a session's owner and shares and where its transcript begins, from memory or else from the store."""
         live = self._registry.sessions.get(session_id)
         row = None
         if live is None or not live.stored:
             row = await self._store.session(session_id)
             live = self._registry.sessions.get(session_id)
-        if live is not None and live.stored:  # also where it came to life while we asked: it knows better
+        # Memory goes before the store, also if the session came to life during the read.
+        if live is not None and live.stored:
             return live.whose, live.since
         return (
             (NOBODYS, 0) if row is None else (self._registry.fresher(row.id, Whose(row.owner, row.shares)), row.since)
         )
 
     async def whose(self, session_id: SessionId) -> Whose:
-        """Return whose a session is."""
+        """Return a session's owner and shares."""
         return (await self.session(session_id))[0]
 
     async def may_see_row(self, by: Principal, row: RunRow) -> bool:
-        """Return whether a stored run is the caller's to see: a child's where its home is."""
+        """Return whether the caller may see a stored run; for a child, the rights of its home count."""
         if self._authority.may(Action.SEE_RUN, by):
             return True
         whose = await self.whose(row.home or row.session)
         return self._authority.may(Action.SEE_RUN, by, whose=whose, principal=row.principal)
 
     def still(self, by: Principal, row: RunRow) -> bool:
-        """Return whether a stored run that was the caller's to see when it was read is so now, as memory knows it."""
+        """Return whether the caller may still see a stored run after a read, as far as memory knows."""
         whose = self._registry.whose(row.home or row.session)
         return whose.owner is None or self._authority.may(Action.SEE_RUN, by, whose=whose, principal=row.principal)
 
     async def may_answer_row(self, by: Principal, row: QuestionRow) -> bool:
-        """Return whether a question whose run is gone was the caller's to answer."""
+        """Return whether the caller may answer a question whose run is no longer in memory."""
         run = await self._store.run(row.run_id)
         whose = await self.whose(row.session if run is None else run.home or run.session)
         return self._authority.may(Action.ANSWER, by, whose=whose, principal=row.principal)
 
     async def row(self, run_id: RunId, by: Principal) -> RunRow | None:
-        """Return a stored run, or the one that took it in."""
+        """Return a stored run, or the run that absorbed it; None if the caller may not see it."""
         row = await self._store.run(run_id)
         while row is not None and row.outcome is None and row.alias is not None:
             row = await self._store.run(row.alias)
@@ -85,24 +89,25 @@ class Sight:
     def receipt(
         self, fall: Falling, by: Principal, *, aborted: bool = False, already: Ending | None = None
     ) -> Receipt | None:
-        """Return a live receipt with the runs the caller may see: one fall may take runs of several people."""
-        if not fall.runs:  # it took nothing but detached processes, and is its caller's to see
+        """Return a live receipt with the runs the caller may see; None if it may see none."""
+        # A stop that ended detached processes only has a receipt for its own caller.
+        if not fall.runs:
             seen = self._authority.may(Action.SEE_RUN, by, principal=fall.by)
             return fall.receipt(aborted=aborted, already=already) if seen else None
         shown = [run for run in fall.runs if self.may_see(by, run)]
         return fall.receipt(aborted=aborted, already=already, runs=shown) if shown else None
 
     async def rows(self, session: SessionId, by: Principal, *, tree: bool = False) -> list[RunRow]:
-        """Return a session's stored runs, with the children below them if asked."""
+        """Return a session's stored runs that the caller may see; with `tree` the children below them too."""
         return [row for row in await self._store.runs(session, tree=tree) if await self.may_see_row(by, row)]
 
     async def latest(self, limit: int, by: Principal) -> list[RunRow]:
-        """Return the latest stored runs of all sessions."""
+        """Return the latest stored runs of all sessions that the caller may see."""
         of = None if self._authority.may(Action.SEE_RUN, by) else by
         return [row for row in await self._store.runs(None, limit=limit, of=of) if await self.may_see_row(by, row)]
 
     async def sessions(self, limit: int, by: Principal) -> list[SessionInfo]:
-        """Return stored sessions, the latest first."""
+        """Return stored sessions that the caller may see, the latest first."""
         of = None if self._authority.may(Action.SEE_SESSION, by) else by
         infos = await self._store.sessions(limit=limit, of=of)
         return [info for info in infos if self._authority.may(Action.SEE_SESSION, by, whose=self._now(info))]
@@ -114,7 +119,8 @@ class Sight:
         """Return a stored receipt by its id or a run's."""
         kept = await self._store.receipt(wanted)
         if kept is None and (row := await self.row(RunId(wanted), by)) is not None:
-            kept = await self._store.receipt(row.id)  # of the run that took it in
+            # `row` may be the run that absorbed the wanted one.
+            kept = await self._store.receipt(row.id)
         return None if kept is None else await self.stored_receipt(kept, by)
 
     async def stored_receipt(self, receipt: Receipt, by: Principal) -> Receipt | None:

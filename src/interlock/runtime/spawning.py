@@ -1,9 +1,18 @@
-"""Processes of a run: fence, contained before exec, registered; and they go when the run goes.
+"""Processes of a run: fenced, contained before exec, registered, and ended with the run.
 
-1. The fence is tested in the step that sends the request and registers its containment; there is no await between.
-2. What can be ended by itself (a timeout, a grace, lines, in the background, detached) has a keeper of its own.
-3. A run's first process waits, bounded, for those of the runs before it, then goes on and names what is stuck.
-4. Output goes to the agent. Watchers are told that a process was started, how it ended, and the end of what it wrote.
+1. The fence is read in the step that sends the request and registers its containment, with no await between. A process
+   that was asked for in any other step could begin after the stop was acknowledged (race 5).
+2. A plain `await run.spawn(...)` shares its run's keeper, which costs no fork of the helper. A process that can be
+   ended by itself (a timeout, a grace, lines, in the background, detached) has a keeper of its own, at the price of one
+   fork (about 1 ms). To end one of several in a shared keeper would mean to walk a tree by pids, which loses races, or
+   to have a cgroup per process, which the keeper grade does not have.
+3. A run's first process waits, bounded, for the processes of the runs before it, then goes on and names what is stuck.
+4. A process that a shell leaves running belongs to the run: `sh -c "server &"` returns when the shell does, and
+   the server lives until the run ends. Its output is read and thrown away, so that it does not block.
+5. A detached process belongs to the session once it is heard to run. One that was only asked for when its run falls is
+   ended with the run: nothing of a run begins after its stop was acknowledged.
+6. Output goes to the agent. Watchers see that a process was started, how it ended, and the end of its output. Collected
+   output keeps its beginning and its end; streamed output holds the writer back.
 """
 
 import asyncio
@@ -27,25 +36,27 @@ from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import COMMAND_CHARACTERS, PROCESSES, Settings
 
 LIVE_CHARACTERS = 2_000  # of a live process's output, in a list
-EXIT_CHARACTERS = 1_000  # and in the event of its exit
+EXIT_CHARACTERS = 1_000  # of its output, in the event of its exit
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """How a process ended. A negative status is the signal that ended it, as everywhere in Python."""
 
     status: int
-    data: bytes = b""  # the beginning and the end of its output, with a line between that tells what was left out
-    left_out: int = 0  # bytes of output that were not kept
+    # The beginning and the end of the output. If bytes are missing, a line between the two says how many.
+    data: bytes = b""
+    # Bytes of output that were not kept.
+    left_out: int = 0
     timed_out: bool = False
 
     @property
     def ok(self) -> bool:
-        """True if it exited with 0."""
+        """True if the process exited with 0."""
         return self.status == 0
 
     @property
     def output(self) -> str:
-        """What it wrote to its output and its error output, as text."""
+        """Output and error output, as text."""
         return self.data.decode("utf-8", "replace")
 
 
@@ -56,10 +67,12 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     run_id: RunId
     started_at: float
-    session: SessionId = SessionId("")  # whose stop ends it
+    # The session whose stop ends the process.
+    session: SessionId = SessionId("")
     name: str | None = None
     detached: bool = False
-    tail: str = ""  # the end of what it has written
+    # The end of the output.
+    tail: str = ""
 
 
 class Running:
@@ -72,62 +85,66 @@ class Running:
         self.containment = containment
         self.started_at = at
         self.timed_out = False
-        self.ending = False  # somebody has ended it; it may still be there
+        # `end` was called; the process may still be there.
+        self.ending = False
         self.drain_seconds = 0.0
-        self.told = asyncio.Event()  # watchers were told of its exit, or there is no run to tell it of
+        # Set when the exit is published, or the run has fallen and it never will be.
+        self.told = asyncio.Event()
 
     @property
     def pid(self) -> int | None:
-        """Its process id."""
+        """The process id; None until the process runs."""
         return self._process.pid
 
     @property
     def name(self) -> str | None:
-        """The name it was given."""
+        """The name from `spawn(name=)`."""
         return self.order.name
 
     @property
     def status(self) -> int | None:
-        """Its exit status, None while it runs."""
+        """The exit status; None while the process runs."""
         return self._process.status
 
     @property
     def running(self) -> bool:
-        """True while it has not exited."""
+        """True while the process has not exited."""
         return not self._process.exited.is_set()
 
     @property
     def output(self) -> str:
-        """What it has written so far, bounded."""
+        """The output so far, bounded."""
         return self._data()[0].decode("utf-8", "replace")
 
     @property
     def principal(self) -> Principal:
-        """Whose run started it."""
+        """The principal of the run that started the process."""
         return self._run.principal
 
     @property
     def over(self) -> asyncio.Event:
-        """Set when it was seen gone; where it shares a keeper, when it has exited."""
+        """Set when the process was seen gone; for a process in a shared keeper, when it has exited."""
         return self.containment.done if self.order.alone else self._process.exited
 
     async def started(self) -> None:
-        """Wait until it runs."""
+        """Wait until the process runs."""
         try:
             await self._process.started()
         except asyncio.CancelledError:
-            if not (self.order.detached and self._run.fallen):  # (that is the fall's to decide)
+            # For a detached process of a fallen run the fall has decided already (rule 5).
+            if not (self.order.detached and self._run.fallen):
                 self._process.end()
             raise
 
     async def exited(self) -> None:
-        """Wait for its exit, as long as it takes."""
+        """Wait for the exit, without a bound."""
         await self._process.exited.wait()
 
     async def wait(self) -> Finished:
-        """Wait for its exit and return how it ended."""
+        """Wait for the exit and return how the process ended."""
         await self._process.exited.wait()
-        await self.told.wait()  # else the run may be over before its exit is told
+        # Wait until the exit is published: the run might otherwise end first, and nothing of a run follows its end.
+        await self.told.wait()
         if self.timed_out:
             await self._gone()
         self._run.fence.check(Effect.RESULT)
@@ -148,17 +165,17 @@ class Running:
             yield line.decode("utf-8", "replace")
 
     async def stop(self) -> None:
-        """End it, with all it started, and wait until that was seen."""
+        """End the process with all it started, and wait until that was seen."""
         self.end()
         await self._gone()
 
     def end(self) -> None:
-        """End it; nothing is waited for."""
+        """End the process without waiting."""
         self.ending = True
         self._process.end()
 
     async def _gone(self) -> None:
-        """Wait until it was seen gone; its group only, where it shares a keeper."""
+        """Wait until the process was seen gone; in a shared keeper, its process group only."""
         over = self.over
         with anyio.move_on_after(self.order.grace + self.drain_seconds):
             await over.wait()
@@ -172,7 +189,7 @@ class Running:
         return head + marker + tail, left_out
 
     def info(self) -> ProcessInfo:
-        """Return it as a list shows it. What it writes after its run's fall is told to nobody."""
+        """Return the process as a list shows it. Output after its run's fall is shown to nobody."""
         told = self.order.detached or not self._run.fallen
         return ProcessInfo(
             pid=self.pid,
@@ -199,7 +216,7 @@ class Spawning:
         self._settings = settings
 
     async def spawn(self, run: LiveRun, outlet: Outlet, order: SpawnOrder) -> Running:
-        """Start a process; returns when it runs."""
+        """Start a process; return when it runs."""
         run.fence.check(Effect.SPAWN)
         beside = await self.behind(run)
         await self._processes.ready()
@@ -211,7 +228,11 @@ class Spawning:
         return running
 
     def _start(self, run: LiveRun, outlet: Outlet, order: SpawnOrder, beside: tuple[str, ...]) -> Running:
-        """One step: the fence, the request, and whatever must know of it."""
+        """Read the fence, send the request and register the process, in one synchronous step.
+
+        Every registration that the fall needs to find the process is made here. After an await between fence and
+        registration the fall would not find it, and the process would outlive the run.
+        """
         run.fence.check(Effect.SPAWN)
         kept = kept_of(run)
         if len(kept.running) >= PROCESSES:
@@ -248,14 +269,14 @@ class Spawning:
         return self.contain(run, grace=grace, once=True)
 
     def contain(self, run: LiveRun, *, grace: float = 0.0, once: bool = False) -> Containment:
-        """Make a containment that falls with a run; registered in the step that makes it."""
+        """Make a containment that falls with a run, and register it in the same step."""
         containment = self._processes.contain(f"{run.id}.g{run.generation}", grace=grace, once=once)
         self.add(run, containment)
         return containment
 
     @staticmethod
     def add(run: LiveRun, containment: Containment) -> None:
-        """Let the fall know what to cut; what is empty makes room, unless a receipt counts it."""
+        """Register a containment for the fall to cut; drop empty ones, unless a receipt counts them."""
         kept = kept_of(run)
         kept.grade = containment.grade
         if not run.fallen:
@@ -263,7 +284,7 @@ class Spawning:
         kept.containments.append(containment)
 
     async def _follow(self, run: LiveRun, outlet: Outlet, running: Running, process: Process) -> None:
-        """Watch over a process until its containment is empty; tell its exit while its run is there to be told of."""
+        """Follow a process until its containment is empty; publish its exit if its run has not fallen."""
         order, exited = running.order, process.exited
         try:
             with anyio.move_on_after(order.timeout):
@@ -292,10 +313,11 @@ class Spawning:
             self._registry.forget_if_quiet(run.home)
 
     async def in_worker(self, run: LiveRun, work: bytes, grace: float) -> Any:
-        """Have a synchronous tool run where it can be ended, after its grace; return what it returned."""
+        """Run a synchronous tool in a worker, which can be killed; return its result."""
         await self.behind(run)
         await self._processes.ready()
-        run.fence.check(Effect.TOOL)  # and in the same step: a worker that falls with the run, and the work
+        # Fence, registration of the worker and handing over of the work are one step.
+        run.fence.check(Effect.TOOL)
         kept = kept_of(run)
         kept.workers = [worker for worker in kept.workers if worker.alive]
         worker = kept.workers.pop() if kept.workers else self._worker(run)
@@ -306,7 +328,7 @@ class Spawning:
             if answer.done() and not answer.cancelled() and worker.alive:
                 kept.workers.append(worker)
             else:
-                worker.end()  # nobody waits for it any more
+                worker.end()
 
     def _worker(self, run: LiveRun) -> Worker:
         worker = self._processes.worker(f"{run.id}.g{run.generation}")
@@ -314,7 +336,7 @@ class Spawning:
         return worker
 
     async def behind(self, run: LiveRun) -> tuple[str, ...]:
-        """Wait, bounded and once, for processes of the runs before this one; return what is stuck."""
+        """Wait, bounded and once per run, for processes of the runs before this one; return the names of stuck ones."""
         kept = kept_of(run)
         if kept.behind is None:
             kept.behind = [
@@ -340,7 +362,7 @@ class Spawning:
 
 
 def kept_of(keeping: LiveRun | Session) -> Kept:
-    """Return the processes of a run, or a session's detached ones; made when first needed."""
+    """Return the processes of a run, or a session's detached ones; make the record when first needed."""
     if keeping.kept is None:
         keeping.kept = Kept()
     return keeping.kept
@@ -354,7 +376,7 @@ def _named(run: LiveRun, order: SpawnOrder) -> Running | None:
 
 
 def _above(run: LiveRun) -> list[Session]:
-    """The session of a run, and those of the runs it is a part of."""
+    """Return the sessions of a run and of its parents."""
     sessions = [run.session]
     while run.parent is not None:
         run = run.parent
@@ -370,7 +392,7 @@ def command_of(order: SpawnOrder) -> str:
 
 
 def tail_of(process: Process, characters: int) -> str:
-    """Return the end of what a process has written."""
+    """Return the end of a process's output."""
     return process.recent().decode("utf-8", "replace")[-characters:]
 
 

@@ -1,9 +1,15 @@
-"""From the line to the last line: one task of control's own carries a message through its whole life.
+"""The life of a message: one task of control's own takes it from its arrival to the end of its agent's code.
 
-1. The started mark is committed before the agent's first step: a crash before it admits the message again, one after
-   it does not.
-2. A run begins only when its predecessors' endings are public; it never waits for their cleanup.
-3. What the agent returns or raises is asked for only if the ending is not decided yet.
+1. `Stage.begin` puts the arrival into the session's line and starts the task. The task admits the message, waits for
+   the seat, commits the started mark, drives the agent and settles its return. The sender only waits for the ack. So
+   no hand-over between tasks exists in which a message could be forgotten, and a sender that vanishes changes nothing.
+   A fall starts one further task for t1 to t3, and a third if its write must be tried again.
+2. The started mark is committed before the agent's first step. After a crash the next start admits a message without
+   the mark again, and ends a run with the mark as `lost`: no agent runs twice for one message.
+3. A start that is not recorded in time does not happen. The run ends as `failed` with error kind `store`.
+4. A run begins only when its predecessors' endings are public, at most COMMIT_SECONDS after they fell. So a watcher
+   sees the old run's terminal event before the new run's first one. A run never waits for its predecessors' cleanup.
+5. The agent's return or error settles the ending only if nothing else has: a fallen run keeps its ending.
 """
 
 import asyncio
@@ -38,7 +44,7 @@ from interlock.stores.base import Store, Unsure, committed
 
 
 class Stage:
-    """Carries messages: admitted, seated, started, driven, ended."""
+    """Takes messages through their life: admitted, seated, started, driven, ended."""
 
     def __init__(
         self,
@@ -73,7 +79,10 @@ class Stage:
         self._delegation = Delegation(registry, stage=self, names=driver.names, endings=endings, clock=clock)
 
     def begin(self, run: LiveRun) -> LiveRun:
-        """Register a message and start the task that carries it; returns the run that answers it, in this step."""
+        """Register a message and start its task, in this step; return the run that answers it.
+
+        A message under a used key is answered by the first run with that key and gets no task.
+        """
         run.touched = self._clock.now()
         try:
             answering = self._inbox.enter(run)
@@ -84,13 +93,17 @@ class Stage:
         return answering
 
     def resume(self, run: LiveRun) -> None:
-        """Start the task that carries a message which an earlier start admitted; it waits for the seat."""
+        """Start the task of a message that an earlier start admitted; the task waits for the seat."""
         run.touched = self._clock.now()
         self._inbox.take_back(run)
         self._crew.start(self.carry(run, admitted=True), name=f"run {run.id}")
 
     async def carry(self, run: LiveRun, *, admitted: bool = False) -> None:
-        """Carry a message from its arrival to the end of its agent's code; whatever breaks on the way, it ends."""
+        """Take a message from its arrival to the end of its agent's code.
+
+        If this task itself breaks, the message is refused (before the ack) or its run ends as `failed` (after it): an
+        accepted message always has an ending.
+        """
         try:
             if admitted or await self._inbox.admit(run):
                 await self._carry(run)
@@ -98,7 +111,7 @@ class Stage:
             if not run.acked.is_set():
                 self._inbox.turn_away(run, _not_taken(run))
             elif not run.fallen and not self._registry.closing and not run.ended.is_set():
-                self._endings.end(run, _failed(f"its task broke: {describe_error(error)}", ErrorKind.AGENT))
+                self._endings.end(run, _failed(f"the task of the run broke: {describe_error(error)}", ErrorKind.AGENT))
             raise
 
     async def _carry(self, run: LiveRun) -> None:
@@ -111,16 +124,22 @@ class Stage:
             await self._drive(run)
 
     async def _start(self, run: LiveRun) -> bool:
-        """Commit the started mark; True if the agent may begin now."""
+        """Commit the started mark; return True if the agent may begin now.
+
+        The fence is read after the last await, before True is returned: a stop that came while the store was asked
+        must find an agent that never ran (races 3 and 4).
+        """
         if run.fallen:
             return False
-        on_record = run.sent is not None and run.sent.generation == run.generation  # its admission had the seat
+        # If the run was seated in the Decision that admitted it, the store already has this generation.
+        on_record = run.sent is not None and run.sent.generation == run.generation
         rows = () if on_record else (self._registry.session_row(run.session),)
         mark = Decision(sessions=rows, starts=(run.id,))
         ticket = self._store.decide(mark)
         inside = await committed(self._store, ticket, self._settings.commit_seconds)
         while not inside and run.kind is RunKind.ANNOUNCE and not run.fallen and not self._registry.closing:
-            await anyio.sleep(self._settings.retry_seconds)  # nobody sent it, so nobody would send it again
+            # An announcement has no sender who would send it again, so its start is tried until the store takes it.
+            await anyio.sleep(self._settings.retry_seconds)
             ticket = self._store.decide(mark)
             inside = await committed(self._store, ticket, self._settings.commit_seconds)
         if run.fallen:
@@ -130,13 +149,14 @@ class Stage:
                 run, _failed("the store did not record the start in time; send it again", ErrorKind.STORE)
             )
             return False
-        if found := (await ticket).found:  # another node ended it first
+        # The store had an ending already: another node was first.
+        if found := (await ticket).found:
             self._endings.end(run, cause_of(found[0]))
             return False
         return not run.fallen
 
     async def _drive(self, run: LiveRun) -> None:
-        """Have the agent run, from its first step to its last."""
+        """Run the agent, from its first step to its last, and settle the ending by its return or error."""
         outlet = Outlet(run, self._feed)
         run.move(Move.START)
         run.started_at = self._clock.wall()
@@ -154,7 +174,7 @@ class Stage:
                 run.fence.refuse(Effect.FINAL)
 
     def _need_agent(self, run: LiveRun) -> None:
-        """A message may have waited for an agent over a restart, and its control may be opened without it."""
+        """Raise if the run's agent is not served: the message may have waited over a restart that left it out."""
         if run.agent is not None and run.agent not in self._driver.names:
             raise BadInput(f"agent {run.agent!r} is not served any more; open_control(agents=...) names them")
 
@@ -174,7 +194,7 @@ class Stage:
         )
 
     def _failed(self, run: LiveRun, error: BaseException) -> None:
-        """The agent's code ended with an error; if the run had fallen that changes nothing."""
+        """Settle a run whose agent raised; if the run had fallen, change nothing."""
         if run.fallen or isinstance(error, Dropped):
             return
         if isinstance(error, asyncio.CancelledError) and self._registry.closing:
@@ -189,7 +209,7 @@ class Stage:
 
 
 def _message(run: LiveRun) -> Message:
-    """What the agent is told; collected messages are one, in order, and with their authors where there are several."""
+    """Return the agent's message. Collected messages become one text, in order, and name their authors if several."""
     said = [run, *(run.collection.parts if run.collection is not None else ())]
     parts = tuple(Part(text=part.text, by=part.principal, child=part.announces) for part in said)
     named = len({part.by for part in parts}) > 1
@@ -206,7 +226,11 @@ def _message(run: LiveRun) -> Message:
 
 
 def _not_taken(run: LiveRun) -> Unavailable:
-    """What its sender is told when a message's task was cut short: the truth, as far as it is known."""
+    """Return the error for the sender of a message whose task broke before the ack.
+
+    The store may have the message although the task never heard so. Then the error says that this is not known: with
+    "not taken" the sender would send the message again without its key, and it would run twice.
+    """
     ticket = run.admission
     if ticket is None or (ticket.answered and not ticket.inside):
         return Unavailable("the message was not taken; send it again")

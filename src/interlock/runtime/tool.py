@@ -1,4 +1,4 @@
-"""Tools: plain functions, and what must be said about some of them."""
+"""Tools: plain functions, and the marks that some of them carry."""
 
 import inspect
 import math
@@ -18,17 +18,17 @@ _MARK = "__interlock_tool__"
 
 
 class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a tool."""
+    """A tool's name and how it runs."""
 
     name: str
     thread: bool = False
     grace: float = 0.0
-    asks: bool = False  # wants to be allowed by a person first
-    worker: bool = False  # synchronous: it runs in a process of its own
+    asks: bool = False  # marked with approval="ask"
+    worker: bool = False  # synchronous, so it runs in a worker
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one call of a batch."""
+    """The result of one call of a batch."""
 
     name: str
     state: ToolState
@@ -51,13 +51,14 @@ def tool(
     grace: float = 0.0,
     approval: str | None = None,
 ) -> F | Callable[[F], F]:
-    """Say something about a tool: its name, that it runs in a thread, its time to clean up, that it must be allowed."""
+    """Mark a tool: its name, whether it runs in a thread, its seconds to clean up, whether a person must allow it."""
 
     def mark(marked: F) -> F:
         if approval not in (None, "ask", "never"):
             raise BadInput(f"approval= is 'ask' or 'never', not {approval!r:.40}")
         seconds = number_of(grace)
-        if not 0 <= seconds < math.inf:  # (nan is neither)
+        # A nan fails both comparisons.
+        if not 0 <= seconds < math.inf:
             raise BadInput(f"grace must be 0 or more seconds, as a finite number, not {grace!r:.40}")
         if thread and _is_async(marked):
             raise BadInput(f"tool {marked.__name__} is async: drop thread=True, it is cut without a thread")
@@ -71,7 +72,7 @@ def tool(
 
 
 def spec_of(function: Callable[..., Any]) -> ToolSpec:
-    """Return what is known of a tool, or say why it cannot be called."""
+    """Return a tool's spec, or raise why it cannot be called."""
     if not callable(function):
         raise BadInput(f"a tool is a function, not {type(function).__name__}; pass the function itself")
     spec = getattr(function, _MARK, None)
@@ -89,17 +90,18 @@ ERROR_CHARACTERS = 2_000
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error as text that can be told: whatever its `__str__` does, bounded, and fit for any wire."""
+    """Return an error as text, bounded and encodable, whatever its `__str__` does."""
     try:
         said = str(error)
-    except BaseException:  # SystemExit from a `__str__` would stop the embedder's loop
+    # SystemExit from a `__str__` would stop the embedder's loop.
+    except BaseException:
         said = "(it cannot be described)"
     text = f"{type(error).__name__}: {said}".rstrip(": ")[:ERROR_CHARACTERS]
     return text.encode("utf-8", "replace").decode()
 
 
 def plain(value: object, what: str) -> Json:
-    """Return a value as JSON text, or say that it cannot cross to control."""
+    """Return a value as JSON text, or raise that it cannot cross to control."""
     try:
         encoded = msgspec.json.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:

@@ -1,4 +1,4 @@
-"""What callers hand in, checked at the door: a wrong value is named and nothing is changed."""
+"""Checks of what callers pass in: a wrong value raises BadInput, which names it, before anything is changed."""
 
 import math
 
@@ -17,7 +17,7 @@ def need_utf8(text: str, what: str) -> None:
 
 
 def name_of(value: object, what: str) -> str:
-    """Return a name, or say what is wrong with it."""
+    """Return a name, or raise what is wrong with it."""
     if not isinstance(value, str) or not value.strip() or len(value) > 512:
         raise BadInput(f"{what} must be a name of 1 to 512 characters, not {value!r:.80}")
     need_utf8(value, what)
@@ -37,7 +37,7 @@ def text_of(value: object, what: str = "the message", limit: int = MESSAGE_BYTES
 
 
 def instructions_of(value: object) -> str | None:
-    """Return what a message's sender tells the agent beside it; an empty text says nothing."""
+    """Return the instructions of a message; None for an empty text."""
     return None if value is None or value == "" else text_of(value, "instructions", INSTRUCTION_BYTES)
 
 
@@ -52,7 +52,7 @@ def strategy_of(value: str | None) -> Strategy | None:
 
 
 def kind_of(value: object) -> RunKind:
-    """Return how a message comes to be: as chat, or by a program's call of an agent."""
+    """Return the kind of a message: chat, or agent for a program's message."""
     for kind in (RunKind.CHAT, RunKind.AGENT):
         if kind == value:
             return kind
@@ -60,17 +60,17 @@ def kind_of(value: object) -> RunKind:
 
 
 def announce_of(value: object, *, detached: bool) -> Announce | None:
-    """Return how a detached child's ending is to come to its session."""
+    """Return how a detached child's ending is announced to its session."""
     how = next((each for each in Announce if each == value), None)
     if how is None and value is not None:
         raise BadInput(f"announce= is turn, note or None, not {value!r:.40}")
     if not detached and how is Announce.NOTE:
-        raise BadInput("announce= is for a detached child; what became of this one is what delegate() returns")
+        raise BadInput("announce= is for a detached child; delegate() returns how this one ended")
     return how if detached else None
 
 
 def may_of(value: object) -> May:
-    """Return what somebody is to be allowed in a session."""
+    """Return what a share allows."""
     for each in May:
         if each == value:
             return each
@@ -78,14 +78,14 @@ def may_of(value: object) -> May:
 
 
 def count_of(value: object, what: str) -> int:
-    """Return how many are wanted."""
+    """Return a count for a list."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
         raise BadInput(f"{what}= is how many to list, 0 or more, not {value!r:.40}")
     return value
 
 
 def seconds_of(value: object, what: str, default: float | None) -> float | None:
-    """Return a limit in seconds; 0 and None mean none."""
+    """Return a limit in seconds; None for 0 or infinity, the default for None."""
     if value is None:
         return default or None
     seconds = number_of(value)
@@ -106,7 +106,7 @@ def order_of(value: object) -> Order | None:
 
 
 def number_of(value: object) -> float:
-    """Return a number, or what is not one."""
+    """Return a value as a float; nan if it is not a number."""
     try:
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     except OverflowError:

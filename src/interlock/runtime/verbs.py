@@ -1,7 +1,14 @@
-"""What a run may ask of control, wherever its agent runs: each verb passes the fence in the step that admits it.
+"""The verbs of a run, on control's side, for both drivers.
 
-1. Arguments and answers are plain values. The inline port calls these straight; a host's messages end here as well.
-2. Nothing here trusts its caller to have asked whether the run is current.
+1. Each verb reads the fence in the step that admits its effect, with no await between. Nothing here trusts its caller
+   to have read the fence: a host may not know of the fall yet, and code may call a verb late (races 11 and 35).
+2. Arguments and answers are plain values. The inline port calls these methods directly, and a host's messages end in
+   the same methods. So fence, gate and outlet exist once, and the contract suites run unchanged on both drivers.
+3. A host that knows of the fall refuses its agent's verbs itself, which saves messages. A host that does not know yet
+   sends them, and they are refused here and counted in the receipt.
+4. Steering has two steps in a host. Inline, the step that hands a message to the agent also absorbs it. A message to a
+   host may never arrive: the host gets what is `offered`, says which it handed to its agent, and `take_in` absorbs
+   those. If the host dies or the run falls between, the message waits as before.
 """
 
 import asyncio
@@ -27,7 +34,7 @@ from interlock.stores.base import Store
 
 
 class Verbs:
-    """What the agent of one run reaches of control."""
+    """The verbs of one run."""
 
     def __init__(
         self,
@@ -61,12 +68,15 @@ class Verbs:
         return self.run.fence.cause is None
 
     def touch(self) -> None:
-        """Take notice of a sign of life."""
+        """Note a sign of life; the idle limit counts from here."""
         self.run.touched = self._loop.time()
         self.run.heard = True
 
     def spend_refusal(self) -> bool:
-        """Count another try of a fallen run; True when it has tried often enough."""
+        """Count a refused effect of a fallen run; return True when it has used up its budget (REFUSALS).
+
+        Its body is then not resumed any more, even within its grace: a loop that swallows Stale would spin until then.
+        """
         self.run.refusal_budget -= 1
         return self.run.refusal_budget < 0
 
@@ -96,7 +106,7 @@ class Verbs:
         return before
 
     def blame(self, phase: str, error: BaseException) -> None:
-        """Remember the innermost phase an error came from."""
+        """Remember the innermost phase that an error came from."""
         if self.run.blamed is None or self.run.blamed[1] is not error:
             self.run.blamed = (phase, error)
 
@@ -108,7 +118,7 @@ class Verbs:
         return offered
 
     def offered(self) -> list[Message]:
-        """Return the messages steered to this run; they are part of it once it has taken them in."""
+        """Return the messages steered to this run; `take_in` makes them part of it."""
         run = self.run
         run.fence.check(Effect.PHASE)
         return [
@@ -125,7 +135,7 @@ class Verbs:
         ]
 
     def take_in(self, taken: Collection[RunId]) -> None:
-        """Make messages that the agent was handed part of this run, those that are still steered to it."""
+        """Absorb messages that the agent was handed, as far as they are still steered to this run."""
         self.run.fence.check(Effect.PHASE)
         self._inbox.take_in(self.run, [other for other in self._inbox.steered(self.run) if other.id in taken])
 
@@ -144,14 +154,16 @@ class Verbs:
         try:
             if place.granted is None:
                 await self._rest(place)
-            self.run.fence.check(Effect.HOLD)  # and in the same step:
+            # Fence and take in one step: a run that fell after the grant must not keep the hold.
+            self.run.fence.check(Effect.HOLD)
             return self._holds.take(place)
+        # A place that was granted in the tick of the cancel is passed on too (race 33).
         except BaseException:
-            self._holds.leave(place)  # also one that was granted in this very tick
+            self._holds.leave(place)
             raise
 
     async def _rest(self, place: Place) -> None:
-        """Wait for others; that is no silence of this run's own."""
+        """Wait for a hold; the idle limit rests meanwhile."""
         self.run.resting += 1
         self.run.enter(place, KnownPhase.HOLD)
         try:
@@ -162,12 +174,13 @@ class Verbs:
             self.run.touched = self._loop.time()
 
     def release(self, name: str) -> None:
-        """Let a hold go. After the fall it is kept until nothing of the run is left."""
+        """Free a hold. After the fall this does nothing: the hold stays until the run is drained."""
         place = (self.run.holds or {}).get(name)
         if place is None or not self.current:
             return
         draining = [fall for fall in self.run.child_falls or () if not fall.drained.is_set()]
-        if draining:  # a child that was cut may still work under the hold
+        # A child that was cut may still clean up under the hold; the hold is freed when the child is drained.
+        if draining:
             place.leaving = True
             self.crew.start(self._release_behind(place, draining), name=f"release {name}")
         else:
@@ -194,17 +207,18 @@ class Verbs:
 
     def finish(self, call: CallId, state: ToolState, result: Json | None, error: str | None) -> None:
         self.run.fence.check(Effect.RESULT)
-        if (open_call := (self.run.calls or {}).get(call)) is not None:  # else it has a result already
+        # A call that is not open any more has a result already.
+        if (open_call := (self.run.calls or {}).get(call)) is not None:
             self._gate.finish(open_call, state, result=result, error=error)
 
     def give_up(self, call: CallId) -> None:
-        """The agent waits for a call no longer. If the run fell, it has a result already."""
+        """Close a call that the agent no longer waits for. If the run fell, the fall has closed it already."""
         open_call = (self.run.calls or {}).get(call)
         if open_call is not None and self.current:
             self._gate.give_up(open_call)
 
     def is_pending(self, call: CallId) -> bool:
-        """True for a call of a current run that is recorded and was not permitted."""
+        """Return True for a recorded call of a current run that is not permitted yet."""
         open_call = (self.run.calls or {}).get(call)
         return self.current and open_call is not None and open_call.state is ToolState.PENDING
 

@@ -1,9 +1,11 @@
 """Wakes: messages that a schedule sends.
 
-1. A wake comes in by the one way in, and only into a session where nothing runs or waits; else it is skipped, and not
-   made up. Any message takes it over.
-2. A stop ends the run, not the schedule. A timer whose schedule is gone or was replaced does nothing.
-3. Nothing is written when a wake fires: where it stands follows from the clock, also after a restart.
+1. A wake arrives by the same way as any message, and only into a session without a running or waiting one; else it is
+   skipped and not made up for. Any message takes it over.
+2. A stop ends the run, not the schedule; a reset of the session leaves its schedules too. A timer whose schedule is
+   gone or was replaced does nothing.
+3. Nothing is written when a wake fires. The next time follows from the clock: `every` counts from the schedule's
+   creation, `cron` from local time. So a restart, or a clock that was set, needs no repair.
 """
 
 import asyncio
@@ -30,11 +32,12 @@ from interlock.stores.base import Ticket
 
 log = logging.getLogger("interlock")
 
-LONGEST_TIMER_SECONDS = 86_400.0  # a timer looks at the clock again at least so often: wall time may be set
+# A timer looks at the wall clock at least this often, because the clock may be set.
+LONGEST_TIMER_SECONDS = 86_400.0
 
 
 class Wake(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule as its owner sees it. `skipped` counts the times it came to nothing, since the server started."""
+    """A schedule as its owner sees it. `skipped` counts the wakes that were skipped since the server started."""
 
     id: WakeId
     session: SessionId
@@ -58,7 +61,7 @@ class _Armed:
         self.skipped = 0
 
     def count(self) -> None:
-        """Count the last firing if it came to nothing."""
+        """Count the last wake if it was skipped."""
         if self.last is not None and self.last.acked.is_set():
             self.skipped += self.last.problem is not None
             self.last = None
@@ -74,11 +77,12 @@ class Wakes:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._armed: dict[WakeId, _Armed] = {}
-        self._making: Counter[SessionId] = Counter()  # on their way into the store
+        # Schedules on their way into the store.
+        self._making: Counter[SessionId] = Counter()
 
     @contextmanager
     def room(self, session: SessionId) -> Iterator[None]:
-        """Keep a place for one more schedule while it is being kept; raise if a session has as many as it may have."""
+        """Reserve a place for one schedule while it is being stored; raise if the session has WAKES already."""
         made = sum(armed.row.session == session for armed in self._armed.values()) + self._making[session]
         if made >= WAKES:
             raise Refused(f"session {session} has {WAKES} wakes, the most it may have; remove one first")
@@ -106,7 +110,7 @@ class Wakes:
         return [_shown(armed) for armed in self._armed.values() if armed.row.session == session]
 
     def remove(self, wake_id: WakeId) -> Ticket | None:
-        """Forget a schedule, here and in the store."""
+        """Remove a schedule, in memory at once and in the store until it is done."""
         armed = self._armed.pop(wake_id, None)
         if armed is None:
             return None
@@ -115,7 +119,7 @@ class Wakes:
         return self._endings.insist(Decision(unwakes=(wake_id,)))
 
     def close(self) -> None:
-        """Fire no more; what is in the store stays there."""
+        """Fire no more; the schedules stay in the store."""
         for armed in self._armed.values():
             if armed.timer is not None:
                 armed.timer.cancel()
@@ -123,7 +127,8 @@ class Wakes:
 
     def _arm(self, armed: _Armed, after: float) -> None:
         armed.next_at = next_time(armed.row, after)
-        if armed.next_at is None:  # its one time has passed, here or while nobody served
+        # A schedule with one time has passed it, here or while no server ran.
+        if armed.next_at is None:
             self.remove(armed.row.id)
             return
         seconds = min(max(0.0, armed.next_at - self._clock.wall()), LONGEST_TIMER_SECONDS)
@@ -131,9 +136,11 @@ class Wakes:
 
     def _fire(self, armed: _Armed) -> None:
         row, due = armed.row, armed.next_at
+        # The schedule is gone or was replaced (rule 2).
         if self._armed.get(row.id) is not armed or due is None or self._registry.closing:
-            return  # stale
-        if self._clock.wall() < due - 0.001:  # the timer is bounded, or the clock was set back
+            return
+        # The timer is bounded by LONGEST_TIMER_SECONDS, or the clock was set back: it is not due yet.
+        if self._clock.wall() < due - 0.001:
             self._arm_again(armed, due)
             return
         self._wake(armed)
@@ -169,15 +176,17 @@ class Wakes:
 
 
 def next_time(row: WakeRow, after: float) -> float | None:
-    """Return when a schedule is due next, behind an instant; None if never."""
+    """Return when a schedule is due next after an instant; None if never."""
     if row.at is not None:
         return row.at if row.at > after else None
     if row.every is not None:
         times = (after - row.since) // row.every + 1
         due = row.since + row.every * times
-        return due if due > after else row.since + row.every * (times + 1)  # it was rounded down
+        # A product of floats may be rounded down to `after` itself; the next one is due then.
+        return due if due > after else row.since + row.every * (times + 1)
     assert row.cron is not None
-    for local in CronSim(row.cron, datetime.fromtimestamp(after)):  # by local time, whatever the season
+    # By local time, so that "9 o'clock" stays 9 o'clock in summer and winter.
+    for local in CronSim(row.cron, datetime.fromtimestamp(after)):
         if (due := local.timestamp()) > after:
             return due
     return None
@@ -186,7 +195,7 @@ def next_time(row: WakeRow, after: float) -> float | None:
 def schedule(
     at: datetime | float | None, every: timedelta | float | None, cron: str | None, now: float
 ) -> tuple[float | None, float | None, str | None]:
-    """Return (at, every, cron) as numbers and text, one of them, or say what is wrong."""
+    """Return (at, every, cron) with one of them set, as numbers and text, or raise what is wrong."""
     if [at, every, cron].count(None) != 2:
         raise BadInput("a wake has one schedule: at=, every= or cron=")
     if cron is not None:

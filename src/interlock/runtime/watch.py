@@ -1,8 +1,10 @@
 """Watching: replay, then live, without duplicates.
 
-1. A watcher subscribes first and reads the log second, so nothing falls between; positions tell what it has seen.
-2. A delta of a run that was cut is not passed on, wherever it waits: in the buffer or in a page already read.
-3. A slow watcher's buffer is bounded: it is emptied and the watcher reads from the store again.
+1. A watcher subscribes first and reads the log second. An event between the two is then in both, and its position says
+   that it was seen; in the other order it would be in neither (race 99).
+2. A delta of a run that was cut is not passed on, wherever it waits: in the buffer or in a page already read (race 10).
+3. A slow watcher's buffer is bounded. When it overflows it is emptied, and the watcher reads the log again. It may then
+   miss deltas of runs that have ended, never a block or an ending.
 """
 
 import asyncio
@@ -22,17 +24,20 @@ PAGE_EVENTS = 1_024
 
 
 class Buffer:
-    """A watcher's place in the feed."""
+    """The events that one watcher has still to be shown."""
 
     def __init__(self) -> None:
         self.events: deque[Event] = deque()
-        self.forbidden = False  # the watcher may not see it any more
-        self.behind = True  # must read the log before the buffer
+        # The watcher has lost the right to see the session.
+        self.forbidden = False
+        # The watcher must read the log before the buffer.
+        self.behind = True
         self.closed = False
-        self._waiting: asyncio.Future[None] | None = None  # a bare one: an Event costs every watcher more a delta
+        # A bare future: an Event would cost every watcher more with each delta.
+        self._waiting: asyncio.Future[None] | None = None
 
     def put(self, event: Event) -> None:
-        """Take an event; if there are too many, fall back on the log."""
+        """Add an event; if the buffer is full, empty it and have the watcher read the log."""
         if len(self.events) >= WATCH_EVENTS:
             self.events.clear()
             self.behind = True
@@ -40,16 +45,16 @@ class Buffer:
         self._wake()
 
     def drop(self, run_id: RunId) -> None:
-        """Forget what a cut run said and nobody has been told."""
+        """Remove the unread deltas of a cut run."""
         self.events = deque(e for e in self.events if e.run_id != run_id or e.kind not in PASSING)
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """End the watch after the events that wait."""
         self.closed = True
         self._wake()
 
     def forbid(self) -> None:
-        """The watcher's right is gone: what it has not been told it is not told."""
+        """End the watch without another event: the watcher's right is gone."""
         self.forbidden = True
         self.events.clear()
         self._wake()
@@ -59,7 +64,7 @@ class Buffer:
             self._waiting.set_result(None)
 
     async def wait(self) -> None:
-        """Everything known has been passed on: wait until there is something to do."""
+        """Wait for the next event, `close` or `forbid`."""
         self._waiting = asyncio.get_running_loop().create_future()
         await self._waiting
 
@@ -77,9 +82,9 @@ class Watch:
     async def events(
         self, after: int, only: RunId | None = None, *, buffer: Buffer | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Yield events behind a position; with `only`, those of one run, up to its terminal event.
+        """Yield events after a position; with `only`, those of one run, up to its terminal event.
 
-        Whoever gives the buffer may forbid it; the watch then ends without another event.
+        A caller that passes a buffer may call its `forbid`; the watch then ends without another event.
         """
         buffer = buffer or Buffer()
         self._feed.subscribe(self._session, buffer)
@@ -89,8 +94,9 @@ class Watch:
                     if only is None:
                         yield event
                         continue
+                    # The message was absorbed: follow the run that absorbed it.
                     if isinstance(event.data, Said) and event.data.of == only and event.run_id is not None:
-                        only = event.run_id  # that run took it in
+                        only = event.run_id
                     only = self._itself(only)
                     if event.run_id == only:
                         yield event
@@ -102,7 +108,8 @@ class Watch:
     async def _follow(self, buffer: Buffer, seen: int, only: RunId | None) -> AsyncGenerator[Event, None]:
         while not buffer.forbidden:
             if buffer.behind:
-                buffer.behind = False  # before the read: what overflows meanwhile is read again
+                # Before the read: an overflow during the read sets the mark again, and the log is read once more.
+                buffer.behind = False
                 page = await read(self._store.events(self._session, after=seen, limit=PAGE_EVENTS))
                 if page.lost_to > seen and not buffer.forbidden:
                     yield self._gap(seen, page.lost_to)
@@ -127,19 +134,25 @@ class Watch:
                 await buffer.wait()
 
     def _tellable(self, event: Event) -> bool:
-        """Deltas count only while their run does; a block or the terminal event holds their text."""
+        """Return whether an event may still be shown.
+
+        Deltas count only while their run is alive and was not cut; a block or the terminal event holds their text.
+        """
         if event.kind not in PASSING or event.run_id is None:
             return True
         run = self._registry.runs.get(event.run_id)
         return run is not None and (run.fence.cause is None or not run.fence.cause.early)
 
     def _silent(self, run_id: RunId) -> bool:
-        """A run that is not alive here, or was told as ended, has nothing more to say, also if that was forgotten."""
+        """Return whether a run will publish nothing more: it is not in memory, or its terminal event is published.
+
+        Without this a watch would wait for ever for a terminal event that the log has dropped.
+        """
         run = self._registry.runs.get(self._itself(run_id))
         return run is None or run.sealed
 
     def _itself(self, run_id: RunId) -> RunId:
-        """Return the run, or the one that took it in."""
+        """Return the id of a run, or of the run that absorbed it."""
         run = self._registry.runs.get(run_id)
         return run_id if run is None else run.itself.id
 
@@ -155,7 +168,7 @@ class Watch:
 
 
 async def whole_log(store: Log, session: SessionId, *, after: int = 0) -> list[Event]:
-    """Return everything a session's log still holds behind a position, read page by page."""
+    """Return all events of a session's log after a position, read page by page."""
     events: list[Event] = []
     while True:
         page = await read(store.events(session, after=after, limit=PAGE_EVENTS))

@@ -1,9 +1,13 @@
-"""The store port: what the runtime asks of memory that may outlive it.
+"""The store port: the requests of the runtime to a store, and the rules for their answers.
 
-1. `decide` is a plain function: it enqueues at once, so store order is decision order. One Decision, one transaction.
-2. A ticket answers once, with a Verdict or an error. `withdraw` makes it answer conclusively: in, or never.
-3. `append` never delays a decision. Reads see what was appended, committed or not.
-4. A read or a write that cannot be done raises StoreFailed; the runtime bounds how long it waits.
+1. `decide` is a plain function that enqueues at once, so store order is decision order. One Decision is one
+   transaction.
+2. A ticket answers once, with a Verdict or an error. `withdraw` makes the answer conclusive: in the store, or never.
+3. `append` never delays a decision. Reads see every appended event, committed or not.
+4. A read or a write that cannot be done raises StoreFailed. The runtime bounds how long it waits.
+5. Writes are conditional, so that a store can be shared by several nodes one day: nothing is read, changed in Python
+   and written back. An ending is written where none stands, a generation only rises, and a write under an older
+   generation is refused.
 """
 
 import asyncio
@@ -37,15 +41,15 @@ READ_SECONDS = 5.0
 
 
 class StoreFailed(Unavailable):
-    """The store could not do it; nothing of it was kept."""
+    """The store could not carry out a read or a write; nothing of it was kept."""
 
 
 class Unsure(StoreFailed):
-    """The disk failed: nobody knows whether it was kept, and nothing more is taken before a restart."""
+    """The disk failed: whether the write was kept is unknown, and the store accepts nothing more before a restart."""
 
 
 class OldToken(StoreFailed):
-    """A write under a writer right that has passed to someone else; nothing of it was kept, and never will be."""
+    """The write came under a writer right that has passed to another run; nothing of it was or will be kept."""
 
 
 class Ticket:
@@ -62,7 +66,7 @@ class Ticket:
 
     @property
     def answered(self) -> bool:
-        """True once the store has said in or never."""
+        """True once the store has answered, with "in" or "never"."""
         return self._answered
 
     @property
@@ -72,17 +76,17 @@ class Ticket:
 
     @property
     def failure(self) -> StoreFailed | None:
-        """Why it never will be, once the store has said so."""
+        """The store's error, if it has refused the decision."""
         return self._error
 
     def accept(self, verdict: Verdict) -> None:
-        """Answer: it is in."""
+        """Answer that the decision is in the store."""
         if not self._answered:
             self._verdict = verdict
             self._wake()
 
     def refuse(self, error: StoreFailed) -> None:
-        """Answer: it never will be."""
+        """Answer that the decision will never be in the store."""
         if not self._answered:
             self._error = error
             self._wake()
@@ -93,9 +97,9 @@ class Ticket:
             _release(waiter)
 
     async def within(self, seconds: float | None) -> bool:
-        """Wait for the answer, at most so long; return whether there is one.
+        """Wait for the answer, at most so many seconds; return whether there is one.
 
-        By hand, because every effect that must be on record comes through here: a cancel scope costs six times this.
+        Written with a plain future because every recorded effect waits here: a cancel scope costs six times as much.
         """
         if self._answered:
             return True
@@ -125,17 +129,20 @@ def _release(waiter: asyncio.Future[None]) -> None:
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a session and a key before a message is decided on."""
+    """A session and a key as the store knows them, read before a message is decided on."""
 
     session: SessionRow | None = None
     key: KeyRow | None = None
-    buried: bool = False  # the key has a tombstone
-    previous: Outcome | None = None  # how the session's last turn ended
-    marks: tuple[StopMark, ...] = ()  # where in their own channels its stops stood
+    # The key has a tombstone.
+    buried: bool = False
+    # How the session's last turn ended.
+    previous: Outcome | None = None
+    # Where the session's stops stood in their own channels.
+    marks: tuple[StopMark, ...] = ()
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of a session's log. `lost_to` > 0: events up to that position are no longer to be had."""
+    """A stretch of a session's log. If `lost_to` > 0, the events up to that position were dropped."""
 
     events: tuple[Event, ...] = ()
     lost_to: int = 0
@@ -146,12 +153,14 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     session: SessionRow
     runs: int
-    open: int  # those that have not ended
-    latest_at: float | None = None  # when its latest message came
+    # How many of the runs have not ended.
+    open: int
+    # When the latest message was admitted.
+    latest_at: float | None = None
 
 
 class Pruned(msgspec.Struct, frozen=True, kw_only=True):
-    """What was forgotten."""
+    """How much a call of `prune` removed."""
 
     sessions: int = 0
     runs: int = 0
@@ -159,10 +168,10 @@ class Pruned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Log(Protocol):
-    """Whatever a session's events can be read from."""
+    """A source of a session's events."""
 
     async def events(self, session: SessionId, *, after: int, limit: int) -> Page:
-        """Return the events behind a position, in order."""
+        """Return the events after a position, in order."""
         ...
 
 
@@ -170,14 +179,14 @@ class Store(Log, Protocol):
     """Remembers sessions, messages, endings and events."""
 
     clean: bool
-    """Once open: whether whoever had it before closed it, so that nothing was cut short."""
+    """Once open: whether the server before this one closed the store, so that nothing was cut short."""
 
     async def open(self) -> int:
         """Make ready and return this start's boot number, higher than any before."""
         ...
 
     async def close(self, *, clean: bool = True) -> None:
-        """Finish what was taken and let go; unless `clean`, the next start is told that something was cut short."""
+        """Finish what was accepted and release the store; without `clean` the next start sees an unclean end."""
         ...
 
     def decide(self, decision: Decision) -> Ticket:
@@ -185,7 +194,7 @@ class Store(Log, Protocol):
         ...
 
     async def withdraw(self, ticket: Ticket) -> bool:
-        """Return True if the ticket's decision is in, False if it never will be; the ticket is answered then."""
+        """Answer the ticket; return True if its decision is in the store, False if it never will be."""
         ...
 
     def append(self, event: Event) -> None:
@@ -201,11 +210,14 @@ class Store(Log, Protocol):
         ...
 
     async def sessions(self, *, limit: int, of: Principal | None = None) -> tuple[SessionInfo, ...]:
-        """Return sessions that people send to (not runs' own), the latest first; `of`: its own, or shared with it."""
+        """Return the sessions people send to, the latest first; with `of`, those it owns or that are shared with it.
+
+        Sessions of children and of single runs (`run:<id>`) are left out.
+        """
         ...
 
     async def plain_sessions(self) -> tuple[tuple[Principal, SessionId], ...]:
-        """Return the owners and ids of sessions kept by a version whose ids did not say whose they are."""
+        """Return owner and id of each session whose id does not begin with its owner (kept from schema 1)."""
         ...
 
     async def run(self, run_id: RunId) -> RunRow | None:
@@ -217,7 +229,8 @@ class Store(Log, Protocol):
     ) -> tuple[RunRow, ...]:
         """Return a session's runs in the order they were admitted; with `tree` the children below them too.
 
-        Without a session: the latest of all, up to a limit; `of`: those in sessions it owns or that are shared with it.
+        Without a session, return the latest of all sessions, up to a limit; with `of`, only those in sessions that this
+        principal owns or that are shared with it.
         """
         ...
 
@@ -226,23 +239,23 @@ class Store(Log, Protocol):
         ...
 
     async def unsettled_runs(self, session: SessionId) -> tuple[RunRow, ...]:
-        """Return those runs of a session, in the order they were admitted; not those that another run took in."""
+        """Return a session's unsettled runs in the order they were admitted, without aliased ones."""
         ...
 
     async def parts(self, run_id: RunId) -> tuple[RunRow, ...]:
-        """Return the messages that a run took in, in order."""
+        """Return the messages that were aliased to a run, in order."""
         ...
 
     async def questions(self, run_id: RunId) -> tuple[QuestionRow, ...]:
-        """Return what a run has asked."""
+        """Return a run's questions."""
         ...
 
     async def pending_receipts(self) -> tuple[Receipt, ...]:
-        """Return the receipts that do not say drained."""
+        """Return the receipts that are not drained."""
         ...
 
     async def prune(self, *, before: float | None = None) -> Pruned:
-        """Forget what is beyond the bounds, and sessions in which nobody wrote since `before`."""
+        """Forget what is beyond the bounds, and sessions without a message since `before`."""
         ...
 
     async def question(self, question_id: QuestionId) -> QuestionRow | None:
@@ -254,7 +267,7 @@ class Store(Log, Protocol):
         ...
 
     async def stops(self) -> tuple[StopKey, ...]:
-        """Return every stop's key that is kept, oldest first."""
+        """Return the keys of stops, oldest first."""
         ...
 
     async def tools(self, run_id: RunId) -> tuple[ToolRow, ...]:
@@ -267,19 +280,22 @@ class Store(Log, Protocol):
 
 
 def is_unsettled(row: RunRow) -> bool:
-    """Whether a run has no ending, or one that the log does not tell; what another run took in ends with that."""
+    """Whether a run has no ending, or one that the log does not tell.
+
+    An aliased run counts as settled: it ends when the run that absorbed it ends.
+    """
     return row.alias is None if row.outcome is None else not row.told
 
 
 async def read(asked: Awaitable[T]) -> T:
-    """Ask a store for something, at most READ_SECONDS long."""
+    """Await an answer of the store, at most READ_SECONDS."""
     with anyio.move_on_after(READ_SECONDS):
         return await asked
     raise StoreFailed(f"the store did not answer within {READ_SECONDS} s; try again")
 
 
 async def committed(store: Store, ticket: Ticket, seconds: float) -> bool:
-    """Return whether a decision is in the store, waiting at most so long and then making it conclusive."""
+    """Return whether a decision is in the store; after so many seconds withdraw it, which makes the answer final."""
     if not await ticket.within(seconds):
         with anyio.CancelScope(shield=True):
             await store.withdraw(ticket)

@@ -1,7 +1,7 @@
 """The in-memory twin of the durable stores: same port, same rules, and switches to make it misbehave.
 
-It forgets by count, never by surprise: what was dropped from a log is told as `lost_to`. (Deltas beyond the bound go
-quietly: the block that closes them holds their text.)
+The store forgets by count. Events dropped from a log are reported as `lost_to`. Deltas beyond their bound are dropped
+without a report: the block that closes them holds their text.
 """
 
 import asyncio
@@ -46,20 +46,21 @@ from interlock.core.receipt import Receipt
 from interlock.stores import bounds
 from interlock.stores.base import Loaded, OldToken, Page, Pruned, SessionInfo, StoreFailed, Ticket, is_unsettled
 
-OLDEST_SEEN = 200  # of a session's runs, looked at for each new one
+# For each new row at most this many of the oldest are checked for being over, so that adding stays cheap.
+OLDEST_SEEN = 200
 
 
 @dataclass(slots=True)
 class Faults:
-    """What the store does wrong while a switch is on. Clear `stall` through `MemoryStore.resume`."""
+    """Faults of the store; each one lasts while its switch is on. Clear `stall` through `MemoryStore.resume`."""
 
     fail: bool = False  # refuse every decision and read
-    stall: bool = False  # take decisions and reads, answer none
+    stall: bool = False  # accept decisions and reads, answer none
     lose: bool = False  # carry decisions out, lose the answer
 
 
 class _Log:
-    """A session's events: what lasts in order, what passes by run."""
+    """A session's events: lasting ones in order, passing ones by run."""
 
     __slots__ = ("lasting", "lost_to", "passing")
 
@@ -87,16 +88,18 @@ class _Log:
 
 
 class MemoryStore:
-    """Keeps everything in this process; lost with it."""
+    """Keeps everything in this process and loses it with the process."""
 
     def __init__(self, *, latency_seconds: float = 0.0) -> None:
         self.faults = Faults()
         self.latency_seconds = latency_seconds
         self.clean = True
-        self.written_to = 0  # the last event that was there before a decision: a disk would have both
+        # Position of the last event that was appended before the last decision: a durable store would have both.
+        self.written_to = 0
         self._last_position = self._boot = self._closed_boot = 0
         self._line: deque[Ticket] = deque()
-        self._lost: dict[Ticket, Verdict] = {}  # carried out, the answer lost
+        # Decisions that were carried out and whose answer was lost (`Faults.lose`).
+        self._lost: dict[Ticket, Verdict] = {}
         self._flushing = False
         self._resumed = asyncio.Event()
         self._sessions: dict[SessionId, SessionRow] = {}
@@ -114,9 +117,11 @@ class MemoryStore:
         self._tombstones: dict[Principal, OrderedDict[str, None]] = {}
         self._tools: dict[RunId, dict[CallId, ToolRow]] = {}
         self._receipts: dict[ReceiptId, Receipt] = {}
-        self._runless: OrderedDict[ReceiptId, None] = OrderedDict()  # of stops that took detached processes only
+        # Receipts of stops that ended detached processes only, oldest first.
+        self._runless: OrderedDict[ReceiptId, None] = OrderedDict()
         self._receipt_of: dict[RunId, ReceiptId] = {}
-        self._drained: set[RunId] = set()  # by a receipt
+        # Runs whose receipt says drained.
+        self._drained: set[RunId] = set()
         self._last: dict[SessionId, tuple[int, RunId]] = {}
         self._logs: dict[SessionId, _Log] = {}
 
@@ -147,7 +152,7 @@ class MemoryStore:
     async def withdraw(self, ticket: Ticket) -> bool:
         if ticket in self._line:
             self._line.remove(ticket)
-            ticket.refuse(StoreFailed("the store did not take it in time and never will; send it again"))
+            ticket.refuse(StoreFailed("the store did not accept the write in time and never will; send it again"))
             return False
         if (lost := self._lost.pop(ticket, None)) is not None:
             ticket.accept(lost)
@@ -188,9 +193,12 @@ class MemoryStore:
         return writer is not None and known is not None and known.generation > writer.generation
 
     def _carry_out(self, decision: Decision) -> Verdict:
+        # One decision is carried out in one step of the loop, so no reader sees half of it: here that is the
+        # transaction. Each part is conditional, by the same rules as the statements in sqlite/sql/decisions.sql; the
+        # contract suite runs on both stores and fails when the two differ.
         self.written_to = self._last_position
         for session in decision.sessions:
-            self._keep_session(session)
+            self._store_session(session)
         for run in decision.admissions:
             self._insert_run(run)
         found = [other for run in decision.endings if (other := self._end(run)) is not None]
@@ -206,9 +214,9 @@ class MemoryStore:
                 if row.session in self._logs:
                     self._logs[row.session].passing.pop(run_id, None)
         for key in decision.keys:
-            self._keep_key(key)
+            self._store_key(key)
         for tombstone in decision.tombstones:
-            self._bury(tombstone)
+            self._store_tombstone(tombstone)
         for tool in decision.tools:
             self._tools.setdefault(tool.run_id, {})[tool.call_id] = tool
         for message, absorber in decision.aliases:
@@ -216,27 +224,27 @@ class MemoryStore:
             if row is not None and row.outcome is None:
                 self._runs[message] = msgspec.structs.replace(row, alias=absorber)
         for question in decision.questions:
-            self._keep_question(question)
+            self._store_question(question)
         for wake in decision.wakes:
             self._wakes[wake.id] = wake
         for wake_id in decision.unwakes:
             self._wakes.pop(wake_id, None)
         for mark in decision.marks:
-            self._mark(mark)
+            self._store_mark(mark)
         for stop in decision.stops:
-            self._keep_stop(stop)
+            self._store_stop(stop)
         for share in decision.shares:
             kept = self._shares.setdefault(share.session, {})
             if share.principal not in kept or share.at >= kept[share.principal].at:
                 kept[share.principal] = share
         for receipt in decision.receipts:
-            self._keep_receipt(receipt)
+            self._store_receipt(receipt)
         for session_id in decision.rises:
             if (known := self._sessions.get(session_id)) is not None:
                 self._sessions[session_id] = msgspec.structs.replace(known, generation=known.generation + 1)
         return Verdict(found=tuple(found))
 
-    def _keep_session(self, row: SessionRow) -> None:
+    def _store_session(self, row: SessionRow) -> None:
         known = self._sessions.get(row.id)
         if known is None:
             self._sessions[row.id] = row
@@ -255,12 +263,12 @@ class MemoryStore:
         if row.id in self._runs:
             return
         self._runs[row.id] = row
-        self._keep_bounded(self._runs_of.setdefault(row.session, {}), row.id)
+        self._add_bounded(self._runs_of.setdefault(row.session, {}), row.id)
         if row.home is not None:
-            self._keep_bounded(self._children_of.setdefault(row.home, {}), row.id)
+            self._add_bounded(self._children_of.setdefault(row.home, {}), row.id)
 
-    def _keep_bounded(self, kept: dict[RunId, None], run_id: RunId) -> None:
-        """Add a run and forget the oldest that are over; those alive are passed over, and make room when they end."""
+    def _add_bounded(self, kept: dict[RunId, None], run_id: RunId) -> None:
+        """Add a run and forget the oldest that have ended; a run that has not ended makes room only when it ends."""
         kept[run_id] = None
         for oldest in list(itertools.islice(kept, min(OLDEST_SEEN, max(0, len(kept) - bounds.RUNS_KEPT)))):
             row = self._runs.get(oldest)
@@ -276,7 +284,8 @@ class MemoryStore:
         self._tools.pop(run_id, None)
         for question in self._questions_of.pop(run_id, ()):
             del self._questions[question]
-        if row.home is not None:  # a child's session is its own
+        # A child has a session to itself, which goes with its run.
+        if row.home is not None:
             for kept in (self._sessions, self._logs, self._last, self._runs_of):
                 kept.pop(row.session, None)
         receipt_id = self._receipt_of.pop(run_id, None)
@@ -291,8 +300,10 @@ class MemoryStore:
         if known is not None and known.outcome is not None and known.outcome.ending is not Ending.LOST:
             return None if known.outcome.same_story(row.outcome) else known.outcome
         if known is None:
-            nobodys = row.generation is None and row.session not in self._sessions  # not for whoever founds it
-            self._insert_run(msgspec.structs.replace(row, text="", instructions=None) if nobodys else row)
+            # The run was never seated and its session has no row, so the session has no owner yet. Hide the text: the
+            # first sender admitted later becomes owner and must not read it.
+            unowned = row.generation is None and row.session not in self._sessions
+            self._insert_run(msgspec.structs.replace(row, text="", instructions=None) if unowned else row)
             seat = row.generation
             self._note_drained(row.id)
         else:
@@ -302,12 +313,14 @@ class MemoryStore:
             )
             self._note_drained(row.id)
         latest, _ = self._last.get(row.session, (-1, ""))
-        if seat is not None and seat >= latest:  # what never had the seat was no turn; a late write is no later turn
+        # A run without a generation was never seated and is not part of the conversation. A lower generation is a late
+        # write of an earlier turn.
+        if seat is not None and seat >= latest:
             self._last[row.session] = (seat, row.id)
         return None
 
     def _note_drained(self, run_id: RunId) -> None:
-        """What is in the store is durable; once drained it stays so."""
+        """Mark a stored outcome as durable, and as drained once a receipt has said so."""
         row = self._runs[run_id]
         if row.outcome is not None:
             drained = row.outcome.drained or run_id in self._drained
@@ -315,22 +328,23 @@ class MemoryStore:
             self._runs[run_id] = msgspec.structs.replace(row, outcome=told)
 
     def _previous(self, session: SessionId) -> Outcome | None:
-        """How the last turn ended; what ended before the transcript began anew is none."""
+        """Return how the last turn ended, or None if that was before the last reset."""
         seat, run_id = self._last.get(session, (-1, RunId("")))
         known, row = self._sessions.get(session), self._runs.get(run_id)
         return None if row is None or (known is not None and seat <= known.renewed) else row.outcome
 
-    def _keep_question(self, row: QuestionRow) -> None:
+    def _store_question(self, row: QuestionRow) -> None:
         known = self._questions.get(row.id)
         if known is None:
             self._questions_of.setdefault(row.run_id, []).append(row.id)
         elif known.state in (QuestionState.VOID, QuestionState.EXPIRED):
             return
         elif known.state is QuestionState.ANSWERED and row.state is not QuestionState.VOID:
-            return  # the first answer stands; only the run's fall undoes one that was not acted on
+            # The first answer stands. Only the run's fall (void) overwrites one: the agent never received it.
+            return
         self._questions[row.id] = row
 
-    def _mark(self, mark: StopMark) -> None:
+    def _store_mark(self, mark: StopMark) -> None:
         kept = self._marks.setdefault(mark.session, {})
         kept[mark.channel, mark.by] = with_mark(kept.get((mark.channel, mark.by), ()), mark)
         made = self._marks_of.setdefault(mark.by, OrderedDict())
@@ -342,35 +356,38 @@ class MemoryStore:
             if not self._marks[session]:
                 del self._marks[session]
 
-    def _keep_key(self, row: KeyRow) -> None:
+    def _store_key(self, row: KeyRow) -> None:
         kept = self._keys.setdefault(row.principal, OrderedDict())
         known = kept.get(row.key)
         own = self._runs.get(row.run_id)
         alone = own is not None and known is not None and own.alias == known.run_id and own.outcome is not None
-        if known is None or alone:  # it was to be part of that run, and ended by itself
+        # The first use of a key stands. The exception: the message was to be absorbed by the run that the key names,
+        # and then ended by itself; the key now names the message's own run.
+        if known is None or alone:
             kept[row.key] = row
         for oldest in list(itertools.islice(kept, min(OLDEST_SEEN, max(0, len(kept) - bounds.KEYS_KEPT)))):
             message = self._runs.get(kept[oldest].run_id)
             if message is None or message.outcome is not None:
                 del kept[oldest]
 
-    def _keep_stop(self, row: StopKey) -> None:
+    def _store_stop(self, row: StopKey) -> None:
         kept = self._stops.setdefault(row.principal, OrderedDict())
         kept.setdefault(row.key, row)
         if len(kept) > bounds.STOPS_KEPT:
             kept.popitem(last=False)
 
-    def _bury(self, tombstone: Tombstone) -> None:
+    def _store_tombstone(self, tombstone: Tombstone) -> None:
         kept = self._tombstones.setdefault(tombstone.principal, OrderedDict())
         kept[tombstone.key] = None
         if len(kept) > bounds.TOMBSTONES_KEPT:
             kept.popitem(last=False)
 
-    def _keep_receipt(self, receipt: Receipt) -> None:
+    def _store_receipt(self, receipt: Receipt) -> None:
         assert receipt.id is not None
         known = [run for run in receipt.runs if run.id in self._runs]
         if receipt.runs and not known:
-            return  # it came after its runs were forgotten
+            # The receipt came after its runs were forgotten.
+            return
         self._receipts[receipt.id] = receipt
         if not receipt.runs:
             self._runless[receipt.id] = None
@@ -430,7 +447,8 @@ class MemoryStore:
 
     async def plain_sessions(self) -> tuple[tuple[Principal, SessionId], ...]:
         await self._readable()
-        return ()  # no earlier version has kept anything here
+        # No earlier version has kept anything in memory.
+        return ()
 
     async def sessions(self, *, limit: int, of: Principal | None = None) -> tuple[SessionInfo, ...]:
         await self._readable()
@@ -481,7 +499,7 @@ class MemoryStore:
         return tuple(receipt for receipt in self._receipts.values() if receipt.drain is Drain.PENDING)
 
     async def prune(self, *, before: float | None = None) -> Pruned:
-        """Nothing to do: what is beyond the bounds went at once, and age is nothing that lives in memory."""
+        """Return an empty count: rows beyond a bound were forgotten when they were added, and age is not counted."""
         return Pruned()
 
     async def question(self, question_id: QuestionId) -> QuestionRow | None:

@@ -1,14 +1,15 @@
-"""Who may come in: tokens, where they may come from, how often they may be wrong, and what is written down of it.
+"""Access to a gateway: tokens, allowed hosts and origins, the limit on wrong tokens, and the audit.
 
 1. A token is kept as its digest. Only the operator's is on the disk in plain text, for the shell on this machine; no
    token is in a repr, a log, an error or an argument.
-2. Every known digest is compared, whoever it is, in constant time.
+2. A token is compared with every known digest, in constant time, so that timing tells nothing about who has one.
 3. A file is written beside its place, synced and renamed, under a lock of our own: kill -9 leaves the old or the new.
-4. Contents tell whether a file changed (times are coarse, inodes come back). What cannot be read changes nothing; a
-   file that is gone lets nobody in.
-5. Hosts and origins are compared as parsed, never as prefixes; what cannot be parsed is refused.
-6. The audit never raises, never waits for the disk, and one flood never fills it.
-7. A page comes in by a code that works once and soon; its token stands on its principal's and is none without that one.
+4. A file has changed if its contents have: times are coarse, and inodes are reused. A file that cannot be read changes
+   nothing; a file that is gone revokes its tokens.
+5. Hosts and origins are compared as parsed, never as prefixes; those that cannot be parsed are refused.
+6. The audit never raises and never waits for fsync, and a flood of refusals cannot fill it.
+7. A page is let in by a code that works once, for CODE_SECONDS. Its token is bound to its principal's token and is
+   revoked with it.
 """
 
 import contextlib
@@ -41,15 +42,16 @@ T = TypeVar("T")
 
 OPERATOR = Principal("operator")
 TOKEN_BYTES = 32
-TOKEN = re.compile(rb"[!-~]{16,512}")  # an operator may write one by hand, but not an empty or a short one
+# An operator may write a token by hand; a short one could be guessed.
+TOKEN = re.compile(rb"[!-~]{16,512}")
 NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 FILE_BYTES = 4 * 1024 * 1024
 LOCK_SECONDS = 5.0
 
 CODE_BYTES = 16
 CODE_SECONDS = 3_600.0
-CODES = 32  # of one principal, unused
-PAGES = 64  # of one principal; the oldest goes
+CODES = 32  # unused, of one principal
+PAGES = 64  # of one principal; beyond it the oldest is revoked
 ALL_PAGES = 512
 
 FAILURES = 10
@@ -57,7 +59,7 @@ FAILURE_SECONDS = 60.0
 ADDRESSES = 4_096
 RATE_LIMITED = "AUTH_RATE_LIMITED"
 
-REFUSED = "refused"  # the audit's kind that is limited
+REFUSED = "refused"  # the kind of line that the audit limits
 REFUSALS_PER_SECOND = 20
 VALUE_CHARACTERS = 500
 COMPLAINT_SECONDS = 60.0
@@ -70,7 +72,7 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class AccessFailed(InterlockError):
-    """The tokens of a gateway cannot be read or kept; nobody new was let in."""
+    """The tokens of a gateway cannot be read or written; no new token counts."""
 
 
 # Callers
@@ -86,18 +88,18 @@ class Scope(StrEnum):
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Whoever bears a token."""
+    """The principal and the scopes of a token."""
 
     name: Principal
     scopes: frozenset[Scope]
 
     def may(self, scope: Scope) -> bool:
-        """Return whether the token is good for this; an admin's is for everything."""
+        """Return whether the token has a scope; `admin` includes every other."""
         return scope in self.scopes or Scope.ADMIN in self.scopes
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """A principal as people are told of it."""
+    """A principal in `interlock token list`."""
 
     name: Principal
     scopes: tuple[Scope, ...]
@@ -116,12 +118,12 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Page(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hash: Digest
     name: str
-    of: Digest  # its principal's token when it was paired
+    of: Digest  # of its principal's token when it was paired
     created_at: str
 
 
 def digest_of(token: str) -> str:
-    """Return what we keep of a token."""
+    """Return the digest by which a token is kept."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -138,23 +140,27 @@ class Access:
         self._entries: dict[str, _Entry] = {}
         self._pages: tuple[_Page, ...] = ()
         self._holders: tuple[tuple[str, Caller], ...] = ()
-        self._seen: dict[Path, str | None] = {}  # what each file held, as a digest
+        self._seen: dict[Path, str | None] = {}  # digest of each file's contents
         self._troubles: dict[Path, str] = {}
 
     def open(self, *, make: bool = True) -> None:
-        """Read the tokens and see that nobody else can; on the first start make them (without `make`, refuse)."""
+        """Read the tokens and close their files to other users.
+
+        With `make` the first start creates the directory and the operator's token; without it, a missing directory is
+        an error.
+        """
         if make:
             self._make()
         self._see_to_directory()
         if make and not self.token.exists():
             with self._changing():
-                if not self.token.exists():  # nobody else was first
+                if not self.token.exists():  # no other process made it meanwhile
                     self._write(self.token, secrets.token_urlsafe(TOKEN_BYTES).encode() + b"\n")
         for path in self._files:
             self._take(path)
 
     def refresh(self) -> bool:
-        """Read again what another process may have changed; return whether anybody's token or scopes did."""
+        """Read the files again, which another process may have changed; return whether a token or its scopes did."""
         before = self._holders
         for path in self._files:
             try:
@@ -167,7 +173,7 @@ class Access:
         return self._holders != before
 
     def who(self, token: str) -> Caller | None:
-        """Return whose token this is."""
+        """Return the caller whose token this is."""
         digest, found = digest_of(token), None
         for known, caller in self._holders:
             if hmac.compare_digest(known, digest):
@@ -175,16 +181,16 @@ class Access:
         return found
 
     def valid(self, digest: str) -> bool:
-        """Return whether the token somebody came in with is still one; see also what `callers` says of its scopes."""
+        """Return whether the token of this digest still counts; `callers` has its scopes, which may have changed."""
         return any([hmac.compare_digest(known, digest) for known, _ in self._holders])
 
     @property
     def callers(self) -> dict[Principal, Caller]:
-        """Everybody who has a token, by name."""
+        """Every principal that has a token, by name."""
         return {caller.name: caller for _, caller in self._holders}
 
     def listing(self) -> tuple[Listed, ...]:
-        """Return everybody who has a token: the operator first, then by name."""
+        """Return every principal that has a token: the operator first, then by name."""
         operator = Listed(name=OPERATOR, scopes=(Scope.ADMIN,))
         others = (
             Listed(name=Principal(name), scopes=entry.scopes, created_at=entry.created_at)
@@ -193,11 +199,11 @@ class Access:
         return (*((operator,) if self._operator is not None else ()), *others)
 
     def add(self, name: str, scopes: Collection[Scope]) -> str:
-        """Make a principal and return its token, which is kept nowhere: this is the one time to see it."""
+        """Add a principal and return its token. Only the digest is kept, so the token cannot be shown again."""
         if NAME.fullmatch(name) is None:
             raise BadInput(f"{name[:80]!r} is no name for a principal; write 1 to 64 of A-Z a-z 0-9 . _ @ -")
         if name.lower() in (OPERATOR, LOCAL):
-            raise BadInput(f"{name!r} is a name of our own; choose another")
+            raise BadInput(f"{name!r} is a reserved name; choose another")
         if not scopes:
             raise BadInput(f"a principal needs a scope: {', '.join(Scope)}")
         self._make()
@@ -214,7 +220,7 @@ class Access:
         return token
 
     def remove(self, name: str) -> None:
-        """Take a principal's token away; what it started goes on and stays its own."""
+        """Revoke a principal's token; its runs go on, and its sessions stay its own."""
         self._see_to_directory()
         with self._changing():
             self._take(self.principals)
@@ -226,7 +232,7 @@ class Access:
         self.refresh()
 
     def rotate(self) -> Path:
-        """Make a new operator's token, whatever there was, and return where it is."""
+        """Replace the operator's token by a new one and return the path of its file."""
         self._see_to_directory()
         with self._changing():
             self._write(self.token, secrets.token_urlsafe(TOKEN_BYTES).encode() + b"\n")
@@ -236,18 +242,19 @@ class Access:
     # Pages
 
     def own(self, name: str) -> str | None:
-        """Return the digest of a principal's own token, on which its pages stand."""
+        """Return the digest of a principal's own token, to which its pages are bound."""
         return next((digest for digest, caller in self._holders if caller.name == name), None)
 
     def is_page(self, token: str) -> bool:
-        """Return whether a token is a page's, not its principal's own."""
+        """Return whether a token belongs to a page, not to its principal itself."""
         digest = digest_of(token)
         return any([hmac.compare_digest(page.hash, digest) for page in self._pages])
 
     def add_page(self, name: str, of: str) -> str:
-        """Make and keep a page's token and return it; `of` is the digest of its principal's. This waits for the disk.
+        """Make, keep and return a page's token; `of` is the digest of its principal's. This waits for the disk.
 
-        Only files are changed: whoever serves calls this on an object of its own, in a thread, and then `refresh`.
+        A server calls this in a thread, on an `Access` of its own, and then `refresh` on the one that it serves with:
+        the loop meanwhile reads the object that it serves with.
         """
         token = secrets.token_urlsafe(TOKEN_BYTES)
         page = _Page(hash=digest_of(token), name=name, of=of, created_at=_now())
@@ -258,14 +265,14 @@ class Access:
         return token
 
     def forget_page(self, token: str) -> None:
-        """Keep a page's token no longer. This waits for the disk, as `add_page` does."""
+        """Revoke a page's token. This waits for the disk, as `add_page` does."""
         digest = digest_of(token)
         with self._changing_pages() as pages:
             pages[:] = [each for each in pages if each.hash != digest]
 
     @contextlib.contextmanager
     def _changing_pages(self) -> Iterator[list[_Page]]:
-        """Give the pages that stand, and keep what was made of them."""
+        """Yield the pages whose principal's token still counts, and write the list as the caller changed it."""
         self._see_to_directory()
         with self._changing():
             for path in self._files:
@@ -278,7 +285,7 @@ class Access:
     # Reading
 
     def _take(self, path: Path) -> None:
-        """Read one of the files into memory, if it is not what was read before."""
+        """Read one of the files into memory if its contents have changed."""
         data = self._read(path)
         seen = None if data is None else hashlib.sha256(data).hexdigest()
         if path in self._seen and self._seen[path] == seen:
@@ -324,12 +331,12 @@ class Access:
             raise AccessFailed(f"{self.directory} cannot be made: {error.strerror}; choose another --data") from None
 
     def _see_to_directory(self) -> None:
-        """Whoever can write into the directory could give itself a token: it must be ours alone."""
+        """Close the directory to other users, or refuse it: a user who can write there could add a token."""
         where = self.directory
         try:
             fd = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                if os.fstat(fd).st_mode & stat.S_ISVTX:  # /tmp and its like
+                if os.fstat(fd).st_mode & stat.S_ISVTX:  # such as /tmp
                     raise AccessFailed(f"{where} is shared by many users; choose a directory of its own with --data")
                 _close_to_others(where, fd, 0o700)
             finally:
@@ -341,7 +348,7 @@ class Access:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Be the only one who changes anything here, in any process."""
+        """Hold the lock under which any process changes the files."""
         path = self.directory / "access.lock"
         try:
             fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -361,13 +368,13 @@ class Access:
             os.close(fd)
 
     def _write(self, path: Path, data: bytes) -> None:
-        """Put a file in its place, whole, or leave it as it was; we have the lock, so the name beside is free."""
+        """Replace a file as a whole, or leave it as it was. The caller has the lock, so the temporary name is free."""
         beside = path.with_name(f".{path.name}.new")
         try:
-            beside.unlink(missing_ok=True)  # of one who was killed
+            beside.unlink(missing_ok=True)  # left by a process that was killed
             fd = os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             with os.fdopen(fd, "wb") as file:
-                os.fchmod(fd, 0o600)  # whatever the umask took
+                os.fchmod(fd, 0o600)  # in spite of the umask
                 file.write(data)
                 file.flush()
                 os.fsync(fd)
@@ -384,7 +391,7 @@ class Access:
 
 
 def _close_to_others(path: Path, fd: int, mode: int) -> None:
-    """See that a file or directory is ours and nobody else can use it; say so if that had to be changed."""
+    """Check that a file or directory is ours, and close it to other users; warn if it was open to them."""
     facts = os.fstat(fd)
     if facts.st_uid != os.geteuid():
         raise AccessFailed(f"{path} belongs to user {facts.st_uid}; be that user, or choose another --data")
@@ -392,7 +399,7 @@ def _close_to_others(path: Path, fd: int, mode: int) -> None:
         os.fchmod(fd, mode)
         if os.fstat(fd).st_mode & 0o077:
             raise AccessFailed(f"{path} cannot be closed to other users on this file system; choose another --data")
-        said = "%s was open to other users (mode %o), not any more; if they may have looked, `interlock token rotate`"
+        said = "%s was open to other users (mode %o) and is closed; if they may have looked, `interlock token rotate`"
         log.warning(said, path, stat.S_IMODE(facts.st_mode))
 
 
@@ -407,7 +414,7 @@ def _decoded(data: bytes, path: Path, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        where = str(error).rpartition(" - ")[2]  # the text before it may quote what somebody put there
+        where = str(error).rpartition(" - ")[2]  # the text before it may quote the file's contents
         raise AccessFailed(f"{path} is not what we write ({where}); put it right or remove it") from None
 
 
@@ -430,7 +437,7 @@ def _now() -> str:
 
 
 class Pairing(NamedTuple):
-    """What a code is good for: a page of this principal, as long as its token is this one, and until then."""
+    """The page that a code lets in: of which principal, under which digest of its token, and until when."""
 
     name: Principal
     of: str
@@ -438,7 +445,7 @@ class Pairing(NamedTuple):
 
 
 class Codes:
-    """The codes that wait for their page; they live in memory and are gone with a restart."""
+    """The unused pairing codes. They live in memory, and a restart forgets them."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, Pairing] = {}  # by digest, the oldest first
@@ -454,7 +461,7 @@ class Codes:
         return code
 
     def take(self, code: str, now: float) -> Pairing | None:
-        """Return what a code is good for; it is used up."""
+        """Use up a code and return its pairing; None if it is unknown or too old."""
         digest = digest_of(code)
         known = [each for each in self._waiting if hmac.compare_digest(each, digest)]
         found = self._waiting.pop(known[0]) if known else None
@@ -465,14 +472,14 @@ class Codes:
 
 
 class Site(NamedTuple):
-    """A host as a browser means it, and a port if one is named."""
+    """A host, in lower case, and a port if one is named."""
 
     name: str
     port: int | None
 
 
 def site(text: str) -> Site | None:
-    """Parse `host[:port]`; None for whatever is more, less or stranger than that."""
+    """Parse `host[:port]`; None for any other text."""
     found = HOST.fullmatch(text)
     if found is None:
         return None
@@ -489,7 +496,7 @@ def site(text: str) -> Site | None:
 
 
 def sites(allow: Collection[str]) -> frozenset[Site]:
-    """Parse what the operator allows: `example.org`, with any port, or `example.org:8443`."""
+    """Parse the hosts that the operator allows: `example.org` or `example.org:8443`."""
     named = {text: site(text) for text in allow}
     for text, found in named.items():
         if found is None:
@@ -498,24 +505,25 @@ def sites(allow: Collection[str]) -> frozenset[Site]:
 
 
 def _named(found: Site, allow: Collection[str], usual: Collection[int]) -> bool:
-    """Return whether the operator named this; `usual` are the ports that go without saying."""
+    """Return whether the operator allows a site; `usual` are the ports that a site without a port means."""
     ports = usual if found.port is None else (found.port,)
     return not {Site(found.name, port) for port in (None, *ports)}.isdisjoint(sites(allow))
 
 
 def allowed_host(host_header: str, allow: Collection[str] = ()) -> bool:
-    """Return whether a request may be for this host; a header that came twice is to be joined by a comma.
+    """Return whether a request for this host is served; the caller joins a repeated header by a comma.
 
-    A page whose name was made to point at us (DNS rebinding) still says its own name here.
+    This refuses DNS rebinding: a foreign page whose name was made to point at this server still sends its own name.
     """
     found = site(host_header)
     return found is not None and (found.name in LOOPBACK or _named(found, allow, DEFAULT_PORTS.values()))
 
 
 def allowed_origin(origin: str | None, *, host: str, allow: Collection[str] = ()) -> bool | None:
-    """Return whether a page of this origin may talk to us, or None if no page is said to be talking.
+    """Return whether a page of this origin may call this server; None if the request has no origin.
 
-    A loopback page must be from the port it talks to: another port is another program's. What the operator names may.
+    A loopback page must come from the port that it calls, since another port belongs to another program. A page of a
+    site that the operator names may call too.
     """
     if origin is None:
         return None
@@ -532,7 +540,7 @@ def allowed_origin(origin: str | None, *, host: str, allow: Collection[str] = ()
 
 
 def fold(address: str) -> str:
-    """Return the address whose doings are counted together: IPv4 also where it comes as IPv6, and an IPv6 /64."""
+    """Return the address under which a peer is counted: IPv4 also where it is mapped to IPv6, and the /64 of IPv6."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
@@ -545,19 +553,19 @@ def fold(address: str) -> str:
 
 
 class AuthFailures:
-    """How often each address has been wrong lately."""
+    """Counts the wrong tokens of each address in the last FAILURE_SECONDS."""
 
     def __init__(self) -> None:
         self._times: OrderedDict[str, deque[float]] = OrderedDict()
 
     def blocked(self, address: str, now: float) -> float | None:
-        """Return for how many seconds this address may not try again."""
+        """Return for how many seconds this address is still refused; None if it is not."""
         times = self._times.get(fold(address), deque())
         left = FAILURE_SECONDS - (now - times[0]) if len(times) == FAILURES else 0.0
         return left if left > 0 else None
 
     def failed(self, address: str, now: float) -> None:
-        """Take down a wrong token."""
+        """Count a wrong token."""
         key = fold(address)
         self._times.setdefault(key, deque(maxlen=FAILURES)).append(now)
         self._times.move_to_end(key)
@@ -569,19 +577,19 @@ class AuthFailures:
 
 
 class Audit:
-    """What was stopped, answered and refused, by whom and from where: JSON lines, only ever appended."""
+    """The file of stops, answers, shares and refusals, by whom and from where: JSON lines, only ever appended."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd: int | None = None
         self._refusals: deque[float] = deque(maxlen=REFUSALS_PER_SECOND)
-        self._left_out = 0  # refusals of a flood
-        self._unwritten = 0  # lines the disk did not take
+        self._left_out = 0  # refusals beyond REFUSALS_PER_SECOND
+        self._unwritten = 0  # lines that could not be written
         self._told_at = -math.inf
         self._complained_at = -math.inf
 
     def note(self, kind: str, *, by: str, address: str, **facts: object) -> None:
-        """Write a line; of kind `refused` at most so many in a second, and later how many were left out."""
+        """Write a line; at most REFUSALS_PER_SECOND of kind `refused`, and later how many were left out."""
         now = time.monotonic()
         self.tell_left_out()
         if kind == REFUSED:
@@ -593,7 +601,7 @@ class Audit:
             self._unwritten += 1
 
     def tell_left_out(self, *, at_once: bool = False) -> None:
-        """Say how many lines are missing, if any are and a second has passed; for a clock to call, too."""
+        """Write how many lines are missing, at most once a second. The gateway's clock calls this too."""
         now = time.monotonic()
         if not (self._left_out or self._unwritten) or not (at_once or (self._room(now) and now - self._told_at >= 1)):
             return
@@ -603,7 +611,7 @@ class Audit:
             self._refusals.append(now)
 
     def close(self) -> None:
-        """Say what was left out and let go of the file."""
+        """Write how many lines are missing, and close the file."""
         self.tell_left_out(at_once=True)
         self._let_go()
 
@@ -621,7 +629,7 @@ class Audit:
             if os.write(self._fd, line) != len(line):
                 raise OSError("only a part of a line was written")
         except OSError as error:
-            self._let_go()  # the next one begins on a line of its own
+            self._let_go()  # opened again, the file gets a newline behind a torn line
             if time.monotonic() - self._complained_at >= COMPLAINT_SECONDS:
                 self._complained_at = time.monotonic()
                 log.error("the audit %s cannot be written: %s", self.path, error.strerror or error)
@@ -639,7 +647,7 @@ class Audit:
             if stat.S_ISREG(facts.st_mode):
                 os.fchmod(fd, 0o600)
                 if facts.st_size and os.pread(fd, 1, facts.st_size - 1) != b"\n":
-                    os.write(fd, b"\n")  # a torn line, of a crash or a full disk, stays alone
+                    os.write(fd, b"\n")  # behind a line that a crash or a full disk tore
         except OSError:
             os.close(fd)
             raise
@@ -653,13 +661,13 @@ class Audit:
 
 
 def _told(value: object) -> str | int | float | None:
-    """Return a value as the audit has it: short, and JSON for every reader."""
+    """Return a value for the audit: short, and valid JSON for every reader."""
     if value is None or isinstance(value, bool) or (isinstance(value, int) and -(2**63) <= value < 2**63):
         return value
     if isinstance(value, float) and math.isfinite(value):
         return value
     try:
         text = str(value)
-    except Exception:  # also an integer too long to be written
+    except Exception:  # such as an integer with too many digits
         text = f"({type(value).__name__})"
     return text[:VALUE_CHARACTERS].encode("utf-8", "backslashreplace").decode()[:VALUE_CHARACTERS]

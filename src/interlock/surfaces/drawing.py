@@ -1,11 +1,12 @@
-"""A run's timeline as a picture: one SVG that needs nothing else, in the light and in the dark.
+"""A run's timeline as a picture: one self-contained SVG with a light and a dark look.
 
 1. The same moments give the same picture, to the byte.
-2. Nothing a run says can become markup: text is cut, made printable and escaped, in this order.
-3. A picture is bounded; what is left out is counted.
-4. Where a run was cut short and its fall is small beside its life, the fall is drawn again, enlarged.
-5. It claims no more than is known. Of a text the log keeps when it was whole, and that it began behind whatever closed
-   the text before it: a thin bar up to a mark. Of what was refused it is known that it came between fall and drain.
+2. No text of a run can become markup: text is cut, made printable and escaped, in this order.
+3. A picture is bounded; it says how many bars were left out.
+4. If a run ended early and its fall is short beside its life, the fall is drawn a second time, enlarged.
+5. The picture claims no more than the log holds. The log says when a text was whole, not when it began; it began after
+   whatever closed the text before it. So a text is a thin bar that ends in a mark. Refused effects came at an unknown
+   instant between fall and drain, and are drawn over all of that time.
 """
 
 import math
@@ -21,14 +22,15 @@ from interlock.core.timeline import Moment
 
 ROWS, BARS = 200, 2_000
 LEFT, PLOT, GAP, WIDTH, TOP, ROW = 236, 572, 24, 1032, 132, 20  # pixels
-ENLARGED = 0.15  # of a life: a fall shorter than this is drawn a second time
+ENLARGED = 0.15  # a fall shorter than this part of the run's life is drawn a second time
 STEPS = [n * 10.0**e for e in range(-4, 1) for n in (1, 2, 5)] + [10.0, 30.0, 60.0, 120.0, 300.0, 600.0]
 STEPS += [1_800.0, 3_600.0, 7_200.0, 21_600.0, 43_200.0, 86_400.0, 604_800.0]  # between two marks of an axis
 BEGINS = {"phase": "", "tool": "pending", "process": "running", "question": "open", "child": "begun"}
 LANES = ("run", "phase", "tool", "process", "output", "question", "child", "joined", "refused")
-CLOSES = {"started", "joined", "output said", "tool pending", "process running", "question open"}  # no text spans these
+# Moments that close an open text: the next text begins after them.
+CLOSES = {"started", "joined", "output said", "tool pending", "process running", "question open"}
 MARKS = (("fell", "fenced", "1 0"), ("ended", "ended", "5 3"), ("drained", "drained", "1 3"))
-KINDS = {  # of bars: what the legend says, the colour by day and by night, and the states they are for
+KINDS = {  # by class of bar: words in the legend, light colour, dark colour, and the states drawn so
     "phase": ("phase", "#8b9dc3", "#6f83ad", ("left",)),
     "live": ("running", "#3b82f6", "#5b9bff", ("", "running", "pending", "open", "begun", "ran")),
     "good": ("done", "#2f9e58", "#46b872", ("finished", "exited", "answered", "completed", "said")),
@@ -51,7 +53,7 @@ STYLE += "".join(f".{kind}{{fill:{night}}}" for kind, (_, _, night, _) in KINDS.
 
 @dataclass(slots=True, eq=False)
 class Bar:
-    """Something that took a while."""
+    """One thing of a run that took time: a phase, a tool call, a process, a question."""
 
     lane: str
     name: str
@@ -62,12 +64,12 @@ class Bar:
 
     @property
     def kind(self) -> str:
-        """How it is drawn."""
+        """The class in KINDS by which the bar is drawn."""
         return "bad" if self.state == "exited" and self.detail not in ("", "0") else KIND.get(self.state, "none")
 
 
 class Panel(NamedTuple):
-    """A stretch of time on paper; its axis counts from `zero`."""
+    """A span of time and its place in the picture; its axis counts from `zero`."""
 
     x: float
     width: float
@@ -76,13 +78,13 @@ class Panel(NamedTuple):
     zero: float
 
     def at(self, time: float) -> float:
-        """Return where a time is, kept within the panel."""
+        """Return the x of an instant, clamped to the panel."""
         return self.x + self.width * min(1.0, max(0.0, (time - self.start) / (self.end - self.start)))
 
 
 def draw(moments: Sequence[Moment], *, title: str) -> str:
     """Return one run's timeline as an SVG document."""
-    moments = [moment for moment in moments if abs(moment.at) < 1e12]  # and no NaN
+    moments = [moment for moment in moments if abs(moment.at) < 1e12]  # drops NaN too
     when = {moment.what: moment for moment in reversed(moments)}
     bars = _bars(moments, when) if moments else []
     rows = _rows(bars)
@@ -93,7 +95,8 @@ def draw(moments: Sequence[Moment], *, title: str) -> str:
         if n == 0 or rows[n - 1][0].lane != row[0].lane:
             body.append(_text(24, TOP + ROW * n + 14, row[0].lane, 12, "dim"))
     panels = _panels(moments, when) if moments else []
-    body += [part for panel in panels for part in _paper(panel, bottom)]  # over the names: some letters are wide
+    # Panels are drawn after the names, and so over them: a name of wide letters may reach into a panel.
+    body += [part for panel in panels for part in _paper(panel, bottom)]
     body += [part for n, row in enumerate(rows) for part in _row(row, TOP + ROW * n, panels)]
     for panel in panels:
         body += _marks(panel, when, bottom, whole=panel is panels[0], alone=len(panels) == 1)
@@ -113,7 +116,7 @@ def draw(moments: Sequence[Moment], *, title: str) -> str:
 
 
 def _bars(moments: Sequence[Moment], when: Mapping[str, Moment]) -> list[Bar]:
-    """Return what took a while, each with where it began and how it ended."""
+    """Return a bar for everything that took time, with its start, its end and its state."""
     first, last = _ends(moments)
     fell = when["fell"].at if "fell" in when else last
     started = when["started"].at if "started" in when else fell
@@ -132,7 +135,8 @@ def _bars(moments: Sequence[Moment], when: Mapping[str, Moment]) -> list[Bar]:
             case lane if lane in BEGINS:
                 _move(moment, bars, going)
         since = moment.at if f"{moment.what} {moment.state}".strip() in CLOSES else since
-    for bar in going:  # nobody told their end: a process is gone by the drain, a phase is left at the fall
+    # No moment closed these bars. A phase ends with the fall; a process, a tool or a question is gone by the drain.
+    for bar in going:
         bar.end = fell if bar.lane == "phase" else last
         cut = "ended" if bar.lane == "process" else "interrupted" if when.get("fell", bar).state in EARLY else "left"
         bar.state = cut if "fell" in when else bar.state or "running"
@@ -145,7 +149,7 @@ def _ends(moments: Sequence[Moment]) -> tuple[float, float]:
 
 
 def _move(moment: Moment, bars: list[Bar], going: list[Bar]) -> None:
-    """Begin what a moment begins; else move on, or end, what goes on."""
+    """Add a bar for a moment that begins something, or change or end the open bar that the moment is about."""
     bar = None if moment.state == BEGINS[moment.what] else _begun(going, moment)
     if bar is None:
         bar = Bar(moment.what, moment.name, moment.at, moment.at, "")
@@ -157,14 +161,17 @@ def _move(moment: Moment, bars: list[Bar], going: list[Bar]) -> None:
 
 
 def _begun(going: list[Bar], moment: Moment) -> Bar | None:
-    """Return which of those that go on a moment is about; calls of one tool have only its name."""
+    """Return the open bar that a moment is about.
+
+    Concurrent calls of one tool have the same name, so the state that the moment must follow chooses among them.
+    """
     found = [bar for bar in going if bar.lane == moment.what and (bar.name == moment.name or bar.lane == "phase")]
     wanted = "pending" if moment.state in ("running", "skipped") else "running"
     return next((bar for bar in found if bar.state == wanted), found[-1] if found else None)
 
 
 def _rows(bars: list[Bar]) -> list[list[Bar]]:
-    """Return as many as there is room for, in rows: what has one name shares a row unless it overlaps."""
+    """Return at most BARS bars in at most ROWS rows; bars of one name share a row unless they overlap."""
     rows: list[list[Bar]] = []
     named: dict[tuple[str, str], list[list[Bar]]] = {}
     for bar in sorted(bars, key=lambda bar: LANES.index(bar.lane))[:BARS]:
@@ -179,7 +186,7 @@ def _rows(bars: list[Bar]) -> list[list[Bar]]:
 
 
 def _panels(moments: Sequence[Moment], when: Mapping[str, Moment]) -> list[Panel]:
-    """Return the whole life, and beside it the fall if it would be too small to see."""
+    """Return a panel of the whole life, and one of the fall if that would be too small to see."""
     first, last = _ends(moments)
     fell = when.get("fell")
     if fell is None or fell.state not in EARLY or last - fell.at > ENLARGED * (last - first):
@@ -200,11 +207,11 @@ def _summary(moments: Sequence[Moment], when: Mapping[str, Moment]) -> str:
     return said + (f" · {refused:,} refused" if refused else "")
 
 
-# On paper
+# How it is drawn
 
 
 def _paper(panel: Panel, bottom: int) -> Iterator[str]:
-    """Draw a panel's ground and its axis."""
+    """Draw a panel's background and its axis."""
     yield f'<rect class="panel" x="{panel.x:.1f}" y="{TOP}" width="{panel.width:.1f}" height="{bottom - TOP}"/>'
     span, before = panel.end - panel.start, panel.start - panel.zero
     step = next((step for step in STEPS if span / step <= panel.width / 60), span)
@@ -215,7 +222,7 @@ def _paper(panel: Panel, bottom: int) -> Iterator[str]:
 
 
 def _row(row: list[Bar], y: int, panels: Sequence[Panel]) -> Iterator[str]:
-    """Draw what has one name, with how long it took and how it ended at the end of the line."""
+    """Draw the bars of one row, and behind them how long they took and how they ended."""
     output = row[0].lane == "output"
     for bar in row:
         told = f"{_clean(bar.name, 200)}: {_clean(f'{bar.state} {bar.detail}'.strip(), 200)}"
@@ -229,7 +236,7 @@ def _row(row: list[Bar], y: int, panels: Sequence[Panel]) -> Iterator[str]:
                     x, width = x + width - 3, 3.0
                 place = f'x="{x:.1f}" y="{y + 4}" width="{width:.1f}" height="12"'
                 yield f'<rect class="{bar.kind} bar" {place} rx="2"><title>{told}</title></rect>'
-    short = output and len(row) > 1  # the size of each would be too many words
+    short = output and len(row) > 1  # the sizes of several texts would not fit
     states = Counter(bar.state if short else f"{bar.state} {bar.detail}"[:40].strip() for bar in row)
     words = ", ".join(f"{n} × {state}" if n > 1 else state for state, n in states.items()).replace("_", " ")
     took = _time(sum(max(0.0, bar.end - bar.start) for bar in row))
@@ -238,7 +245,7 @@ def _row(row: list[Bar], y: int, panels: Sequence[Panel]) -> Iterator[str]:
 
 
 def _marks(panel: Panel, when: Mapping[str, Moment], bottom: int, *, whole: bool, alone: bool) -> Iterator[str]:
-    """Draw where the run fell, ended and drained; beside an enlarged fall the whole life shows only the fall."""
+    """Draw lines where the run fell, ended and drained; the whole life beside an enlarged fall shows only the first."""
     if not whole:
         yield _text(panel.x, 78, "the fall, enlarged", 40, "dim")
     for n, (what, name, dashes) in enumerate(MARKS):
@@ -260,7 +267,7 @@ def _clean(text: str, most: int) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Return a time as a person reads it: 0.4 ms, 41 ms, 1.5 s, 2.5 min, 3 h."""
+    """Return a duration in words: 0.4 ms, 41 ms, 1.5 s, 2.5 min, 3 h."""
     least = ((7_200, 3_600, "h"), (120, 60, "min"), (1, 1, "s"), (0, 0.001, "ms"))
     size, unit = next((size, unit) for most, size, unit in least if abs(seconds) >= most)
     return f"{round(seconds / size, 1 if abs(seconds / size) < 100 else None):,} {unit}".replace(".0 ", " ")

@@ -1,10 +1,19 @@
-"""The gateway's frames: what may be asked, who may ask it, and how it is answered. No I/O, no clock.
+"""The gateway's frames: the methods, who may call them, and how they are answered. No I/O, no clock.
 
 1. A request is closed. A field that the published schema knows is used, refused by name, or ignored and listed in
    the answer; any other is an error.
 2. A method that is not in `METHODS` does not exist; each entry names the scopes of which one is needed.
 3. Errors name their kind, so that our client raises on its side what control raised on ours.
 4. Foreign words (abort, cancel, approval) are the published protocol's; our own methods say what control says.
+
+Fields that change meaning. A client that sends `model` or `deliver` expects that another model answers, or that the
+reply is delivered elsewhere; ignoring the field would do something else than it asked. So `Method.refused` names such
+fields, and `Method.ignored` those that are hints. A stop is never refused for a field. `extraSystemPrompt` becomes
+`Message.instructions`.
+
+Sessions by name. A caller writes `name` for a session of its own and `owner/name` for another's. `resolve` turns names
+into ids in the step that reads the request; control knows ids alone. The published methods answer with the name as
+their reader writes it, because published clients compare it with what they sent. Our own methods answer with the id.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -33,23 +42,26 @@ FRAME_BYTES: Final = 1024 * 1024
 PRE_AUTH_BYTES: Final = 8 * 1024
 DEPTH: Final = 32
 TICK_SECONDS: Final = 15.0
-BUFFER_BYTES: Final = 2 * 1024 * 1024  # of one connection, unwritten; beyond it the connection is closed as too slow
-QUIET: Final = "interlock.quiet"  # a capability: tell this connection only what it watches
-OUTLINE: Final = "interlock.outline"  # and besides, of everything it may see, what begins, ends and is asked
+# Unwritten bytes of one connection; beyond them its reader is too slow, and the connection is closed.
+BUFFER_BYTES: Final = 2 * 1024 * 1024
+# Capabilities that a client declares. QUIET: it is told only what it watches. OUTLINE: it is told besides what a list
+# of sessions needs, of everything its principal may see.
+QUIET: Final = "interlock.quiet"
+OUTLINE: Final = "interlock.outline"
 
-# Close codes: RFC 6455's, and 4001 for a token that is not one (any more).
+# Close codes: RFC 6455's, and 4001 for a token that is unknown or was revoked.
 NOT_JSON, NOT_TEXT, BROKEN_RULE, TOO_BIG, RESTART, NO_TOKEN = 1007, 1003, 1008, 1009, 1012, 4001
 
 
 SessionName = NewType("SessionName", str)
-"""A session as its caller writes it; `resolve` makes it the id that control knows."""
+"""A session's name as its caller writes it; `resolve` makes it the id that control knows."""
 
 P = TypeVar("P", bound=Struct)
-Whole = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # what every JSON reader can hold
+Whole = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # exact in every JSON reader
 
 
 class BadFrame(Exception):
-    """Something that is no request: the connection is closed with this code and reason."""
+    """The peer sent something that is no request; its connection is closed with this code and reason."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -60,7 +72,7 @@ class BadFrame(Exception):
 
 
 class Params(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """What a method is asked with; each class closes its own."""
+    """The parameters of a published method; an unknown field is an error."""
 
 
 class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,7 +86,7 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ClientInfo(Params, frozen=True, kw_only=True):
-    """Who dials."""
+    """The client program that connects."""
 
     id: str
     version: str
@@ -89,7 +101,7 @@ class ClientInfo(Params, frozen=True, kw_only=True):
 
 
 class ConnectAuth(Params, frozen=True, kw_only=True):
-    """What proves it; we read the token."""
+    """The client's credentials; this server reads `token` alone."""
 
     token: str | None = None
     bootstrap_token: str | None = None
@@ -115,11 +127,15 @@ class Connect(Params, frozen=True, kw_only=True):
 
 
 class Nothing(Params, frozen=True, kw_only=True):
-    """A method that is asked with nothing."""
+    """No parameters, of a published method."""
 
 
 class OwnChat(Params, frozen=True, kw_only=True):
-    """A message of a person, who may type a stop whatever way of sending was chosen."""
+    """`interlock.chat`: `chat.send` with every strategy.
+
+    The published `chat.send` has no word for `reject` and `rollback`, and `interlock.send` reads no stop words. A chat
+    surface such as the page needs both: a stop that a person types counts whatever the strategy.
+    """
 
     session_key: SessionName
     message: str
@@ -132,7 +148,7 @@ class OwnChat(Params, frozen=True, kw_only=True):
 
 
 class ChatSend(OwnChat, frozen=True, kw_only=True):
-    """The same with the ways that were published."""
+    """A message of a person, with the published strategies."""
 
     queue_mode: Literal["steer", "followup", "collect", "interrupt"] | None = None
 
@@ -145,7 +161,7 @@ class ChatAbort(Params, frozen=True, kw_only=True):
 
 
 class ChatHistory(Params, frozen=True, kw_only=True):
-    """The conversation, or its latest part."""
+    """Return the transcript, or its latest part."""
 
     session_key: SessionName
     limit: Whole = 200
@@ -154,7 +170,7 @@ class ChatHistory(Params, frozen=True, kw_only=True):
 
 
 class Agent(Params, frozen=True, kw_only=True):
-    """A run asked for by a program."""
+    """Start a run on behalf of a program."""
 
     message: str
     idempotency_key: str
@@ -166,14 +182,14 @@ class Agent(Params, frozen=True, kw_only=True):
 
 
 class AgentWait(Params, frozen=True, kw_only=True):
-    """Wait for the end of a run."""
+    """Wait until a run has ended."""
 
     run_id: str
     timeout_ms: Whole = 30_000
 
 
 class SessionsAbort(Params, frozen=True, kw_only=True):
-    """Stop what has a session's seat, or one run; with clearQueued what waits as well."""
+    """Stop the run in a session's seat, or one run; with clearQueued also the messages that wait."""
 
     key: SessionName | None = None
     run_id: str | None = None
@@ -181,7 +197,7 @@ class SessionsAbort(Params, frozen=True, kw_only=True):
 
 
 class SessionsList(Params, frozen=True, kw_only=True):
-    """Sessions, the latest first."""
+    """List sessions, the latest first."""
 
     limit: Whole = 100
     offset: Whole = 0
@@ -195,7 +211,7 @@ class SessionKey(Params, frozen=True, kw_only=True):
 
 
 class TasksList(Params, frozen=True, kw_only=True):
-    """Runs as tasks."""
+    """List runs as tasks."""
 
     status: str | tuple[str, ...] | None = None
     session_key: SessionName | None = None
@@ -211,20 +227,20 @@ class TaskId(Params, frozen=True, kw_only=True):
 
 
 class TasksCancel(TaskId, frozen=True, kw_only=True):
-    """Stop one; why is the caller's."""
+    """Stop one run as a task; `reason` is accepted and not used."""
 
     reason: str | None = None
 
 
 class ApprovalResolve(Params, frozen=True, kw_only=True):
-    """An answer to a question, in the published protocol's words; a choice is answered by its own text."""
+    """Answer a question in the published words; a question with choices is answered by the text of one."""
 
     id: str
     decision: str
 
 
 class ReceiptsGet(Params, frozen=True, kw_only=True):
-    """A receipt, by its id or a run's."""
+    """Return a receipt, by its id or a run's."""
 
     run_id: str | None = None
     receipt_id: str | None = None
@@ -240,7 +256,7 @@ class RunRef(Params, frozen=True, kw_only=True):
 
 
 class Own(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one of our own methods is asked with."""
+    """The parameters of one of our own methods; an unknown field is an error."""
 
 
 class OwnSend(Own, frozen=True, kw_only=True):
@@ -262,8 +278,8 @@ class OwnStop(Own, frozen=True, kw_only=True):
 
     session: SessionName | None = None
     run: str | None = None
-    message: str | None = None  # the key that a message was sent under
-    key: str | None = None  # the stop's own
+    message: str | None = None  # the key under which a message was sent
+    key: str | None = None  # the stop's own key
     order: tuple[str, float] | None = None
     typed: bool = False
 
@@ -272,7 +288,7 @@ class OwnReset(Own, frozen=True, kw_only=True):
     """`Control.reset`."""
 
     session: SessionName
-    key: str | None = None  # the reset's own
+    key: str | None = None  # the reset's own key
 
 
 class OwnWait(Own, frozen=True, kw_only=True):
@@ -293,7 +309,7 @@ class OwnWatch(Own, frozen=True, kw_only=True):
 
 
 class OwnUnwatch(Own, frozen=True, kw_only=True):
-    """Watch no longer."""
+    """End a watch."""
 
     watch: int
 
@@ -306,7 +322,7 @@ class OwnAnswer(Own, frozen=True, kw_only=True):
 
 
 class OwnList(Own, frozen=True, kw_only=True):
-    """`Control.runs`, `.questions`, `.processes`, `.sessions`: of a session, or of all."""
+    """`Control.runs`, `.questions`, `.processes`, `.sessions`: of one session, or of all."""
 
     session: SessionName | None = None
     tree: bool = False
@@ -353,7 +369,7 @@ class OwnWake(Own, frozen=True, kw_only=True):
 
 
 class OwnName(Own, frozen=True, kw_only=True):
-    """A run by its id or by a key of the caller's."""
+    """`Control.find`: a run by its id, or by a key of the caller's."""
 
     name: str
 
@@ -365,26 +381,26 @@ class OwnUnwake(Own, frozen=True, kw_only=True):
 
 
 class OwnPair(Own, frozen=True, kw_only=True):
-    """A code for a page of the caller's; an admin may name somebody else."""
+    """Return a code that lets in a page of the caller; an admin may name another principal."""
 
     name: str | None = None
 
 
 class OwnStopAll(Own, frozen=True, kw_only=True):
-    """Everything that runs; or only what one principal started, whoever's session it is in."""
+    """Stop everything; with `of` only the sessions of one principal, and what it started in others'."""
 
     of: str | None = None
 
 
 class OwnNothing(Own, frozen=True, kw_only=True):
-    """One of our own that is asked with nothing."""
+    """No parameters, of one of our own methods."""
 
 
 # What our own methods answer
 
 
 class PairCode(Struct, frozen=True, kw_only=True):
-    """A code that lets a page in, once and so soon."""
+    """A code that lets a page in once, for `seconds` seconds."""
 
     code: str
     seconds: float
@@ -394,7 +410,7 @@ class PairCode(Struct, frozen=True, kw_only=True):
 
 
 class Hosts(Struct, frozen=True, kw_only=True):
-    """What became of agent hosts."""
+    """How many agent hosts were started, reused and killed."""
 
     started: int
     reused: int
@@ -402,14 +418,14 @@ class Hosts(Struct, frozen=True, kw_only=True):
 
 
 class Minute(Struct, frozen=True, kw_only=True):
-    """How runs ended in a minute; `at` is where it begins, in seconds since 1970."""
+    """How many runs ended in one minute, by ending; `at` is its beginning, in seconds since 1970."""
 
     at: int
     endings: dict[str, int]
 
 
 class Spread(Struct, frozen=True, kw_only=True):
-    """How long something took: how many up to each limit, and at the end how many took longer."""
+    """A histogram of seconds: how many took up to each limit, and last how many took longer."""
 
     limits: tuple[float, ...]
     counts: tuple[int, ...]
@@ -418,7 +434,7 @@ class Spread(Struct, frozen=True, kw_only=True):
 
 
 class Overview(Struct, frozen=True, kw_only=True):
-    """How a gateway stands; counts begin at its start."""
+    """The figures of a gateway; counts begin when it starts."""
 
     grade: str
     uptime_seconds: float
@@ -434,7 +450,7 @@ class Overview(Struct, frozen=True, kw_only=True):
 
 
 class Watched(Struct, frozen=True, kw_only=True):
-    """The payload of `interlock.event`; without an event: this watch is over, and why if it failed."""
+    """The payload of `interlock.event`. Without an event the watch is over; `error` says why it failed."""
 
     watch: int
     event: Event | None = None
@@ -455,14 +471,19 @@ class TimelineResult(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Method(NamedTuple):
-    """A method: what it is asked with, which scopes may (any of them), whether it stops something."""
+    """A method: its parameters, the scopes of which a caller needs one, and whether it stops something.
+
+    ignored: published fields that this server has no use for; the answer lists those that were given.
+    refused: published fields that are an error, unless their value asks for what this server does anyway.
+    result: of our own methods, the type of the answer, for `schema`.
+    """
 
     params: type[Struct]
     scopes: frozenset[Scope]
-    ignored: frozenset[str] = frozenset()  # published, no use here: listed in the answer where it was given
-    refused: frozenset[str] = frozenset()  # published, not done here: an error, unless it asks for what is done anyway
+    ignored: frozenset[str] = frozenset()
+    refused: frozenset[str] = frozenset()
     stops: bool = False
-    result: Any = None  # of our own methods, for our schema
+    result: Any = None
 
 
 _LOOK = frozenset({Scope.READ, Scope.WRITE})
@@ -476,8 +497,8 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# What the published schema knows and this server has no use for. REFUSED: its sender wants something else to be done
-# than would be, so it is told. IGNORED: clients send it with every request, or it is a hint; the answer lists it.
+# Published fields that this server does not use. REFUSED: the sender asks for something that would not be done, so the
+# request is an error. IGNORED: clients send the field with every request, or it is a hint; the answer lists it.
 _SEND_IGNORED = _names("sessionId thinking fastMode fastAutoOnSeconds")
 _SEND_REFUSED = _names(
     "intent deliver originatingChannel originatingTo originatingAccountId originatingThreadId replyToId toolBindings "
@@ -499,9 +520,9 @@ _LIST_IGNORED = _names(
     "includeDerivedTitles includeLastMessage label boardFace creatorId ownerId ownerFirst involvingMe "
     "involvingProfileId includePeople spawnedBy agentId archived"
 )
-# Values that ask for nothing but what is done anyway, besides null, false and what is empty.
+# Values of refused fields that ask for what this server does anyway. Null, false and empty values do so too.
 _USUAL: Final[Mapping[str, str]] = {
-    "channel": "webchat", "replyChannel": "webchat", "originatingChannel": "webchat",  # the gateway's own
+    "channel": "webchat", "replyChannel": "webchat", "originatingChannel": "webchat",  # this gateway
     "promptMode": "full", "bootstrapContextMode": "full", "bootstrapContextRunKind": "default",
     "sessionEffects": "visible", "sourceReplyDeliveryMode": "automatic",
 }  # fmt: skip
@@ -561,10 +582,11 @@ _any = msgspec.json.Decoder()
 
 
 def read_request(data: str) -> Request:
-    """Return a request frame, or raise BadFrame where there is nobody to answer."""
+    """Return a request frame, or raise BadFrame: without a request's id there is nothing to answer."""
     try:
         request = _request.decode(data)
-    except msgspec.ValidationError:  # nothing of it is told again: a token may be in the wrong place
+    except msgspec.ValidationError:
+        # The error's text is not passed on: it may quote a token that was put into the wrong field.
         raise BadFrame(BROKEN_RULE, "not a request frame") from None
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         raise BadFrame(NOT_JSON, "not JSON") from None
@@ -574,7 +596,7 @@ def read_request(data: str) -> Request:
 
 
 class Read(NamedTuple):
-    """What a method was asked with, and the names of what it was given and does not use."""
+    """A method's parameters, and the names of the given fields that it ignores or refuses."""
 
     params: Any
     ignored: tuple[str, ...] = ()
@@ -582,7 +604,7 @@ class Read(NamedTuple):
 
 
 def read_params(request: Request, method: Method) -> Read:
-    """Return a method's params, or raise BadInput that says what is wrong with them."""
+    """Return a method's parameters, or raise BadInput that says what is wrong with them."""
     raw = bytes(request.params)
     try:
         if raw.count(b"{") + raw.count(b"[") > DEPTH and _depth(_any.decode(raw)) > DEPTH:
@@ -600,7 +622,7 @@ def read_params(request: Request, method: Method) -> Read:
 
 
 def resolve(params: P, id_of: Callable[[str], SessionId]) -> P:
-    """Return params whose sessions are named by their ids: from here on nobody has to know how people write them."""
+    """Return parameters in which sessions are named by their ids instead of as their callers write them."""
     named = {name: getattr(params, name) for name in _sessions_in(type(params))}
     ids = {name: id_of(value) for name, value in named.items() if value is not None}
     return msgspec.structs.replace(params, **ids) if ids else params
@@ -613,7 +635,7 @@ def _sessions_in(kind: type[Struct]) -> tuple[str, ...]:
 
 
 def not_done(request: Request, names: tuple[str, ...]) -> errors.BadInput:
-    """Return what a caller is told who wants something that is not done here."""
+    """Return the error for a request with refused fields."""
     words = f"{request.method}: {', '.join(names)}: not done here; leave it out, or configure the agent itself"
     return errors.BadInput(words[:300])
 
@@ -677,7 +699,7 @@ def refusal(request_id: str, error: dict[str, Any]) -> bytes:
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON schema of our own methods: what each is asked with, what it answers, and our event."""
+    """Return the JSON schema of our own methods, parameters and answers, and of our event."""
     own = {name: method for name, method in METHODS.items() if name not in PUBLISHED}
     types = [Watched, *(kind for each in own.values() for kind in (each.params, each.result))]
     shapes, components = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")

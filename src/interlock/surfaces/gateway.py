@@ -1,12 +1,27 @@
 """The gateway: agents served over WebSocket, in the published protocol's words and our own.
 
-1. Host and Origin are checked before anything is routed; before a token is shown a socket has little time, few bytes
-   and few neighbours.
-2. Every connection has one outbox and one pump. A slow reader is let go; nobody else waits for it.
-3. Requests are answered side by side, begun in the order they came. Stops have a budget of their own.
-4. Rights are the principal's, not the connection's; a token that is no longer one closes its connections.
-5. Wrong tokens are counted and refused by address; a right one always comes in, or anybody on this machine could keep
-   the operator from stopping.
+1. Host and Origin are checked before a request is routed. A socket that has shown no token is limited in time, bytes
+   and number.
+2. Every connection has one outbox and one pump. A slow reader's connection is closed; no other connection waits for it.
+3. The requests of a connection run concurrently and begin in the order in which they came. Stops have a budget of
+   their own.
+4. Rights belong to the principal, not to the connection. Revoking a token closes its connections.
+5. Wrong tokens are counted and refused by address, but a valid token is always accepted: otherwise anybody on the same
+   machine could keep the operator from stopping a run.
+
+The gateway is one more subscriber of control's `Feed`. It hears every event in the step that admits it, and puts it
+into the outbox of each connection whose principal may see it (`Control.sees`). So a fall takes a run's deltas back from
+connections in the same step as from watchers.
+
+Broadcast, or quiet. The published protocol tells a connection everything that its principal may see. Our own client
+declares the capability `interlock.quiet` and is told only what it watches, with positions and replay. A connection with
+`interlock.outline` is told besides, of everything its principal may see, what a list of sessions needs: messages,
+starts, questions, children, endings, receipts and corrections, with long texts cut. So a page with a hundred sessions
+is not sent their deltas. An event is encoded once for all connections.
+
+Scopes do two things. They say which methods a token may call (`frames.METHODS`), and they appoint the token's
+principal in control (`Control.appoint`: admins, readers, writers, approvers), which then decides whose run is whose.
+The gateway reads the token files every ACCESS_SECONDS, and before each `connect`.
 """
 
 import asyncio
@@ -60,25 +75,26 @@ ASGIScope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-CONNECT_SECONDS: Final = 5.0  # from the socket's opening to a token
+CONNECT_SECONDS: Final = 5.0  # from the accepted socket to a valid token
 STRANGERS: Final = 32  # sockets that have shown no token
 STRANGERS_PER_ADDRESS: Final = 8
-REQUESTS: Final = 64  # of one connection, in flight
-STOPS: Final = 64  # besides those
+REQUESTS: Final = 64  # in flight on one connection, stops not counted
+STOPS: Final = 64  # in flight on one connection
 WATCHES: Final = 64  # of one connection
 WRITE_BYTES: Final = 2048  # handed to the kernel in one call, unless one frame is larger
-FLUSH_SECONDS: Final = 1.0  # for what is held when a connection or the gateway closes
-ACCESS_SECONDS: Final = 0.5  # how often the token files are looked at
-AUDITED: Final = {  # besides stops
+FLUSH_SECONDS: Final = 1.0  # to send the rest of an outbox when its connection closes
+ACCESS_SECONDS: Final = 0.5  # between two reads of the token files
+# By method: the kind of its line in the audit. Stops are audited by their receipts.
+AUDITED: Final = {
     "exec.approval.resolve": "answer",
     "interlock.answer": "answer",
     "interlock.share": "share",
     "interlock.unshare": "unshare",
 }
-NOTED: Final = (  # what an audit's line tells of a request
+NOTED: Final = (  # parameters of a request that its line in the audit holds
     "with_", "may", "id", "question", "decision", "answer", "session_key", "session", "key", "run_id", "run", "task_id",
 )  # fmt: skip
-REASON_BYTES: Final = 120  # of a close frame
+REASON_BYTES: Final = 120  # in a close frame
 SCOPES: Final = {scope: f"operator.{'approvals' if scope is Scope.APPROVE else scope}" for scope in Scope}
 
 SEEING: Final = frozenset({Scope.ADMIN, Scope.WRITE, Scope.READ})
@@ -106,7 +122,8 @@ class Gateway:
         self.audit = audit
         self.meters = Meters(control)
         self.is_stop: Callable[[str], bool] = partial(is_stop, name=(AGENT, name or AGENT), also=tuple(stop_words))
-        self.is_stop("stop")  # the first reading makes the tables, and the first person to stop must not wait for that
+        # The first call builds the tables of stop words; the first person who types a stop must not wait for that.
+        self.is_stop("stop")
         self.closing = False
         self.connections: dict[Principal, set[Connection]] = {}
         self.failures = AuthFailures()
@@ -132,7 +149,7 @@ class Gateway:
         control.feed.subscribe(None, self)
         control.guards.listen(self._take_back)
 
-    # The door
+    # HTTP
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         """Serve an ASGI connection."""
@@ -148,7 +165,7 @@ class Gateway:
         await self._routes(scope, receive, send)
 
     def _unwelcome(self, scope: ASGIScope) -> str | None:
-        """Say why a request is for somebody else, or from a page that has no business here."""
+        """Return why a request's Host or Origin is refused, or None."""
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         origins = [value.decode("latin-1") for name, value in scope["headers"] if name == b"origin"]
         host = ",".join(hosts)
@@ -171,10 +188,13 @@ class Gateway:
             return JSONResponse({"error": "this token may not read; use one with scope read"}, 403)
         return Response(self.meters.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    # What happens in control, in the same step
+    # What control calls, in the step in which it happens
 
     def put(self, event: Event) -> None:
-        """Tell an event to everybody who may see it. It must not raise: control would let the whole gateway go."""
+        """Put an event into the outbox of each connection whose principal may see it.
+
+        This never raises: the feed drops a subscriber that does, and then no connection would hear anything more.
+        """
         try:
             self.meters.count(event)
             if isinstance(event.data, Ended):
@@ -189,7 +209,7 @@ class Gateway:
             log.exception("an event could not be told", extra={"session": event.session, "run": event.run_id})
 
     def _listens(self, principal: Principal, event: Event) -> bool:
-        """Return whether somebody is told of more than what they watch."""
+        """Return whether a connection of this principal is told the event without watching its session."""
         outlined = event.kind in OUTLINE
         return any(not each.quiet or (outlined and each.outline) for each in self.connections[principal])
 
@@ -205,7 +225,7 @@ class Gateway:
                 connection.tell(questions, self.watcher.questions(event) if connection.outline else ())
 
     def _take_back(self) -> None:
-        """Rights have changed: what a connection has not been sent yet, and may not see any more, it is not sent."""
+        """Remove from every outbox the events that its principal may no longer see; called when rights change."""
         for connection in self._everyone():
             connection.outbox.keep(partial(self._sees, connection))
 
@@ -214,7 +234,9 @@ class Gateway:
         if item.session is None or (item.question and Scope.APPROVE in self._scopes_of(by)):
             return True
         if self.control.whose(item.session).owner is None and not connection.scopes & {Scope.ADMIN, Scope.READ}:
-            return True  # every change of a session's sharing is in memory: it was theirs to see, and is
+            # Memory does not know the session, and memory holds every change of a session's sharing. So there was
+            # none: the principal might see this item when it was put into the outbox, and still may.
+            return True
         return self.control.sees(by, item.session, item.run_id, question=item.question)
 
     def drop(self, run_id: RunId) -> None:
@@ -223,7 +245,10 @@ class Gateway:
             connection.outbox.drop(run_id)
 
     def close(self) -> None:
-        """Control is closing and everything was told: say goodbye, and let every connection go."""
+        """Tell every connection that the server restarts, and close it once its outbox is sent.
+
+        Control calls this when it closes, after the last event.
+        """
         self.closing = True
         for connection in self._everyone():
             connection.outbox.put(event_item("shutdown", {"reason": "restart"}))
@@ -232,10 +257,10 @@ class Gateway:
             self._clockwork.cancel()
         self.audit.tell_left_out(at_once=True)
 
-    # People
+    # Principals
 
     def pair(self, by: Principal, scopes: Collection[Scope], name: str | None = None) -> str:
-        """Return a code for a page of the caller's; an admin may name somebody else who has a token."""
+        """Return a code that lets in a page of the caller, or, for an admin, of any principal that has a token."""
         if name not in (None, by) and Scope.ADMIN not in scopes:
             raise Refused("only an admin may pair a page for somebody else; leave the name out")
         digest = self.access.own(name or by)
@@ -244,7 +269,7 @@ class Gateway:
         return self.codes.make(Principal(name or by), digest, time.monotonic())
 
     async def overview(self) -> frames.Overview:
-        """Return how things stand, for whoever operates this."""
+        """Return the figures of this gateway, for its operator."""
         uptime = time.monotonic() - self._began
         return self.meters.overview(grade=await self.control.grade(), uptime_seconds=uptime)
 
@@ -253,7 +278,10 @@ class Gateway:
         return () if caller is None else caller.scopes
 
     def _appoint(self) -> None:
-        """Tell control who is what; a token that may write is no mere reader's."""
+        """Tell control which principals are admins, readers, writers and approvers.
+
+        A token with `read` and `write` makes its principal a writer too: control lets a mere reader change nothing.
+        """
         callers = self.access.callers.values()
         self.control.appoint(
             admins=[each.name for each in callers if Scope.ADMIN in each.scopes],
@@ -263,7 +291,7 @@ class Gateway:
         )
 
     def look_again(self) -> None:
-        """Take in what became of the tokens: who is what, and whose connections are over."""
+        """Read the token files again; if they changed, appoint anew and close the connections that lost their right."""
         if self.access.refresh():
             self._appoint()
             for connection in self._everyone():
@@ -273,7 +301,7 @@ class Gateway:
         return [each for connections in self.connections.values() for each in connections]
 
     async def _tick(self) -> None:
-        """Send ticks, and let those go whose token is no longer one."""
+        """Read the token files every ACCESS_SECONDS and send a tick every TICK_SECONDS."""
         ticked = time.monotonic()
         while True:
             await anyio.sleep(ACCESS_SECONDS)
@@ -295,10 +323,11 @@ class Gateway:
         counted, state = fold(address), scope.get("state", {})
         welcome = state.get("welcome")
         full = self._strangers.total() >= STRANGERS or self._strangers[counted] >= STRANGERS_PER_ADDRESS
-        if self.closing or (full and welcome is None):  # else our own server has counted it
+        # Where `welcome` is set the server is our own, which has counted this socket when it was accepted.
+        if self.closing or (full and welcome is None):
             await _deny(scope, receive, send, 503, "too many connections without a token, or closing; try again")
             return
-        connection = Connection(self, address, receive, send, state.get("line"))
+        connection = Connection(self, address, receive, send, state.get("socket"))
         with self._stranger(counted):
             caller = await connection.meet(state.get("since", time.monotonic()))
         if caller is not None:
@@ -317,7 +346,7 @@ class Gateway:
                 del self._strangers[address]
 
     def hello(self, connection: "Connection", caller: Caller) -> dict[str, Any]:
-        """What a connection is told when it is let in."""
+        """Return the payload of `hello-ok`, the answer to `connect`."""
         return {
             "type": "hello-ok",
             "protocol": frames.PROTOCOL,
@@ -328,7 +357,8 @@ class Gateway:
                 "capabilities": [frames.QUIET, frames.OUTLINE],
             },
             "snapshot": {
-                "presence": [{"ts": int(time.time() * 1000), "user": {"id": connection.by}}],  # itself, nobody else
+                # The caller alone: a principal may not see who else is connected.
+                "presence": [{"ts": int(time.time() * 1000), "user": {"id": connection.by}}],
                 "health": {"ok": True, "ts": int(time.time() * 1000)},
                 "stateVersion": {"presence": 0, "health": 0},
                 "uptimeMs": int((time.monotonic() - self._began) * 1000),
@@ -342,7 +372,7 @@ class Gateway:
         }
 
     def wrong_token(self, address: str, token: str | None) -> str:
-        """Take down a wrong token and return what it is told as; who has a right one is never kept out by others."""
+        """Count a wrong token of an address, and return the error code that its sender is told."""
         now = time.monotonic()
         code = "AUTH_TOKEN_MISMATCH" if token else "AUTH_TOKEN_MISSING"
         if self.failures.blocked(address, now) is not None:
@@ -353,7 +383,7 @@ class Gateway:
         return code
 
     async def shut(self) -> None:
-        """Close, and wait until what is held has been sent; bounded."""
+        """Close, and wait for the outboxes to be sent, at most twice FLUSH_SECONDS."""
         self.close()
         with anyio.move_on_after(2 * FLUSH_SECONDS):
             while self._everyone():
@@ -367,7 +397,7 @@ VERSION: Final = version("interlock")
 
 
 class _Raw:
-    """An endpoint that speaks ASGI itself; Starlette would wrap a function or a method."""
+    """An endpoint that speaks ASGI itself. It is an object because Starlette would wrap a function or a method."""
 
     def __init__(self, serve: Callable[[ASGIScope, Receive, Send], Awaitable[None]]) -> None:
         self._serve = serve
@@ -376,11 +406,11 @@ class _Raw:
         await self._serve(scope, receive, send)
 
 
-class Line(Protocol):
-    """A socket of our own server, which tells when it takes more."""
+class Socket(Protocol):
+    """A socket of our own server (surfaces/server), which tells when the kernel has room."""
 
     async def room(self) -> None:
-        """Wait until the kernel has little left."""
+        """Wait until the kernel holds little that is unsent."""
         ...
 
     def write(self, frames: list[bytes]) -> None:
@@ -389,10 +419,10 @@ class Line(Protocol):
 
 
 class Connection:
-    """One WebSocket: who it is, what it asked, what it has still to be sent."""
+    """One WebSocket: its principal, its requests in flight, its watches and its outbox."""
 
     def __init__(
-        self, gateway: Gateway, address: str, receive: Receive, send: Send, line: "Line | None" = None
+        self, gateway: Gateway, address: str, receive: Receive, send: Send, socket: "Socket | None" = None
     ) -> None:
         self.gateway = gateway
         self.control = gateway.control
@@ -400,22 +430,24 @@ class Connection:
         self.id = secrets.token_hex(8)
         self.by = Principal("")
         self.scopes: frozenset[Scope] = frozenset()
-        self._writing = anyio.CancelScope()  # ends at an overflow, or when a reader has had its time
+        # The scope of the pump: cancelled at an overflow, and FLUSH_SECONDS after `leave`.
+        self._writing = anyio.CancelScope()
         self.outbox = Outbox(self._writing.cancel)
         self._asked_scopes: frozenset[Scope] = frozenset()
         self._digest = ""
         self._receive, self._send = receive, send
-        self._line = line  # where the server is ours
+        self._socket = socket  # None under another ASGI server
         self._busy = Counter[bool]()  # requests in flight, by whether they stop something
         self._watches: dict[int, anyio.CancelScope] = {}
         self._tasks: TaskGroup | None = None
         self._closing: tuple[int, str] | None = None
-        self._revoked = False  # its token is not what it came in with: what it asked and was not begun is not done
+        # True once the token is gone or has other scopes: a request that has not begun is then not begun any more.
+        self._revoked = False
 
-    # Being let in
+    # Before a token
 
     async def meet(self, since: float) -> Caller | None:
-        """Challenge a stranger and hear its token; None if it may not come in. Its time counts from when it came."""
+        """Send the challenge and read the token; None if it is refused. CONNECT_SECONDS count from `since`."""
         try:
             with anyio.fail_after(CONNECT_SECONDS - (time.monotonic() - since)):
                 await self._receive()
@@ -430,12 +462,12 @@ class Connection:
             await self._shut(frames.BROKEN_RULE, "no connect request in time")
         except BadFrame as wrong:
             await self._shut(wrong.code, str(wrong))
-        except (OSError, RuntimeError):  # the other side is gone, or was closed for what it sent behind
-            pass
+        except (OSError, RuntimeError):
+            pass  # the peer is gone, or the server has closed it for bytes that are no frame
         return None
 
     async def _hear(self, limit: int) -> str | None:
-        """Return the next text frame, or None if the other side is gone."""
+        """Return the next text frame, or None if the peer is gone."""
         message = await self._receive()
         if message["type"] == "websocket.disconnect":
             return None
@@ -464,7 +496,7 @@ class Connection:
         caller = None if not token else self.gateway.access.who(token)
         if token is None or caller is None:
             code = self.gateway.wrong_token(self.address, token)
-            words = "this token is not one; `interlock token path` says where the operator's is"
+            words = "this token is unknown here; `interlock token path` says where the operator's is"
             return await self._turn_away(request, frames.fault("FORBIDDEN", words, code=code), frames.NO_TOKEN)
         self.by, self._digest = caller.name, digest_of(token)
         self._asked_scopes = _asked(asked.scopes)
@@ -472,7 +504,8 @@ class Connection:
         self.outline = frames.OUTLINE in asked.caps
         self.quiet = self.outline or frames.QUIET in asked.caps
         if self.outline:
-            self._watches[0] = anyio.CancelScope()  # its number is taken
+            # Outline events carry watch 0, so a watch of the client's own may not have that number.
+            self._watches[0] = anyio.CancelScope()
         await self._send_text(frames.response(request.id, self.gateway.hello(self, caller)))
         return caller
 
@@ -488,7 +521,7 @@ class Connection:
     quiet = outline = False
 
     async def serve(self, caller: Caller) -> None:
-        """Answer until either side leaves."""
+        """Answer requests until either side closes."""
         gateway, mine = self.gateway, self.gateway.connections.setdefault(self.by, set())
         mine.add(self)
         gateway.meters.connections += 1
@@ -517,19 +550,22 @@ class Connection:
                 self._take(frames.read_request(text))
             except BadFrame as wrong:
                 self.leave(wrong.code, str(wrong))
-                await anyio.sleep(FLUSH_SECONDS)  # the pump closes, and with it the other side
+                # The pump sends the rest and the close frame; returning at once would cancel it.
+                await anyio.sleep(FLUSH_SECONDS)
                 return
 
     async def _pump(self) -> None:
-        """Write what there is, a little at a time; nobody else writes once the connection serves."""
-        with self._writing, contextlib.suppress(OSError, RuntimeError):  # gone: the listener hears it as well
+        """Write the outbox, at most WRITE_BYTES at a time; once the connection serves, this task alone writes."""
+        # An error means that the peer is gone; `_listen` hears of it as well.
+        with self._writing, contextlib.suppress(OSError, RuntimeError):
             while await self.outbox.wait():
-                if self._line is None:
+                if self._socket is None:
                     for frame in self.outbox.take():
                         await self._send_text(frame)
                 else:
-                    await self._line.room()  # what is still in the outbox until then can be taken back
-                    self._line.write(self.outbox.take(WRITE_BYTES))
+                    # Take frames only when the kernel has room: a fall can still drop those in the outbox.
+                    await self._socket.room()
+                    self._socket.write(self.outbox.take(WRITE_BYTES))
         if self.outbox.overflowed:
             self._closing = self._closing or (frames.BROKEN_RULE, "too slow: more was said than this connection read")
             self.gateway.audit.note("refused", by=self.by, address=self.address, why=self._closing[1])
@@ -539,24 +575,24 @@ class Connection:
             self._tasks.cancel_scope.cancel()
 
     def tell(self, items: Collection[Item], outline: Collection[Item]) -> None:
-        """Take what is told to all, or an outline of it, or nothing where only what is watched is heard."""
+        """Add an event to the outbox: its outline where the connection has one, nothing where it is quiet."""
         for item in outline if self.outline else () if self.quiet else items:
             self.outbox.put(item)
 
     def leave(self, code: int, reason: str) -> None:
-        """Close the connection when what it holds has been sent."""
+        """Close the connection once its outbox is sent, at the latest after FLUSH_SECONDS."""
         self._closing = self._closing or (code, reason)
         self.outbox.close()
         asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._writing.cancel)
 
     def reconsider(self) -> None:
-        """A token or its scopes changed: leave if it is no longer one, or may something else than it came in with."""
+        """Close the connection if its token is gone, or has other scopes than when it connected."""
         caller = self.gateway.access.callers.get(self.by)
         if caller is None or not self.gateway.access.valid(self._digest):
-            self.gateway.audit.note("closed", by=self.by, address=self.address, why="its token is no longer one")
+            self.gateway.audit.note("closed", by=self.by, address=self.address, why="its token was revoked")
             self._revoked = True
             self.outbox.keep(lambda item: False)
-            self.leave(frames.NO_TOKEN, "this token is no longer one")
+            self.leave(frames.NO_TOKEN, "this token was revoked")
         elif _granted(caller, self._asked_scopes) != self.scopes:
             self._revoked = True
             self.leave(frames.RESTART, "what this token may has changed; connect again")
@@ -564,7 +600,7 @@ class Connection:
     # Requests
 
     def _take(self, request: Request) -> None:
-        if self._closing is not None:  # it is on its way out, and its right may be gone: nothing more is accepted
+        if self._closing is not None:  # the principal's right may be gone
             return
         method = frames.METHODS.get(request.method)
         if method is None or request.method == "connect":
@@ -583,7 +619,7 @@ class Connection:
             written: dict[str, str] = {}
             params = frames.resolve(params, partial(self._session_id, written))
             stops = method.stops or (isinstance(params, frames.OwnChat) and is_typed(params, self.gateway.is_stop))
-            if refused and not stops:  # a stop is never refused for what else it asks
+            if refused and not stops:  # a stop is never refused for its other fields
                 raise frames.not_done(request, refused)
         except InterlockError as error:
             self.outbox.answer(frames.refusal(request.id, frames.error_of(error)), urgent=method.stops)
@@ -597,7 +633,11 @@ class Connection:
         self._tasks.start_soon(self._answer, request, params, stops, (*ignored, *refused), written)
 
     def _session_id(self, written: dict[str, str], name: str) -> SessionId:
-        """Return a session's id. A refusal repeats what was written: an id without an owner tells that it is there."""
+        """Return a session's id, and remember in `written` what a refusal may call it.
+
+        A refusal repeats the name that the caller wrote. Sessions of schema 1 have ids without an owner, and such an
+        id in a refusal would tell the caller that the session exists.
+        """
         session = self.control.naming.id_of(name, self.by)
         written[session] = name if "/" in name else session
         return session
@@ -608,7 +648,7 @@ class Connection:
         return frames.error_of(error)
 
     def _nothing(self, payload: Any, written: Mapping[str, str]) -> Any:
-        """Return an answer whose receipt, if nothing was stopped, names the session as it was written."""
+        """Return an answer; a receipt in it that ended nothing names its session as the caller wrote it."""
         found = payload.get("receipt") if isinstance(payload, dict) else payload
         if not isinstance(found, Receipt) or found.id is not None or found.session is None:
             return payload
@@ -621,7 +661,7 @@ class Connection:
     ) -> None:
         arrived = time.time()
         session: SessionId | None = None
-        if self._revoked:  # it was read before the right went, and its task begins after
+        if self._revoked:  # the right was taken away after the request was read
             return
         try:
             asking = Asking(self, request, ignored, written)
@@ -639,7 +679,7 @@ class Connection:
             if stops or request.method in AUDITED:
                 self._note("refused", request, params, why=str(error))
         except asyncio.CancelledError:
-            if stops:  # it was stopped all the same, and whoever did it left before the answer
+            if stops:  # the stop counts although its caller left before the answer
                 self._note("stop", request, params, why="the caller left before the answer")
             raise
         except Exception:
@@ -667,7 +707,7 @@ class Connection:
     # Watching
 
     def watch(self, wanted: frames.OwnWatch, written: Mapping[str, str]) -> None:
-        """Tell this connection a session's or a run's events, in our own words."""
+        """Send this connection the events of a session or a run, as `interlock.event` frames."""
         if wanted.watch in self._watches or len(self._watches) >= WATCHES:
             raise BadInput(f"watch {wanted.watch} is taken, or there are {WATCHES} already; unwatch one")
         assert self._tasks is not None
@@ -689,7 +729,7 @@ class Connection:
         self.outbox.put(event_item("interlock.event", over))
 
     def unwatch(self, number: int) -> None:
-        """Tell it no longer."""
+        """End a watch."""
         if (scope := self._watches.get(number)) is not None:
             scope.cancel()
 
@@ -705,7 +745,7 @@ class Connection:
 
 
 class Asking:
-    """A request's own view of its connection."""
+    """What the handler of one request sees of its connection."""
 
     __slots__ = ("_connection", "_ignored", "_request", "by", "control", "is_stop", "overview", "unwatch", "watch")
 
@@ -718,11 +758,11 @@ class Asking:
         self.unwatch, self.overview = connection.unwatch, connection.gateway.overview
 
     def first(self, payload: dict[str, Any], about: SessionId) -> None:
-        """Send the first of two answers."""
+        """Send the first of two answers to a request; the handler returns the second."""
         self._connection.outbox.answer(frames.response(self._request.id, self.told(payload)), about=about)
 
     def name(self, session: SessionId) -> str:
-        """Return what the caller calls a session."""
+        """Return a session's name as the caller writes it."""
         return self.control.naming.name_of(session, self.by)
 
     def told(self, payload: Any) -> Any:
@@ -730,7 +770,7 @@ class Asking:
         return payload | {"ignored": self._ignored} if self._ignored and isinstance(payload, dict) else payload
 
     def pair(self, name: str | None) -> str:
-        """Return a code for a page."""
+        """Return a code that lets a page in."""
         return self._connection.gateway.pair(self.by, self._connection.scopes, name)
 
 
@@ -740,7 +780,7 @@ def _receipts_in(payload: Any) -> list[Receipt]:
 
 
 def _asked(names: Collection[str]) -> frozenset[Scope]:
-    """Return the scopes a client asks for; admin is all of them, and who names none asks for what there is."""
+    """Return the scopes that a client asks for: all of them if it names admin or none."""
     known = frozenset(scope for scope, name in SCOPES.items() if name in names)
     return frozenset(Scope) if not names or Scope.ADMIN in known else known
 
@@ -750,7 +790,7 @@ def _granted(caller: Caller, asked: frozenset[Scope]) -> frozenset[Scope]:
 
 
 async def _deny(scope: ASGIScope, receive: Receive, send: Send, status: int, why: str) -> None:
-    """Refuse over HTTP, also what wanted to become a WebSocket."""
+    """Refuse a request over HTTP, also an upgrade to a WebSocket."""
     answer = JSONResponse({"error": {"type": "refused", "message": why}}, status)
     if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
         await receive()

@@ -1,6 +1,7 @@
-"""What is logged, on the error output: JSON lines, or for somebody at a terminal plain ones.
+"""Logging on the error output: JSON lines, or plain lines at a terminal.
 
-Nobody waits for whoever reads them: a thread writes, and what it cannot keep up with is counted and left out.
+A thread writes the lines, so that a reader who does not read delays no stop. Lines beyond LINES are left out and
+counted.
 """
 
 import logging
@@ -12,12 +13,12 @@ from collections.abc import Callable
 
 import structlog
 
-LINES = 10_000  # that may wait for the reader
+LINES = 10_000  # waiting for the thread
 FINISH_SECONDS = 1.0
 
 
 class _Unblocking(logging.handlers.QueueHandler):
-    """Hands lines to the thread that writes."""
+    """Hands lines to the writing thread without waiting."""
 
     def __init__(self, lines: "queue.Queue[logging.LogRecord]") -> None:
         super().__init__(lines)
@@ -25,7 +26,7 @@ class _Unblocking(logging.handlers.QueueHandler):
         self._left_out = 0
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        """Take a line, or count it as left out."""
+        """Queue a line, or count it as left out if the queue is full."""
         if self._left_out and not self._lines.full():
             record.msg = f'{record.msg}\n{{"event": "lines left out", "count": {self._left_out}}}'
             self._left_out = 0
@@ -36,7 +37,7 @@ class _Unblocking(logging.handlers.QueueHandler):
 
 
 def set_up_logging(level: str) -> Callable[[], None]:
-    """Log in lines, here and in libraries, with the facts bound to them; return what waits for the last lines."""
+    """Set up logging for our code and the libraries; return a function that waits for the last lines to be written."""
     shared: list[structlog.types.Processor] = [
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
@@ -52,7 +53,8 @@ def set_up_logging(level: str) -> Callable[[], None]:
         cache_logger_on_first_use=True,
     )
     renderer: structlog.types.Processor = structlog.processors.JSONRenderer()
-    if sys.stderr.isatty():  # which must not obey what is in a name
+    if sys.stderr.isatty():
+        # Strings are written as their repr, so that escape sequences in a name cannot control the terminal.
         renderer = structlog.dev.ConsoleRenderer(
             repr_native_str=True, exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
         )

@@ -1,8 +1,12 @@
-"""The gateway's methods: words into control calls, outcomes into words. Nothing is decided here.
+"""The gateway's methods: words into control calls, outcomes into words. Control decides everything.
 
-1. Control is called before anything else is awaited, so a stop right behind a message finds it.
-2. `by` is always the connection's principal; whether it may is control's to say.
-3. A run is named by our id, or by the key its caller sent it with; a stop of an unknown key is kept for it.
+1. A handler calls control before it awaits anything else, so a stop right behind a message finds the message.
+2. `by` is always the connection's principal; control says whether that principal may.
+3. A caller names a run by its id, or by the key under which the caller sent it. Control remembers a stop of a key that
+   it has not seen, and the message that arrives under that key is born stopped.
+
+A typed stop is no message and has no run. `Outcome.typed` says that a person wrote it, and the wire then tells `stop`
+instead of `rpc`. Its idempotency key is the stop's own key.
 """
 
 import asyncio
@@ -25,43 +29,43 @@ from interlock.surfaces.access import CODE_SECONDS
 
 OURS = re.compile(r"r-[0-9a-f]+-[0-9a-f]+")
 ANEW = frozenset({"/new", "/reset"})
-STRATEGIES = {"followup": "queue"}  # the wire's word; the others are ours as well
+STRATEGIES = {"followup": "queue"}  # by the wire's word; the others are the same as ours
 COMMAND_CHARACTERS = 64
-SERVED = frozenset({telling.AGENT, "main"})  # what clients call the agent that is served
-LATEST = 1_000  # runs looked through for a list of sessions or tasks
-HISTORY_CHARACTERS = 4 * 1024 * 1024  # of a conversation in one answer, from its end
-PAGE = 1_000  # the most a list answers
+SERVED = frozenset({telling.AGENT, "main"})  # names that clients have for the default agent
+LATEST = 1_000  # runs read for a list of sessions or tasks
+HISTORY_CHARACTERS = 4 * 1024 * 1024  # of a transcript in one answer, from its end
+PAGE = 1_000  # entries in one answer
 
 
 class Asker(Protocol):
-    """The connection that asks."""
+    """What a handler sees of the connection whose request it answers."""
 
     control: Control
     by: Principal
     is_stop: Callable[[str], bool]
 
     def first(self, payload: dict[str, Any], about: SessionId) -> None:
-        """Send the first of two answers."""
+        """Send the first of two answers; the handler returns the second."""
         ...
 
     def name(self, session: SessionId) -> str:
-        """Return what the caller calls a session."""
+        """Return a session's name as the caller writes it."""
         ...
 
     def watch(self, wanted: frames.OwnWatch) -> None:
-        """Begin to tell it events."""
+        """Begin a watch: send the connection a session's or a run's events."""
         ...
 
     def unwatch(self, number: int) -> None:
-        """Tell it no longer."""
+        """End a watch."""
         ...
 
     def pair(self, name: str | None) -> str:
-        """Return a code for a page."""
+        """Return a code that lets a page in."""
         ...
 
     async def overview(self) -> frames.Overview:
-        """Return how the gateway stands."""
+        """Return the gateway's figures."""
         ...
 
 
@@ -69,7 +73,7 @@ Handler = Callable[[Asker, Any], Awaitable[Any]]
 
 
 def is_typed(asked: frames.OwnChat, is_stop: Callable[[str], bool]) -> bool:
-    """Return whether a message is no message but says stop, or to begin anew."""
+    """Return whether a text is a command: a stop word, or `/new` or `/reset`."""
     text, plain = asked.message, asked.suppress_command_interpretation
     anew = len(text) < COMMAND_CHARACTERS and normalise(text) in ANEW
     return not plain and (anew or is_stop(text))
@@ -92,7 +96,8 @@ async def chat_send(on: Asker, asked: frames.OwnChat) -> Any:
         agent=_agent(on, asked.agent_id),
         by=on.by,
     )
-    if sent.state is State.ENDED:  # a used key, or stopped before it came; nobody waits here for a run
+    # An ended run has a used key or was born stopped. The timeout of 0 keeps the sender from waiting for a run.
+    if sent.state is State.ENDED:
         outcome = await on.control.wait(sent.run_id, timeout=0, by=on.by)
         if outcome.ended:
             return telling.wait_payload(outcome)
@@ -104,7 +109,7 @@ async def chat_send(on: Asker, asked: frames.OwnChat) -> Any:
 
 
 async def _command(on: Asker, asked: frames.OwnChat) -> Any:
-    """Do what was typed; its idempotency key is the stop's own, so a message delivered twice ends nothing newer."""
+    """Carry out a typed command. Its key is the stop's own, so a command that is delivered twice ends nothing newer."""
     key = asked.idempotency_key
     if normalise(asked.message) in ANEW:
         return await _reset(on, asked.session_key, key)
@@ -137,7 +142,8 @@ async def agent_wait(on: Asker, asked: frames.AgentWait) -> Any:
 async def chat_history(on: Asker, asked: frames.ChatHistory) -> Any:
     try:
         entries = await on.control.history(asked.session_key, by=on.by)
-    except Unknown:  # one that has not begun is empty, and somebody else's looks the same
+    except Unknown:
+        # A session that has no message yet is empty, and another's must look the same.
         entries = []
     end = max(0, len(entries) - asked.offset)
     chosen: list[dict[str, Any]] = []
@@ -153,7 +159,7 @@ async def chat_history(on: Asker, asked: frames.ChatHistory) -> Any:
 
 
 def _agent(on: Asker, name: str | None) -> str | None:
-    """Return control's name of an agent; None for the one that is served, which clients know by names of their own."""
+    """Return an agent's name in control; None for the default agent, which clients call by a name in SERVED."""
     return None if name is None or (name in SERVED and name not in on.control.agents) else name
 
 
@@ -173,7 +179,7 @@ async def _run_id(on: Asker, name: str) -> RunId:
 
 
 async def _stop(on: Asker, name: str) -> Receipt:
-    """Stop a run by its id or its key; a key that was not seen yet is remembered."""
+    """Stop a run by its id or its key; control remembers the stop of a key that it has not seen."""
     if OURS.fullmatch(name):
         return await on.control.stop(run=name, by=on.by)
     return await on.control.stop(message=name, by=on.by)
@@ -183,7 +189,7 @@ async def chat_abort(on: Asker, asked: frames.ChatAbort) -> Any:
     if asked.run_id is None:
         receipt = await on.control.stop(session=asked.session_key, by=on.by)
         return telling.stop_payload(receipt) | _left(on, asked.session_key)
-    # The right to stop a run does not depend on the session that is named beside it.
+    # The right to stop a run does not depend on the session that the request names beside it, so that is not read.
     receipt = await _stop(on, asked.run_id)
     return telling.stop_payload(receipt) | _left(on, receipt.session) | _unknown(on, asked.run_id, receipt)
 
@@ -212,13 +218,13 @@ async def sessions_abort(on: Asker, asked: frames.SessionsAbort) -> Any:
 
 
 def _left(on: Asker, session: str | None) -> dict[str, Any]:
-    """What of a session the caller may stop and a stop left alone."""
+    """Return what the caller may stop in a session and this stop left running."""
     left = None if session is None else on.control.remaining(session, by=on.by)
     return {} if left is None or not any(left) else {"remaining": left._asdict()}
 
 
 def _unknown(on: Asker, name: str, receipt: Receipt) -> dict[str, Any]:
-    """Say that there is no such run for the caller, whether it is somebody else's or never was."""
+    """Return the reason why a stop found no run; it is the same for another's run and for one that never was."""
     if receipt.aborted or receipt.already is not None or receipt.id is not None:
         return {}
     later = "; one that is sent with this key will not run" if not OURS.fullmatch(name) else ""
@@ -232,7 +238,7 @@ def _at_work(run: RunInfo) -> bool:
 async def _reset(on: Asker, session: str, key: str) -> dict[str, Any]:
     try:
         receipt = await on.control.reset(session, key=key, by=on.by)
-    except Unknown:  # nothing was ever said in it, or it is not yours: nothing is begun anew
+    except Unknown:  # the session has no message yet, or is another's
         return {"ok": True, "key": on.name(SessionId(session)), "reset": False, "aborted": False, "runIds": []}
     return telling.stop_payload(receipt) | {"key": on.name(SessionId(session)), "reset": True}
 
@@ -257,7 +263,7 @@ async def tasks_cancel(on: Asker, asked: frames.TasksCancel) -> Any:
 
 
 async def tasks_list(on: Asker, asked: frames.TasksList) -> Any:
-    """Runs of a session with all that is below them, or of all sessions, the latest first."""
+    """Return the runs of a session and all below them, or of all sessions, the latest first."""
     try:
         if asked.session_key:
             runs = sorted(await on.control.runs(asked.session_key, tree=True, by=on.by), key=_admitted)
@@ -266,7 +272,7 @@ async def tasks_list(on: Asker, asked: frames.TasksList) -> Any:
     except Unknown:
         runs = []
     wanted = (asked.status,) if isinstance(asked.status, str) else asked.status
-    found = [run for run in reversed(runs) if run.state is not State.ALIASED]  # told as its taker
+    found = [run for run in reversed(runs) if run.state is not State.ALIASED]  # listed as the run that absorbed it
     found = [run for run in found if wanted is None or telling.status_of(run) in wanted]
     if asked.agent_id is not None:
         agent = on.control.named(_agent(on, asked.agent_id))
@@ -278,7 +284,7 @@ async def tasks_list(on: Asker, asked: frames.TasksList) -> Any:
 
 
 def _admitted(run: RunInfo) -> tuple[int, ...]:
-    """Where a run stands in the order of admission: its id is made of the boot and a counter, which only rise."""
+    """Return a sort key for the order of admission: a run's id holds the boot and a counter, which only rise."""
     return tuple(int(part, 16) for part in run.id.split("-")[1:])
 
 
@@ -338,13 +344,13 @@ async def approval_resolve(on: Asker, asked: frames.ApprovalResolve) -> Any:
     words: dict[str, bool | str] = {"allow-once": True, "allow-always": True, "deny": False}
     asked_now = (question for question in await on.control.questions(by=on.by) if question.id == asked.id)
     choices = next((question.choices for question in asked_now), None)
-    # What becomes of one that is not open any more is control's to say.
+    # A question that is not open any more has no choices here; `answer` then says what became of it.
     answer = asked.decision if choices is not None else words.get(asked.decision, asked.decision)
     info = await on.control.answer(asked.id, answer, by=on.by)
     return {"ok": True, "id": info.id, "decision": asked.decision, "state": info.state}
 
 
-# Our own: control's verbs, by their own names
+# Our own methods: control's verbs by their own names
 
 
 def _verb(name: str, *fields: str) -> Handler:
@@ -355,7 +361,7 @@ def _verb(name: str, *fields: str) -> Handler:
 
 
 async def own_runs(on: Asker, asked: frames.OwnList) -> list[RunInfo]:
-    """Runs with the beginning of what they said; `wait` and `find` have all of it."""
+    """Return runs with shortened texts; `wait` and `find` return the whole."""
     return [
         telling.short(run)
         for run in await on.control.runs(asked.session, tree=asked.tree, latest=asked.latest, by=on.by)
@@ -363,7 +369,7 @@ async def own_runs(on: Asker, asked: frames.OwnList) -> list[RunInfo]:
 
 
 async def own_history(on: Asker, asked: frames.OwnSession) -> list[Entry]:
-    """The latest part of a conversation: as much as one frame should hold."""
+    """Return the latest part of a transcript, at most HISTORY_CHARACTERS."""
     entries, room = await on.control.history(asked.session, by=on.by), HISTORY_CHARACTERS
     for at in range(len(entries) - 1, -1, -1):
         room -= len(entries[at].text) + len(entries[at].arguments or "")
@@ -396,13 +402,14 @@ async def own_overview(on: Asker, asked: frames.OwnNothing) -> frames.Overview:
 
 
 async def own_stopall(on: Asker, asked: frames.OwnStopAll) -> list[Receipt]:
-    """Stop every session that has a run or a detached process, all at once; a child falls with its parent's.
+    """Stop every session that has a run or a detached process, concurrently; a child falls with its home.
 
-    Of one principal: every session of theirs, and what they started in others'.
+    With `of`, stop that principal's sessions, and the runs it started in the sessions of others.
     """
     runs = [run for run in await on.control.runs(by=on.by) if run.outcome is None]
     held = [each.session for each in await on.control.processes(by=on.by)]
-    # A child is stopped with the session at the top: stopped alone it would be news there, and begin a turn.
+    # A child is stopped through its home. Stopped alone, a detached child would announce its ending there, and the
+    # announcement would start a turn.
     sessions = dict.fromkeys([run.home or run.session for run in runs] + held)
     alone: list[RunInfo] = []
     if asked.of is not None:
@@ -410,7 +417,7 @@ async def own_stopall(on: Asker, asked: frames.OwnStopAll) -> list[Receipt]:
         alone = [run for run in runs if run.principal == asked.of and (run.home or run.session) not in sessions]
     stops = [on.control.stop(session=session, by=on.by) for session in sessions]
     stops += [on.control.stop(run=run.id, by=on.by) for run in alone]
-    # Trouble with one keeps nobody from the others' receipts.
+    # A stop that fails does not hide the receipts of the others.
     told = await asyncio.gather(*stops, return_exceptions=True)
     receipts = [each for each in told if isinstance(each, Receipt)]
     if not receipts and told:

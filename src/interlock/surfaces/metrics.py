@@ -1,4 +1,4 @@
-"""What Prometheus and the overview are told, from one set of figures: counted from events and receipts."""
+"""The figures for Prometheus and the overview: one set, counted from events and receipts."""
 
 import time
 from collections import deque
@@ -49,13 +49,13 @@ class Meters(Collector):
             registry=self._registry,
         )
         for mark in MARKS:
-            self._stops.labels(mark)  # so that there is one with nothing in it
+            self._stops.labels(mark)  # makes the series exist while it is empty
         self._minutes: deque[tuple[int, dict[str, int]]] = deque(maxlen=MINUTES)
         self.connections = 0
         self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Read what is so now."""
+        """Yield the gauges, read at this instant."""
         yield GaugeMetricFamily("interlock_queue_depth", "Messages that wait for a seat.", self._control.queued)
         yield GaugeMetricFamily("interlock_connections", "WebSocket connections.", self.connections)
         hosts = self._control.hosts
@@ -66,11 +66,11 @@ class Meters(Collector):
             yield told
 
     def fenced(self, seconds: float) -> None:
-        """A request that stops was read so long before its fence."""
+        """Count a stop by the seconds from its request to its fence."""
         self._stops.labels("fenced").observe(max(0.0, seconds))
 
     def count(self, event: Event) -> None:
-        """Count what an event tells."""
+        """Count an event: endings, corrections and drained receipts."""
         match event.data:
             case Ended(outcome=outcome):
                 self._runs.labels(outcome.ending).inc()
@@ -92,13 +92,14 @@ class Meters(Collector):
                 pass
 
     def _count_minute(self, minute: int, ending: str) -> None:
-        if not self._minutes or self._minutes[-1][0] < minute:  # a clock that was set back counts on in the last one
+        # A clock that was set back counts into the latest minute, so that the minutes stay in order.
+        if not self._minutes or self._minutes[-1][0] < minute:
             self._minutes.append((minute, {}))
         counts = self._minutes[-1][1]
         counts[ending] = counts.get(ending, 0) + 1
 
     def overview(self, *, grade: str, uptime_seconds: float) -> Overview:
-        """Return the same figures for people."""
+        """Return the same figures for the overview."""
         hosts = self._control.hosts
         since = time.time() - MINUTES * 60
         return Overview(
@@ -116,7 +117,7 @@ class Meters(Collector):
         )
 
     def text(self) -> bytes:
-        """The page that Prometheus reads."""
+        """Return the text that Prometheus reads."""
         return generate_latest(self._registry)
 
 
@@ -127,7 +128,7 @@ def _counts(counter: Counter) -> dict[str, int]:
 
 
 def _spread(histogram: Any) -> Spread:
-    """Return a histogram's own figures; its buckets count what is below, too."""
+    """Return a histogram's counts per bucket; Prometheus' own buckets are cumulative."""
     samples = [sample for metric in histogram.collect() for sample in metric.samples]
     below = [int(each.value) for each in samples if each.name.endswith("_bucket")]
     total = sum(each.value for each in samples if each.name.endswith("_sum"))

@@ -1,10 +1,13 @@
-"""What one connection has still to be sent.
+"""The outbox of one connection: the frames that it has still to be sent.
 
-1. `put` is synchronous, in the step that admits the effect; one pump is the only caller of the socket's send.
-2. A fall drops the run's unwritten deltas; the connection's `seq` is given at the write, so there is no hole.
-3. The answer to a stop, and what its session is told, overtake what others say; within a session order is kept.
-4. Deltas that wait are joined to one; a flood of them is written every few milliseconds, everything else at once.
-5. What is held is bounded in bytes: beyond it the reader is too slow and let go.
+1. `put` is synchronous and is called in the step that admits the effect. One pump alone calls the socket's send.
+2. A fall drops the run's unwritten deltas. A frame gets its connection's `seq` when it is written, so dropped frames
+   leave no hole in the numbers.
+3. The answer to a stop goes to the head, together with the frames of its session that wait, in their order: a reader
+   must not see the answer before the events that it follows. Ticks go to the head too, nothing else does.
+4. Waiting deltas of one stream are joined into one frame. A flood of deltas is written every few milliseconds, every
+   other frame at once.
+5. The outbox holds at most BUFFER_BYTES. Beyond that the reader is too slow, and its connection is closed.
 """
 
 import asyncio
@@ -17,12 +20,14 @@ from interlock.core.names import RunId, SessionId
 from interlock.surfaces.frames import BUFFER_BYTES, encode
 from interlock.surfaces.telling import Item
 
-PAUSE_SECONDS = 0.005  # between two writes of nothing but texts, which are joined meanwhile; no eye sees it
-JOINED_CHARACTERS = 2048  # so little that a frame in the kernel's hands is soon gone
+# Two writes of deltas are at least this far apart, so that the deltas between them are joined. No reader notices 5 ms.
+PAUSE_SECONDS = 0.005
+# A fall cannot drop a frame that the kernel has. Short frames keep small what a stalled reader gets after a fall.
+JOINED_CHARACTERS = 2048
 
 
 class Texts:
-    """Texts of one stream that wait: they are sent as one, where the first stands and with the last one's numbers."""
+    """Waiting deltas of one stream, sent as one frame: in the place of the first, with the position of the last."""
 
     __slots__ = ("characters", "items", "size")
 
@@ -32,14 +37,14 @@ class Texts:
         self.characters = len(first.text or "")
 
     def add(self, item: Item) -> None:
-        """Take one more."""
+        """Join one more delta."""
         self.items.append(item)
         self.size += _size(item)
         self.characters += len(item.text or "")
 
 
 class Answer(NamedTuple):
-    """A whole frame. One that names a session stands among its events: none of them may overtake the other."""
+    """A whole frame. An answer about a session keeps its place among that session's events."""
 
     frame: bytes
     session: SessionId | None
@@ -55,18 +60,20 @@ class Outbox:
         self._on_overflow = on_overflow
         self._items: deque[Held] = deque()
         self._urgent: deque[Held] = deque()
-        self._growing: dict[bytes, Texts] = {}  # by stream: its last texts, if nothing came behind them
+        # By stream (`Item.head`): the texts that the next delta may join. An event of another kind ends them, because
+        # a delta joined to earlier texts would overtake that event.
+        self._growing: dict[bytes, Texts] = {}
         self._bytes = 0
         self._seq = 0
         self._news = asyncio.Event()
-        self._told = 0.0  # when texts were written last
+        self._told = 0.0  # monotonic time of the last write of texts
         self._bell: asyncio.TimerHandle | None = None
         self._drained = asyncio.Event()
         self.overflowed = False
         self.closed = False
 
     def put(self, item: Item) -> None:
-        """Take an event."""
+        """Add an event; a delta is joined to the texts of its stream that wait."""
         if self.closed or self.overflowed:
             return
         if item.text is None:
@@ -82,7 +89,7 @@ class Outbox:
         self._account(_size(item))
 
     def _ring(self) -> None:
-        """Have texts written, a moment after the last ones."""
+        """Wake the pump PAUSE_SECONDS after texts were written last."""
         if self._bell is not None or self._news.is_set():
             return
         now = time.monotonic()
@@ -103,7 +110,12 @@ class Outbox:
         hasten: SessionId | None = None,
         urgent: bool = False,
     ) -> None:
-        """Take an answer about a session; that of a stop goes first, behind what its session has been told."""
+        """Add an answer.
+
+        about: the session whose events the answer keeps its place among.
+        hasten: the session that a stop ended. Its waiting events move to the head of the outbox and the answer follows
+        them, so the stop overtakes every other session and its own order stays.
+        """
         if self.closed or self.overflowed:
             return
         if hasten is not None:
@@ -118,7 +130,7 @@ class Outbox:
         self._account(_size(answer))
 
     def drop(self, run_id: RunId) -> None:
-        """Forget what a cut run said and nobody has been sent."""
+        """Remove the unwritten deltas, typing and progress of a run that was cut."""
         for queue in (self._items, self._urgent):
             kept = [held for held in queue if not _said_by(held, run_id)]
             if len(kept) != len(queue):
@@ -128,7 +140,7 @@ class Outbox:
                 self._growing.clear()
 
     def keep(self, wanted: Callable[[Item], bool]) -> None:
-        """Forget the events that are not wanted any more; answers stay."""
+        """Remove the events that `wanted` refuses; answers stay."""
         for queue in (self._items, self._urgent):
             for held in list(queue):
                 item = held.items[0] if isinstance(held, Texts) else held
@@ -138,24 +150,27 @@ class Outbox:
         self._growing.clear()
 
     async def room(self) -> None:
-        """Wait until half of the bound is free: for those who can read again what they do not put in now."""
+        """Wait until half of BUFFER_BYTES is free.
+
+        A watch waits here, since it can read its next events from the log later. Events told to all never wait.
+        """
         while self._bytes > BUFFER_BYTES // 2 and not self.closed and not self.overflowed:
             self._drained.clear()
             await self._drained.wait()
 
     def close(self) -> None:
-        """Nothing more is taken; what is held is still sent."""
+        """Accept no more frames; the pump still sends those that wait."""
         self.closed = True
         self._news.set()
         self._drained.set()
 
     @property
     def empty(self) -> bool:
-        """True if everything has been handed to the socket."""
+        """True if every frame has been handed to the socket."""
         return not self._items and not self._urgent
 
     async def wait(self) -> bool:
-        """Wait until there is something to write; False if there will be nothing."""
+        """Wait until there is a frame to write; False if there will be none."""
         while not (self.closed or self.overflowed):
             await self._news.wait()
             if not self.empty:
@@ -164,7 +179,10 @@ class Outbox:
         return not self.empty
 
     def take(self, limit: int = 0) -> list[bytes]:
-        """Return the frames to write next: one, and more up to a limit; none if what there was has been dropped."""
+        """Remove and return the frames to write next: one, and more while they have fewer than `limit` bytes together.
+
+        The list is empty if a fall has dropped what `wait` saw.
+        """
         frames: list[bytes] = []
         size = 0
         while (self._urgent or self._items) and (size < limit or not frames):
@@ -208,7 +226,7 @@ class Outbox:
 def _size(held: Held) -> int:
     if isinstance(held, Texts):
         return held.size
-    # One large frame is never too much by itself, and a few of them are too many.
+    # A large frame counts as a quarter of the bound at most: one alone never closes a connection, a few of them do.
     return min(len(held.frame) if isinstance(held, Answer) else held.size, BUFFER_BYTES // 4)
 
 

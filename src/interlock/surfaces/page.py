@@ -1,10 +1,20 @@
 """The page over HTTP: its files, its pairing, and a run's picture.
 
-1. A file is served if its name is in a table that was read at the start; nothing a request says becomes a path.
-2. Every answer carries the same headers: scripts and styles are ours alone, nobody frames us, nothing is guessed.
-3. A code comes in a body, once, and leaves as a token; neither is in a URL, a log or the audit. A wrong one counts as a
-   wrong token does.
-4. What waits for the disk, or takes long to draw, does so in a thread: a stop never waits for it.
+1. A file is served if its name is in a table that is read when the gateway starts; no part of a request becomes a path.
+2. Every answer carries the same headers: only our own scripts and styles run, no site may frame the page, and browsers
+   guess no content type.
+3. A code comes in the body of a request, works once, and is exchanged for a token. Neither is in a URL, a log or the
+   audit. A wrong code counts as a wrong token.
+4. Waiting for the disk and drawing happen in a thread, so that a stop never waits for them.
+
+The page is one more client. It calls the gateway's own methods, draws the events of `watch`, and decides nothing. Its
+model seals a run at the terminal event, so a later frame of that run is not drawn. The words for endings come from
+core/projection, which `read_files` serves as the module `endings.js`; the timeline is drawn here, by the renderer that
+the shell uses.
+
+Pairing instead of a password or a cookie. A browser sends a cookie to every port of a host name, and a token in a URL
+ends up in logs. `interlock pair` puts a one-time code into the fragment of a URL, which browsers send to no server. The
+page exchanges it for a token of its own, kept on the server as a digest and revoked with its principal's token.
 """
 
 import asyncio
@@ -60,7 +70,7 @@ class File(NamedTuple):
 
 
 def read_files(directory: Path = WEB) -> dict[str, File]:
-    """Read the page's files, and what is made of our own tables, by name."""
+    """Return the page's files by name, with `endings.js`, a module made of our own tables."""
     tables: dict[bytes, object] = {
         b"ENDINGS": {ending: row.client for ending, row in TABLE.items()},
         b"EARLY": [ending for ending in TABLE if ending in EARLY],
@@ -78,7 +88,7 @@ def read_files(directory: Path = WEB) -> dict[str, File]:
 
 
 class Code(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a page brings."""
+    """The body of a pairing request."""
 
     code: str
 
@@ -92,7 +102,8 @@ class Page:
     def __init__(self, gateway: "Gateway") -> None:
         self._gateway = gateway
         self._files = read_files()
-        self._drawing = asyncio.Semaphore(1)  # several at once would take turns with the loop, and a stop would wait
+        # One picture at a time: several drawing threads would take the interpreter from the loop, and delay a stop.
+        self._drawing = asyncio.Semaphore(1)
         self.routes = [
             Route("/", self._file),
             Route("/web/{name:path}", self._file),
@@ -132,7 +143,7 @@ class Page:
             return _say(503, "the pairing could not be kept, the log says why; then `interlock pair` prints a new code")
         gateway.look_again()
         caller = gateway.access.who(token)
-        if caller is None:  # its principal's token was taken away meanwhile
+        if caller is None:  # the principal's token was revoked meanwhile
             return _say(403, USED)
         gateway.audit.note("paired", by=caller.name, address=address)
         told = {"token": token, "name": caller.name, "scopes": sorted(caller.scopes)}
@@ -170,7 +181,7 @@ class Page:
         return Response(picture, media_type="image/svg+xml", headers=SECRET)
 
     def caller(self, request: Request) -> Caller | Response:
-        """Return whose token a request bears, or how it is refused."""
+        """Return the caller whose token a request bears, or the response that refuses it."""
         token = bearer(request)
         self._gateway.look_again()
         caller = self._gateway.access.who(token) if token else None
@@ -182,7 +193,7 @@ class Page:
 
 
 async def refuse(request: Request, error: Exception) -> Response:
-    """Say that there is nothing at an address, or nothing that can be done with it so."""
+    """Answer a request for an unknown path, or with a method that its path does not have."""
     return _say(getattr(error, "status_code", 404), "there is nothing like that here; the page is at /")
 
 
@@ -193,7 +204,7 @@ def bearer(request: Request) -> str:
 
 
 def address_of(scope: MutableMapping[str, Any]) -> str:
-    """Return where a request comes from."""
+    """Return the address of a request's sender."""
     client = scope.get("client")
     return str(client[0]) if client else "local"
 

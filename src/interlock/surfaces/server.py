@@ -1,9 +1,14 @@
-"""Uvicorn as our own server: prepared sockets, a strict door, no signals of its own.
+"""Uvicorn as our own server: prepared sockets, limits before a token, no signals of its own.
 
-1. A stalled reader holds little that cannot be taken back: the kernel takes 4 KiB beyond what is on its way, and
-   nothing is buffered between it and the outbox.
-2. A socket that has shown no token has little time, few bytes and few neighbours, also before it has said anything.
-3. A connection that was closed is gone soon, whether or not its other side reads.
+1. A fall can take back nearly everything that a stalled reader has not read: the kernel buffers 4 KiB beyond what is
+   in flight, and nothing else is buffered between the kernel and the outbox.
+2. A socket that has shown no token is limited in time (5 s), bytes (8 KiB) and number (32 sockets, 8 of one address),
+   from the moment it is accepted.
+3. A closed connection is gone after CLOSE_SECONDS, whether or not its peer reads.
+
+Strangers and visitors. The limits of rule 2 count sockets that have not yet sent a whole request, and WebSockets
+without a token. A connection that asked for a file of the page, whole and in time, is a visitor and no longer counts:
+a browser keeps six such connections open, and would otherwise use up the limit of its own address.
 """
 
 import asyncio
@@ -28,20 +33,21 @@ from interlock.surfaces.access import fold
 from interlock.surfaces.frames import FRAME_BYTES, PRE_AUTH_BYTES
 from interlock.surfaces.gateway import CONNECT_SECONDS, STRANGERS, STRANGERS_PER_ADDRESS, Gateway
 
-UNSENT_BYTES: Final = 4096
-UNSEEN_BYTES: Final = 1024  # written before it is asked again whether the kernel has room
-CLOSE_SECONDS: Final = 2.0  # from our close frame until the socket is cut
+UNSENT_BYTES: Final = 4096  # TCP_NOTSENT_LOWAT of each socket
+UNSEEN_BYTES: Final = 1024  # written before `room` polls the kernel again
+CLOSE_SECONDS: Final = 2.0  # from our close frame until the socket is aborted
 PING_SECONDS: Final = 20.0  # between pings, and for each answer
-IDLE_SECONDS: Final = 0.5  # a socket that has said nothing for so long makes room for another of its address
-VISITORS: Final = 128  # HTTP connections that idle
+# A silent socket older than this makes room for another of its address.
+IDLE_SECONDS: Final = 0.5
+VISITORS: Final = 128  # idle HTTP connections
 BACKLOG: Final = 2048
 TCP_NOTSENT_LOWAT: Final = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
 FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 TOO_LONG: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
-class Door:
-    """The sockets that have shown no token, and those that came for a page and stay a while."""
+class StrangerLimit:
+    """Counts the sockets that have shown no token, and the visitors: idle HTTP connections that fetched a page."""
 
     def __init__(self) -> None:
         self._visitors: dict[asyncio.Transport, None] = {}
@@ -51,7 +57,7 @@ class Door:
         self._of: Counter[str] = Counter()
 
     def enter(self, transport: asyncio.BaseTransport) -> bool:
-        """Return whether there is room for one more from its address."""
+        """Count a socket as a stranger; False if there are too many in all or of its address."""
         peer = transport.get_extra_info("peername")
         address = fold(str(peer[0])) if peer else "local"
         if transport in self._inside:
@@ -67,7 +73,7 @@ class Door:
         return True
 
     def _make_room(self, address: str) -> None:
-        """Let the oldest go that has said nothing: a browser opens sockets that it then does not need."""
+        """Abort the oldest silent socket of an address: browsers open sockets ahead and leave some of them unused."""
         before = time.monotonic() - IDLE_SECONDS
         for silent in self._silent:
             if self._inside[silent] == address and self._since[silent] < before:
@@ -76,22 +82,25 @@ class Door:
                 return
 
     def spoke(self, transport: asyncio.BaseTransport) -> None:
-        """It has said something."""
+        """Note that a socket has sent bytes, so that it is not silent."""
         self._silent.pop(transport, None)
 
     def since(self, transport: asyncio.BaseTransport) -> float:
-        """Return when a stranger came, on the monotonic clock: its time counts from there."""
+        """Return when a stranger was accepted, on the monotonic clock; CONNECT_SECONDS count from then."""
         return self._since.get(transport, time.monotonic())
 
     def visited(self, transport: asyncio.Transport) -> None:
-        """It has asked for something, whole and in time: no stranger, but of those who then idle the first may go."""
+        """Count a socket as a visitor, not a stranger: it has sent a whole request in time.
+
+        Beyond VISITORS the one that came first is closed.
+        """
         self.leave(transport)
         self._visitors[transport] = None
         if len(self._visitors) > VISITORS:
             next(iter(self._visitors)).close()
 
     def leave(self, transport: asyncio.BaseTransport) -> None:
-        """It has shown its token, or is gone."""
+        """Count a socket no longer: it has shown its token, or it is closed."""
         self._visitors.pop(transport, None)  # type: ignore[call-overload]
         self._silent.pop(transport, None)
         self._since.pop(transport, None)
@@ -102,15 +111,15 @@ class Door:
                 del self._of[address]
 
 
-def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protocol]]:
+def _protocols(strangers: StrangerLimit) -> tuple[type[asyncio.Protocol], type[asyncio.Protocol]]:
     class Http(HttpToolsProtocol):
-        """A request must come whole, soon, and be short."""
+        """HTTP where a request must come whole within CONNECT_SECONDS and have at most PRE_AUTH_BYTES."""
 
         _timer: asyncio.TimerHandle | None = None
         _heard = 0
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            if not door.enter(transport):
+            if not strangers.enter(transport):
                 cast(asyncio.Transport, transport).write(FULL)
                 cast(asyncio.Transport, transport).close()
                 self._refused = True
@@ -123,7 +132,7 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
             if self._refused:
                 return
             self._heard += len(data)
-            door.spoke(self.transport)
+            strangers.spoke(self.transport)
             if self._timer is not None and self._heard > PRE_AUTH_BYTES:
                 self.transport.write(TOO_LONG)
                 self.transport.close()
@@ -133,12 +142,13 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
         def on_message_complete(self) -> None:
             self._in_time()
             if not self.parser.should_upgrade():
-                door.visited(self.transport)
+                strangers.visited(self.transport)
             super().on_message_complete()
 
         def handle_websocket_upgrade(self) -> None:
             self._in_time()
-            if door.enter(self.transport):  # again, where it came for something else first
+            # Count it again: a connection that fetched a file first is a visitor, and visitors are not counted.
+            if strangers.enter(self.transport):
                 super().handle_websocket_upgrade()
             else:
                 self.transport.write(FULL)
@@ -152,20 +162,20 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            if self._timer is None:  # the next request of a connection that stays
+            if self._timer is None:  # a further request on a kept connection
                 self._timer = self.loop.call_later(CONNECT_SECONDS, self.transport.abort)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._in_time()
-            door.leave(self.transport)
+            strangers.leave(self.transport)
             super().connection_lost(exc)
 
     class WebSocket(WebSocketsSansIOProtocol):
-        """Nothing waits between the outbox and the kernel; what was closed is cut."""
+        """A WebSocket that buffers nothing between outbox and kernel, and is aborted if it does not close in time."""
 
-        _behind: asyncio.Future[None] | None = None  # the pump waits for the kernel
-        _failed = False  # what it sent could not be read
-        _unseen = 0  # bytes written since it was seen to have room
+        _behind: asyncio.Future[None] | None = None  # set while the pump waits for the kernel
+        _failed = False  # the peer sent something that is no WebSocket frame
+        _unseen = 0  # bytes written since the kernel was last seen to have room
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
@@ -178,24 +188,30 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
             super().handle_connect(event)
             if self.response.status_code == 101:
                 state = self.scope["state"]
-                state["welcome"], state["since"] = self.welcome, door.since(self.transport)
+                state["welcome"], state["since"] = self.welcome, strangers.since(self.transport)
                 self.conn.max_message_size = PRE_AUTH_BYTES
-                state["line"] = self
+                state["socket"] = self
 
         def welcome(self) -> None:
-            """It has shown its token: no stranger any more."""
-            door.leave(self.transport)
+            """Lift the limits of strangers: the gateway has accepted this socket's token."""
+            strangers.leave(self.transport)
             self.conn.max_message_size = FRAME_BYTES
 
         async def room(self) -> None:
-            """Wait until the kernel has little left: it looks at its mark only between segments, poll looks at once."""
+            """Wait until the kernel holds fewer than UNSENT_BYTES unsent.
+
+            The transport alone does not tell: the kernel compares with its mark only between segments, so a send may
+            succeed beyond it. `poll` compares at once.
+            """
+            # Up to UNSEEN_BYTES are written without a poll, which would cost a system call for each frame.
             if self._unseen < UNSEEN_BYTES and self.writable.is_set():
-                return  # so little was written since it had room
+                return
             await self.writable.wait()
             self._unseen = 0
             if self.transport.is_closing() or self._poll.poll(0):
                 return
-            waiting = os.dup(self._fd)  # the loop watches a transport's own descriptor already
+            # A duplicate, because the loop refuses `add_writer` for a descriptor that belongs to a transport.
+            waiting = os.dup(self._fd)
             self._behind = self.loop.create_future()
             try:
                 self.loop.add_writer(waiting, self._caught_up)
@@ -217,13 +233,13 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
             self.transport.write(data)
 
         def data_received(self, data: bytes) -> None:
-            if (
-                not self._failed
-            ):  # else it is thrown away, but read: what lies unread when we close takes our close along
+            # After a failure bytes are still read, and thrown away: closing a socket with unread bytes sends RST, and
+            # the peer would lose our close frame.
+            if not self._failed:
                 super().data_received(data)
 
         def handle_parser_exception(self) -> None:
-            """Say why, and read on until the other side has heard it."""
+            """Send the close frame that says why, and read on until the peer has read it or CLOSE_SECONDS are over."""
             said = self.conn.close_sent
             if self._failed or said is None:
                 return
@@ -238,7 +254,8 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
                 self.transport.write_eof()
 
         async def send(self, message: Any) -> None:
-            if message["type"] == "websocket.close":  # which does not wait for a reader
+            if message["type"] == "websocket.close":
+                # A close does not wait for a peer that has stopped reading.
                 self.writable.set()
                 self.loop.call_later(CLOSE_SECONDS, self.transport.abort)
             await super().send(message)
@@ -248,7 +265,7 @@ def _protocols(door: Door) -> tuple[type[asyncio.Protocol], type[asyncio.Protoco
             self.transport.abort()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            door.leave(self.transport)
+            strangers.leave(self.transport)
             self._caught_up()
             super().connection_lost(exc)
 
@@ -262,12 +279,13 @@ def _head(size: int) -> bytes:
 
 
 class Server(uvicorn.Server):
-    """Uvicorn that leaves signals to whoever runs it."""
+    """Uvicorn that leaves signals to its caller."""
 
     def __init__(self, gateway: Gateway) -> None:
-        http, websocket = _protocols(Door())
+        http, websocket = _protocols(StrangerLimit())
         for name in ("uvicorn.error", "uvicorn.access"):
-            logging.getLogger(name).setLevel(logging.ERROR)  # its lines hold the query, where some put their tokens
+            # Lines below ERROR hold the query of a request, and some clients put their tokens there.
+            logging.getLogger(name).setLevel(logging.ERROR)
             logging.getLogger(name).addFilter(_no_strangers_bytes)
         super().__init__(
             uvicorn.Config(
@@ -289,21 +307,22 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take none."""
+        """Leave every signal handler as it is."""
         yield
 
 
 def _no_strangers_bytes(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith("Invalid UTF-8")  # with a traceback, for whatever anybody sends
+    # Uvicorn logs this one with a traceback, so that any peer could fill the log by sending bad bytes.
+    return not str(record.msg).startswith("Invalid UTF-8")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a prepared listening socket; what it accepts inherits how little it buffers."""
+    """Return a listening socket; the sockets that it accepts inherit UNSENT_BYTES."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with contextlib.suppress(OSError):  # other systems have no such option
+        with contextlib.suppress(OSError):  # some systems have no such option
             listener.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         listener.bind((host, port))
         listener.listen(BACKLOG)
@@ -317,13 +336,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Return where it is to be found."""
+    """Return the address of a listening socket as an http URL."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def serve(gateway: Gateway, listener: socket.socket, ready: Callable[[], None], until: asyncio.Event) -> None:
-    """Serve until an event is set; `ready` is called when requests are really taken."""
+    """Serve until `until` is set; call `ready` once requests are accepted."""
     server = Server(gateway)
     serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]), name="the server")
     while not server.started and not serving.done():

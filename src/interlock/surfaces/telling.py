@@ -1,10 +1,14 @@
-"""What a session's events, runs and questions are called on the gateway's wire. No I/O.
+"""Control's events, runs and questions in the words of the gateway's wire. No I/O.
 
 1. One event of control becomes at most one `chat` and one `agent` event; both carry its position as `seq`.
-2. A run's terminal event is the last of its stream. What must be taken back before it (typing, open questions) is
-   told right before it, in the same step.
-3. Texts that may still grow (deltas) are told as items whose text can be joined to the next one's.
+2. A run's terminal event is the last of its stream. Typing that is on, and questions that are open, are closed by
+   events right before it, in the same step.
+3. A delta becomes an item whose text the outbox can join to the next delta's.
 4. Endings are told in the words of core/projection, with the native outcome and the generation beside them.
+
+A block may be longer than its deltas: an agent may stream a part and return the whole. The published protocol knows
+deltas alone, so `_block` sends what no delta has sent as one more delta, before the terminal event. A reader of our own
+events (`interlock.event`) replaces the deltas by the block.
 """
 
 from collections.abc import Callable, Collection
@@ -49,12 +53,12 @@ from interlock.runtime.approvals import QuestionInfo
 from interlock.runtime.listing import RunInfo, SessionInfo
 from interlock.surfaces.frames import Watched, encode
 
-AGENT: Final = "interlock"  # who types, and whose sessions these are
-PREVIEW: Final = 200
+AGENT: Final = "interlock"  # the agent's id on the wire
+PREVIEW: Final = 200  # characters of a text in a list or an outline
 OUTLINE: Final = frozenset(
     EventKind(kind) for kind in ("message", "started", "question", "child", "ended", "receipt", "correction")
 )
-LONG: Final = frozenset({"text", "cut", "error", "arguments", "result"})  # what an outline has the beginning of
+LONG: Final = frozenset({"text", "cut", "error", "arguments", "result"})  # fields that an outline shortens
 
 QUESTION: Final = b'{"type":"event","event":"exec.approval.'
 
@@ -63,7 +67,7 @@ _DECISIONS: Final = {True: "allow-once", False: "deny", None: "deny"}
 
 
 class Item:
-    """An event frame without its connection's number: head, a text that may grow, tail."""
+    """An event frame without its connection's `seq`: head, a text that may grow, tail."""
 
     __slots__ = ("_frame", "head", "passing", "run_id", "session", "size", "tail", "text")
 
@@ -79,35 +83,37 @@ class Item:
     ) -> None:
         self.session = session
         self.run_id = run_id
-        self.head = head  # of a text: the same for every text of the same stream of a run
+        # Deltas of one stream of a run have the same head; the outbox joins those.
+        self.head = head
         self.text = text
         self.tail = tail
         self.passing = passing
         self._frame: bytes | None = None if text is not None else head
-        self.size = len(head) + len(tail) + (0 if text is None else len(text))  # about
+        self.size = len(head) + len(tail) + (0 if text is None else len(text))  # approximate bytes
 
     @property
     def question(self) -> bool:
-        """True if it is for those who answer questions."""
+        """True if this is a question, which approvers are told too."""
         return self.text is None and self.head.startswith(QUESTION)
 
     def bytes(self) -> bytes:
-        """The frame, but for the end that carries the connection's number."""
-        if self._frame is None:  # once, however many are told
+        """The frame up to the connection's `seq`, encoded once for all connections."""
+        if self._frame is None:
             self._frame = self.head + encode(self.text) + self.tail
         return self._frame
 
 
 def event_item(name: str, payload: Any, *, session: SessionId | None = None, run_id: RunId | None = None) -> Item:
-    """Return an event frame that is no part of a growing text."""
+    """Return an event frame without a text that may grow."""
     return Item(session, run_id, b'{"type":"event","event":"%b","payload":%b' % (name.encode(), encode(payload)))
 
 
 class Watcher:
-    """Tells events of control in its own words to whoever watches; the same item for all with the same number."""
+    """Makes `interlock.event` frames, for watches and outlines; watches with one number share one item."""
 
     def __init__(self) -> None:
-        self._last: tuple[int, Event, Item] | None = None  # as a rule the next watcher is told the same
+        # The last item made: connections are told one event after another, mostly under the same watch number.
+        self._last: tuple[int, Event, Item] | None = None
         self._outlined: tuple[Event, tuple[Item, ...]] | None = None
 
     def tell(self, watch: int, event: Event) -> Item:
@@ -120,7 +126,7 @@ class Watcher:
         return item
 
     def outline(self, event: Event) -> tuple[Item, ...]:
-        """Return an event's frame with the beginning of its texts; none for what an outline leaves out."""
+        """Return an event's frame with its texts shortened; none for a kind that is not in OUTLINE."""
         if event.kind not in OUTLINE:
             return ()
         if self._outlined is None or self._outlined[0] is not event:
@@ -130,7 +136,7 @@ class Watcher:
         return self._outlined[1]
 
     def questions(self, event: Event) -> tuple[Item, ...]:
-        """Return the same for whoever may only answer: questions, and those that go void with their run."""
+        """Return the outline for a principal who may only answer: questions, also those that a run's end voids."""
         if isinstance(event.data, Asked):
             return self.outline(event)
         void = event.data.void if isinstance(event.data, Ended) else ()
@@ -169,7 +175,7 @@ def _delta_item(watch: int, event: Event, delta: Delta) -> Item:
 
 
 class _Telling:
-    """What must be remembered of a run to tell its next event."""
+    """What the published words of a run's next event depend on."""
 
     __slots__ = ("_chat", "assistant", "note", "open", "said", "typing", "voidable")
 
@@ -179,14 +185,14 @@ class _Telling:
             b'{"type":"event","event":"agent","payload":{"runId":%b,"stream":"assistant","data":{"delta":'
             % encode(event.run_id)
         )
-        self.note = ""  # what a child announced, while no turn has begun of it
-        self.open: list[str] = []  # deltas that were told and that no block has closed
-        self.said = False  # something was told
+        self.note = ""  # the text of an announcement whose run has not started
+        self.open: list[str] = []  # deltas sent that no block has closed
+        self.said = False  # True once a delta was sent
         self.typing = False
         self.voidable: set[QuestionId] = set()
 
     def chat(self, event: Event) -> bytes:
-        """Return what a piece of the reply begins with, for those who call its session so."""
+        """Return the head of the run's `chat` deltas under the event's name of the session."""
         head = self._chat.get(event.session)
         if head is None:
             head = self._chat[event.session] = (
@@ -196,28 +202,29 @@ class _Telling:
         return head
 
     def copy(self) -> "_Telling":
-        """Return the same, to be told from again."""
+        """Return a copy, from which the same event can be told under another name."""
         other = copy(self)
         other.voidable = set(self.voidable)
         return other
 
 
 class Teller:
-    """Tells control's events as the published protocol's; one for all connections."""
+    """Makes the published protocol's events of control's; one object serves all connections."""
 
     def __init__(self) -> None:
         self._runs: dict[RunId, _Telling] = {}
 
     def tell(self, event: Event, names: Collection[str]) -> dict[str, list[Item]]:
-        """Return the frames of an event for each name its session is called by; none where there is no word for it.
+        """Return the frames of an event by name of its session; the list is empty if the protocol has no word for it.
 
-        Its owner calls a session otherwise than everybody else. What a run has said so far is the same for all.
+        The owner writes a session's name bare, others write it with the owner, so one event may need two wordings. The
+        run's state (`_Telling`) is put back before the second, which must begin from where the first began.
         """
         before = self._runs.get(event.run_id) if event.run_id is not None and len(names) > 1 else None
         kept = None if before is None else before.copy()
         told: dict[str, list[Item]] = {}
         for name in names:
-            if told and event.run_id is not None:  # tell it again from where it was told before
+            if told and event.run_id is not None:
                 self._runs.pop(event.run_id, None)
                 if kept is not None:
                     self._runs[event.run_id] = kept.copy()
@@ -254,7 +261,11 @@ class Teller:
                 return _other(event)
 
     def _said(self, event: Event, said: Said) -> list[Item]:
-        """A message is told by its answer; that it was taken in, by whoever took it; what a child announces, here."""
+        """Return the frames of a `message` event.
+
+        A message has none: its sender hears of it by the answer. A steered or collected one is told by the run that
+        absorbed it. The text of an announcement is kept for its terminal event.
+        """
         assert event.run_id is not None
         if said.of is not None:
             self._runs.pop(said.of, None)
@@ -278,7 +289,8 @@ class Teller:
 
     def _block(self, told: _Telling, event: Event, text: str) -> list[Item]:
         heard = "".join(told.open)
-        # A gateway that was opened in the middle of a block does not know what it lacks; the terminal event has all.
+        # A gateway that was opened in the middle of a block has not seen its first deltas, and sends no rest: the
+        # terminal event has the whole text.
         rest = text[len(heard) :] if text.startswith(heard) else ""
         items = self._texts(told, event, rest) if rest else []
         told.open = []
@@ -342,7 +354,10 @@ def _other(event: Event) -> list[Item]:
 
 
 def _ended(event: Event, ended: Ended, note: str) -> list[Item]:
-    """Tell the end. Of a note, which had no turn, the terminal event has what was noted: there is no other word."""
+    """Return the frames of a terminal event.
+
+    A note is an announcement without a turn. The protocol has no word for it, so its terminal event carries its text.
+    """
     outcome, noted = ended.outcome, ended.outcome.ending is Ending.COMPLETED and note
     text = outcome.text or (note if noted else "")
     words, chat = row(outcome).lifecycle, chat_event(outcome)
@@ -429,7 +444,7 @@ def status_of(info: RunInfo) -> str:
 
 
 def short(info: RunInfo) -> RunInfo:
-    """Return a run with no more than the beginning of what it was told and said, for a list."""
+    """Return a run for a list, with its message and its reply shortened."""
     outcome, text = info.outcome, info.text[:PREVIEW]
     if outcome is not None and len(outcome.text) > PREVIEW:
         outcome = replace(outcome, text=outcome.text[: PREVIEW - 1] + "…")
@@ -437,13 +452,13 @@ def short(info: RunInfo) -> RunInfo:
 
 
 Name = Callable[[SessionId], str]
-"""What whoever is answered calls a session."""
+"""Returns a session's name as the caller writes it."""
 
 
 def task_of(info: RunInfo, name: Name, *, whole: bool = True) -> dict[str, Any]:
-    """Return a run as a task; in a list only with the beginning of its reply.
+    """Return a run as a task; without `whole` its reply is shortened.
 
-    A child's `sessionKey` is the session at the top of its tree, where it was asked for; its own is `childSessionKey`.
+    A child's `sessionKey` is its home, the session at the top of its tree; its own session is `childSessionKey`.
     """
     outcome = info.outcome
     told: dict[str, Any] = {
@@ -467,8 +482,8 @@ def task_of(info: RunInfo, name: Name, *, whole: bool = True) -> dict[str, Any]:
 
 
 def session_of(info: SessionInfo, runs: list[RunInfo], name: Name) -> dict[str, Any]:
-    """Return a session's row; `runs` are its runs in order, so far as they are known."""
-    runs = [run for run in runs if run.state is not State.ALIASED]  # what was taken in ends as its taker does
+    """Return a session's row; `runs` are those of its runs that are known, in order."""
+    runs = [run for run in runs if run.state is not State.ALIASED]  # an alias ends as the run that absorbed it
     last = runs[-1] if runs else None
     active = next((run for run in runs if run.state in (State.SEATED, State.STARTED)), None)
     status = "running" if active is not None else "queued" if info.open else "done"
@@ -490,7 +505,7 @@ def session_of(info: SessionInfo, runs: list[RunInfo], name: Name) -> dict[str, 
 
 
 def message_of(entry: Entry) -> dict[str, Any]:
-    """Return a line of the conversation."""
+    """Return an entry of the transcript as a message."""
     told: dict[str, Any] = {"role": entry.role, "runId": entry.run_id}
     told["content"] = [{"type": "text", "text": entry.text}] if entry.text else []
     if entry.role == "call":

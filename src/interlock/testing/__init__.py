@@ -1,4 +1,4 @@
-"""Prove it, for your own agent too: a seeded loop, an oracle at the sinks, and a kit of hostile agents and tools."""
+"""Proof kit, for your own agent too: a seeded loop, an oracle at the sinks, and hostile agents and tools."""
 
 from interlock.testing.explore import Played, check_agent, play
 from interlock.testing.hostile import BEHAVIOURS, Kit

@@ -1,8 +1,7 @@
-"""Exploring: a seed picks a scenario and a schedule, the real runtime plays it, the oracle judges.
+"""Exploration: a seed picks a scenario and a schedule, the real runtime plays it, the oracle judges.
 
-A scenario is a handful of people who send, stop, wait, watch and vanish at random instants, against agents of the
-hostile kit, or an agent of yours, over a store that may fail, stall or lose its answers. The same seed plays the same,
-in any process.
+In a scenario a few people send, stop, wait, watch and vanish at random instants, against agents of the hostile kit or
+an agent of yours, over a store that may fail, stall or lose its answers. A seed plays the same in every process.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ PAUSES_SECONDS = (0.0, 0.0, 0.0, 0.0, 1e-5, 1e-4, 0.003, 0.02, 0.05, 0.3, 0.6)
 QUICK_SECONDS = (0.0, 0.0, 2e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 STRAINED_SECONDS = (0.0, 0.0, 0.0, 0.05, 0.2, 0.3, 0.4)
 DEADLINES_SECONDS = (None, None, None, 0.002, 0.05, 0.2)
-CHILD_DEADLINES_SECONDS = (0.003, None, 0.03, None, None)  # of all children, by the seed
+CHILD_DEADLINES_SECONDS = (0.003, None, 0.03, None, None)  # chosen by the seed
 LATENCIES_SECONDS = (0.0, 0.0, 0.001, 0.05)
 ADMINS = ("admin",)
 PEOPLE = ("alice", "alice", "alice", "bob", "admin")
@@ -47,16 +46,15 @@ ACTS = (
 )  # fmt: skip
 GUESTS = ("alice", "bob", "bob", "mallory")
 WATCHERS = ("local", "alice", "bob", "bob", "bob", "mallory", "rita")
-OWN_TASKS = ("later", "talk")  # what hostile agents leave behind their own backs
+OWN_TASKS = ("later", "talk")  # tasks that hostile agents leave behind on purpose
 
 
-MakeDriver = Callable[
-    [Agent, Mapping[str, Agent], VirtualThreads], Driver
-]  # for an agent, and those it may delegate to
+# Makes a driver for an agent and those that it may delegate to.
+MakeDriver = Callable[[Agent, Mapping[str, Agent], VirtualThreads], Driver]
 
 
 class Played(msgspec.Struct, frozen=True):
-    """What one schedule came to: the hash of its trace, and how much was in it."""
+    """The result of one schedule: the hash of its trace, and its number of steps."""
 
     seed: int
     trace: str
@@ -72,13 +70,13 @@ class Theme(NamedTuple):
     places: str = "ssssst"
     latencies: tuple[float, ...] = LATENCIES_SECONDS
     deadlines: tuple[float | None, ...] = DEADLINES_SECONDS
-    crowd: tuple[str, ...] = ()  # who acts; without it one or two of everybody
-    readers: float = 0.4  # how often somebody watches
-    strained: bool = False  # the store is in trouble from the first message on
+    crowd: tuple[str, ...] = ()  # who acts; if empty, one or two of PEOPLE
+    readers: float = 0.4  # the probability that somebody watches
+    strained: bool = False  # the store has faults from the first message on
 
 
 class Scene:
-    """One scenario: who does what, chosen by the seed."""
+    """One scenario: people and what they do, chosen by the seed."""
 
     def __init__(self, random: Random, oracle: Oracle, store: MemoryStore, theme: Theme) -> None:
         self._random = random
@@ -95,7 +93,7 @@ class Scene:
         self.keyed: dict[tuple[str, str], tuple[str, str, RunId]] = {}
 
     async def play(self) -> None:
-        """Let everyone act, then put everything right and end what is left."""
+        """Let everyone act, then repair the store and stop every session."""
         random = self._random
         crowd = self._theme.crowd or [random.choice(PEOPLE) for _ in range(random.choice((1, 1, 1, 2, 2)))]
         self._meeting = len(crowd) > 1
@@ -113,14 +111,14 @@ class Scene:
         self._store.resume()
         await asyncio.gather(*self._vanishing, return_exceptions=True)
         for wake in self._oracle.control._wakes.of(SessionId("s")):
-            with contextlib.suppress(Unknown):  # it has just fired
+            with contextlib.suppress(Unknown):  # the wake has just fired
                 await self._oracle.control.unwake(wake.id)
         for session in self._oracle.sessions:
             await self._oracle.stop(session=session)
 
     async def _person(self, name: str) -> None:
         await self._send(name)
-        if self._meeting and self._random.random() < 0.7:  # else they would never meet in a session
+        if self._meeting and self._random.random() < 0.7:  # without a share they never meet in a session
             await self._share(name)
         await self._go_on(name)
 
@@ -134,7 +132,7 @@ class Scene:
             await self._act(random.choice(self._theme.acts), name)
 
     async def _impatient(self, name: str) -> None:
-        """Send, and perhaps do more before that is answered: nobody knows yet whose the session will be."""
+        """Send, and perhaps act again before the answer, while the session's owner is not decided."""
         random = self._random
         await asyncio.sleep(random.choice(STRAINED_SECONDS))
         first = asyncio.ensure_future(self._send(name))
@@ -160,7 +158,7 @@ class Scene:
             store.resume()
 
     async def _strain(self) -> None:
-        """Take no message at first; as long as the store is silent nobody knows whose a session will be."""
+        """Give the store a fault at first: until it answers, a session's owner is not decided."""
         random, store = self._random, self._store
         await asyncio.sleep(random.choice((1e-5, 0.001, 0.01)))
         setattr(store.faults, random.choice(("stall", "stall", "stall", "fail", "lose")), True)
@@ -168,12 +166,12 @@ class Scene:
         store.resume()
 
     async def _reader(self) -> None:
-        """Watch slowly for a while, then go away."""
+        """Watch slowly for a while, then leave."""
         await asyncio.sleep(self._random.choice((0.0001, 0.003, 0.02)))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._random.choice((0.1, 1.0))):
                 by = self._random.choice(WATCHERS)
-                if by == "rita":  # who sees everything, and then does not
+                if by == "rita":  # appointed as a reader of everything, and dismissed later
                     self._oracle.appoint(by)
                     self._vanishing.append(asyncio.ensure_future(self._dismiss()))
                 await self._oracle.watch("s", pause=self._random.choice((0.0, 0.0, 0.001, 0.03)), by=by)
@@ -194,7 +192,8 @@ class Scene:
         random = self._random
         options: dict[str, Any] = {}
         if order is not None or random.random() < 0.2:
-            self._orders += 1  # the channel numbers it now; it may be some time on its way
+            # The channel numbers the message here; it may arrive later.
+            self._orders += 1
             options["order"] = ("channel", order or self._orders - random.choice((0, 0, 2)))
         sent = await self._oracle.send(
             random.choice(self._theme.places),
@@ -209,7 +208,7 @@ class Scene:
             self._known.append(sent.run_id)
 
     async def _burst(self, name: str) -> None:
-        """Say several things that belong together, or add to what is being said."""
+        """Send several messages to be collected or steered."""
         strategy = self._random.choice(("collect", "collect", "steer"))
         for _ in range(self._random.choice((2, 3))):
             await self._send(name, strategy=strategy)
@@ -217,7 +216,7 @@ class Scene:
                 await asyncio.sleep(self._random.choice((0.0, 0.001, 0.01)))
 
     async def _answer(self, name: str) -> None:
-        """Answer a question that is open, as far as anyone was told, perhaps twice or by a stranger."""
+        """Answer an open question, perhaps by someone without the right, perhaps while stopping."""
         random = self._random
         question = random.choice(list(self._oracle.questions))
         by = random.choice((name, name, "local", "mallory"))
@@ -234,13 +233,13 @@ class Scene:
         await self._send(name, key=key)
 
     async def _late(self, name: str) -> None:
-        """Write something, stop, and have it delivered after that."""
+        """Stop, and then deliver a message that was written before the stop."""
         self._orders += 2
         await self._oracle.stop(session="s", by=name, order=("channel", self._orders))
         await self._send(name, order=self._orders - 1)
 
     async def _redeliver(self, name: str) -> None:
-        """Stop under a key, go on, and have the network deliver that stop again: at once, or behind newer messages."""
+        """Stop under a key, and deliver that stop again: at once, or behind newer messages."""
         random, self._stops = self._random, self._stops + 1
         what: dict[str, Any] = {"session": random.choice(("s", "s", "t")), "key": f"stop {self._stops}"}
         if random.random() < 0.3:
@@ -257,7 +256,7 @@ class Scene:
         await asyncio.gather(*stopping)
 
     async def _program(self, name: str) -> None:
-        """Have a program start something beside what people do."""
+        """Send a message as a program does."""
         sent = await self._oracle.send(
             self._random.choice(self._theme.places), self._text(), by=name, key=None, strategy=None, kind="agent"
         )
@@ -268,12 +267,12 @@ class Scene:
         await self._oracle.reset(self._random.choice(("s", "s", "t")), by=name)
 
     async def _wake(self, name: str) -> None:
-        """Have the session woken soon."""
+        """Schedule a wake of the session in a moment."""
         at = self._oracle.control._clock.wall() + self._random.choice((1e-4, 0.003, 0.02, 0.1))
         await self._oracle.wake("s", self._text(), at=at, by=name)
 
     async def _share(self, name: str) -> None:
-        """Share a session, one's own or not."""
+        """Share a session, the caller's own or another's."""
         random = self._random
         who = random.choice([guest for guest in GUESTS if guest != name])
         may = random.choice(("write", "write", "write", "read"))
@@ -283,7 +282,7 @@ class Scene:
         await self._oracle.share(self._random.choice(self._theme.places), self._random.choice(GUESTS), None, by=name)
 
     async def _visit(self, name: str) -> None:
-        """Let somebody in, perhaps put them out again, and see what they can do at each step."""
+        """Share a session, perhaps take the share back, and let the guest try to act at each step."""
         random, oracle = self._random, self._oracle
         guest = "alice" if name == "bob" else "bob"
         await oracle.share("s", guest, random.choice(("write", "write", "read")), by=name)
@@ -327,7 +326,7 @@ class Scene:
             await self._oracle.wait(run_id, timeout=patience, drained=self._random.random() < 0.3)
 
     async def _twice(self, name: str) -> None:
-        """Send under a key, perhaps at the same time as somebody else does, and again: one run, one answer."""
+        """Send twice under one key, perhaps at once: there must be one run and one answer."""
         random, oracle = self._random, self._oracle
         key, text, session = random.choice(("k1", "k2")), f"{random.choice(self._theme.behaviours)} k", "s"
         first = asyncio.ensure_future(self._keyed(session, text, name, key))
@@ -348,7 +347,7 @@ class Scene:
         return None if sent is None else sent.run_id
 
     async def _vanish(self, name: str) -> None:
-        """Ask for something and go away before the answer."""
+        """Ask for something and leave before the answer."""
         random = self._random
         wanted: Coroutine[Any, Any, Any] = random.choice((self._send, self._stop, self._stop, self._wait))(name)
         task = asyncio.ensure_future(wanted)
@@ -358,13 +357,13 @@ class Scene:
 
 
 def play(seed: int, *, agent: Agent, messages: tuple[str, ...] = ("hello",), mode: Mode | None = None) -> Played:
-    """Play one seed against an agent of yours; raises Violation, Stuck, or whatever broke."""
+    """Play one seed against an agent of yours; raise Violation, Stuck, or any error of the runtime."""
     random = Random(seed)
     return perform(seed, random, mode or mode_of(random), Theme(messages), agent=agent)
 
 
 def mode_of(random: Random) -> Mode:
-    """Choose how the loop orders what is ready."""
+    """Choose how the loop orders ready callbacks."""
     return random.choice((Mode.ORDERED, Mode.ORDERED, Mode.ORDERED, Mode.FIFO))
 
 
@@ -378,11 +377,11 @@ def perform(
     driver: MakeDriver | None = None,
     prepare: Callable[[Scene, Oracle, MemoryStore], None] = lambda *_: None,
 ) -> Played:
-    """Play one scenario, against the hostile kit unless an agent is given; `prepare` is called before it begins."""
+    """Play one scenario, against the hostile kit unless an agent is given; call `prepare` before it begins."""
     judged: list[Oracle] = []
 
     def on_close(loop: SeededLoop) -> None:
-        if judged[0].finished:  # else something broke before: that is told instead
+        if judged[0].finished:  # an error before that is reported instead
             _no_leaks(loop)
         judged[0].trace.append(("steps", loop.steps))
 
@@ -417,7 +416,7 @@ def perform(
             run_seeded(main, seed, mode=mode, charge=CHARGE_SECONDS, on_close=on_close)
     except BaseException:
         if judged and judged[0].violation is not None:
-            raise judged[0].violation from None  # the first thing that went wrong, not what followed from it
+            raise judged[0].violation from None  # the first violation, not an error that followed from it
         raise
     oracle = judged[0]
     if oracle.violation is not None:
@@ -429,7 +428,7 @@ def perform(
 
 @contextlib.contextmanager
 def quiet_log() -> Iterator[None]:
-    """A store in trouble is part of the scenario: nothing of it is logged."""
+    """Turn our log off: faults of the store are part of the scenario."""
     log = logging.getLogger("interlock")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -440,7 +439,7 @@ def quiet_log() -> Iterator[None]:
 
 
 def _judged(kit: Kit, agent: Agent) -> Agent:
-    """Wrap someone's agent so that the oracle knows when it begins and returns."""
+    """Wrap an agent so that the oracle knows when it begins and returns."""
 
     async def judged(run: Run, message: Message) -> str | None:
         assert kit.oracle is not None
@@ -454,7 +453,7 @@ def _judged(kit: Kit, agent: Agent) -> Agent:
 
 
 def _no_leaks(loop: SeededLoop) -> None:
-    """Nothing of control may outlive it; what a hostile agent started behind our back is its own."""
+    """Report a task of control that outlived it; tasks that a hostile agent left behind (OWN_TASKS) are its own."""
     for task in loop.leaked_tasks():
         name = getattr(task.get_coro(), "__name__", "")
         if name not in OWN_TASKS:
@@ -462,9 +461,9 @@ def _no_leaks(loop: SeededLoop) -> None:
 
 
 def check_agent(agent: Agent, *, messages: tuple[str, ...] = ("hello",), seeds: int = 200) -> int:
-    """Judge an agent of yours under many schedules of stops, takeovers and deadlines; return distinct traces.
+    """Judge an agent of yours under many schedules of stops, takeovers and deadlines; return how many traces differed.
 
-    A Violation (or whatever broke) carries the seed as a note; `play(seed, agent=…, messages=…)` plays it again.
+    A Violation, or any other error, carries the seed as a note; `play(seed, agent=…, messages=…)` plays it again.
     """
     traces = set()
     for seed in range(seeds):

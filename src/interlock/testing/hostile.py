@@ -1,6 +1,6 @@
 """Agents and tools that behave badly, each in one way. The word before the first space of a message picks one.
 
-Use them against your own surface or policy, or as a quarry for your own: an agent here is an ordinary async callable.
+Use them against your own surface or policy, or copy from them: an agent here is an ordinary async callable.
 """
 
 import asyncio
@@ -16,19 +16,20 @@ from interlock.runtime.run import Message, Run
 from interlock.runtime.tool import tool
 from interlock.testing.oracle import Oracle
 
-HELPER = "helper"  # the name under which a kit's agent is delegated to
+HELPER = "helper"  # the name by which runs delegate to the kit's agent
 HEIRS = ("polite", "never", "swallow_all", "sleeper", "obstinate", "reply", "parent", "asker", "holder", "deaf")
 
 Behaviour = Callable[["Kit", Run, Message], Awaitable[str | None]]
 
 
 class Kit:
-    """Hostile agents wired to an oracle, which is told of everything they do in the world."""
+    """Hostile agents that report every act to an oracle."""
 
     def __init__(self) -> None:
         self.oracle: Oracle | None = None
         self.control: Control | None = None
-        self.ghosts: list[asyncio.Future[None]] = []  # tasks that agents left behind; a task nobody holds may vanish
+        # Tasks that agents left behind, held here because asyncio may collect a task without a reference.
+        self.ghosts: list[asyncio.Future[None]] = []
 
     async def agent(self, run: Run, message: Message) -> str | None:
         """Behave as the message's first word says."""
@@ -45,17 +46,17 @@ class Kit:
         return text
 
     def act(self, run: Run, what: str, *, begins: bool = False) -> None:
-        """Do something that cannot be taken back."""
+        """Report an irrevocable act to the oracle."""
         if self.oracle is not None:
             self.oracle.acted(run.id, what, begins=begins)
 
     async def delegate(self, run: Run, text: str, **options: Any) -> Child:
-        """Have a child behave as a text says."""
+        """Delegate to the kit's agent, which behaves as the text says."""
         if self.oracle is not None and not options.get("detached"):
             self.oracle.delegates(run.id, text)
         return await run.delegate(HELPER, text, **options)
 
-    # Tools, as closures over a run so that the oracle learns whose they are
+    # Tools, as closures over a run, so that the oracle learns whose they are
 
     def quick(self, run: Run) -> Callable[..., Coroutine[Any, Any, str]]:
         """A tool that ends at once."""
@@ -115,7 +116,7 @@ class Kit:
         return guarded
 
     def threaded(self, run: Run) -> Callable[..., str]:
-        """A synchronous tool in a thread, which nobody can end."""
+        """A synchronous tool in a thread, which cannot be ended."""
 
         @tool(thread=True)
         def threaded() -> str:
@@ -178,14 +179,15 @@ async def swallow_all(kit: Kit, run: Run, message: Message) -> str | None:
 
 
 async def hammer(kit: Kit, run: Run, message: Message) -> str | None:
-    """Go on calling verbs without ever waiting for anything else."""
+    """Go on calling verbs, and after the end do nothing else."""
     blows = 0
     while True:
         with contextlib.suppress(BaseException):
             await run.say("hammer")
             blows += 1
             if blows > 10:
-                await asyncio.sleep(0.1)  # only while it may: after the end it never pauses
+                # `say` raises after the end, so the loop pauses only before it.
+                await asyncio.sleep(0.1)
             await run.call(kit.quick(run))
 
 
@@ -300,14 +302,14 @@ async def suicide(kit: Kit, run: Run, message: Message) -> str | None:
 
 
 async def sleeper(kit: Kit, run: Run, message: Message) -> str | None:
-    """Return at the very instant of a deadline of 0.05 s."""
+    """Return at the instant of a deadline of 0.05 s."""
     async with run.phase("sleep"):
         await asyncio.sleep(0.05)
     return "slept"
 
 
 async def shrug(kit: Kit, run: Run, message: Message) -> str | None:
-    """Take the cancel for a reason to answer."""
+    """Swallow the cancel and answer."""
     with contextlib.suppress(asyncio.CancelledError):
         await run.say("wait for it ")
         await asyncio.sleep(0.3)
@@ -315,7 +317,7 @@ async def shrug(kit: Kit, run: Run, message: Message) -> str | None:
 
 
 class _Deaf:
-    """Drives a coroutine and keeps every cancel from it: cancellation switched off."""
+    """Drives a coroutine and keeps every cancel from it."""
 
     def __init__(self, body: Coroutine[Any, Any, Any]) -> None:
         self._body = body
@@ -331,7 +333,7 @@ class _Deaf:
 
 
 async def deaf(kit: Kit, run: Run, message: Message) -> str | None:
-    """Never hear of a cancel; speak, act and speak."""
+    """Go on speaking and acting without ever hearing of a cancel."""
 
     async def work() -> None:
         for n in range(30):
@@ -346,7 +348,7 @@ async def deaf(kit: Kit, run: Run, message: Message) -> str | None:
 
 
 async def dawdle(kit: Kit, run: Run, message: Message) -> str | None:
-    """Be busy until the very instant a deadline of 2 ms has passed, then return without another await."""
+    """Be busy until a deadline of 2 ms has just passed, then return without another await."""
     loop = asyncio.get_running_loop()
     end = loop.time() + 0.002
     while loop.time() < end:
@@ -386,7 +388,7 @@ async def guarded(kit: Kit, run: Run, message: Message) -> str | None:
 
 
 async def gambler(kit: Kit, run: Run, message: Message) -> str | None:
-    """Ask and swallow whatever comes, then act all the same."""
+    """Ask, swallow the answer or the error, and act in any case."""
     for _ in range(3):
         with contextlib.suppress(BaseException):
             await run.ask("double or nothing?", timeout=0.05)
@@ -398,7 +400,7 @@ async def gambler(kit: Kit, run: Run, message: Message) -> str | None:
 
 
 async def parent(kit: Kit, run: Run, message: Message) -> str | None:
-    """Delegate, with a deadline or without one, and say what came of it."""
+    """Delegate, with a deadline or without one, and say something after it."""
     await _delegate(kit, run, message, timeout=(None, 0.02, 0.05)[len(message.text) % 3])
     await run.say("heard")
     return "parent"
@@ -417,7 +419,7 @@ async def litter(kit: Kit, run: Run, message: Message) -> str | None:
 
 
 async def cuckoo(kit: Kit, run: Run, message: Message) -> str | None:
-    """Leave a child behind that is not bound to it, and may be told of it."""
+    """Leave a detached child behind, which may be announced."""
     announce = (None, "note", "turn", "turn")[zlib.crc32(message.text.encode()) % 4]
     await _delegate(kit, run, message, detached=True, announce=announce)
     await asyncio.sleep(0.01)
@@ -425,7 +427,7 @@ async def cuckoo(kit: Kit, run: Run, message: Message) -> str | None:
 
 
 async def nester(kit: Kit, run: Run, message: Message) -> str | None:
-    """Leave quick children behind, one after another announcement if need be, for ever."""
+    """Leave quick detached children behind; their announcements may start this again, for ever."""
     for number in range(1 + len(message.text) % 2):
         await kit.delegate(run, f"reply {number} below {message.text[:20]} {run.id}", detached=True)
     await _take_in(kit, run)
@@ -433,12 +435,12 @@ async def nester(kit: Kit, run: Run, message: Message) -> str | None:
 
 
 def _told_of_a_child(message: Message) -> Behaviour:
-    """What an agent does that is told of a child."""
+    """Choose how an agent behaves in a turn that an announcement began."""
     return (reply, nester, listener, polite)[zlib.crc32(message.text.encode()) % 4]
 
 
 async def absentee(kit: Kit, run: Run, message: Message) -> str | None:
-    """Delegate in a task that nobody cuts, and be somewhere else when the child ends."""
+    """Delegate in a task that is never cut, and return meanwhile."""
 
     async def talk() -> None:
         with contextlib.suppress(Stale, InterlockError):
@@ -450,7 +452,7 @@ async def absentee(kit: Kit, run: Run, message: Message) -> str | None:
 
 
 async def orphan(kit: Kit, run: Run, message: Message) -> str | None:
-    """Never hear of a cancel, and go on delegating."""
+    """Go on delegating without ever hearing of a cancel."""
 
     async def work() -> None:
         for number in range(4):
@@ -471,7 +473,7 @@ async def _delegate(kit: Kit, run: Run, message: Message, *, number: int = 0, **
 
 
 async def holder(kit: Kit, run: Run, message: Message) -> str | None:
-    """Hold something for a while."""
+    """Take a hold for a while."""
     async with run.hold("tree") as hold:
         if kit.oracle is not None:
             kit.oracle.holds(run.id, "tree", hold.token)
@@ -486,13 +488,13 @@ async def holder(kit: Kit, run: Run, message: Message) -> str | None:
 
 
 async def mole(kit: Kit, run: Run, message: Message) -> str | None:
-    """Wait for something and never hear of a cancel."""
+    """Wait for a hold without ever hearing of a cancel."""
     await _Deaf(holder(kit, run, message))
     return "dug"
 
 
 async def miser(kit: Kit, run: Run, message: Message) -> str | None:
-    """Hold something, swallow every cancel, and use it."""
+    """Take a hold, and use it in a tool that swallows every cancel."""
     async with run.hold("tree") as hold:
         if kit.oracle is not None:
             kit.oracle.holds(run.id, "tree", hold.token)
@@ -505,7 +507,7 @@ async def miser(kit: Kit, run: Run, message: Message) -> str | None:
 
 
 async def hasty(kit: Kit, run: Run, message: Message) -> str | None:
-    """Want something, but not for long."""
+    """Wait for a hold, but not for long."""
     try:
         async with asyncio.timeout(0.003):
             return await holder(kit, run, message)
@@ -514,7 +516,7 @@ async def hasty(kit: Kit, run: Run, message: Message) -> str | None:
 
 
 async def listener(kit: Kit, run: Run, message: Message) -> str | None:
-    """Take in whatever is steered to it."""
+    """Take in every steered message."""
     for _ in range(8):
         for taken in await _take_in(kit, run):
             await run.say(f"and {taken.text}")
@@ -542,7 +544,7 @@ async def spawner(kit: Kit, run: Run, message: Message) -> str | None:
 
 
 async def daemon(kit: Kit, run: Run, message: Message) -> str | None:
-    """Go on starting programs in the background, in a task of its own that nobody cuts."""
+    """Go on starting programs in the background, in a task that is never cut."""
 
     async def later() -> None:
         with contextlib.suppress(Stale):
@@ -556,7 +558,7 @@ async def daemon(kit: Kit, run: Run, message: Message) -> str | None:
 
 
 async def leaver(kit: Kit, run: Run, message: Message) -> str | None:
-    """Leave a program behind that is not bound to the run."""
+    """Leave a detached program behind."""
     await run.spawn("work", run.id, "3", detached=True, name="left")
     await run.spawn("work", run.id, "0.1", background=True)
     return "left"
@@ -568,7 +570,7 @@ def crunch(run_id: str) -> str:
 
 
 async def cruncher(kit: Kit, run: Run, message: Message) -> str | None:
-    """Call synchronous tools: one not for long, some in a task of its own that nobody cuts."""
+    """Call synchronous tools: one with a short timeout, some in a task that is never cut."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(0.002):
             await run.call(crunch, run_id=run.id)

@@ -1,17 +1,19 @@
 """A seeded asyncio loop on a virtual clock: real asyncio and anyio code, one schedule per seed.
 
 Rules kept here:
- 1. The schedule is a function of the seed and the program. No wall clock, no address, no hash seed, no collector:
-    tasks hash by seed and number, anyio's scopes and groups keep insertion order, the cyclic collector rests.
-    (What remains to the program: sets of its own objects, and `asyncio.as_completed` over bare coroutines.)
- 2. ORDERED, the judge: plain callbacks run first in, first out, as `call_soon` promises and anyio needs. A task step
-    may come late, at most LATE_MOVES times, and only ever moves back: it overtakes no callback queued before it.
+ 1. The schedule is a function of the seed and the program. It depends on no wall clock, no address, no hash seed and no
+    collector: tasks hash by seed and number, anyio's scopes and groups keep insertion order, and the cyclic collector
+    is off. (A program must not iterate over sets of its own objects, nor use `asyncio.as_completed` over bare
+    coroutines.)
+ 2. ORDERED, the mode that judges: plain callbacks run first in, first out, as `call_soon` promises and anyio needs. A
+    task step may be moved back, at most LATE_MOVES times: it overtakes no callback queued before it.
  3. FIFO, the ground truth: turn for turn what the stock loop does; only the clock is random.
- 4. SHUFFLE, for what must hold in any order: any ready handle is next.
- 5. Time moves by `charge` per callback, and to the next timer when nothing is ready. While something is ready a timer
-    may come early by at most HORIZON_SECONDS (the machine was slow) and late by at most PATIENCE_CALLBACKS.
- 6. Nothing outside exists: threads, sockets, processes and signals are refused aloud.
- 7. What cannot go on is Stuck, and says who waits where. What main leaves behind is listed, then never resumed.
+ 4. SHUFFLE, for rules that must hold in any order: any ready handle is next.
+ 5. Time moves by `charge` per callback, and to the next timer when no callback is ready. While one is ready a timer may
+    come early by at most HORIZON_SECONDS (the machine was slow) and late by at most PATIENCE_CALLBACKS.
+ 6. Threads, sockets, processes and signals do not exist here: using one raises.
+ 7. A program that cannot go on raises Stuck, which names each pending task and where it waits. Tasks that `main` leaves
+    behind are listed and never resumed.
 """
 
 import asyncio
@@ -40,15 +42,19 @@ __all__ = ["Mode", "SeededLoop", "Stuck", "ordered_anyio", "run_seeded"]
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-START_SECONDS = 1000.0  # not zero, so that nobody mistakes a moment for a duration
-CHARGE_SECONDS = 1e-6  # anyio re-delivers a cancel every turn: a clock that moves only when idle would freeze
-HORIZON_SECONDS = 0.05  # without it a busy loop would end a bound of 3 s at its very first callback
+# Not zero, so that code which takes an instant for a duration fails.
+START_SECONDS = 1000.0
+# anyio delivers a cancel again in every turn, so the loop may never be idle: a clock that moves only then would freeze.
+CHARGE_SECONDS = 1e-6
+# Without this bound a busy loop could end a limit of 3 s at its first callback.
+HORIZON_SECONDS = 0.05
 PATIENCE_CALLBACKS = 50
 LATE_MOVES = 4
 LIMIT_SECONDS = 600.0
 MAX_STEPS = 200_000
 
-# A step in C is a nameless object of this type; `task.cancel` is owned by a task too, and is no step.
+# A task step of the C implementation is an object of this type without a name. `task.cancel` belongs to a task as well,
+# but is no step, so the Python implementation's steps are recognised by owner and name.
 _STEP_TYPE = "TaskStepMethWrapper"
 _STEP_OWNERS = (asyncio.Task, asyncio.tasks._PyTask)  # type: ignore[attr-defined]
 _STEP_NAMES = frozenset({"task_wakeup", "__step", "__wakeup"})
@@ -76,7 +82,7 @@ class _SeededTask(asyncio.Task[Any]):
     """A task whose hash follows from seed and number, so that the seed decides the order of a set of tasks."""
 
     def __init__(self, identity: tuple[int, int], coro: Coroutine[Any, Any, Any], **options: Any) -> None:
-        self._hash = hash(identity)  # first: asyncio hashes the task while it constructs it
+        self._hash = hash(identity)  # before super(), which hashes the task
         super().__init__(coro, **options)
 
     def __hash__(self) -> int:
@@ -96,7 +102,7 @@ class _Ready(asyncio.Handle):
     __slots__ = ("moves",)
 
     def __init__(self, callback: Any, args: Any, loop: Any, context: contextvars.Context | None) -> None:
-        # asyncio's own constructor, without its question for the debug flag: this runs once per callback.
+        # This is asyncio's own constructor without its check of the debug flag: it runs once per callback.
         self._context = contextvars.copy_context() if context is None else context
         self._loop = loop
         self._callback = callback
@@ -108,7 +114,7 @@ class _Ready(asyncio.Handle):
 
 
 class _Timer(asyncio.TimerHandle):
-    """A callback with a moment; FIFO queues it among the ready ones when it is due."""
+    """A callback with an instant; FIFO queues it among the ready ones when it is due."""
 
     __slots__ = ()
     moves = 0
@@ -140,7 +146,7 @@ class SeededLoop(asyncio.AbstractEventLoop):
         self.seed = seed
         self.mode = mode
         self.steps = 0  # callbacks executed
-        self.problems: list[dict[str, Any]] = []  # what call_exception_handler was told
+        self.problems: list[dict[str, Any]] = []  # the contexts given to call_exception_handler
         self._random = Random(seed).random
         self._late = late
         self._jump = jump
@@ -153,7 +159,8 @@ class SeededLoop(asyncio.AbstractEventLoop):
         self._turn = 0  # FIFO: how many of _ready belong to the current turn
         self._timers: list[tuple[float, float, _Timer]] = []  # heap of (due, tie, handle)
         self._ties = itertools.count()
-        self._tasks: list[asyncio.Task[Any]] = []  # all, in order of creation, held so that none is lost unseen
+        # Every task in order of creation, held so that none is collected unseen.
+        self._tasks: list[asyncio.Task[Any]] = []
         self._asyncgens: dict[int, weakref.ref[AsyncGenerator[Any, Any]]] = {}
         self._task_factory: Any = None
         self._exception_handler: Any = None
@@ -208,7 +215,7 @@ class SeededLoop(asyncio.AbstractEventLoop):
         return self._pop_timer()
 
     def _interruption(self) -> _Timer | None:
-        """The timer that fires although callbacks are ready, if this is the moment."""
+        """Return a timer that fires although callbacks are ready, or None."""
         timers = self._timers
         horizon = self._now + HORIZON_SECONDS
         if not timers or timers[0][0] > horizon:
@@ -221,7 +228,7 @@ class SeededLoop(asyncio.AbstractEventLoop):
         return self._pop_timer()
 
     def _queue_due_timers(self) -> None:
-        """Between two turns: perhaps lose some time, then queue what is due behind what is ready."""
+        """Between two turns, perhaps lose some time, then queue the timers that are due behind the ready callbacks."""
         due = self._next_due()
         if due == math.inf:
             return
@@ -232,7 +239,7 @@ class SeededLoop(asyncio.AbstractEventLoop):
             self._ready.append(heappop(self._timers)[2])
 
     def _next_due(self) -> float:
-        """When the next timer is due; infinity if there is none, or only `sleep(inf)`, which must hide no deadlock."""
+        """Return when the next timer is due; infinity if there is none, or only `sleep(inf)`: that is a deadlock."""
         timers = self._timers
         while timers and timers[0][2]._cancelled:
             heappop(timers)
@@ -254,11 +261,11 @@ class SeededLoop(asyncio.AbstractEventLoop):
         while not self._stopping:
             handle = choose()
             if handle is None:
-                raise Stuck(self._plight("deadlock: nothing is ready and no timer is set"))
+                raise Stuck(self._stuck_report("deadlock: nothing is ready and no timer is set"))
             if self.steps >= self._max_steps:
-                raise Stuck(self._plight("still busy after the last allowed step"))
+                raise Stuck(self._stuck_report("still busy after the last allowed step"))
             if self._now > self._end:
-                raise Stuck(self._plight("still waiting at the limit of virtual time"))
+                raise Stuck(self._stuck_report("still waiting at the limit of virtual time"))
             self.steps += 1
             handle._run()
             self._now += self._charge
@@ -282,13 +289,13 @@ class SeededLoop(asyncio.AbstractEventLoop):
     def run_until_complete(self, future: Any) -> Any:
         self._check_open()
         root = asyncio.ensure_future(future, loop=self)
-        # anyio finds the root task by this very callback.
+        # anyio recognises the root task by this callback.
         root.add_done_callback(base_events._run_until_complete_cb)  # type: ignore[attr-defined]
         try:
             self.run_forever()
         except BaseException:
             if root.done() and not root.cancelled():
-                root.exception()  # already on its way to the caller: not "never retrieved"
+                root.exception()  # marks it as retrieved: the caller is about to get it
             raise
         finally:
             root.remove_done_callback(base_events._run_until_complete_cb)  # type: ignore[attr-defined]
@@ -321,7 +328,7 @@ class SeededLoop(asyncio.AbstractEventLoop):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise RuntimeError("Event loop is closed")  # asyncio's own words: libraries match on them
+            raise RuntimeError("Event loop is closed")  # asyncio's own text, which libraries compare with
 
     # -- callbacks, timers, tasks -----------------------------------------------------------------------------------
 
@@ -329,7 +336,7 @@ class SeededLoop(asyncio.AbstractEventLoop):
         return self._now
 
     def wall(self) -> float:
-        """Return the time as people would read it on this loop."""
+        """Return the time of day on this loop."""
         return EPOCH_SECONDS + self._now
 
     def call_soon(
@@ -359,12 +366,12 @@ class SeededLoop(asyncio.AbstractEventLoop):
         self._check_open()
         timer = _Timer(when, callback, args, self, context)
         tie = self._random() if self.mode is Mode.SHUFFLE else next(self._ties)
-        # Due from now on if it lies in the past, or it would fire before all that is ready, again and again.
+        # A timer in the past is due now: with its own time it would fire before every ready callback, again and again.
         heappush(self._timers, (max(when, self._now), tie, timer))
         return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """asyncio's notice; cancelled timers leave the heap when they reach its head."""
+        """Do nothing at asyncio's notice: a cancelled timer leaves the heap when it reaches its head."""
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
@@ -372,7 +379,7 @@ class SeededLoop(asyncio.AbstractEventLoop):
     def create_task(self, coro: Any, *, name: object = None, context: Any = None, **options: Any) -> asyncio.Task[Any]:
         self._check_open()
         number = len(self._tasks) + 1
-        # asyncio numbers its tasks per process; a name must not tell how many seeds ran before this one.
+        # asyncio numbers its tasks per process, so its names would depend on the seeds that ran before this one.
         name = f"Task-{number}" if name is None else str(name)
         if self._task_factory is None:
             task: asyncio.Task[Any] = _SeededTask(
@@ -395,11 +402,11 @@ class SeededLoop(asyncio.AbstractEventLoop):
     # -- what went wrong --------------------------------------------------------------------------------------------
 
     def leaked_tasks(self) -> list[asyncio.Task[Any]]:
-        """The tasks that are not done, in order of creation."""
+        """Return the tasks that are not done, in order of creation."""
         return [task for task in self._tasks if not task.done()]
 
     def report_unretrieved(self) -> None:
-        """Put the exceptions nobody asked for into `problems` now, instead of whenever the tasks are collected."""
+        """Put the exceptions that were never retrieved into `problems` now, not when the tasks are collected."""
         for task in self._tasks:
             if task.done() and task._log_traceback:
                 context = {"message": "Task exception was never retrieved", "exception": task.exception(), "task": task}
@@ -411,7 +418,7 @@ class SeededLoop(asyncio.AbstractEventLoop):
             self._exception_handler(self, context)
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
-        """Nothing more: `problems` has it already."""
+        """Do nothing: `problems` has the context already."""
 
     def set_exception_handler(self, handler: Any) -> None:
         self._exception_handler = handler
@@ -428,7 +435,7 @@ class SeededLoop(asyncio.AbstractEventLoop):
     def _position(self) -> str:
         return f"seed {self.seed}, {self.mode}, step {self.steps}, {self._now - START_SECONDS:.6f} s"
 
-    def _plight(self, reason: str) -> str:
+    def _stuck_report(self, reason: str) -> str:
         waiting = [f"  {task.get_name()}: {_whereabouts(task)}" for task in self.leaked_tasks()]
         return "\n".join([f"{reason} ({self._position()}); pending tasks:", *(waiting or ["  none"])])
 
@@ -447,7 +454,7 @@ class SeededLoop(asyncio.AbstractEventLoop):
         await asyncio.gather(*(each.aclose() for each in begun if each is not None), return_exceptions=True)
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """There is none."""
+        """Do nothing: there is no executor."""
 
     run_in_executor = set_default_executor = _refusal(_NO_THREADS)
     add_reader = remove_reader = add_writer = remove_writer = _refusal(_NO_NETWORK)
@@ -460,17 +467,17 @@ class SeededLoop(asyncio.AbstractEventLoop):
 
 
 def _abandon(task: asyncio.Task[Any]) -> None:
-    """Let go of a task for good without resuming it.
+    """Give up a task for good without resuming it.
 
-    Freeing a suspended coroutine closes it, which runs its `finally` blocks outside any loop, at the collector's
-    moment. The only way not to run it is never to free it.
+    Freeing a suspended coroutine closes it, which would run its `finally` blocks outside any loop, whenever the
+    collector runs. So the coroutine is never freed.
     """
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(task.get_coro()))
 
 
 def _whereabouts(task: asyncio.Task[Any]) -> str:
-    """The chain of awaits from the task's coroutine to the line that waits."""
+    """Return the chain of awaits from the task's coroutine to the line that waits."""
     places: list[str] = []
     awaited: Any = task.get_coro()
     while awaited is not None:
@@ -484,7 +491,7 @@ def _whereabouts(task: asyncio.Task[Any]) -> str:
 
 
 class _OrderedSet(dict[Any, None]):
-    """What anyio asks of a set, in order of insertion. Built empty; a call with items is a loud TypeError."""
+    """The part of a set that anyio uses, in order of insertion. It is built empty; with items it raises TypeError."""
 
     add = dict.setdefault
     remove = dict.__delitem__
@@ -495,13 +502,13 @@ class _OrderedSet(dict[Any, None]):
 
 @contextmanager
 def ordered_anyio() -> Iterator[None]:
-    """anyio's scopes and groups keep their tasks and children in order, and its worker threads are refused."""
+    """Make anyio's scopes and groups keep their tasks and children in order, and refuse its worker threads."""
     names = vars(anyio_backend)
-    if "set" in names:  # entered already, here or by a campaign that keeps it open over many seeds
+    if "set" in names:  # a campaign may keep this open over many seeds
         yield
         return
     worker_thread = names["WorkerThread"]
-    names["set"] = _OrderedSet  # anyio builds each of its sets by calling the builtin of this name
+    names["set"] = _OrderedSet  # shadows the builtin, which anyio calls for each of its sets
     names["WorkerThread"] = _refusal(_NO_THREADS)
     try:
         yield
@@ -512,7 +519,7 @@ def ordered_anyio() -> Iterator[None]:
 
 @contextmanager
 def _collector_at_rest() -> Iterator[None]:
-    """When the cyclic collector would run depends on earlier seeds; finalizers must not run at its whim."""
+    """Turn the cyclic collector off: its moment depends on earlier seeds, and finalizers would run then."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -534,7 +541,7 @@ def run_seeded(
     max_steps: int = MAX_STEPS,
     on_close: Callable[[SeededLoop], None] | None = None,
 ) -> T:
-    """Run `main` under one schedule; `on_close` may inspect the loop once main has finished, however it finished."""
+    """Run `main` under one schedule; `on_close` may inspect the loop once main has returned or raised."""
     loop = SeededLoop(
         seed, mode=mode, late=late, jump=jump, charge=charge, limit_seconds=limit_seconds, max_steps=max_steps
     )

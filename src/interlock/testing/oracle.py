@@ -1,16 +1,17 @@
 """The oracle: keeps books at the sinks and fails on the first broken promise.
 
-It does not ask the fence what the fence did. It looks where effects arrive (a session's subscribers, a slow watcher,
-the bodies of tools, the store) and at what callers were told, and compares:
+The oracle does not ask the fence what the fence did. It looks where effects arrive (a session's subscribers, a slow
+watcher, the bodies of tools, the store) and at what callers were told, and compares:
  P1  nothing of a run arrives after its end was acknowledged; no tool body begins, and after `drained` none acts;
      `is_current`, as a sink asks it, is False from the step of the fall on, and True while a run speaks
  P2  one terminal event, nothing of the run after it, positions only rise
- P4  everyone is told the same ending, and a passed deadline is told as one, a child's limit too
- P5  what was acknowledged runs at most once and ends; what was refused never runs; a body begins only when on record
+ P4  everyone is told the same ending, and a passed deadline is told as timed out, a child's limit too
+ P5  an acknowledged message runs at most once and ends; a refused one never runs; a tool body begins only after its
+     start is on record
  P6  stop answers in time, whatever the store does
- P7  nobody ends, answers, sees or sends to what they have no right to; whose it is the oracle's own book of rights says
-and of questions, children and holds: what returns to a run, or begins for it, does so before its end; a child ends with
-its parent; a hold has one holder; a message that was taken in is seen once.
+ P7  principals end, answer, see and send only where they have the right, by the oracle's own book (rights.py)
+and of questions, children and holds: a verb that waits returns to its run before the run's end, or never; a child ends
+with its parent; a hold has one holder; an absorbed message is handed to an agent once.
 """
 
 import asyncio
@@ -44,7 +45,8 @@ from interlock.stores.memory import MemoryStore
 from interlock.testing.rights import EVERYWHERE, READ, Act, Deed, Rights
 
 STOP_SLACK_SECONDS = 0.2
-CLEANUP_SECONDS = 0.25  # a parent hears of its child long before a body's grace is over
+# From a child's end until its parent hears of it. This is shorter than a body's grace, for which no parent waits.
+CLEANUP_SECONDS = 0.25
 
 
 class Violation(AssertionError):
@@ -61,22 +63,21 @@ class _Sink:
         self._oracle.arrived(event)
 
     def drop(self, run_id: RunId) -> None:
-        """What was passed on already cannot be taken back."""
+        """Do nothing: the oracle has judged every event when it arrived."""
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class Oracle:
-    """Books of one control. Use its `send`, `stop`, `wait` and `watch` in place of the control's."""
+    """The books of one control. Use its `send`, `stop`, `wait` and `watch` in place of the control's."""
 
     def __init__(
         self, control: Control, store: MemoryStore, *, admins: tuple[str, ...] = (), hosted: bool = False
     ) -> None:
         self.control = control
-        self._hosted = (
-            hosted  # word of an end takes a moment to reach the agent; what is permitted does not depend on it
-        )
+        # In a host the agent hears of an end a moment later. Control's permits do not depend on that.
+        self._hosted = hosted
         self.violation: Violation | None = None
         self.judging = asyncio.current_task()  # the task that plays the scenario
         self.finished = False
@@ -86,18 +87,18 @@ class Oracle:
         self._loop = asyncio.get_running_loop()
         self._decide = store.decide
         store.decide = self._handed_over  # type: ignore[method-assign]
-        self._settled: set[RunId] = set()  # their endings were handed to the store
+        self._settled: set[RunId] = set()  # runs whose endings were handed to the store
         self._numbers: dict[str, int] = {}  # ids by order of appearance, so that traces compare across runs
         self._principals: dict[RunId, str] = {}
         self._texts: dict[RunId, list[str]] = {}
-        self._over: set[RunId] = set()  # an end was acknowledged to someone
+        self._over: set[RunId] = set()  # runs whose end was acknowledged to a caller
         self._terminal: dict[RunId, Outcome] = {}
         self._told: dict[RunId, Outcome] = {}
         self._drained: set[RunId] = set()
         self._started: dict[RunId, float] = {}
         self._deadlines: dict[RunId, float | None] = {}
         self._begun: dict[str, int] = {}
-        self._handed: set[str] = set()  # texts that a run was handed while it ran
+        self._handed: set[str] = set()  # texts steered to a run and handed to its agent
         self._refused: set[str] = set()
         self._accepted: dict[RunId, str] = {}
         self._positions: dict[SessionId, int] = {}
@@ -112,60 +113,60 @@ class Oracle:
         self._parents: dict[RunId, RunId] = {}  # of children that share their parent's fate
         self._children: dict[RunId, list[RunId]] = {}
         self._delegated: dict[RunId, None] = {}
-        self._announced: set[RunId] = set()  # children whose endings their parents were told
-        self._detached: dict[RunId, str] = {}  # children by where their endings are announced, if they are
-        self._reports: dict[RunId, RunId] = {}  # which message announced a child
-        self._in_a_row: dict[SessionId, int] = {}  # turns that announcements began
-        self._void: set[RunId] = set()  # children whose home was stopped or reset before it was told of them
-        self._excused: set[RunId] = set()  # children whose home somebody asked to stop or reset, with whatever result
-        self._heirs: dict[str, RunId] = {}  # who wanted a child, by what it was to be told
+        self._announced: set[RunId] = set()  # children whose endings were published to their parents' watchers
+        self._detached: dict[RunId, str] = {}  # detached children, each with its home
+        self._reports: dict[RunId, RunId] = {}  # by child: the message that announced it
+        self._in_a_row: dict[SessionId, int] = {}  # turns begun by announcements since the last message
+        self._void: set[RunId] = set()  # children whose home was stopped or reset before their announcement
+        self._excused: set[RunId] = set()  # children whose home a caller tried to stop or reset
+        self._heirs: dict[str, RunId] = {}  # by a child's message: the run that delegated it
         self._ended_at: dict[RunId, float] = {}
         self._joined: set[RunId] = set()
-        self._wakes: set[str] = set()  # texts that a schedule sends
+        self._wakes: set[str] = set()  # texts of schedules
         self._superseded: dict[RunId, RunId] = {}
         self._said: dict[RunId, tuple[str, str]] = {}
-        self._renewed: set[str] = set()  # sessions whose transcript began anew
+        self._renewed: set[str] = set()  # sessions that were reset
         self._allowed: set[RunId] = set()
         self._holders: dict[str, tuple[RunId, int]] = {}
-        self._gone: set[RunId] = set()  # drained, or given up
-        self._readers: set[str] = set()  # who may see everything, as it was last said
-        self._marked: dict[str, float] = {}  # a session's last acknowledged stop, by its place in the channel
+        self._gone: set[RunId] = set()  # runs that are drained, or whose drain was given up
+        self._readers: set[str] = set()  # the readers last appointed
+        self._marked: dict[str, float] = {}  # by session: the place of its last acknowledged stop in the channel
         self._late: set[RunId] = set()
-        self._places: dict[RunId, float | None] = {}  # of messages in their channel
-        self._stops: dict[tuple[str, str], tuple[object, ...]] = {}  # what the key of a stop was answered first
-        self.questions: dict[QuestionId, RunId] = {}  # open ones, as far as anyone was told
+        self._places: dict[RunId, float | None] = {}  # by run: the place of its message in the channel
+        self._stops: dict[tuple[str, str], tuple[object, ...]] = {}  # by a stop's key: its first answer
+        self.questions: dict[QuestionId, RunId] = {}  # questions published as open
 
     @property
     def sessions(self) -> tuple[str, ...]:
-        """The sessions that were spoken to."""
+        """The sessions to which a message was sent."""
         return tuple(self._sinks)
 
     def principal(self, run_id: RunId) -> str | None:
-        """Who started a run."""
+        """Return who started a run."""
         return self._principals.get(run_id)
 
     # Sinks
 
     def follow(self, session: str) -> None:
-        """Look at everything that arrives in a session from now on."""
+        """Judge every event of a session from here on."""
         if session not in self._sinks:
             self._sinks[session] = sink = _Sink(self)
             self.control.feed.subscribe(SessionId(session), sink)
 
     def _handed_over(self, decision: Decision) -> Ticket:
-        """A decision is handed to the store: what is recorded of a run's tools is so before its end, or with it."""
+        """Judge a decision that is handed to the store: no tool of a run may be recorded after the run's ending."""
         self.rights.offered(decision)
         ending = {row.id for row in decision.endings}
         for tool in decision.tools:
             if tool.run_id in self._settled - ending:
                 self._fail(f"P1: {tool.name} of {tool.run_id} was recorded as {tool.state} after the run's end was")
         for run_id in ending:
-            self._look_at_current(run_id, "was handed to the store")
+            self._check_current(run_id, "was handed to the store")
         self._settled |= ending
         return self._decide(decision)
 
     def arrived(self, event: Event) -> None:
-        """An event reached a subscriber."""
+        """Judge an event that reached a subscriber."""
         run_id, data = event.run_id, event.data
         self._note(event.kind, run_id, *([data.outcome.ending] if isinstance(data, Ended) else []))
         if event.position <= self._positions.get(event.session, 0):
@@ -173,7 +174,8 @@ class Oracle:
         self._positions[event.session] = event.position
         if isinstance(data, Proof):
             self._receipt(data.receipt)
-        if isinstance(data, Correction) and data.outcome.unkept:  # it had to be told before the store could say
+        # An ending may have to be published before the store says that the takeover's message was not kept.
+        if isinstance(data, Correction) and data.outcome.unkept:
             self._told[data.outcome.run_id] = data.outcome
             self._superseded.pop(data.outcome.run_id, None)
         if run_id is None or isinstance(data, Correction):
@@ -184,8 +186,8 @@ class Oracle:
             self._fail(f"P1: {event.kind} of {run_id} arrived after its end was acknowledged")
         if self._parents.get(run_id) in self._terminal and not isinstance(data, Ended | Said):
             self._fail(f"P1: {event.kind} of {run_id} arrived after its parent's end was told")
-        self._showed(run_id, data)
-        self._look_at_holds()
+        self._check_shown(run_id, data)
+        self._check_holds()
         if isinstance(data, Started | Delta) and not self.control.is_current(run_id):
             self._fail(f"P1: {run_id} is at work, and a sink that asks is told that it is not current")
         match data:
@@ -214,7 +216,7 @@ class Oracle:
                     self._superseded[run_id] = data.outcome.superseded_by
                 self.rights.stands(run_id)
                 self._ended_by(data.outcome, since=self._loop.time() - self._patience)
-                self._in_time(data.outcome)
+                self._check_child_limit(data.outcome)
                 self._ended(data.outcome, "its terminal event")
             case Tool():
                 self._tool(run_id, data)
@@ -229,8 +231,8 @@ class Oracle:
             case _:
                 pass
 
-    def _showed(self, run_id: RunId, data: object) -> None:
-        """Add up what was shown; at the end it must be the text that is told, to the letter."""
+    def _check_shown(self, run_id: RunId, data: object) -> None:
+        """Add up the text that was shown; at the end it must equal the outcome's text."""
         shown, unfinished = self._shown.get(run_id, ((), ""))
         match data:
             case Delta():
@@ -246,7 +248,7 @@ class Oracle:
         self._shown[run_id] = (shown, unfinished)
 
     def _steered(self, run_id: RunId, text: str) -> None:
-        if self._hosted and run_id in self._started:  # else it was collected
+        if self._hosted and run_id in self._started:  # a collected message joins before the start
             if text not in self._handed:
                 self._fail(f"P5: {text!r} was taken in by a run whose agent does not have it")
             self._begun[text] = self._begun.get(text, 0) + 1
@@ -294,7 +296,7 @@ class Oracle:
         self.follow(data.session)
 
     def _reported(self, child: RunId, report: RunId) -> None:
-        """A session was told how a detached child of its tree ended: once, when that was public, and not in vain."""
+        """Judge an announcement of a detached child: it comes once, after the child's ending, and not after a stop."""
         if self._reports.setdefault(child, report) != report:
             self._fail(f"P4: the ending of {child} was announced twice")
         if child in self._void:
@@ -303,7 +305,7 @@ class Oracle:
             self._fail(f"P4: {child} was announced before its ending was public")
 
     def announced(self, run_id: RunId, child: Child) -> None:
-        """An agent was handed the ending of a child: the one that everybody is told."""
+        """Judge an announcement that an agent was handed: it was published, with the same ending."""
         if self._reports.get(child.run_id) is None:
             self._fail(f"P4: {run_id} was handed an announcement of {child.run_id} that nobody was told")
         self._ended(child.outcome, "an announcement")
@@ -317,20 +319,20 @@ class Oracle:
         self._announced.add(child)
 
     def _mark_over(self, run_id: RunId) -> None:
-        """An end was acknowledged; what shares the run's fate is over with it."""
+        """Note that a run's end was acknowledged; its attached children are over with it."""
         if run_id not in self._over:
             self._over.add(run_id)
-            self._look_at_current(run_id, "was acknowledged")
+            self._check_current(run_id, "was acknowledged")
             for child in self._children.get(run_id, ()):
                 self._mark_over(child)
 
-    def _look_at_current(self, run_id: RunId, since: str) -> None:
-        """A sink that asks for a run which has fallen is told so."""
+    def _check_current(self, run_id: RunId, since: str) -> None:
+        """Fail if `is_current` is True for a run that has fallen."""
         if self.control.is_current(run_id):
             self._fail(f"P1: a sink that asks is told that {run_id} is current, and its end {since}")
 
-    def _look_at_holds(self) -> None:
-        """No grant is lost, and none goes to a run that is over."""
+    def _check_holds(self) -> None:
+        """Fail if a hold is free while a run waits for it, or is granted to a run that is over."""
         for name, line in self.control._registry.holds._lines.items():
             holder = line.holder
             if holder is None and line.waiting:
@@ -340,47 +342,50 @@ class Oracle:
             if holder is not None and holder.run.fallen and not holder.taken:
                 self._fail(f"P1: {name} was granted to {holder.run.id}, which is over")
 
-    # What the agent and its tools do in the world
+    # What the agent and its tools do
 
     def _unaware(self, run_id: RunId) -> bool:
-        """True of a run in a host that may not have heard of its end; when the receipt says drained it has."""
+        """Return whether a run's host may not have heard of its end; once the receipt says drained, it has."""
         return self._hosted and run_id not in self._drained
 
     def came_back(self, run_id: RunId, what: str) -> None:
-        """A verb that waited has returned to its agent."""
+        """Judge a verb that waited and has returned to its agent."""
         self._note("came back", run_id, what)
         if self._hosted:
-            return  # it was on its way, to a run that can do no more with it
+            # The answer may have been sent before the fall; the fence refuses what the agent does with it.
+            return
         if run_id in self._over or run_id in self._terminal:
             self._fail(f"P1: {what} returned to {run_id} after its end was told")
 
     def delegates(self, run_id: RunId, text: str) -> None:
-        """A run is about to delegate."""
+        """Note that a run is about to delegate."""
         self._heirs[text] = run_id
 
     def heard_of(self, run_id: RunId, child: RunId) -> None:
-        """A child's ending has come back to its parent."""
+        """Judge a child's ending that `delegate` returned: it is public, and the parent did not wait for cleanup."""
         self.came_back(run_id, "delegate")
         told = self._ended_at.get(child)
         if child not in self._delegated:
-            return  # the parent is detached and was never announced, so nobody looks at this child's session
+            # The parent is detached and was never announced, so the oracle does not follow this child's session.
+            return
         if told is None:
             self._fail(f"P4: {run_id} heard of an ending of {child} that was not told")
         elif self._loop.time() > told + CLEANUP_SECONDS:
             self._fail(f"P6: {run_id} waited for the cleanup of {child}")
 
     def took_in(self, run_id: RunId, text: str) -> None:
-        """A run was handed a message that was steered to it."""
+        """Judge a steered message that an agent was handed: it is handed over once."""
         self.came_back(run_id, "check")
         self._handed.add(text)
         if self._hosted:
-            return  # it counts when control has heard of it; if the run falls first, that was no turn of the message
+            # `_steered` counts it when control hears of it; if the run falls first, the message may run again.
+            return
         self._begun[text] = self._begun.get(text, 0) + 1
         if self._begun[text] > 1:
             self._fail(f"P5: message {text!r} was handed over twice")
 
     def holds(self, run_id: RunId, name: str, token: int) -> None:
-        """A run has a hold."""
+        """Judge a hold that a run got: its last holder is gone, and its token rises."""
         self.came_back(run_id, "hold")
         before, last = self._holders.get(name, (None, 0))
         if before is not None and before not in self._gone:
@@ -390,14 +395,14 @@ class Oracle:
         self._holders[name] = (run_id, token)
 
     def lets_go(self, run_id: RunId, name: str) -> None:
-        """A run lets a hold go, if it still may."""
+        """Note that a run frees a hold, if it has not ended."""
         holder, token = self._holders[name]
         if holder == run_id and run_id not in self._over:
             self._holders[name] = (RunId(""), token)
             self._gone.add(RunId(""))
 
     def begun(self, run_id: RunId, text: str) -> None:
-        """The agent took its first step."""
+        """Judge an agent's first step."""
         self._note("begun", run_id)
         self._begun[text] = self._begun.get(text, 0) + 1
         if self._begun[text] > 1:
@@ -413,7 +418,7 @@ class Oracle:
             self._fail(f"P5: {run_id} began before its started mark was in the store")
 
     def acted(self, run_id: RunId, what: str, *, begins: bool = False) -> None:
-        """A tool body did something that cannot be taken back."""
+        """Judge an irrevocable act of a tool body; `begins` if it is the body's first."""
         self._note("acted", run_id, what)
         if run_id in self._drained:
             self._fail(f"P1: {what} of {run_id} acted after the receipt said drained")
@@ -425,15 +430,15 @@ class Oracle:
             self._fail(f"P5: {what} of {run_id} began before its start was on record")
 
     def returned(self, run_id: RunId) -> None:
-        """The agent is about to return: from here its deadline can be judged."""
+        """Note that the agent is about to return, and whether its deadline has passed."""
         deadline, started = self._deadlines.get(run_id), self._started.get(run_id)
         if deadline and started is not None and self._loop.time() >= started + deadline:
-            self._deadlines[run_id] = -1.0  # passed: completed would be untrue
+            self._deadlines[run_id] = -1.0  # passed: the run may not end as completed
 
     # Verbs
 
     async def send(self, session: str, text: str, *, by: str = "local", **options: Any) -> Sent | None:
-        """Send, and keep the books; None if it was refused."""
+        """Send, and keep the books; return None if the message was refused."""
         self.follow(session)
         asked = self._loop.time()
         late = options.get("order", ("", 1e9))[1] < self._marked.get(session, 0.0)
@@ -454,8 +459,9 @@ class Oracle:
         self._principals.setdefault(sent.run_id, by)
         self._home.setdefault(sent.run_id, session)
         self.rights.stands(sent.run_id)
-        if sent.state is not State.ENDED and sent.run_id not in self._accepted:  # (else: stopped on its way, or before)
-            self._did(Deed.SEND, by, session, asked, f"P7: a message of {by} was taken in session {session}")
+        # An ended run was stopped before its right was checked.
+        if sent.state is not State.ENDED and sent.run_id not in self._accepted:
+            self._check_right(Deed.SEND, by, session, asked, f"P7: a message of {by} was taken in session {session}")
         self._accepted.setdefault(sent.run_id, session)
         if stillborn:
             self._stillborn.add(sent.run_id)
@@ -469,17 +475,17 @@ class Oracle:
         self._places.setdefault(sent.run_id, options["order"][1] if "order" in options else None)
         if sent.superseded is not None:
             self._mark_over(sent.superseded)
-            self._dominant(sent, options)
+            self._check_takeover(sent, options)
         return sent
 
-    def _dominant(self, sent: Sent, options: dict[str, Any]) -> None:
-        """A program ends nobody's turn, unless it said so; a wake yields to everyone."""
+    def _check_takeover(self, sent: Sent, options: dict[str, Any]) -> None:
+        """Fail if a program without a strategy took over a turn; a wake yields to every message."""
         said = options.get("kind", "chat") != "agent" or options.get("strategy") is not None
         if not said and self._said.get(sent.superseded or RunId(""), ("", ""))[1] not in self._wakes:
             self._fail(f"P7: a program that named no strategy took over {sent.superseded}")
 
     async def answer(self, question: QuestionId, answer: bool, *, by: str) -> None:
-        """Answer a question; an answer that is taken must not come after the end of its run."""
+        """Answer a question; an answer may not be accepted after the end of its run."""
         run_id, asked = self.questions.get(question), self._loop.time()
         try:
             await self.control.answer(question, answer, by=by)
@@ -491,10 +497,10 @@ class Oracle:
             self._fail(f"P1: question {question} of {run_id} was answered after its end was acknowledged")
         if run_id is not None:
             home = self._home.get(run_id, "")
-            self._did(Deed.END, by, home, asked, f"P7: {by} answered a question of {run_id}", run_id=run_id)
+            self._check_right(Deed.END, by, home, asked, f"P7: {by} answered a question of {run_id}", run_id=run_id)
 
     async def reset(self, session: str, *, by: str = "local") -> None:
-        """Reset a session: whatever was in it, at every depth, is over."""
+        """Reset a session, and judge that every run in it, at every depth, is over."""
         before, asked = self._living(session), self._loop.time()
         unannounced = self._unannounced(session)
         self._excused.update(unannounced)
@@ -505,22 +511,22 @@ class Oracle:
             self._note("reset refused", None, type(refusal).__name__)
             return
         self._note("reset", None, len(receipt.runs))
-        self._did(Deed.OWN, by, session, asked, f"P7: {by} reset session {session}")
+        self._check_right(Deed.OWN, by, session, asked, f"P7: {by} reset session {session}")
         self._receipt(receipt)
-        self._ended_with(session, before)
+        self._check_all_ended(session, before)
         self._excused.update(self._unannounced(session))
         self._void.update(child for child in unannounced if child not in self._reports)
 
     async def wake(self, session: str, text: str, *, at: float, by: str) -> None:
-        """Have a session woken, and remember what the schedule will send."""
+        """Schedule a wake, and remember its text."""
         self._wakes.add(text)
         asked = self._loop.time()
         with contextlib.suppress(InterlockError):
             await self.control.wake(session, text, at=at, by=by)
-            self._did(Deed.OWN, by, session, asked, f"P7: {by} has session {session} woken")
+            self._check_right(Deed.OWN, by, session, asked, f"P7: {by} has session {session} woken")
 
     async def share(self, session: str, who: str, may: str | None, *, by: str) -> None:
-        """Share a session, or (None) not any more: what they had counts until that is acknowledged, and no longer."""
+        """Share a session, or take the share back (None); the old right counts until the acknowledgement."""
         asked = self._loop.time()
         word = self.rights.say(session, who, may, asked)
         try:
@@ -530,15 +536,15 @@ class Oracle:
                 await self.control.share(session, with_=who, may=may, by=by)
         except InterlockError as refusal:
             self._note("share refused", None, type(refusal).__name__)
-            if not isinstance(refusal, Unavailable):  # (then it may still come to be)
+            if not isinstance(refusal, Unavailable):  # after Unavailable the change may still come
                 word.refuse()
             return
         self._note("shared", None, who, may)
         word.acknowledge(self._loop.time())
-        self._did(Deed.OWN, by, session, asked, f"P7: {by} shared session {session} with {who}")
+        self._check_right(Deed.OWN, by, session, asked, f"P7: {by} shared session {session} with {who}")
 
     def appoint(self, *readers: str) -> None:
-        """Say anew who may see everything; it counts at once."""
+        """Appoint the readers of everything; it counts at once."""
         now = self._loop.time()
         self.control.appoint(readers=readers)
         for who in self._readers.union(readers):
@@ -546,28 +552,28 @@ class Oracle:
         self._readers = set(readers)
 
     def _living(self, session: str) -> list[RunId]:
-        """What is known to be alive in a session's tree."""
+        """Return the runs of a session's tree that are known to be alive."""
         taken_in = self._joined
         return [run for run, home in self._home.items() if home == session and run not in {*self._terminal, *taken_in}]
 
-    def _ended_with(self, session: str, before: list[RunId]) -> None:
+    def _check_all_ended(self, session: str, before: list[RunId]) -> None:
         for run_id in before:
             if run_id not in self._terminal and run_id not in self._joined:
                 self._fail(f"P1: {run_id} outlived the end of session {session}")
 
     async def stop(self, **what: Any) -> Receipt:
-        """Stop, and hold the receipt against everything that arrives from now on."""
+        """Stop, and judge every later event by the receipt."""
         asked, by = self._loop.time(), what.get("by", "local")
         unseen = "message" in what and self._healthy() and (by, what["message"]) not in self._keys
         ended_before = set(self._terminal)
         before = self._living(what["session"]) if "session" in what and self.rights.is_admin(by) else []
         unannounced = self._unannounced(what.get("session", ""))
         self._excused.update(unannounced)
-        if "order" in what:  # (it spares what was written after it)
+        if "order" in what:  # the stop spares messages that were written after it
             before = [run for run in before if run in self._places and (self._places[run] or 0) <= what["order"][1]]
         receipt = await self.control.stop(**what)
         if receipt.aborted and not receipt.again:
-            self._ended_with(what.get("session", ""), before)
+            self._check_all_ended(what.get("session", ""), before)
         self._excused.update(self._unannounced(what.get("session", "")))
         if not receipt.again and self.rights.is_admin(by) and "order" not in what:
             self._void.update(child for child in unannounced if child not in self._reports)
@@ -585,7 +591,8 @@ class Oracle:
             self._fail(f"P6: stop took {took:.3f} s, more than {self._patience} s")
         self._note("stopped", None, receipt.aborted, len(receipt.runs))
         stopped = any(run.outcome.ending is Ending.STOPPED for run in receipt.runs)
-        if receipt.aborted and not (stopped or receipt.again) and receipt.grade == "inline":  # (or detached processes)
+        # At another grade than inline the stop may have ended detached processes alone.
+        if receipt.aborted and not (stopped or receipt.again) and receipt.grade == "inline":
             self._fail("P1: the receipt says aborted, and nothing was stopped")
         for run in receipt.runs:
             self._mark_over(run.id)
@@ -598,10 +605,10 @@ class Oracle:
         return not (self._store.faults.fail or self._store.faults.stall or self._store.faults.lose)
 
     async def wait(self, run_id: RunId, **options: Any) -> Outcome:
-        """Wait, and compare what is told."""
+        """Wait, and compare the outcome with what was told before."""
         try:
             outcome = await self.control.wait(run_id, **options)
-        except Unavailable:  # the store is in trouble; finish() asks again
+        except Unavailable:  # the store has a fault; finish() waits again
             return Outcome(run_id=run_id, ending=Ending.PENDING)
         self._note("waited", run_id, outcome.ending)
         if outcome.ending is Ending.UNKNOWN:
@@ -612,23 +619,24 @@ class Oracle:
         return outcome
 
     async def look(self, run_id: RunId, *, by: str, timeout: float) -> None:
-        """Wait as somebody who may have no right to it: whatever is answered needs the right at that very instant."""
-        self._asks_for_current(run_id, by)
+        """Wait as a principal who may have no right: an answer needs the right at the instant it is given."""
+        self._check_may_ask_current(run_id, by)
         with contextlib.suppress(Unavailable):
             outcome = await self.control.wait(run_id, by=by, timeout=timeout)
             self._note("looked", run_id, outcome.ending)
-            if outcome.ended:  # (pending says nothing while the store is silent: it is said of what is not there, too)
+            # `pending` tells nothing: while the store is silent it is the answer for unknown runs too.
+            if outcome.ended:
                 told, home = f"P7: {by} was told how {run_id} ended", self._home.get(run_id, "")
-                self._did(Deed.LOOK, by, home, self._loop.time(), told, run_id=run_id)
-        self._asks_for_current(run_id, by)
+                self._check_right(Deed.LOOK, by, home, self._loop.time(), told, run_id=run_id)
+        self._check_may_ask_current(run_id, by)
 
-    def _asks_for_current(self, run_id: RunId, by: str) -> None:
+    def _check_may_ask_current(self, run_id: RunId, by: str) -> None:
         if self.control.is_current(run_id, by=by):
             told, home = f"P7: {by} was told that {run_id} is current", self._home.get(run_id, "")
-            self._did(Deed.LOOK, by, home, self._loop.time(), told, run_id=run_id)
+            self._check_right(Deed.LOOK, by, home, self._loop.time(), told, run_id=run_id)
 
     async def watch(self, session: str, *, pause: float = 0.0, by: str = "local") -> None:
-        """Watch like a slow reader: what is read after an acknowledged end must not be a delta of that run."""
+        """Watch as a slow reader, and judge that no delta of a run is read after its acknowledged end."""
         seen = 0
         finished: set[RunId] = set()
         try:
@@ -639,7 +647,7 @@ class Oracle:
                     seen = event.position
                     self._watched(event, finished)
                     told = f"P7: {by} was given {event.kind} of session {session}"
-                    self._did(Deed.SEE, by, session, self._loop.time(), told)
+                    self._check_right(Deed.SEE, by, session, self._loop.time(), told)
                     await asyncio.sleep(pause)
         except InterlockError as refusal:
             self._note("watch refused", None, type(refusal).__name__)
@@ -665,10 +673,10 @@ class Oracle:
         if outcome.ending is Ending.COMPLETED and self._deadlines.get(outcome.run_id) == -1.0:
             self._fail(f"P4: {outcome.run_id} returned after its deadline and is told as completed")
 
-    def _in_time(self, outcome: Outcome) -> None:
-        """A child that goes on behind the limit of all children is timed out, whoever ends it then.
+    def _check_child_limit(self, outcome: Outcome) -> None:
+        """Fail if a child that passed the limit of all children is not told as timed out.
 
-        Not so if its parent's own limit was earlier, or if it had returned in time, elsewhere.
+        A child is excused if its parent's limit was earlier, or if it had returned in time in its host.
         """
         limit, began, over = self.control.settings.child_deadline, outcome.started_at, outcome.ended_at
         if outcome.run_id not in self._delegated or limit is None or began is None or over is None:
@@ -689,36 +697,38 @@ class Oracle:
 
     @property
     def _patience(self) -> float:
-        """How long a stop may take, and so how long ago the right to what is told now may have been asked."""
+        """The seconds that a stop may take; so a right that an event needs may have been checked that long ago."""
         return 2 * self.control.settings.commit_seconds + STOP_SLACK_SECONDS
 
-    def _did(self, deed: Deed, by: str, session: str, since: float, told: str, run_id: RunId | None = None) -> None:
-        """Somebody did something, or was let see it: had they the right, at some time since then?"""
+    def _check_right(
+        self, deed: Deed, by: str, session: str, since: float, told: str, run_id: RunId | None = None
+    ) -> None:
+        """Fail if a principal did or saw something without having the right at some instant from `since` on."""
         principal = None if run_id is None else self._principals.get(run_id, by)
         wrong = self.rights.wrong(Act(deed, by, session, since, self._loop.time(), told, run_id, principal))
         if wrong is not None:
             self._fail(wrong)
 
     def _ended_by(self, outcome: Outcome, since: float) -> None:
-        """Judge who stopped a run, or took it over; a wake yields to everyone."""
+        """Judge who stopped a run or took it over; a wake yields to every message."""
         run_id, by = outcome.run_id, outcome.by
         taken_over = outcome.ending is Ending.SUPERSEDED and self._said.get(run_id, ("", ""))[1] not in self._wakes
         if by is None or not (outcome.ending is Ending.STOPPED or taken_over):
             return
         principal, home = self._principals.get(run_id, by), self._home.get(run_id, "")
         told = f"P7: {by} {'took over' if taken_over else 'stopped'} {run_id} of {principal}"
-        self._did(Deed.END, by, home, since, told, run_id=run_id)
+        self._check_right(Deed.END, by, home, since, told, run_id=run_id)
 
     # The end
 
     async def finish(self) -> None:
-        """After everything: every accepted message has ended, and was told so once, everywhere the same."""
+        """Judge, after the scenario, that every accepted message ended, once and everywhere the same."""
         for run_id in [*self._accepted, *self._delegated]:
-            outcome = await self.wait(run_id, drained=True)  # one that waits for ever is told as Stuck by the loop
+            outcome = await self.wait(run_id, drained=True)  # the loop raises Stuck if this waits for ever
             if not outcome.ended:
                 self._fail(f"P5: {run_id} was accepted and never ended")
             if outcome.run_id != run_id:
-                self._taken_in(run_id)
+                self._check_absorbed(run_id)
                 continue
             if run_id in self._late and outcome.ending is not Ending.STOPPED:
                 self._fail(f"P1: {run_id} was written before a stop, came after it, and ended {outcome.ending}")
@@ -736,7 +746,7 @@ class Oracle:
             again = await self.control.receipt(run_id)
             self._receipt(again)
         for session in self._sinks:
-            await self._transcript(session)
+            await self._check_transcript(session)
         for old, new in self._superseded.items():
             if self._said.get(new, ("", ""))[1] in self._wakes:
                 self._fail(f"P1: a wake took over {old}")
@@ -744,33 +754,34 @@ class Oracle:
                 self._fail(f"P7: the announcement {new} took over {old}")
             if not (await self.control.wait(new, timeout=0)).ended:
                 self._fail(f"P4: {old} was told as superseded by {new}, which nobody can find")
-        self._look_at_holds()
-        await self._all_reported()
-        await asyncio.sleep(self._patience)  # whatever founded a session is told by then, or never stood
+        self._check_holds()
+        await self._check_announcements()
+        # After this time the end of every message that founded a session is published.
+        await asyncio.sleep(self._patience)
         if (wrong := self.rights.wrong_in_the_end()) is not None:
             self._fail(wrong)
         self.finished = True
 
-    async def _all_reported(self) -> None:
-        """Every message that announced a child has ended; whoever asked for one that no stop voided has been told."""
+    async def _check_announcements(self) -> None:
+        """Judge that every wanted announcement that no stop voided was made, and that every announcement has ended."""
         for child, home in self._detached.items():
             row = self._store._runs.get(child)
             wanted = row is not None and row.announce is not None and child not in self._excused
-            sure = self._principals.get(child) == self.rights.owner(home)  # else the right may be gone by then
+            sure = self._principals.get(child) == self.rights.owner(home)  # another's right may be gone by then
             if wanted and sure and child not in self._reports:
                 self._fail(f"P5: {child} ended and was not announced in {home}")
         for report in self._reports.values():
             if not (await self.wait(report, drained=True)).ended:
                 self._fail(f"P5: the announcement {report} never ended")
 
-    def _taken_in(self, run_id: RunId) -> None:
-        """A message that became part of another run was seen there, once."""
+    def _check_absorbed(self, run_id: RunId) -> None:
+        """Judge that an absorbed message was handed to the absorbing run's agent once."""
         for text in self._texts[run_id]:
             if self._begun.get(text) != 1:
                 self._fail(f"P5: {text!r} was taken in by another run and seen {self._begun.get(text, 0)} times")
 
-    async def _transcript(self, session: str) -> None:
-        """A model must be able to read it: every call has one result, after it; no run is cut twice."""
+    async def _check_transcript(self, session: str) -> None:
+        """Judge that a model can read the transcript: every call has one result, behind it; no run is cut twice."""
         if self._store._sessions.get(SessionId(session)) is None:
             return
         calls: dict[object, int] = {}
@@ -801,12 +812,12 @@ class Oracle:
         self.trace.append((what, number, *more))
 
     def _fail(self, text: str) -> None:
-        """Write the first violation down, then raise: whoever is above may swallow it."""
+        """Keep the first violation, then raise it: code further up may swallow the exception."""
         violation = Violation(text)
         if self.violation is None:
             self.violation = violation
             if self.judging is not None:
-                self.judging.cancel()  # whatever waits for an answer would wait for ever
+                self.judging.cancel()  # the scenario might wait for an answer that never comes
         raise violation
 
 
@@ -814,5 +825,5 @@ __all__ = ["Oracle", "Violation"]
 
 
 def _only_dropped(receipt: Receipt) -> bool:
-    """True if nothing is in doubt but code that is never resumed: that does nothing any more either."""
+    """Return whether only dropped code is unconfirmed: it is never resumed, so it acts no more either."""
     return bool(receipt.unconfirmed) and all(name.endswith(DROPPED) for name in receipt.unconfirmed)

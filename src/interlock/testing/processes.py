@@ -1,8 +1,11 @@
-"""The process port's twin: processes do not exist on a virtual clock, so a keeper of ours plays them.
+"""The process port's twin: a keeper that plays processes on the virtual clock.
 
-A virtual process is a name for a run's doings: from its start to its death it acts in the world, as the oracle sees.
-Like the real ones it starts a moment after it was asked for, and dies a moment after the hang-up; now and then one is
-stuck. `argv` is ("work", run id, seconds).
+The seeded loop cannot wait for real processes. With this twin, spawn, fall, drain and takeover are explored together
+with everything else.
+
+A virtual process acts every ACT_SECONDS from its start to its death, and the oracle sees each act. Like a real one it
+starts a moment after the request and dies a moment after the hang-up; now and then one is stuck. `argv` is ("work",
+run id, seconds).
 """
 
 import asyncio
@@ -24,7 +27,7 @@ ACT_SECONDS = 0.004
 
 
 class Book:
-    """What processes did, held against what people were told; without an oracle it takes notice of nothing."""
+    """Compares what processes did with what callers were told; without an oracle it judges nothing."""
 
     def __init__(self, oracle: Oracle | None = None) -> None:
         self.oracle = oracle
@@ -32,7 +35,7 @@ class Book:
         self._lives: dict[int, tuple[RunId, bool]] = {}
 
     def requested(self, run_id: RunId, number: int) -> None:
-        """A run has asked for a process."""
+        """Note that a run has requested a process."""
         oracle = self.oracle
         if oracle is None:
             return
@@ -41,7 +44,7 @@ class Book:
             oracle._fail(f"P1: {run_id} asked for a process after its end was told")
 
     def ran(self, run_id: RunId, number: int, *, detached: bool) -> None:
-        """A process was started."""
+        """Note that a process was started."""
         oracle = self.oracle
         self._lives[number] = (run_id, detached)
         if oracle is None:
@@ -55,23 +58,23 @@ class Book:
                 oracle._fail(f"P3: a process of {run_id} began beside one of {before}")
 
     def acted(self, run_id: RunId, number: int) -> None:
-        """A process did something."""
+        """Note that a process acted."""
         if self.oracle is not None and run_id in self.oracle._drained and not self._lives[number][1]:
             self.oracle._fail(f"P3: a process of {run_id} acted after the receipt said drained")
 
     def died(self, number: int) -> None:
-        """A process is gone."""
+        """Note that a process is gone."""
         run_id, _ = self._lives.pop(number)
         if self.oracle is not None:
             self.oracle._note("died", run_id, number)
 
     def crunched(self, run_id: RunId, tool: str) -> None:
-        """A synchronous tool began."""
+        """Note that a synchronous tool began."""
         if self.oracle is not None:
             self.oracle.acted(run_id, tool, begins=True)
 
     async def close(self) -> None:
-        """After the last stop of every session only what is stuck may live, detached or not."""
+        """Wait for every fall to drain; then report a process that lives, detached or not, and is not stuck."""
         assert self.oracle is not None
         for fall in list(self.oracle.control._registry.falls.values()):
             await fall.drained.wait()
@@ -101,7 +104,7 @@ class VirtualProcess:
         return self.pid is not None and self.status is None
 
     def begin(self) -> None:
-        """Start, unless the keeper was hung up on first; a keeper asks once more right before exec."""
+        """Start, unless the keeper was hung up on first: a real keeper checks for that right before exec."""
         if self._keeper.hung_up:
             self._answered.set()
             self.exited.set()
@@ -119,7 +122,7 @@ class VirtualProcess:
             self._timers.append(asyncio.get_running_loop().call_later(ACT_SECONDS, self._act))
 
     def die(self, status: int) -> None:
-        """Be gone."""
+        """Die with a status."""
         for timer in self._timers:
             timer.cancel()
         if self.lives:
@@ -130,34 +133,34 @@ class VirtualProcess:
         self._keeper.look()
 
     async def started(self) -> None:
-        """Wait until it runs."""
+        """Wait until the process runs; raise SpawnFailed if it never will."""
         await self._answered.wait()
         if self.pid is None:
             raise SpawnFailed(errno.ECANCELED, "it was ended before it began")
 
     def end(self) -> None:
-        """End it."""
+        """End the process."""
         if self.order.alone:
             self._keeper.cut()
         else:
             self._keeper.later(self.die, -9)
 
     async def line(self) -> bytes | None:
-        """It writes nothing."""
+        """Wait for the exit and return None: a virtual process writes nothing."""
         await self.exited.wait()
         return None
 
     def output(self) -> tuple[bytes, int, bytes]:
-        """It writes nothing."""
+        """Return no output: a virtual process writes nothing."""
         return b"", 0, b""
 
     def recent(self) -> bytes:
-        """It writes nothing."""
+        """Return no output: a virtual process writes nothing."""
         return b""
 
 
 class VirtualContainment:
-    """A keeper that takes its time."""
+    """A containment whose keeper answers after delays that the seed picks."""
 
     def __init__(self, processes: "VirtualProcesses", of: str, grace: float, once: bool) -> None:
         self.name = f"processes of {of}"
@@ -171,15 +174,15 @@ class VirtualContainment:
         self._once = once
         self._processes = processes
         self._held: list[VirtualProcess] = []
-        self.doomed = processes.random.random() < 0.03  # what it holds will not die when it is told to
+        self.doomed = processes.random.random() < 0.03  # its processes are stuck at the first cut
 
     @property
     def book(self) -> "Book":
-        """Who looks at what processes do."""
+        """The book that judges what processes do."""
         return self._processes.book
 
     def spawn(self, order: SpawnOrder) -> VirtualProcess:
-        """Take a request, and serve it a moment later."""
+        """Accept a request, and start its process a moment later."""
         if self.hung_up:
             raise SpawnFailed(errno.ECANCELED, "it was ended before it began")
         process = VirtualProcess(self._processes.number(), self, order)
@@ -189,7 +192,7 @@ class VirtualContainment:
         return process
 
     def cut(self) -> None:
-        """Hang up; what it holds dies a moment later, or much later."""
+        """Hang up; its processes die a moment later, or after STUCK_SECONDS."""
         if self.hung_up:
             return
         self.hung_up = True
@@ -209,7 +212,7 @@ class VirtualContainment:
         self.look()
 
     def look(self) -> None:
-        """See whether it is empty."""
+        """Set `done` if the containment is over and empty."""
         over = self.hung_up or (self._once and self._held and all(each.exited.is_set() for each in self._held))
         if over and not any(process.lives for process in self._held) and (not self.doomed or self.ended):
             self.hung_up = True
@@ -217,31 +220,31 @@ class VirtualContainment:
             self.done.set()
 
     def later(self, do: Callable[..., None], *values: Any, delays: tuple[float, ...] = DEATH_SECONDS) -> None:
-        """Do something a moment later."""
+        """Call a function after a delay that the seed picks."""
         asyncio.get_running_loop().call_later(self._processes.random.choice(delays), do, *values)
 
     def drop(self) -> None:
-        """There is nobody to insist with."""
+        """Do nothing: a virtual keeper cannot be lost."""
 
     def abandon(self) -> None:
-        """It is named as stuck."""
+        """Give up on it, and name it as stuck."""
         self.state = BodyState.ABANDONED
         self.stuck = self.stuck or (self.name,)
 
 
 class VirtualWorker:
-    """Runs a synchronous tool at some later instant, unless it was ended by then."""
+    """Runs a synchronous tool at a later instant, unless it was ended by then."""
 
     def __init__(self, containment: VirtualContainment) -> None:
         self.containment = containment
 
     @property
     def alive(self) -> bool:
-        """True while it can be asked."""
+        """True until the worker's containment is cut."""
         return not self.containment.hung_up
 
     def ask(self, work: bytes, *, grace: float = 0.0) -> asyncio.Future[Any]:
-        """Do the work a moment later; what is cut before that does not begin, whatever its grace."""
+        """Do the work a moment later; work that is cut before that does not begin, whatever its grace."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.containment.later(self._work, work, answer, delays=(0.0, 1e-4, 0.003, 0.03))
         return answer
@@ -254,12 +257,12 @@ class VirtualWorker:
                 answer.set_result(function(**arguments))
 
     def end(self) -> None:
-        """End it."""
+        """End the worker."""
         self.containment.cut()
 
 
 class VirtualProcesses:
-    """Processes of a control on a virtual clock, seen by an oracle."""
+    """The processes of a control on a virtual clock; `book` judges them."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -274,7 +277,7 @@ class VirtualProcesses:
         return self._last
 
     async def ready(self) -> Machine:
-        """Take a moment the first time."""
+        """Return the machine after a moment."""
         await asyncio.sleep(self.random.choice(READY_SECONDS))
         return self.machine
 

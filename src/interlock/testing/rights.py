@@ -1,13 +1,14 @@
-"""The book of rights: whose a session is, and with whom it is shared, as that can be known outside the runtime.
+"""The book of rights: whose a session is and with whom it is shared, as far as that can be known outside the runtime.
 
-The runtime is not asked, and an owner that it names is not believed. The book is kept at the store's door and from what
-callers were told:
-1. A session is founded by the first message that was handed to the store to be admitted and stands: the store holds it,
-   its sender was told of its run, or its end was told. Its author is the owner, for good, once the store has the
-   session.
-2. A message that fell before it was decided on is never handed over to be admitted, and one that was withdrawn does not
-   stand: neither founds anything.
-3. A share counts from when it was asked for until its end was acknowledged.
+The oracle never believes an owner that the runtime names, not even in an event: a runtime that is wrong about the owner
+would be judged by its own error. The book is kept from the decisions handed to the store and from what callers were
+told:
+1. A session is founded by the first message that was handed to the store to be admitted and stands. A message stands if
+   the store holds it, if its sender was told of its run, or if its end was published. Its sender is the owner for good,
+   once the store has the session.
+2. A message that fell before it was decided on is never handed to the store, and one that was withdrawn does not stand:
+   neither founds a session.
+3. A share counts from the request for it until the acknowledgement of its end.
 """
 
 import math
@@ -19,30 +20,30 @@ from interlock.core.names import LOCAL, RunId
 from interlock.stores.memory import MemoryStore
 
 WRITE, READ = "write", "read"
-EVERYWHERE = "*"  # the session of a word about somebody who may see all
+EVERYWHERE = "*"  # the session of a word about a principal who may see every session
 
 
 class Deed(StrEnum):
-    """What somebody did, or was let see."""
+    """What a principal did, or was allowed to see."""
 
     SEND = "send"
-    END = "end"  # a stop, a takeover, an answer: a run's principal may, too
+    END = "end"  # a stop, a takeover, an answer; the run's principal may too
     SEE = "see"
-    LOOK = "look"  # at one run: its principal may, too
-    OWN = "own"  # what is the owner's alone: reset, wake, share
+    LOOK = "look"  # at one run; its principal may too
+    OWN = "own"  # reset, wake, share: only the owner may
 
 
 class Act(NamedTuple):
-    """A deed as it was seen: by whom, where, and when the right to it may have been asked."""
+    """A deed as the oracle saw it; the runtime may have checked the right at any instant from `since` to `until`."""
 
     deed: Deed
     by: str
     session: str
     since: float
     until: float
-    told: str  # the violation, if there was no right to it
-    run_id: RunId | None = None  # the run that it was done to
-    principal: str | None = None  # who started that
+    told: str  # the violation to report if there was no right
+    run_id: RunId | None = None  # the run that was acted on
+    principal: str | None = None  # who started that run
 
 
 class Offer(NamedTuple):
@@ -54,7 +55,7 @@ class Offer(NamedTuple):
 
 
 class Word:
-    """What was said of somebody's share of a session: what they may do there, None: nothing; the later word stands."""
+    """One change of a principal's share of a session: `may` is the right, None is no right; the later word stands."""
 
     def __init__(self, may: str | None, now: float, before: tuple["Word", ...]) -> None:
         self.may = may
@@ -62,18 +63,18 @@ class Word:
         self._before = before
 
     def acknowledge(self, now: float) -> None:
-        """From here on nothing counts that was said before and differs."""
+        """Note that the change was acknowledged: earlier words that differ count no longer."""
         for word in self._before:
             if word.may != self.may:
                 word.ends = min(word.ends, now)
 
     def refuse(self) -> None:
-        """It was as if it had not been said."""
+        """Note that the change was refused: it never counted."""
         self.ends = -math.inf
 
 
 class Rights:
-    """Who owns, with whom it was shared, who is an admin: everything that a right is judged from."""
+    """The owners, shares and admins from which every right is judged."""
 
     def __init__(self, store: MemoryStore, *, admins: tuple[str, ...] = ()) -> None:
         self._store = store
@@ -84,32 +85,35 @@ class Rights:
         self._owners: dict[str, str] = {}
         self._words: dict[tuple[str, str], list[Word]] = {}
         self._open: list[Act] = []
-        self._turned_away: list[
-            tuple[str, str, tuple[Offer, ...]]
-        ] = []  # who, where, and what had been offered by then
+        # A principal, a session that was not there for it, and the messages offered by then.
+        self._turned_away: list[tuple[str, str, tuple[Offer, ...]]] = []
 
     def is_admin(self, by: str) -> bool:
-        """Return whether somebody may do everything."""
+        """Return whether a principal may do everything."""
         return by in self._admins
 
     # Whose it is
 
     def offered(self, decision: Decision) -> None:
-        """A decision was handed to the store."""
+        """Note the messages of a decision that was handed to the store."""
         for row in decision.admissions:
-            if row.parent is None:  # a child's session is its own
+            if row.parent is None:  # a child founds no session of a principal
                 self._offers.setdefault(row.session, {}).setdefault(row.id, Offer(row.id, row.principal, row.text))
 
     def stands(self, run_id: RunId) -> None:
-        """A sender was told of this run, or everybody of its end."""
+        """Note that a run's message stands: its sender was told of the run, or its end was published."""
         self._standing.add(run_id)
 
     def refuse(self, text: str) -> None:
-        """The sender of a message was told that it was not taken."""
+        """Note that the sender of a message was told that it was refused."""
         self._refused.add(text)
 
     def turn_away(self, by: str, session: str) -> None:
-        """Somebody was told that there is no such session for them; where it is nobody's, it would have been theirs."""
+        """Note that a sender was told that a session is not there for them.
+
+        A session without an owner would have become the sender's, so the refusal is right only if another message
+        stands.
+        """
         if session not in self._store._sessions:
             self._turned_away.append((by, session, tuple(self._offers.get(session, {}).values())))
 
@@ -117,11 +121,11 @@ class Rights:
         return offer.run_id in self._store._runs or offer.run_id in self._standing
 
     def owner(self, session: str) -> str | None:
-        """Return whose a session is, None while that is nobody, or not known for certain."""
+        """Return the owner of a session; None if it has none, or while that is not certain."""
         return self._founder(session)[0]
 
     def _founder(self, session: str, *, final: bool = False) -> tuple[str | None, bool]:
-        """Return the owner, and whether that is certain; in the end what does not stand was withdrawn."""
+        """Return the owner, and whether that is certain; with `final`, a message that does not stand was withdrawn."""
         if session in self._owners:
             return self._owners[session], True
         for offer in self._offers.get(session, {}).values():
@@ -129,13 +133,15 @@ class Rights:
                 self._owners[session] = offer.by
                 return offer.by, True
             if offer.text not in self._refused and not final:
-                return None, False  # it may have fallen while the store refused it: then its end is still to be told
+                # The message may have fallen while the store refused it. Then its end, still to be published, makes it
+                # stand.
+                return None, False
         return None, True
 
     # With whom it is shared
 
     def say(self, session: str, who: str, may: str | None, now: float) -> Word:
-        """Somebody asks that a session be shared, or not any more."""
+        """Note a request that a session be shared with a principal, or no longer (`may` is None)."""
         words = self._words.setdefault((session, who), [])
         words.append(Word(may, now, tuple(words)))
         return words[-1]
@@ -150,8 +156,9 @@ class Rights:
     # Judging
 
     def wrong(self, act: Act) -> str | None:
-        """Judge a deed: what was wrong with it, None if nothing, or if the owner is not certain yet."""
-        kept = act.session in self._store._sessions  # whoever is only about to own a session has no right to it yet
+        """Return the violation of a deed; None if there is none, or while the owner is not certain."""
+        # Before the store has a session, its founder has no right to it.
+        kept = act.session in self._store._sessions
         owner, certain = self._founder(act.session) if kept else (None, True)
         if self._allows(act, owner):
             return None
@@ -161,7 +168,7 @@ class Rights:
         return None
 
     def wrong_in_the_end(self) -> str | None:
-        """Judge what could not be judged before, and what the store holds of sessions."""
+        """Return a violation among the deeds that could not be judged before, or in the owners that the store holds."""
         for act in self._open:
             if not self._allows(act, self._founder(act.session, final=True)[0]):
                 return act.told
@@ -180,17 +187,17 @@ class Rights:
             case Deed.SEND:
                 return self._shared(act, WRITE)
             case Deed.END:
-                return self._theirs(act, owner)
+                return self._started_by_actor(act, owner)
             case Deed.SEE:
                 return self._shared(act, WRITE, READ)
             case Deed.LOOK:
-                return self._shared(act, WRITE, READ) or self._theirs(act, owner)
+                return self._shared(act, WRITE, READ) or self._started_by_actor(act, owner)
             case Deed.OWN:
                 return False
 
-    def _theirs(self, act: Act, owner: str | None) -> bool:
-        """Whether a run is theirs who started it: as long as they may write where it is."""
-        arriving = act.run_id not in self._offers.get(act.session, {})  # and nothing of the session's yet
+    def _started_by_actor(self, act: Act, owner: str | None) -> bool:
+        """Return whether the actor started the run and may still write in its session."""
+        arriving = act.run_id not in self._offers.get(act.session, {})  # not part of the session yet
         return act.by == act.principal and (owner is None or arriving or self._shared(act, WRITE))
 
 

@@ -1,4 +1,4 @@
-"""The thread port's twin: threads do not exist on a virtual clock, so the work happens at some later instant."""
+"""The thread port's twin. A virtual clock has no threads, so a thread's work happens at a later instant of the loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,11 +19,11 @@ class VirtualThreads:
         self._random = random
 
     def start(self, work: Callable[[], Any], body: ThreadBody) -> None:
-        """Do the work later, whether or not anyone still waits for it."""
+        """Do the work later, whether or not a caller still waits for it."""
         asyncio.get_running_loop().call_later(self._random.choice(DELAYS_SECONDS), self._work, work, body)
 
     def others(self) -> frozenset[Thread | Nameless]:
-        """Return no threads: those of the process that plays are no part of the play."""
+        """Return no threads: those of the test process are no part of the scenario."""
         return frozenset()
 
     @staticmethod

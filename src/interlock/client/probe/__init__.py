@@ -1,9 +1,10 @@
 """`interlock probe URL`: a stop campaign against any gateway that speaks the published protocol, ours or another's.
 
-1. Only published methods and events are used: what is found here, every client of that gateway can see.
-2. A scene whose premise never came about (nothing was said, no tool began) was not tried; it never counts as passed.
-3. Frames are judged in the order they came on one connection: what stands behind an answer was sent behind it.
-4. Whatever a probe started it stops again, in sessions that nobody else has, also when it is interrupted.
+1. A probe uses only published methods and events, so every client of that gateway can see what a probe finds.
+2. A scene that was not brought to its point (the agent said nothing, no tool began) counts as not tried, never as
+   passed.
+3. Frames are judged in their order on one connection: a frame behind an answer was sent after it.
+4. A probe works in sessions of its own and stops what it started there, also when it is interrupted.
 """
 
 from interlock.client.probe.commands import BAD_USAGE, commands

@@ -1,6 +1,7 @@
-"""The command.
+"""The command `interlock probe`.
 
-Exit codes: 0 nothing leaked, 1 something did, 2 it could not be tried, 130 and 143 interrupted, 141 nobody reads it.
+Exit codes: 0 nothing leaked, 1 something did, 2 it could not be tried, 130 and 143 interrupted, 141 the reader of the
+output is gone.
 """
 
 import asyncio
@@ -61,7 +62,8 @@ def probe_command(
     Exit status: 0 nothing leaked, 1 something did, 2 it could not be tried, 130 or 143 interrupted, 141 whoever read
     the output was gone.
     """
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # for a terminal that cannot show it all
+    # "replace" is for a terminal whose encoding cannot show every character.
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     given = context.get_parameter_source("data")
     named = given is not None and given.name != "DEFAULT"
     try:
@@ -117,7 +119,7 @@ async def _probe(url: str, token: str, plan: Plan, scenes: list[str]) -> Report:
 
 
 async def _clean_again(url: str, token: str, session: str) -> None:
-    """Stop a session over a connection of its own, as the one it was begun on is gone."""
+    """Stop a session over a new connection, since the connection that began it is gone."""
     try:
         wire = await Wire.open(url, token)
         try:
@@ -129,7 +131,10 @@ async def _clean_again(url: str, token: str, session: str) -> None:
 
 
 def _token(url: str, data: Path, *, named: bool) -> str:
-    """Return the token. That of a server on this machine is not sent to another machine unless somebody says so."""
+    """Return the token for a gateway.
+
+    The token in the data directory is sent to another machine only if the caller names that directory.
+    """
     shown, _ = addresses(url)
     token = os.environ.get("INTERLOCK_TOKEN")
     if token:

@@ -1,8 +1,9 @@
 """The scenes of a probe, each played in a session of its own, and the campaign that plays them.
 
-1. A scene brings a run to the point it is about, or raises NotTried with what to do about it.
-2. Stop, takeover or limit; then the wire is listened to, whatever was answered; then others are asked how it ended.
-3. A session is stopped before its scene is left, however it is left.
+1. A scene brings a run to the point at which it is ended, or raises NotTried with what to do about it.
+2. The scene ends the run by a stop, a takeover or a limit, listens whatever the answer was, and then asks `agent.wait`
+   how the run ended.
+3. Every scene stops its session before it returns or raises.
 """
 
 import math
@@ -32,9 +33,9 @@ from interlock.client.probe.words import STOPPED, TIMEOUT, Kind, Kinds, of_abort
 from interlock.core.errors import InterlockError, Refused
 from interlock.surfaces.frames import PROTOCOL
 
-ANSWER_SECONDS: Final = 10.0  # for a stop, a second message, and an end behind its limit
+ANSWER_SECONDS: Final = 10.0  # for the answer to a stop or a second message, and for an end after its limit
 CLEAN_SECONDS: Final = 3.0  # for the last stop of a session
-WAIT_MS: Final = 500  # for who is asked how it ended
+WAIT_MS: Final = 500  # for `agent.wait`
 
 LONGER: Final = "give a --say that makes the agent talk for longer"
 TOO_SHORT: Final = "the run ended by itself before it could be stopped; give a --say or --tool-say that takes longer"
@@ -45,7 +46,7 @@ WENT_ON: Final = "the first went on"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to say, how often, and how long to wait for it; seconds."""
+    """What to say, how often, and how long to wait, in seconds."""
 
     say: str
     tool_say: str
@@ -60,25 +61,25 @@ class NotTried(Exception):
 
 
 class Run:
-    """A run that was asked for; its key is its id until an answer says otherwise."""
+    """A run that was asked for; its key stands for its id until the answer names one."""
 
     def __init__(self, request: Request, key: str) -> None:
         self.request, self.key = request, key
 
     @property
     def id(self) -> str:
-        """The id by which it is stopped and waited for."""
+        """The id by which the run is stopped and waited for."""
         given = self.request.answer.payload.get("runId") if self.request.answer is not None else None
         return given if isinstance(given, str) and given else self.key
 
     @property
     def names(self) -> set[str]:
-        """Every id under which it may be told."""
+        """Every id that the run's events may carry."""
         return {self.key, self.id}
 
 
 class Stage:
-    """One try: a session, what was asked in it, and what came."""
+    """One try of a scene: its session, the requests in it, and the events that came."""
 
     def __init__(self, wire: Wire, plan: Plan, session: str) -> None:
         self.wire, self.plan, self.session = wire, plan, session
@@ -97,11 +98,11 @@ class Stage:
         return Run(await self.wire.ask("agent", **params), key)
 
     async def stop(self, run: Run) -> Request:
-        """Ask for a run's stop, as published clients do: by the session and the run."""
+        """Request a run's stop as published clients do, by the session and the run."""
         return await self.wire.ask("chat.abort", sessionKey=self.session, runId=run.id)
 
     async def admitted(self, run: Run) -> None:
-        """Wait until the gateway has taken a message."""
+        """Wait until the gateway has accepted a message."""
         answer = await self.wire.until(lambda: run.request.answer, self.plan.patience)
         if answer is None:
             raise NotTried(f"{run.request.method} was not answered within {self.plan.patience:g} s")
@@ -112,7 +113,7 @@ class Stage:
             raise NotTried(words)
 
     async def begun(self, run: Run, sign: Callable[[Told], bool], *, lacks: str) -> None:
-        """Wait for a sign of a run at work."""
+        """Wait for an event that shows the run at work; raise NotTried with `lacks` if none comes."""
 
         def seen() -> bool:
             return any(map(sign, self.wire.told(run.names)))
@@ -126,7 +127,7 @@ class Stage:
             raise NotTried(TOO_SHORT if seen() else f"the run ended by itself, and {lacks}")
 
     def course(self, run: Run) -> Course:
-        """Return what a run was told as so far."""
+        """Return the events of a run so far."""
         return course_of(self.wire.told(run.names))
 
     async def stopped(self, run: Run, stop: Request) -> Take:
@@ -145,7 +146,7 @@ class Stage:
         return await self._judge(run, stop, answer, words=[("chat.abort", *of_abort(answer.payload))], trouble=missed)
 
     async def taken_over(self, run: Run, second: Run, *, must: bool) -> Take:
-        """Wait for a second message's answer, listen, and judge the first; one that need not end may go on."""
+        """Wait for a second message's answer, listen, and judge the first run, which may go on unless it `must` end."""
         await self.admitted(second)
         answer = second.request.answer
         assert answer is not None
@@ -188,7 +189,7 @@ class Stage:
         shown, agree = agreement(told)
         terminals = max(len(course.chat_ends), len(course.agent_ends))
         if terminals == 0 and self._never_ran(run, course):
-            terminals = 1  # the answer itself said how it ended
+            terminals = 1  # the answer to the message was its end
         return Take(
             ack_ms=None if ack is None else _ms(max(0.0, ack.at - begun)),
             silence_ms=silence_of(course, begun),
@@ -196,7 +197,7 @@ class Stage:
         )  # fmt: skip
 
     async def _others(self, run: Run) -> list[tuple[str, str, Kinds]]:
-        """Ask who else knows how it ended."""
+        """Return what `agent.wait`, and the second answer to `agent`, say about the end."""
         asked = await self.wire.ask("agent.wait", runId=run.id, timeoutMs=WAIT_MS)
         answer = await self.wire.until(lambda: asked.answer, ANSWER_SECONDS)
         found = [] if answer is None or not answer.ok else [("agent.wait", *of_wait(answer.payload))]
@@ -205,18 +206,18 @@ class Stage:
 
     @staticmethod
     def _never_ran(run: Run, course: Course) -> bool:
-        """True if a message was answered with its end, and nothing of it was told."""
+        """Return whether the message was answered with its end and its run has no events."""
         answer = run.request.answer
         kinds = of_wait(answer.payload)[1] if answer is not None and answer.ok else frozenset()
         return not course.events and Kind.STOPPED in kinds
 
     async def clean(self) -> None:
-        """Stop whatever is left in the session."""
+        """Stop every run that is left in the session."""
         await clean(self.wire, self.session)
 
 
 async def clean(wire: Wire, session: str) -> None:
-    """Stop whatever is left in a session; who does not answer was told."""
+    """Stop every run that is left in a session; a gateway that does not answer in time is left alone."""
     asked = await wire.ask("chat.abort", sessionKey=session)
     await wire.until(lambda: asked.answer, CLEAN_SECONDS)
 
@@ -249,13 +250,13 @@ async def mid_tool(stage: Stage) -> Take:
 
 
 async def ack_gap(stage: Stage) -> Take:
-    """Send, and stop right behind it, before there is an answer."""
+    """Send a message and stop it before it is answered."""
     run = await stage.send(stage.plan.say)
     return await stage.stopped(run, await stage.stop(run))
 
 
 async def program(stage: Stage) -> Take:
-    """Stop what a program started."""
+    """Stop a run that a program started."""
     run = await stage.start(stage.plan.say)
     await stage.admitted(run)
     await stage.begun(run, speaks, lacks=SILENT)
@@ -263,7 +264,7 @@ async def program(stage: Stage) -> Take:
 
 
 async def takeover(stage: Stage) -> Take:
-    """Send a second message, and let the gateway do with it what it does."""
+    """Send a second message with the gateway's default strategy."""
     return await _second(stage)
 
 
@@ -281,21 +282,21 @@ async def _second(stage: Stage, **more: Any) -> Take:
 
 
 async def time_limit(stage: Stage) -> Take:
-    """Let a person's message meet its limit."""
+    """Let the run of a person's message reach its time limit."""
     run = await stage.send(stage.plan.say, timeoutMs=stage.plan.limit * 1000)
     await stage.admitted(run)
     return await stage.timed_out(run)
 
 
 async def program_limit(stage: Stage) -> Take:
-    """Let what a program started meet its limit."""
+    """Let a run that a program started reach its time limit."""
     run = await stage.start(stage.plan.say, timeout=stage.plan.limit)
     await stage.admitted(run)
     return await stage.timed_out(run)
 
 
 class Scene(NamedTuple):
-    """A scene, and what it is called."""
+    """A scene, its name in the table, and how many messages it sends."""
 
     does: str
     play: Callable[[Stage], Awaitable[Take]]
@@ -321,14 +322,17 @@ class Campaign:
     """Plays scenes one after the other over one connection."""
 
     def __init__(self, wire: Wire, plan: Plan, scenes: list[str]) -> None:
-        self.name = f"probe-{secrets.token_hex(4)}"  # of its sessions
+        self.name = f"probe-{secrets.token_hex(4)}"  # the prefix of its sessions' names
         self._wire, self._plan, self._scenes = wire, plan, scenes
         self._takes: dict[str, list[Take]] = {scene: [] for scene in scenes}
         self.broken: str | None = None
         self.left: str | None = None  # a session that could not be stopped on this connection
 
     async def play(self, heard: Callable[[str, Take], None]) -> None:
-        """Play all of it, tell each try; what breaks it off is kept in `broken`, unless nothing was tried before."""
+        """Play every scene and report each try to `heard`.
+
+        An error after the first try ends the campaign and is kept in `broken`; one before it is raised.
+        """
         for scene in self._scenes:
             for number in range(self._plan.times):
                 try:
@@ -354,11 +358,11 @@ class Campaign:
                 self.left = session
 
     def rows(self) -> list[Row]:
-        """Return what all scenes come to so far."""
+        """Return a row for each scene, of the tries so far."""
         return [row_of(scene, SCENES[scene].does, takes) for scene, takes in self._takes.items()]
 
     def report(self) -> Report:
-        """Return what was found so far."""
+        """Return the report of the tries so far."""
         server, rows = self._wire.hello.get("server"), self.rows()
         return Report(
             url=self._wire.url,

@@ -1,4 +1,4 @@
-"""A probe's findings for people: progress while it goes on, then a table and a line for each thing that is wrong."""
+"""A probe's findings for people: progress, then a table and a line for each fault."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-COLUMNS: Final = 110  # where there is no terminal to ask
-WIDE: Final = 96  # from here there is room for lines between the columns
+COLUMNS: Final = 110  # width if the output is no terminal
+WIDE: Final = 96  # width from which columns have lines between them
 HEADS: Final = ("tries", "events\nafter ack", "ends\ntold", "words", "ack, ms\np50/max", "silence, ms\np50/max")
 LEGEND: Final = """\
 events after ack: what was still sent of a run after the answer that ended it
@@ -26,11 +26,11 @@ ack: from the request to its answer (of a limit: from the limit to the end that
 
 @contextmanager
 def progress(scenes: list[str], times: int) -> Iterator[Callable[[str, Take], None]]:
-    """Show how far it is: a bar on a terminal, a line for each scene elsewhere."""
+    """Show progress: a bar on a terminal, a line for each scene elsewhere."""
     if not sys.stderr.isatty():
         yield _Lines(times)
         return
-    from rich.console import Console  # noqa: PLC0415 - other commands need not wait for it
+    from rich.console import Console  # noqa: PLC0415 - slow to import
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
@@ -62,7 +62,7 @@ class _Lines:
 
 
 def tell(report: Report) -> None:
-    """Print what was found."""
+    """Print a report."""
     from rich.console import Console  # noqa: PLC0415
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else COLUMNS, markup=False)
@@ -78,7 +78,7 @@ def tell(report: Report) -> None:
 
 
 def _draw(console: "Console", drawn: "Table | str", **how: Any) -> None:
-    """Print it ourselves: where its reader is gone rich exits with 1, which says that something leaked."""
+    """Draw with rich and print it ourselves: rich exits with 1 if the reader is gone, which would mean a leak."""
     with console.capture() as held:
         console.print(drawn, **how)
     _print(held.get().removesuffix("\n"))
@@ -127,7 +127,7 @@ def _late(row: Row) -> int:
 
 
 def findings(row: Row) -> list[str]:
-    """Return each thing that is wrong with a scene, in words."""
+    """Return each fault of a scene in words."""
     found = [f"{why} ({_of(count, row)})" for why, count in row.trouble.items()]
     if late := _late(row):
         kinds = ", ".join(f"{count} {name}" for name, count in row.events_after_ack.items())
@@ -157,7 +157,7 @@ def _of(count: int, row: Row) -> str:
 
 
 def summary(report: Report) -> str:
-    """Return the last line."""
+    """Return the last line of a report."""
     tried = [row for row in report.scenes if row.tried]
     leaky = [row for row in tried if row.leaked]
     tries, scenes = f"tr{'y' if report.tried == 1 else 'ies'}", f"scene{'s' * (len(tried) != 1)}"

@@ -1,8 +1,8 @@
-"""What one try showed, and what all of them come to. No I/O: frames in, figures out.
+"""The verdict on one try of a scene, and the sum of all tries. No I/O: frames in, figures out.
 
-1. Late is what a run was told as after the answer that said it was over, its terminal event apart.
-2. A run has exactly one terminal event. `chat` and `agent` tell it once each; the larger count is the one that counts.
-3. Words disagree where no kind of end fits all that was said, what had been asked for included.
+1. An event is late if it came after the answer that said the run was over. The terminal event is never late.
+2. A run has exactly one terminal event. `chat` and `agent` tell it once each; the larger of the two counts is judged.
+3. Words disagree if no kind of end fits all of them and the request that ended the run.
 """
 
 from collections import Counter
@@ -20,25 +20,25 @@ EVERY: Final[Kinds] = frozenset(Kind)
 class Take(msgspec.Struct, frozen=True, kw_only=True):
     """One try of a scene; times in milliseconds from the request, or from the limit that had been set."""
 
-    not_tried: str | None = None  # why its premise never came about
+    not_tried: str | None = None  # why the scene did not come to its point
     ack_ms: float | None = None  # None: there was no answer
     silence_ms: float | None = None  # to the last event of the run
-    late: dict[str, int] = {}  # what came after the ack, by what it was
-    late_ms: float | None = None  # how long after the ack the last of it came
-    terminals: int | None = None  # None: nothing had to end here
+    late: dict[str, int] = {}  # events after the ack, by kind
+    late_ms: float | None = None  # from the ack to the last of them
+    terminals: int | None = None  # None: no run had to end here
     words: dict[str, str] = {}  # by surface
     disagree: bool = False
     trouble: str | None = None
-    course: str | None = None  # of a second message: what became of the first
+    course: str | None = None  # what a second message did to the first run
 
     @property
     def leaked(self) -> bool:
-        """True if anything is not as it should be."""
+        """True if the try found a fault."""
         return bool(self.late or self.disagree or self.trouble) or self.terminals not in (1, None)
 
 
 class Times(msgspec.Struct, frozen=True):
-    """Of all tries, in milliseconds."""
+    """Median and maximum of all tries, in milliseconds."""
 
     p50: float
     max: float
@@ -54,9 +54,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     not_tried: dict[str, int]  # why, and how often
     events_after_ack: dict[str, int]
     last_event_after_ack_ms: float | None
-    terminals: list[int]  # every count of terminal events that a run had; good is [1]
+    terminals: list[int]  # the different counts of terminal events per run; [1] is right
     disagreements: int
-    words: list[dict[str, str]]  # each way in which a run's end was told
+    words: list[dict[str, str]]  # the different words for an end, by surface
     ack_ms: Times | None
     silence_ms: Times | None
     trouble: dict[str, int]
@@ -67,23 +67,23 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The document of `interlock probe --json`."""
 
     url: str
-    server: str | None  # its version, as it says itself
+    server: str | None  # the version that the gateway names
     protocol: int
     times: int
     listen_s: float
     leaked: bool
     tried: int
-    broken: str | None  # why not all of it was done
+    broken: str | None  # why the campaign ended early
     scenes: list[Row]
 
 
-# What a run was told as
+# The events of one run
 
 
 class Course(msgspec.Struct, frozen=True):
-    """A run's events in order, its end apart."""
+    """A run's events in order, and apart from them its terminal events."""
 
-    events: list[tuple[Told, str]]  # and what each is called
+    events: list[tuple[Told, str]]  # each with its kind
     chat_ends: list[Told]
     agent_ends: list[Told]
 
@@ -94,7 +94,7 @@ class Course(msgspec.Struct, frozen=True):
 
 
 def course_of(told: Sequence[Told]) -> Course:
-    """Sort the events of one run."""
+    """Return the events of one run as a course."""
     course = Course([], [], [])
     for each in told:
         if each.event == "chat":
@@ -118,7 +118,7 @@ def _data(told: Told) -> dict[str, Any]:
 
 
 def speaks(told: Told) -> bool:
-    """True if it is a piece of a reply."""
+    """Return whether an event is a piece of a reply."""
     if told.event == "chat":
         text = told.payload.get("deltaText") or told.payload.get("message")
         return told.payload.get("state") == "delta" and bool(text)
@@ -126,20 +126,20 @@ def speaks(told: Told) -> bool:
 
 
 def works(told: Told) -> bool:
-    """True if a tool or a program of a run began."""
+    """Return whether an event says that a tool or a process of a run began."""
     if told.event != "agent" or told.payload.get("stream") not in ("tool", "command_output"):
         return False
     return _data(told).get("phase") in ("start", "update")
 
 
 def told_words(course: Course) -> list[tuple[str, str, Kinds]]:
-    """Return what the terminal events say: the surface, its words, the kinds they fit."""
+    """Return for each terminal event the surface, its words, and the kinds of end that they fit."""
     found = [("chat", *of_chat(each.payload)) for each in course.chat_ends]
     return [*found, *(("agent", *of_lifecycle(_data(each))) for each in course.agent_ends)]
 
 
 def agreement(words: Iterable[tuple[str, str, Kinds]]) -> tuple[dict[str, str], bool]:
-    """Return the words by surface, and whether any kind of end fits all of them. Who says nothing agrees."""
+    """Return the words by surface, and whether one kind of end fits all of them. A surface without words agrees."""
     shown: dict[str, list[str]] = {}
     fits = EVERY
     for surface, text, kinds in words:
@@ -150,7 +150,7 @@ def agreement(words: Iterable[tuple[str, str, Kinds]]) -> tuple[dict[str, str], 
 
 
 def late_of(course: Course, place: int, at: float) -> tuple[dict[str, int], float | None]:
-    """Return what came behind a frame, by what it was, and how much later the last of it was, in milliseconds."""
+    """Return how many events of each kind came behind a frame, and how many milliseconds later the last one came."""
     late = [(told, name) for told, name in course.events if told.place > place]
     counts = Counter(name for _, name in late)
     return dict(sorted(counts.items())), None if not late else _ms(late[-1][0].at - at)
@@ -166,7 +166,7 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1000, 1)
 
 
-# What all tries come to
+# The sum of all tries
 
 
 def row_of(scene: str, does: str, takes: Sequence[Take]) -> Row:

@@ -1,4 +1,4 @@
-"""One plain connection to a gateway that may be anybody's: what was asked, and every frame that came, in order."""
+"""One plain connection to any gateway: the requests, and every frame that came, in order."""
 
 import asyncio
 import contextlib
@@ -16,14 +16,15 @@ from interlock.surfaces.frames import PROTOCOL
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
-CAPS: Final = ("tool-events",)  # other gateways tell tools only to those who say that they understand it
+# Other gateways send tool events only to clients that declare this capability.
+CAPS: Final = ("tool-events",)
 SCOPES: Final = ("operator.write", "operator.read")
 SENDING: Final = frozenset({"operator.write", "operator.admin"})
 T = TypeVar("T")
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """A frame as anybody may send it; whatever else is in it is passed over."""
+    """A frame of any gateway; unknown fields are ignored."""
 
     type: str
     id: Any = None
@@ -34,7 +35,7 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """An event: when it came, as which frame of this connection, and what it said."""
+    """An event, with its arrival on the monotonic clock and its number among the frames of this connection."""
 
     at: float
     place: int
@@ -43,7 +44,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """An answer to a request; of an error `payload` is the error."""
+    """An answer to a request; if it is an error, `payload` is the error."""
 
     at: float
     place: int
@@ -52,7 +53,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Request:
-    """What was asked, and the answers so far; `agent` has two."""
+    """A request and its answers so far; `agent` gets two."""
 
     def __init__(self, method: str) -> None:
         self.method = method
@@ -61,16 +62,17 @@ class Request:
 
     @property
     def answer(self) -> Answer | None:
-        """The first answer, once it is there."""
+        """The first answer, or None before it comes."""
         return self.answers[0] if self.answers else None
 
 
 class Wire:
-    """A connection that was let in and is listened to."""
+    """An accepted connection, with a task that reads it."""
 
     def __init__(self, url: str, socket: "ClientConnection", hello: dict[str, Any]) -> None:
         self.url, self.hello = url, hello
-        self._told: dict[str, list[Told]] = {}  # by run, since `forget`; a gateway may tell us of other people's
+        # Events by run since `forget`. A gateway may also send events of other people's runs.
+        self._told: dict[str, list[Told]] = {}
         self._socket = socket
         self._numbers, self._places = itertools.count(1), itertools.count(1)
         self._asked: dict[str, Request] = {}
@@ -80,7 +82,7 @@ class Wire:
 
     @classmethod
     async def open(cls, url: str, token: str) -> Self:
-        """Be let in as published clients are; raise why not, in words for whoever typed the URL."""
+        """Connect as published clients do; raise why that failed, in words for the user who typed the URL."""
         shown, dialled = addresses(url)
         try:
             socket, hello = await dial(dialled, token, caps=CAPS, scopes=SCOPES)
@@ -97,13 +99,13 @@ class Wire:
         return cls(shown, socket, hello)
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._listening.cancel()
         await asyncio.wait((self._listening,))
         await self._socket.close()
 
     def forget(self) -> None:
-        """Keep no events that came so far, and no answers to what was asked so far."""
+        """Drop the events so far, and the requests so far with their answers."""
         self._told = {}
         self._asked.clear()
 
@@ -113,7 +115,7 @@ class Wire:
         return sorted(found, key=lambda told: told.place)
 
     async def ask(self, method: str, **params: Any) -> Request:
-        """Send a request and return it at once; its answer is looked for with `until`."""
+        """Send a request and return it at once; `until` waits for its answer."""
         from websockets.exceptions import ConnectionClosed  # noqa: PLC0415 - an extra
 
         number = f"p{next(self._numbers)}"
@@ -126,7 +128,7 @@ class Wire:
         return request
 
     async def until(self, found: Callable[[], T | None], seconds: float) -> T | None:
-        """Return what is found, looking again at each frame; None if it is not there in time."""
+        """Call `found` again after each frame and return its first result; None after `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, seconds)):
                 while (value := found()) is None:
@@ -138,7 +140,7 @@ class Wire:
         return found()
 
     async def listen(self, seconds: float) -> None:
-        """Hear whatever comes for so long."""
+        """Collect events for some seconds."""
         await self.until(lambda: None, seconds)
 
     async def _listen(self) -> None:
@@ -148,7 +150,7 @@ class Wire:
             self._gone = "it closed the connection"
         except (msgspec.MsgspecError, UnicodeError) as error:
             self._gone = f"it sent what is no frame of the protocol ({error})"
-        except Exception as gone:  # the library's word for a connection that broke
+        except Exception as gone:  # websockets' errors for a broken connection
             self._gone = str(gone) or type(gone).__name__
         finally:
             self._news.set()
@@ -170,7 +172,7 @@ class Wire:
 
 
 def _welcome(url: str, hello: dict[str, Any]) -> None:
-    """Raise Refused unless it speaks our version and lets us send."""
+    """Raise Refused unless the gateway speaks our version and the token may send messages."""
     if hello.get("protocol") != PROTOCOL:
         spoken = hello.get("protocol")
         words = f"the gateway speaks protocol {spoken!r:.40}, and a probe only {PROTOCOL}; try one that speaks that"

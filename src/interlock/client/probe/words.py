@@ -1,8 +1,8 @@
-"""What kind of end a gateway's words tell, so that two surfaces can be held against each other. No I/O.
+"""The kind of end that a gateway's words tell, so that the words of two surfaces can be compared. No I/O.
 
 1. The published words are those of core/projection: its table is read backwards.
-2. Somebody else's words are taken for what they plainly say; a word that may mean two kinds agrees with both.
-3. `running` is a kind too: whoever says so contradicts whoever told an end.
+2. Other words of a gateway are read by their plain meaning; a word that may mean two kinds agrees with both.
+3. `running` is a kind too: a surface that says so contradicts one that told an end.
 """
 
 from enum import StrEnum
@@ -13,7 +13,7 @@ from interlock.core.projection import TABLE, TYPED
 
 
 class Kind(StrEnum):
-    """How a run ended, as far as anybody can tell on this wire."""
+    """How a run ended, as exactly as this wire tells."""
 
     COMPLETED = "completed"
     STOPPED = "stopped"
@@ -48,8 +48,9 @@ FOREIGN: Final = {
     **dict.fromkeys(("timeout", "timed_out", "timed-out", "timedout", "deadline"), Kind.TIMEOUT),
     **dict.fromkeys(("pending", "running", "started", "accepted", "in_flight"), Kind.RUNNING),
 }
-SURE: Final = frozenset({"final", "ok", "timeout"})  # what stands beside these does not make another kind of them
-SOFT: Final = ("endedAt", "timeoutPhase", "stopReason")  # a wait that says `timeout` and none of these gave up itself
+SURE: Final = frozenset({"final", "ok", "timeout"})  # a second word beside these does not change their kind
+# A wait that answers `timeout` without any of these has itself timed out, and the run may still go on.
+SOFT: Final = ("endedAt", "timeoutPhase", "stopReason")
 
 Words = dict[tuple[str, str | None], Kinds]
 
@@ -89,20 +90,20 @@ def said(*parts: Any) -> str:
 
 
 def of_chat(payload: dict[str, Any]) -> tuple[str, Kinds]:
-    """Return the words of a terminal `chat` event, and which kinds they tell."""
+    """Return the words of a terminal `chat` event, and the kinds that they tell."""
     state, more = _text(payload.get("state")) or "", payload.get("errorKind") or payload.get("stopReason")
     return said(state, more), _read(CHAT, state, _text(more))
 
 
 def of_lifecycle(data: dict[str, Any]) -> tuple[str, Kinds]:
-    """Return the same of a terminal `agent` lifecycle event."""
+    """Return the words of a terminal `agent` lifecycle event, and the kinds that they tell."""
     phase = _text(data.get("phase")) or ""
     more = data.get("status") or ("aborted" if data.get("aborted") is True else data.get("stopReason"))
     return said(phase, more), _read(LIFECYCLE, phase, _text(more))
 
 
 def of_wait(payload: dict[str, Any]) -> tuple[str, Kinds]:
-    """Return the same of an answer of `agent.wait`, or of the second one of `agent`."""
+    """Return the words of an answer to `agent.wait`, or of the second answer to `agent`, and their kinds."""
     status, more = _text(payload.get("status")) or "", payload.get("stopReason")
     kinds = _read(WAIT, status, _text(more))
     if status == "timeout" and not any(payload.get(name) for name in SOFT):
@@ -111,7 +112,7 @@ def of_wait(payload: dict[str, Any]) -> tuple[str, Kinds]:
 
 
 def of_abort(payload: dict[str, Any]) -> tuple[str, Kinds]:
-    """Return the same of an answer of `chat.abort`: who stopped nothing says that it was not stopped."""
+    """Return the words of an answer to `chat.abort`, and their kinds: any but stopped if it stopped nothing."""
     if payload.get("aborted") is True:
         return "aborted", STOPPED
     return "nothing aborted", frozenset(Kind) - STOPPED

@@ -1,4 +1,4 @@
-"""Remembers in a directory: SQLite, one writer, group commit."""
+"""The store in a directory: SQLite, one writer, group commit."""
 
 from interlock.stores.sqlite.store import SqliteStore
 

@@ -1,7 +1,7 @@
-"""Forgetting: by count what a session, a key holder or a principal has too much of, by age whole sessions.
+"""Pruning: rows beyond a bound go by count, sessions without a message for long go whole.
 
-What is to go is found by the reader; it goes in small transactions between decisions. A run that lives is never
-forgotten, nor a session with one, or with a schedule.
+A reading connection finds the rows. The writer deletes them in small transactions between decisions, so that pruning
+delays no stop. A run that has not ended is never pruned, nor a session with such a run or with a schedule.
 """
 
 import sqlite3
@@ -19,17 +19,18 @@ T = TypeVar("T")
 SQL = statements("prune")
 EVENTS = statements("events")
 
-PIECE_EVENTS = 2_000  # of a log, in one transaction
-PIECE = 200  # runs or sessions forgotten in one transaction
+PIECE_EVENTS = 2_000  # events deleted in one transaction
+PIECE = 200  # runs or sessions deleted in one transaction
 DAY_SECONDS = 86_400.0
-FORGOTTEN = ("tools", "questions", "child_events", "child_sessions", "receipts", "runs")  # in this order
+# In this order: the statements for the first five look up the rows in `runs`.
+FORGOTTEN = ("tools", "questions", "child_events", "child_sessions", "receipts", "runs")
 
 
 class Does(Protocol):
-    """Does something with the database, elsewhere, and returns what came of it."""
+    """Runs a function with a database connection, in another thread."""
 
     def __call__(self, work: Callable[[sqlite3.Connection], T], /) -> Awaitable[T]:
-        """Do it."""
+        """Run the function and return its result."""
         ...
 
 
@@ -68,7 +69,8 @@ def _forget_runs(db: sqlite3.Connection, ids: Sequence[str]) -> int:
 
 def _forget_session(db: sqlite3.Connection, session: str, since: float) -> int:
     if db.execute(SQL["is_old"], (session, since)).fetchone() is None:
-        return 0  # somebody came back
+        # A message came after the reader had found the session.
+        return 0
     runs = _forget_runs(db, _column(db, SQL["runs_of_sessions"], session))
     for what in ("session", "events", "passing", "dropped", "marks", "shares"):
         db.execute(SQL[f"forget_{what}"], (session,))

@@ -1,4 +1,8 @@
-"""Between records and rows. Whole values (outcomes, receipts, event data) are JSON text, readable by any tool."""
+"""Records into rows, and rows into records.
+
+Whole values (outcomes, receipts, event data) are JSON text, which any tool can read. `of_…` returns a record as the
+parameters of a statement, `…_of` a row of a query as a record; each names its statement in sql/.
+"""
 
 from collections.abc import Iterable
 from decimal import Decimal
@@ -40,28 +44,28 @@ def text_of(value: Any) -> str:
 
 
 def _record(kind: type[R], row: Row) -> R:
-    """Return a row as a record whose fields stand as its columns do."""
+    """Return a row as a record; its columns stand in the order of the record's fields."""
     return msgspec.convert(dict(zip(kind.__struct_fields__, row, strict=True)), kind)
 
 
 def of_session(row: SessionRow) -> Row:
-    """As `keep_session` takes it."""
+    """Return the parameters of `keep_session`."""
     return (row.id, row.owner, row.generation, row.strategy, row.since, row.renewed, row.crashes, row.announced)
 
 
 def session_of(row: Row) -> SessionRow:
-    """As `session` gives it."""
+    """Return a row of `session` as a record."""
     *kept, shares = row
     return _record(SessionRow, (*kept, msgspec.json.decode(shares)))
 
 
 def of_share(row: ShareRow) -> Row:
-    """As `keep_share` takes it."""
+    """Return the parameters of `keep_share`."""
     return (row.session, row.principal, row.may, row.at)
 
 
 def of_run(row: RunRow) -> Row:
-    """As `admit_run` and `end_run` take it."""
+    """Return the parameters of `admit_run` and `end_run`."""
     ending = None if row.outcome is None else row.outcome.ending
     return (
         row.id, row.session, row.principal, row.kind, row.text, row.admitted_at, row.key, row.deadline, row.parent,
@@ -71,7 +75,7 @@ def of_run(row: RunRow) -> Row:
 
 
 def run_of(row: Row) -> RunRow:
-    """As `run` gives it: behind the fields of the record stands whether it has drained."""
+    """Return a row of `run` as a record; the last column says whether the run has drained."""
     *kept, drained = row
     fields = dict(zip(RunRow.__struct_fields__, kept, strict=True))
     fields |= {name: bool(fields[name]) for name in ("detached", "started", "told")}
@@ -79,7 +83,7 @@ def run_of(row: Row) -> RunRow:
 
 
 def outcome_of(text: str | None, *, drained: int = 0) -> Outcome | None:
-    """An outcome as it stands in the store: what is there is durable."""
+    """Return an outcome from its text, marked durable because it comes from the store."""
     if text is None:
         return None
     outcome = _outcome(text)
@@ -87,27 +91,27 @@ def outcome_of(text: str | None, *, drained: int = 0) -> Outcome | None:
 
 
 def of_key(row: KeyRow) -> Row:
-    """As `keep_key` takes it."""
+    """Return the parameters of `keep_key`."""
     return (row.principal, row.key, row.method, row.digest, row.run_id, row.generation, row.superseded)
 
 
 def key_of(row: Row) -> KeyRow:
-    """As `key` gives it."""
+    """Return a row of `key` as a record."""
     return _record(KeyRow, row)
 
 
 def of_tool(row: ToolRow) -> Row:
-    """As `keep_tool` takes it."""
+    """Return the parameters of `keep_tool`."""
     return (row.call_id, row.run_id, row.name, row.arguments, row.state)
 
 
 def tool_of(row: Row) -> ToolRow:
-    """As `tools` gives it."""
+    """Return a row of `tools` as a record."""
     return _record(ToolRow, row)
 
 
 def of_question(row: QuestionRow) -> Row:
-    """As `keep_question` takes it."""
+    """Return the parameters of `keep_question`."""
     return (
         row.id, row.run_id, row.session, row.principal, row.text,
         None if row.choices is None else text_of(row.choices), row.state,
@@ -116,24 +120,28 @@ def of_question(row: QuestionRow) -> Row:
 
 
 def question_of(row: Row) -> QuestionRow:
-    """As `question` gives it."""
+    """Return a row of `question` as a record."""
     *asked, choices, state, answer, by = row
     read = [None if text is None else msgspec.json.decode(text) for text in (choices, answer)]
     return _record(QuestionRow, (*asked, read[0], state, read[1], by))
 
 
 def of_mark(row: StopMark) -> Row:
-    """As `keep_mark` takes it."""
+    """Return the parameters of `keep_mark`."""
     return (row.session, row.channel, row.by, _place(row.at), repr(row.at), row.stopped_at)
 
 
 def expiring(row: StopMark) -> Row:
-    """As `expire_marks` takes it."""
+    """Return the parameters of `expire_marks`."""
     return (row.session, row.channel, row.by, row.stopped_at, MARK_SECONDS)
 
 
 def _place(number: int | float) -> str:
-    """A number as text that compares as the number does: its length before its digits, all of it turned if negative."""
+    """Return a number as text that sorts as the number does.
+
+    The length of the whole part stands before the digits. For a negative number every digit is turned (0 to 9, 1 to 8
+    and so on), so that the larger amount sorts first.
+    """
     whole, _, rest = format(Decimal(number).copy_abs(), "f").partition(".")
     text = f"{len(whole):04}{whole}.{rest.rstrip('0')}"
     return f"1{text}" if number >= 0 else f"0{text.translate(_TURNED)}~"
@@ -143,40 +151,40 @@ _TURNED = str.maketrans("0123456789", "9876543210")
 
 
 def mark_of(row: Row) -> StopMark:
-    """As `marks` gives it."""
+    """Return a row of `marks` as a record."""
     session, channel, by, at, stopped_at = row
     exact = int(at) if at.lstrip("-").isdecimal() else float(at)
     return StopMark(session=SessionId(session), channel=channel, by=Principal(by), at=exact, stopped_at=stopped_at)
 
 
 def of_stop(row: StopKey) -> Row:
-    """As `keep_stop` takes it."""
+    """Return the parameters of `keep_stop`."""
     return (row.principal, row.key, row.method, row.digest, row.at, row.receipt, row.aborted, row.already)
 
 
 def stop_of(row: Row) -> StopKey:
-    """As `stops` gives it."""
+    """Return a row of `stops` as a record."""
     *kept, aborted, already = row
     return _record(StopKey, (*kept, bool(aborted), already))
 
 
 def wake_of(row: Row) -> WakeRow:
-    """As `wakes` gives it."""
+    """Return a row of `wakes` as a record."""
     return _wake(row[0])
 
 
 def receipt_of(row: Row) -> Receipt:
-    """As `receipt` gives it."""
+    """Return a row of `receipt` as a record."""
     return _receipt(row[0])
 
 
 def of_event(event: Event) -> Row:
-    """As `add_event` and `add_passing` take it."""
+    """Return the parameters of `add_event`."""
     return (event.session, event.position, event.at, event.run_id, event.generation, text_of(event.data))
 
 
 def events_of(session: SessionId, found: Iterable[Row]) -> list[Event]:
-    """As `events` gives them."""
+    """Return the rows of `events` as events."""
     return [
         Event(position=position, at=at, session=session, run_id=run_id, generation=generation, data=_data(data))
         for position, at, run_id, generation, data in found
@@ -184,7 +192,7 @@ def events_of(session: SessionId, found: Iterable[Row]) -> list[Event]:
 
 
 def of_passing(events: list[Event]) -> list[Row]:
-    """As `add_passing` takes them: what each run said is one row."""
+    """Return the parameters of `add_passing`: one row for the events of each run."""
     said: dict[tuple[SessionId, RunId | None], list[Event]] = {}
     for event in events:
         said.setdefault((event.session, event.run_id), []).append(event)
@@ -195,7 +203,7 @@ def of_passing(events: list[Event]) -> list[Row]:
 
 
 def passing_of(session: SessionId, after: int, found: Iterable[Row]) -> list[Event]:
-    """As `passing` gives them."""
+    """Return the rows of `passing` as events."""
     return [
         Event(position=position, at=at, session=session, run_id=run_id, generation=generation, data=data)
         for run_id, events in found

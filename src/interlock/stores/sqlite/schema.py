@@ -1,7 +1,7 @@
 """Connections, the schema and its migrations, and the statements, which live in .sql files with a name each.
 
-A database of a later schema is refused: what wrote it knows more than we do. The migrations that a database lacks run
-in one transaction.
+A database with a later schema is refused: this version does not know what its columns mean. The migrations that a
+database lacks run in one transaction.
 """
 
 import re
@@ -15,7 +15,8 @@ from interlock.stores.base import StoreFailed
 _NAMED = re.compile(r"^-- name: (\w+)\n((?:--.*\n)+)", re.MULTILINE)
 _SQL = resources.files("interlock.stores.sqlite") / "sql"
 
-BUSY_MS = 20  # a writer that finds the database locked tries again in steps of this
+# A connection waits this long for a locked database; the writer then tries again.
+BUSY_MS = 20
 
 
 @cache
@@ -33,7 +34,7 @@ def migrations() -> tuple[tuple[int, str], ...]:
 
 
 def connect(path: Path, *, writes: bool) -> sqlite3.Connection:
-    """Open the database; whoever only reads cannot write by accident."""
+    """Open the database; without `writes` SQLite refuses every write."""
     mode = "rw" if writes else "ro"
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, cached_statements=256,
@@ -57,6 +58,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
     if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
         raise StoreFailed(f"{path} cannot keep a write-ahead log here; choose a directory on a local disk")
     missing = [script for number, script in migrations() if number > have]
-    if missing:  # all of them or none: a kill in between must not leave a schema that no version ever wrote
+    # One transaction for all: a kill between two migrations would leave a schema that no version has written (race 94).
+    if missing:
         script = "\n".join(missing)
         connection.executescript(f"BEGIN IMMEDIATE;\n{script}\nPRAGMA user_version = {newest};\nCOMMIT;")

@@ -1,9 +1,16 @@
 """The store in a directory.
 
-1. One process at a time: the kernel's lock on DIR/lock says who, and goes with its holder, however that ends.
-2. The directory is made 0700, its files 0600. Nothing in it is ever read by name from elsewhere.
-3. Reads have a connection and a thread of their own; none waits for a write. What was appended and is not written yet
-   is merged in.
+1. One process at a time. The kernel's lock on DIR/lock decides, and goes with its holder however that ends. The pid in
+   the file is only for the error text: no pid is believed and no stale lock is broken. A fork gives the lock up.
+2. The directory is made 0700, its files 0600.
+3. Reads have a connection and a thread of their own, so no read waits for a write. Events that were appended and not
+   written yet are added to what is read.
+4. A clean end is on record: `close` stores the number of the boot it closed. After any other end the next start looks
+   for leftover processes and publishes a `gap`.
+5. Looking is not starting. `Look` opens the database read-only and takes no boot number, and `interlock prune` takes
+   the lock without a boot: as a start it would end cleanly and hide from the next start that the server was killed.
+6. Blocking work runs in threads of the store's own, never in the loop's thread pool: an embedder may have filled that,
+   and a stop and a close must not wait for it.
 """
 
 import asyncio
@@ -48,26 +55,35 @@ log = logging.getLogger("interlock")
 T = TypeVar("T")
 Asked = tuple[Callable[[sqlite3.Connection], Any], "asyncio.Future[Any]"]
 Questions = queue.PriorityQueue[tuple[int, int, Asked | None]]
-FIRST, BULK, LAST = 0, 1, 2  # pages of a log wait for whatever else is asked: a message must not wait for readers
+# Pages of a log (BULK) are read after everything else: a message must not wait for watchers that replay.
+FIRST, BULK, LAST = 0, 1, 2
 
 DATABASE = "interlock.db"
-FLUSH_SECONDS = 0.1  # events that no decision takes along are written after this
-PENDING_EVENTS = 100_000  # held in memory while the disk takes nothing
-HOLD_TRIES, HOLD_SECONDS = 50, 0.005  # for the directory's lock
-READS = 10_000  # that may wait
-LAST_READ_SECONDS = 0.3  # for the reader to finish when the store is closed
-FIRST_TIDY_SECONDS = 60.0  # after the start, and then
-TIDY_SECONDS = 3_600.0  # between two looks for what is too old or too much
-KEEP_DAYS = 90.0  # a session in which nobody wrote for so long is forgotten
+# Events that no decision has taken along are written after this time.
+FLUSH_SECONDS = 0.1
+# Events held in memory while the disk accepts none.
+PENDING_EVENTS = 100_000
+# How often, and at what pace, the directory's lock is tried.
+HOLD_TRIES, HOLD_SECONDS = 50, 0.005
+# Reads that may wait for the reading thread.
+READS = 10_000
+# `close` waits this long for the reading thread.
+LAST_READ_SECONDS = 0.3
+# The store prunes itself this long after its start, and then at this pace.
+FIRST_TIDY_SECONDS = 60.0
+TIDY_SECONDS = 3_600.0
+# A session without a message for so many days is pruned.
+KEEP_DAYS = 90.0
 SQL = statements("reads")
 
 
 class Reads:
-    """A thread that reads, and every question of the store's port."""
+    """A thread that reads, and every read of the store's port."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         try:
-            self.directory = Path(directory).expanduser().absolute()  # whoever changes directory later changes nothing
+            # Absolute, so that a later change of the working directory does not move the store.
+            self.directory = Path(directory).expanduser().absolute()
         except (RuntimeError, TypeError) as error:
             raise BadInput(f"{directory!r:.100} is no directory for a store: {error}") from None
         self.path = self.directory / DATABASE
@@ -77,23 +93,24 @@ class Reads:
         self._asked_in: asyncio.AbstractEventLoop | None = None
 
     def start_reading(self) -> None:
-        """Begin to answer."""
+        """Start the reading thread."""
         self._asked_in = asyncio.get_running_loop()
-        self._questions = queue.PriorityQueue()  # a reader of before may still be busy with its own
+        # A new queue: the thread of an earlier open may still work on its own.
+        self._questions = queue.PriorityQueue()
         self._reader = threading.Thread(
             target=self._read, args=(self._questions,), name="interlock store reads", daemon=True
         )
         self._reader.start()
 
     async def stop_reading(self) -> None:
-        """Answer what was asked, and no more."""
+        """Answer the reads that were asked, then end the reading thread."""
         if self._reader is not None:
             self._questions.put((LAST, next(self._numbers), None))
             reader = self._reader
-            await self._beside(lambda: reader.join(LAST_READ_SECONDS))
+            await self._in_thread(lambda: reader.join(LAST_READ_SECONDS))
 
-    def _beside(self, work: Callable[[], T]) -> "asyncio.Future[T]":
-        """Do what blocks in a thread of our own: the loop's pool may be full of the embedder's work."""
+    def _in_thread(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+        """Run blocking work in a thread of the store's own (rule 6)."""
         self._asked_in = asyncio.get_running_loop()
         answer: asyncio.Future[T] = self._asked_in.create_future()
 
@@ -101,9 +118,9 @@ class Reads:
             try:
                 result = work()
             except BaseException as error:
-                self._settle(answer, None, error)
+                self._answer(answer, None, error)
             else:
-                self._settle(answer, result, None)
+                self._answer(answer, result, None)
 
         threading.Thread(target=run, name="interlock store", daemon=True).start()
         return answer
@@ -118,14 +135,14 @@ class Reads:
                 result = _at_one_instant(connection, work)
             except Exception as error:
                 failure = StoreFailed(f"the store cannot be read ({type(error).__name__}: {error}); try again later")
-                self._settle(answer, None, failure)
+                self._answer(answer, None, failure)
             else:
-                self._settle(answer, result, None)
+                self._answer(answer, result, None)
         if connection is not None:
             connection.close()
 
     def _next(self, questions: "Questions") -> "Asked | None":
-        """The next question; None: no more will come."""
+        """Return the next read; None if no more will come."""
         while True:
             with contextlib.suppress(queue.Empty):
                 return questions.get(timeout=ORPHAN_SECONDS)[2]
@@ -133,8 +150,8 @@ class Reads:
             if self._asked_in.is_closed():
                 return None
 
-    def _settle(self, answer: asyncio.Future[Any], result: object, failure: BaseException | None) -> None:
-        def settle() -> None:
+    def _answer(self, answer: asyncio.Future[Any], result: object, failure: BaseException | None) -> None:
+        def answer_in_loop() -> None:
             if answer.done():
                 return
             if failure is not None:
@@ -143,8 +160,9 @@ class Reads:
                 answer.set_result(result)
 
         assert self._asked_in is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._asked_in.call_soon_threadsafe(settle)
+        # RuntimeError: the loop is closed, so no caller waits any more.
+        with contextlib.suppress(RuntimeError):
+            self._asked_in.call_soon_threadsafe(answer_in_loop)
 
     async def _ask(self, work: Callable[[sqlite3.Connection], T], lane: int = FIRST) -> T:
         if self._reader is None or not self._reader.is_alive():
@@ -258,7 +276,7 @@ class Reads:
 
 
 def _at_one_instant(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
-    """Let everything that one question reads be of one state of the database."""
+    """Run one read in one transaction, so that all its queries see the same state of the database."""
     connection.execute("BEGIN")
     try:
         return work(connection)
@@ -267,7 +285,7 @@ def _at_one_instant(connection: sqlite3.Connection, work: Callable[[sqlite3.Conn
 
 
 class Look(Reads):
-    """A store that is only looked at, whoever writes it: `async with Look(DIR) as store`."""
+    """A store that is only read, while a server may be writing it: `async with Look(DIR) as store`."""
 
     async def __aenter__(self) -> Self:
         if not self.path.exists():
@@ -292,36 +310,40 @@ class SqliteStore(Reads):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._flush: asyncio.TimerHandle | None = None
         self._tidying: asyncio.Task[None] | None = None
-        self._pending: dict[SessionId, dict[int, Event]] = {}  # appended, not written yet
+        # Events that were appended and are not written yet.
+        self._pending: dict[SessionId, dict[int, Event]] = {}
         self._pending_count = 0
-        self._ended: dict[RunId, None] = {}  # whose `ended` is not written yet: their deltas are out of the log
+        # Runs whose terminal event is not written yet. Readers leave out their deltas, which may still be on disk.
+        self._ended: dict[RunId, None] = {}
         self._dropped: dict[SessionId, int] = {}
-        self._readings: list[tuple[SessionId, list[Event]]] = []  # pages that are being read
+        # Pages that are being read, each with the events to add to it.
+        self._readings: list[tuple[SessionId, list[Event]]] = []
         self.clean = True
 
     async def open(self) -> int:
-        """Take the directory and return this start's boot number; raise if another process has it."""
+        """Lock the directory and return this start's boot number; raise if another process has the lock."""
         self._loop = asyncio.get_running_loop()
         if hasattr(self._loop, "wall"):
             raise BadInput("there is no disk on a virtual clock; use a MemoryStore")
-        opening = self._beside(self._open)
+        opening = self._in_thread(self._open)
         try:
             connection, boot = await asyncio.shield(opening)
-            self._writer = Writer(self.path, connection, self._written, self._release)
+            self._writer = Writer(self.path, connection, self._written, self._unlock)
         except asyncio.CancelledError:
             with anyio.CancelScope(shield=True):
-                while not opening.done():  # whoever cancels again waits too: its thread has the lock, or will
+                # Wait even if cancelled again: the thread has the lock or will take it, and must give it back.
+                while not opening.done():
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.wait([opening])
             if not opening.exception():
                 opening.result()[0].close()
-            self._release()
+            self._unlock()
             raise
         except (OSError, ValueError, sqlite3.Error) as error:
-            self._release()
+            self._unlock()
             raise StoreFailed(f"the store in {self.directory} cannot be opened: {error}") from error
         except BaseException:
-            self._release()
+            self._unlock()
             raise
         self.start_reading()
         self._tidying = self._loop.create_task(self._tidy(), name="interlock store tidies")
@@ -331,7 +353,8 @@ class SqliteStore(Reads):
         if not self.directory.is_dir():
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             above = os.open(self.directory.parent, os.O_RDONLY | os.O_CLOEXEC)
-            os.fsync(above)  # SQLite sees to the directory itself, not to its name
+            # SQLite syncs the directory itself, but not the entry in its parent that names it.
+            os.fsync(above)
             os.close(above)
         self._hold = hold(self.directory)
         os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
@@ -347,21 +370,23 @@ class SqliteStore(Reads):
             raise
         return connection, boot
 
-    def _release(self) -> None:
+    def _unlock(self) -> None:
         held, self._hold = self._hold, None
         if held is not None:
             let_go(held)
 
     async def close(self, *, clean: bool = True) -> None:
-        """Write what was taken and let go of the directory."""
+        """Write everything that was accepted and unlock the directory."""
         if self._flush is not None:
             self._flush.cancel()
             self._flush = None
         if self._tidying is not None:
             self._tidying.cancel()
-        await self.stop_reading()  # first, so that the writer is the last one and leaves a single file
+        # Stop the reader first: SQLite removes the write-ahead log only for the last connection.
+        await self.stop_reading()
+        # The writer's thread unlocks the directory, also when this call is cancelled.
         if self._writer is not None:
-            await self._writer.close(clean=clean)  # which lets go of the directory, whoever waits for that
+            await self._writer.close(clean=clean)
 
     # Decisions
 
@@ -374,8 +399,8 @@ class SqliteStore(Reads):
 
     async def withdraw(self, ticket: Ticket) -> bool:
         assert self._writer is not None, "the store is not open"
-        if self._writer.give_back(ticket):
-            ticket.refuse(StoreFailed("the store did not take it in time and never will; send it again"))
+        if self._writer.withdraw(ticket):
+            ticket.refuse(StoreFailed("the store did not accept the write in time and never will; send it again"))
             return False
         try:
             await ticket
@@ -389,8 +414,9 @@ class SqliteStore(Reads):
         writer, passing = self._writer, event.kind in PASSING and event.run_id is not None
         assert writer is not None, "the store is not open"
         if self._pending_count >= PENDING_EVENTS:
+            # A passing event may be dropped: the block that closes it holds its text.
             if passing:
-                return  # the block that closes it holds its text
+                return
             self._make_room()
         self._pending.setdefault(event.session, {})[event.position] = event
         self._pending_count += 1
@@ -403,12 +429,12 @@ class SqliteStore(Reads):
         self._arm()
 
     def _arm(self) -> None:
-        """See to it that what nobody waits for is written soon."""
+        """Start the flush timer, so that events and finished receipts are written although no caller waits for them."""
         if self._flush is None and self._loop is not None:
             self._flush = self._loop.call_later(FLUSH_SECONDS, self._flush_now)
 
     def _end(self, session: SessionId, run_id: RunId) -> None:
-        """Take a run's deltas out of the log; those that were not written never are."""
+        """Remove a run's deltas from the log; those that are not written yet never will be."""
         assert self._writer is not None
         self._ended[run_id] = None
         kept = self._pending[session]
@@ -418,17 +444,18 @@ class SqliteStore(Reads):
         if gone:
             self._pending_count -= len(gone)
             self._writer.forget(gone)
-        self._writer.end(session, run_id)  # behind that: what is written after the drop would stay for good
+        # Queue the drop after the events it removes; an event written later would never be removed.
+        self._writer.end(session, run_id)
 
     def _flush_now(self) -> None:
         self._flush = None
         if self._writer is not None:
             self._writer.flush()
         if self._pending_count or self._ended:
-            self._arm()  # until they are in
+            self._arm()
 
     def _make_room(self) -> None:
-        """The disk has taken nothing for long: the oldest events of whoever has most go, and that is told."""
+        """Drop the oldest pending events of the largest sessions and record that: the disk accepts none for long."""
         assert self._writer is not None
         wanted = PENDING_EVENTS // 10
         for session in sorted(self._pending, key=lambda each: len(self._pending[each]), reverse=True):
@@ -445,7 +472,7 @@ class SqliteStore(Reads):
                 return
 
     def _written(self, events: list[Event], over: list[tuple[SessionId, RunId]]) -> None:
-        """In the loop: these are in the database now, and the deltas of these runs out of it."""
+        """In the loop: note that these events are in the database, and the deltas of these runs deleted from it."""
         for event in events:
             kept = self._pending.get(event.session)
             if kept is not None and kept.pop(event.position, None) is not None:
@@ -456,14 +483,18 @@ class SqliteStore(Reads):
             self._ended.pop(run_id, None)
 
     async def events(self, session: SessionId, *, after: int, limit: int) -> Page:
-        """Read a stretch of the log, with what is not written yet; without deltas of runs that have ended."""
+        """Return a stretch of the log, with events that are not written yet, without deltas of runs that have ended."""
         held = [event for position, event in self._pending.get(session, {}).items() if position > after]
         with self._reading(session, held):
             return await self._events(session, after, limit, held)
 
     @contextlib.contextmanager
     def _reading(self, session: SessionId, held: list[Event]) -> Iterator[None]:
-        """While a page is read what is appended belongs to it: else it could hold an event and not the one before."""
+        """Add events that are appended while a page is read to that page.
+
+        The writer may commit a later event before the page's query runs; without this the page would hold that event
+        and lack the one before it.
+        """
         reading = (session, held)
         self._readings.append(reading)
         try:
@@ -477,8 +508,9 @@ class SqliteStore(Reads):
         at, lost_to, more = after, self._dropped.get(session, 0), True
         while more:
             page = await super().events(session, after=at, limit=limit)
+            # Nothing is pending and no run has just ended: the page on disk is the answer.
             if at == after and not (held or over or self._ended or lost_to):
-                return page  # as it is on the disk
+                return page
             lost_to, more = max(lost_to, page.lost_to), len(page.events) == limit
             found.update({event.position: event for event in page.events if not _passed(event, over)})
             if page.events:
@@ -502,10 +534,11 @@ class SqliteStore(Reads):
             await asyncio.sleep(TIDY_SECONDS)
 
     async def prune(self, *, before: float | None = None) -> Pruned:
-        """Forget what is beyond the bounds, and sessions in which nobody wrote since `before` (default: keep_days)."""
+        """Forget what is beyond the bounds, and sessions without a message since `before` (default: keep_days)."""
         writer = self._writer
         assert writer is not None, "the store is not open"
-        async with Look(self.directory) as beside:  # a long search must not keep anyone's read waiting
+        # A reader of its own: a long search must not keep the reads of messages waiting.
+        async with Look(self.directory) as beside:
             return await pruning.prune(beside._ask, writer.chore, before=before, keep_days=self.keep_days)
 
 
@@ -514,10 +547,10 @@ def _passed(event: Event, over: dict[RunId, None]) -> bool:
 
 
 def hold(directory: Path) -> int:
-    """Take the kernel's lock on a directory; it is gone with this process, however that ends."""
+    """Take the kernel's lock on a directory; the kernel frees it with this process, however that ends (race 83)."""
     path = directory / "lock"
     handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    if not _taken(handle):
+    if not _try_lock(handle):
         holder = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
         os.close(handle)
         which = "this process" if holder == str(os.getpid()) else f"another interlock (process {holder})"
@@ -538,8 +571,8 @@ def let_go(handle: int) -> None:
     os.close(handle)
 
 
-def _taken(handle: int) -> bool:
-    """Take the lock; whoever only looks whether it is taken has it for an instant."""
+def _try_lock(handle: int) -> bool:
+    """Take the lock; try several times, because a reader that checks whether it is taken holds it for an instant."""
     for _ in range(HOLD_TRIES):
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -551,12 +584,12 @@ def _taken(handle: int) -> bool:
 _HELD: set[int] = set()
 
 
-def _let_go_in_child() -> None:
-    """A fork must not keep the lock when its parent is gone."""
+def _unlock_in_child() -> None:
+    """Close the locks in a forked child, so that it does not keep them when its parent is gone."""
     for handle in _HELD:
         with contextlib.suppress(OSError):
             os.close(handle)
     _HELD.clear()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_unlock_in_child)

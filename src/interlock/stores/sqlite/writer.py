@@ -1,13 +1,17 @@
 """The one thread that writes.
 
-1. It takes the database's lock first and the decisions second: while somebody else has the lock they can be withdrawn.
-2. Whatever waits is one transaction and one fsync (group commit). If that fails for a reason of its own content, each
-   is tried alone, so that one cannot spoil another. No room, or no right to write: refused, and nothing was kept.
-3. Lasting events that were appended before a decision are in the store with it (the oldest thousand). Deltas and the
-   like are written between decisions, in small pieces, without fsync: kill -9 loses none of them that was written, a
-   power cut may.
-4. A failed fsync is the end of this store until the next start: nobody knows what the disk holds (the kernel may have
-   dropped the pages), so nothing is retried and nothing more is taken.
+1. The writer takes the database's lock first and the decisions second. While another process has the lock, the
+   decisions still wait in the line and can be withdrawn.
+2. All decisions that wait become one transaction and one fsync (group commit). If the content of one of them makes the
+   transaction fail, each is carried out in a savepoint of its own, so that one bad decision cannot spoil the others. If
+   the disk refuses (no room, no right to write), all are refused and nothing is kept.
+3. Lasting events that were appended before a decision are written with it (the oldest thousand), so the log never lags
+   behind what was decided. Deltas, typing and progress are written between decisions, in small pieces and without an
+   fsync, so that a flood of them does not delay a stop. `kill -9` loses no written delta; a power cut may lose some.
+4. A failed fsync ends this store until the next start. The kernel may have dropped the dirty pages and marked them
+   clean; a second fsync would then succeed and mean nothing. Every caller is told that the outcome is not known, and
+   the next start reads what the disk really has.
+5. A finished receipt (`unhurried`) has no caller that waits for it. The writer adds it to the next transaction.
 """
 
 import asyncio
@@ -38,19 +42,32 @@ T = TypeVar("T")
 Written = Callable[[list[Event], list[tuple[SessionId, RunId]]], None]
 Answer = Verdict | StoreFailed
 
-LINE = 10_000  # decisions that may wait; endings are taken beyond it
-TAKEN_ALONG = 1_000  # lasting events that a decision takes along
-FORGOTTEN = 50_000  # events that may stand in the lines though nobody wants them any more
-PIECE_EVENTS = 1_000  # passing events written before the line is looked at again
-REST_SECONDS = 0.5  # between two tries to write events that the disk did not take
-CHECKPOINT_BYTES = 4 * 1024 * 1024  # of write-ahead log: copied into the database beside the writer
-RESTART_BYTES = 64 * 1024 * 1024  # and here the writer begins it anew,
-RESTART_PAGES = 2_000  # once so few are left to copy that nobody has to wait for long
-ORPHAN_SECONDS = 1.0  # between two looks whether the loop is still there
-FRAME_BYTES = 24 + 4096  # of that log: a header and a page
-LATE_SECONDS = 0.1  # that events wait for decisions, and then have their turn
-CLOSE_SECONDS = 0.5  # for a database that someone else has locked
-UNSURE = {  # after these nobody knows what the disk holds
+# A full line refuses decisions, but never one that holds an ending: an ending must not be lost.
+LINE = 10_000
+# Lasting events written in one transaction with decisions.
+EVENTS_WITH_DECISIONS = 1_000
+# Forgotten events may stay in the lines up to this number; then the lines are filtered.
+FORGOTTEN = 50_000
+# The writer writes this many passing events, then looks whether a decision waits.
+PIECE_EVENTS = 1_000
+# Pause after the disk refused events.
+REST_SECONDS = 0.5
+# A write-ahead log of this length is copied into the database by a thread beside the writer.
+CHECKPOINT_BYTES = 4 * 1024 * 1024
+# From this length on the writer itself starts the write-ahead log anew, but only when fewer than RESTART_PAGES are left
+# to copy: callers wait while it does.
+RESTART_BYTES = 64 * 1024 * 1024
+RESTART_PAGES = 2_000
+# A thread without work checks this often whether its event loop was closed.
+ORPHAN_SECONDS = 1.0
+# One frame of the write-ahead log: a header and a page.
+FRAME_BYTES = 24 + 4096
+# Events that have waited for decisions this long are written next.
+LATE_SECONDS = 0.1
+# `close` waits this long for a database that another process has locked.
+CLOSE_SECONDS = 0.5
+# After one of these errors the content of the disk is unknown.
+UNSURE = {
     sqlite3.SQLITE_IOERR_FSYNC,
     sqlite3.SQLITE_IOERR_DIR_FSYNC,
     sqlite3.SQLITE_IOERR_TRUNCATE,
@@ -62,35 +79,40 @@ SQL = {**statements("decisions"), **statements("events"), **statements("prune")}
 
 
 class Writer:
-    """Decisions and events on their way into the database. All methods but `_…` are the loop's."""
+    """Decisions and events on their way into the database. The loop calls the public methods, the thread the others."""
 
     def __init__(
-        self, path: Path, connection: sqlite3.Connection, written: Written, let_go: Callable[[], None]
+        self, path: Path, connection: sqlite3.Connection, written: Written, unlock: Callable[[], None]
     ) -> None:
         self._path = path
         self._wal = path.with_name(f"{path.name}-wal")
         self._connection = connection
         self._execute = connection.execute
         self._written = written
-        self._let_go_of = let_go
+        self._unlock = unlock
         self._file = _identity(path)
-        self._backlog: int | None = None  # pages of the log that were not copied, when that was last tried
+        # Pages of the write-ahead log that the last copy left behind.
+        self._backlog: int | None = None
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._line: dict[Ticket, None] = {}
         self._lasting: deque[Event] = deque()
         self._passing: deque[Event] = deque()
-        self._forgotten: set[tuple[SessionId, int]] = set()  # of these lines, and not to be written
+        # Events that still stand in one of the two lines above and must not be written.
+        self._forgotten: set[tuple[SessionId, int]] = set()
         self._over: deque[tuple[SessionId, RunId]] = deque()
         self._dropped: dict[SessionId, int] = {}
         self._chores: deque[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]] = deque()
-        self._due = False  # events are to be written now
+        # Events are to be written now.
+        self._due = False
         self._resting_until = 0.0
         self._due_since = 0.0
-        self._passed: dict[RunId | None, int] = {}  # passing events written, by run
+        # How many passing events of each run are in the database.
+        self._passing_written: dict[RunId | None, int] = {}
         self._closing_at: float | None = None
-        self._clean = False  # nothing was cut short
+        # The caller of `close` says that nothing was cut short.
+        self._clean = False
         self._copying: threading.Thread | None = None
         self._dead: StoreFailed | None = None
         self._closed: asyncio.Future[None] = self._loop.create_future()
@@ -102,14 +124,15 @@ class Writer:
 
     def decide(self, ticket: Ticket) -> None:
         """Put a decision in the line at once."""
-        with self._lock:  # else it could come into a line that was just taken
+        # Without the lock the ticket could be added to a line that the thread has just taken, and never be answered.
+        with self._lock:
             refusal = self._refusal(ticket)
             if refusal is None:
                 self._line[ticket] = None
         if refusal is not None:
             ticket.refuse(refusal)
         elif not unhurried(ticket.decision):
-            self._bell.put(None)
+            self._wakeups.put(None)
 
     def _refusal(self, ticket: Ticket) -> StoreFailed | None:
         if self._dead is not None or self._closing_at is not None:
@@ -118,8 +141,8 @@ class Writer:
             return StoreFailed(f"{LINE} writes wait for the disk; nothing was kept, try again later")
         return None
 
-    def give_back(self, ticket: Ticket) -> bool:
-        """Take a decision out of the line; False if it is being written or was answered."""
+    def withdraw(self, ticket: Ticket) -> bool:
+        """Take a decision out of the line; return False if it is being written or was answered."""
         with self._lock:
             if ticket not in self._line:
                 return False
@@ -127,14 +150,15 @@ class Writer:
             return True
 
     def add(self, event: Event, *, passing: bool) -> None:
-        """Take an event; it is written soon."""
+        """Add an event to its line; the thread writes it soon."""
         (self._passing if passing else self._lasting).append(event)
 
     def forget(self, events: list[Event]) -> None:
-        """Do not write these after all."""
+        """Do not write these events, although they were added."""
         with self._lock:
             self._forgotten.update((event.session, event.position) for event in events)
-            if len(self._forgotten) > FORGOTTEN:  # the disk has taken nothing for long
+            # Only a disk that has refused events for long lets this set grow: `_pop_events` removes what it meets.
+            if len(self._forgotten) > FORGOTTEN:
                 self._lasting = deque(self._wanted(self._lasting))
                 self._passing = deque(self._wanted(self._passing))
                 self._forgotten.clear()
@@ -143,7 +167,7 @@ class Writer:
         return (event for event in events if (event.session, event.position) not in self._forgotten)
 
     def end(self, session: SessionId, run_id: RunId) -> None:
-        """Drop a run's passing events, and note that its end was told."""
+        """Drop a run's passing events, and note that its terminal event is in the log."""
         self._over.append((session, run_id))
 
     def drop(self, session: SessionId, position: int) -> None:
@@ -155,7 +179,7 @@ class Writer:
         if self._dead is None and self._closing_at is None:
             if not self._due:
                 self._due, self._due_since = True, time.monotonic()
-            self._bell.put(None)
+            self._wakeups.put(None)
 
     def chore(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
         """Do something in a transaction of its own when no decision waits."""
@@ -163,16 +187,16 @@ class Writer:
             raise self._dead or StoreFailed("the store is closed")
         done: asyncio.Future[T] = self._loop.create_future()
         self._chores.append((work, done))
-        self._bell.put(None)
+        self._wakeups.put(None)
         return done
 
     async def close(self, *, clean: bool = True) -> None:
-        """Write what was taken and let go of the database; bounded unless the disk hangs."""
+        """Write everything that was accepted and close the database; bounded unless the disk hangs."""
         if self._closing_at is None:
             self._clean = clean
             self._closing_at = time.monotonic() + CLOSE_SECONDS
             self._due = self._dead is None
-            self._bell.put(None)
+            self._wakeups.put(None)
         await asyncio.shield(self._closed)
 
     # The thread's side
@@ -180,28 +204,30 @@ class Writer:
     def _work(self) -> None:
         try:
             while self._closing_at is None or self._line or self._due or self._chores:
-                if not self._rung():
-                    break  # the loop was closed and nobody closed us
+                # False: the loop was closed without `close`.
+                if not self._wait_for_work():
+                    break
                 while self._step():
                     pass
-        except BaseException as error:  # a bug here must not leave anyone waiting for ever
+        # A bug in this thread must not leave callers waiting for ever, so every error answers them.
+        except BaseException as error:
             log.exception("the store's writer failed")
             self._die(StoreFailed(f"the store failed ({error}); restart to go on"))
         finally:
-            self._let_go()
+            self._close_database()
 
-    def _rung(self) -> bool:
-        """Wait until there is work; False if the loop that gives it is no more."""
+    def _wait_for_work(self) -> bool:
+        """Wait until there is work; return False if the event loop was closed."""
         while True:
             with contextlib.suppress(queue.Empty):
-                self._bell.get(timeout=ORPHAN_SECONDS)
+                self._wakeups.get(timeout=ORPHAN_SECONDS)
                 return True
             if self._loop.is_closed():
                 self._dead = StoreFailed("the loop of this store was closed")
                 return False
 
     def _step(self) -> bool:
-        """Do one piece of work; True if there may be more."""
+        """Do one piece of work; return True if there may be more."""
         if self._line and not self._late():
             self._write_decisions()
         elif self._due:
@@ -214,10 +240,10 @@ class Writer:
         return True
 
     def _late(self) -> bool:
-        """Whether events have waited for decisions long enough: they cost no fsync."""
+        """Whether events have waited LATE_SECONDS for decisions. They go first then: they cost no fsync."""
         return self._due and time.monotonic() - self._due_since > LATE_SECONDS
 
-    def _let_go(self) -> None:
+    def _close_database(self) -> None:
         if self._copying is not None:
             self._copying.join()
         with contextlib.suppress(sqlite3.Error):
@@ -227,15 +253,16 @@ class Writer:
                 self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
-        self._let_go_of()
+        self._unlock()
         self._in_loop(_finish, self._closed, None)
 
     def _in_loop(self, callback: Callable[..., object], *args: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        # RuntimeError: the loop is closed, so no caller waits any more.
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *args)
 
     def _begin(self, wanted: Callable[[], object]) -> bool:
-        """Take the database's lock, for as long as something is wanted; False if it no longer is."""
+        """Take the database's lock. Try for as long as `wanted()` is true; return False when it no longer is."""
         while wanted():
             try:
                 self._execute("BEGIN IMMEDIATE")
@@ -255,18 +282,20 @@ class Writer:
     def _write_decisions(self) -> None:
         batch: list[Ticket] = []
         events: list[Event] = []
+        # The lock first, `_claim` second. A claimed decision can no longer be withdrawn; claimed before the lock is
+        # ours, it would keep its sender waiting for as long as another process holds the database (race 89).
         try:
             if not self._begin(lambda: self._line):
                 return
             batch = self._claim()
-            events = self._take(TAKEN_ALONG)
+            events = self._pop_events(EVENTS_WITH_DECISIONS)
             answers = self._commit(batch, events)
         except Exception as error:
             self._rollback()
-            self._put_back(events)
+            self._requeue_events(events)
             self._refuse(batch, error, alone=not events)
             return
-        self._in_loop(self._tell, list(zip(batch, answers, strict=True)), events)
+        self._in_loop(self._answer_tickets, list(zip(batch, answers, strict=True)), events)
 
     def _commit(self, batch: list[Ticket], events: list[Event]) -> list[Answer]:
         self._connection.executemany(SQL["add_event"], _as_rows(events))
@@ -276,19 +305,34 @@ class Writer:
         except Exception as error:
             if _of_disk(error):
                 raise
-            self._execute("ROLLBACK TO batch")  # the lock stays ours: nobody can come between and keep them waiting
+            # Roll back to the savepoint, not the transaction: the lock stays ours, so no other process can come
+            # between and keep the batch, which can no longer be withdrawn, waiting.
+            self._execute("ROLLBACK TO batch")
             answers = [self._carry_out_alone(ticket.decision) for ticket in batch]
         for event in events:
-            if isinstance(event.data, Ended) and event.run_id is not None:  # in the log: its deltas are not
+            # The terminal event is in the log, so the run's deltas leave it.
+            if isinstance(event.data, Ended) and event.run_id is not None:
                 self._execute(SQL["drop_passing"], (event.session, event.run_id))
                 self._execute(SQL["tell_run"], (event.run_id,))
+        # The commit. When COMMIT returns, every decision of the batch is on disk, whole, together with the lasting
+        # events that were published before it: `synchronous` is FULL here, so COMMIT has waited for the fsync. Only
+        # after that does `_answer_tickets` run, and only an answer lets the runtime acknowledge a message, begin an
+        # agent or a tool, or publish an ending as durable.
+        #
+        # An answer before COMMIT would let a crash erase a message that its sender believes accepted (races 75, 87).
+        # Two transactions for one decision would let a crash keep a takeover without the message that took over
+        # (race 78), or a message without its key, so that a retry would run it twice (race 76). If COMMIT fails,
+        # SQLite rolls back and the tickets are refused: a full or read-only disk keeps nothing of the batch (races 84,
+        # 86, 88). After a failed fsync the writer never tries again: the kernel may have dropped the pages, and a
+        # second fsync would report them as stored (race 85).
         self._execute("COMMIT")
+        # If the file was removed or replaced, the next start opens another one: this commit may be lost.
         if _identity(self._path) != self._file:
             raise _Replaced("the store's file was removed or replaced while it was in use")
         return answers
 
     def _carry_out_alone(self, decision: Decision) -> Answer:
-        """One that cannot be written is taken back, and spoils no other."""
+        """Carry out one decision in a savepoint; one that fails is rolled back and does not spoil the others."""
         self._execute("SAVEPOINT alone")
         try:
             answer = self._carry_out(decision)
@@ -296,12 +340,12 @@ class Writer:
             if _of_disk(error):
                 raise
             self._execute("ROLLBACK TO alone")
-            answer = StoreFailed(f"the store cannot hold it ({_reason(error)}); nothing was kept")
+            answer = StoreFailed(f"the store cannot hold this decision ({_reason(error)}); nothing was kept")
         self._execute("RELEASE alone")
         return answer
 
-    def _take(self, most: int, *, passing: bool = False) -> list[Event]:
-        """Take the oldest events out of a line that the loop goes on to fill."""
+    def _pop_events(self, most: int, *, passing: bool = False) -> list[Event]:
+        """Remove the oldest events from a line while the loop goes on to fill it; leave out the forgotten ones."""
         with self._lock:
             line = self._passing if passing else self._lasting
             taken: list[Event] = []
@@ -314,24 +358,27 @@ class Writer:
             return taken
 
     def _claim(self) -> list[Ticket]:
-        """Take the whole line; from here on nothing of it can be withdrawn."""
+        """Remove and return the whole line; from here on none of its decisions can be withdrawn."""
         with self._lock:
             taken, self._line = self._line, {}
         return list(taken)
 
-    def _put_back(self, events: list[Event], *, passing: bool = False) -> None:
+    def _requeue_events(self, events: list[Event], *, passing: bool = False) -> None:
         with self._lock:
             (self._passing if passing else self._lasting).extendleft(reversed(events))
 
     def _refuse(self, batch: list[Ticket], error: Exception, *, alone: bool) -> None:
-        """A batch failed: what the disk refuses is refused; else each is tried alone, so that one spoils no other."""
+        """Answer a batch that failed, or try it once more without its events: it may fit without them."""
         if _unsure(error):
             self._die(Unsure(_UNSURE.format(_reason(error))), batch)
         elif alone:
-            batch = batch or self._claim()  # (not even the lock could be had)
-            failure = StoreFailed(f"the store did not take it ({_reason(error)}); nothing was kept, try again later")
-            self._in_loop(self._tell, [(ticket, failure) for ticket in batch], [])
-        else:  # it may fit without the events
+            # The batch is empty if not even the lock could be had; the line is refused then.
+            batch = batch or self._claim()
+            failure = StoreFailed(
+                f"the store did not accept the write ({_reason(error)}); nothing was kept, try again later"
+            )
+            self._in_loop(self._answer_tickets, [(ticket, failure) for ticket in batch], [])
+        else:
             self._write_alone(batch)
 
     def _write_alone(self, batch: list[Ticket]) -> None:
@@ -342,25 +389,25 @@ class Writer:
             self._rollback()
             self._refuse(batch, error, alone=True)
         else:
-            self._in_loop(self._tell, list(zip(batch, answers, strict=True)), [])
+            self._in_loop(self._answer_tickets, list(zip(batch, answers, strict=True)), [])
 
     def _die_if_unsure(self, error: Exception) -> None:
         if _unsure(error):
             self._die(Unsure(_UNSURE.format(_reason(error))))
 
     def _die(self, failure: StoreFailed, batch: Iterable[Ticket] = ()) -> None:
-        """Take nothing more, and leave nobody waiting."""
+        """Accept nothing more, and answer every caller that waits."""
         with self._lock:
             self._dead = failure
         log.error("%s", failure)
         waiting = [*batch, *self._claim()]
         self._due = False
-        self._in_loop(self._tell, [(ticket, failure) for ticket in waiting], [])
+        self._in_loop(self._answer_tickets, [(ticket, failure) for ticket in waiting], [])
         while self._chores:
             self._in_loop(_fail, self._chores.popleft()[1], failure)
 
-    def _tell(self, answers: list[tuple[Ticket, Answer]], events: list[Event]) -> None:
-        """In the loop: answer tickets in the order of the line."""
+    def _answer_tickets(self, answers: list[tuple[Ticket, Answer]], events: list[Event]) -> None:
+        """In the loop: answer tickets in the order in which they were decided."""
         self._written(events, [])
         for ticket, answer in answers:
             if isinstance(answer, StoreFailed):
@@ -417,7 +464,7 @@ class Writer:
         for share in decision.shares:
             execute(SQL["keep_share"], rows.of_share(share))
         for receipt in decision.receipts:
-            self._keep_receipt(receipt)
+            self._store_receipt(receipt)
         for session_id in decision.rises:
             execute(SQL["raise_session"], (session_id,))
         return Verdict(found=tuple(found))
@@ -426,38 +473,40 @@ class Writer:
         known = self._execute(SQL["found_outcome"], (run_id,)).fetchone()
         return None if known is None else rows.outcome_of(known[0], drained=known[1])
 
-    def _keep_receipt(self, receipt: Receipt) -> None:
+    def _store_receipt(self, receipt: Receipt) -> None:
         known = [
             self._execute(SQL["receipt_of_run"], (receipt.id, run.outcome.drained, run.id)).rowcount
             for run in receipt.runs
         ]
         if receipt.runs and not any(known):
-            return  # it came after its runs were forgotten
+            # The receipt came after its runs were pruned.
+            return
         pending = receipt.drain is Drain.PENDING
         self._execute(SQL["keep_receipt"], (receipt.id, pending, not receipt.runs, rows.text_of(receipt)))
 
     # Events
 
     def _write_events(self) -> bool:
-        """Write events in a transaction of their own, in pieces; True if some are left."""
+        """Write events in a transaction of their own, in pieces; return True if some are left."""
         if time.monotonic() < self._resting_until and self._closing_at is None:
             return False
         lasting: list[Event] = []
         passing: list[Event] = []
         over, dropped = [self._over.popleft() for _ in range(len(self._over))], dict(self._dropped)
         try:
-            self._execute("PRAGMA synchronous = NORMAL")  # no fsync: the next decision's covers it
+            # NORMAL: no fsync here. The fsync of the next decision covers these pages too.
+            self._execute("PRAGMA synchronous = NORMAL")
             if not self._begin(lambda: not self._line or self._late()):
                 self._over.extendleft(reversed(over))
                 return True
-            lasting = self._take(TAKEN_ALONG)
+            lasting = self._pop_events(EVENTS_WITH_DECISIONS)
             self._connection.executemany(SQL["add_event"], _as_rows(lasting))
             for session, run_id in over:
                 self._execute(SQL["drop_passing"], (session, run_id))
                 self._execute(SQL["tell_run"], (run_id,))
-                self._passed.pop(run_id, None)
+                self._passing_written.pop(run_id, None)
             self._connection.executemany(SQL["remember_dropped"], dropped.items())
-            while piece := self._take(PIECE_EVENTS, passing=True):
+            while piece := self._pop_events(PIECE_EVENTS, passing=True):
                 passing += piece
                 self._connection.executemany(SQL["add_passing"], rows.of_passing(piece))
                 self._trim(piece)
@@ -466,8 +515,8 @@ class Writer:
             self._execute("COMMIT")
         except Exception as error:
             self._rollback()
-            self._put_back(lasting)
-            self._put_back(passing, passing=True)
+            self._requeue_events(lasting)
+            self._requeue_events(passing, passing=True)
             self._over.extendleft(reversed(over))
             self._resting_until = time.monotonic() + REST_SECONDS
             self._die_if_unsure(error)
@@ -487,10 +536,10 @@ class Writer:
     def _trim(self, piece: list[Event]) -> None:
         """Keep a long run's passing events within their bound."""
         for (session, run_id), said in Counter((event.session, event.run_id) for event in piece).items():
-            count = self._passed[run_id] = self._passed.get(run_id, 0) + said
+            count = self._passing_written[run_id] = self._passing_written.get(run_id, 0) + said
             if count > 2 * bounds.PASSING_EVENTS:
                 self._execute(SQL["trim_passing"], (session, run_id))
-                self._passed[run_id] = count // 2
+                self._passing_written[run_id] = count // 2
 
     def _do_chore(self, work: Callable[[sqlite3.Connection], Any], done: asyncio.Future[Any]) -> None:
         try:
@@ -509,18 +558,22 @@ class Writer:
     # The write-ahead log
 
     def _copy_if_long(self) -> None:
-        """Keep the write-ahead log short: its pages go into the database beside the writer, or at the worst here."""
+        """Keep the write-ahead log short: a thread beside the writer copies it, and the writer only restarts it."""
         with contextlib.suppress(OSError, sqlite3.Error):
             if self._copying is not None and self._copying.is_alive():
                 return
             if self._backlog is not None and self._backlog < RESTART_PAGES and self._reaches(RESTART_BYTES):
-                self._checkpoint(self._connection, "RESTART")  # nearly all of it was copied beside us
+                self._checkpoint(self._connection, "RESTART")
             elif self._reaches(CHECKPOINT_BYTES):
                 self._copying = threading.Thread(target=self._copy, name="interlock store copies", daemon=True)
                 self._copying.start()
 
     def _reaches(self, size: int) -> bool:
-        """Whether the log is so long. Its file never shrinks, but each frame of the present log repeats its salts."""
+        """Whether the write-ahead log has reached a size.
+
+        Its file never shrinks, so the file's length says nothing. Each frame of the present log repeats the salts of
+        the log's header: a frame at that size with the same salts belongs to the present log.
+        """
         with self._wal.open("rb", buffering=0) as wal:
             salts = wal.read(32)[16:24]
             wal.seek(32 + size // FRAME_BYTES * FRAME_BYTES)
@@ -530,7 +583,8 @@ class Writer:
         try:
             _, pages, copied = connection.execute(f"PRAGMA wal_checkpoint({how})").fetchone()
             self._backlog = pages - copied if how == "PASSIVE" else None
-        except sqlite3.Error as error:  # what cannot be copied stays where it is; but see rule 4
+        # Pages that cannot be copied stay in the write-ahead log and are not lost, unless rule 4 applies.
+        except sqlite3.Error as error:
             self._die_if_unsure(error)
 
     def _copy(self) -> None:
@@ -543,7 +597,7 @@ class Writer:
 
 
 class _Replaced(Exception):
-    """What we write into is not what the next start would open."""
+    """The open file is not the one that the next start would open."""
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -555,7 +609,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def unhurried(decision: Decision) -> bool:
-    """Whether nobody waits for it: the completion of a receipt goes with whatever is written next, or soon."""
+    """Whether no caller waits for a decision: it only completes receipts, and is written with the next one, or soon."""
     receipts = decision.receipts
     return bool(receipts) and not decision.endings and all(each.drain is not Drain.PENDING for each in receipts)
 
@@ -567,12 +621,12 @@ _UNSURE = (
 
 
 def _unsure(error: Exception) -> bool:
-    """Whether nobody knows what the disk holds after this."""
+    """Whether the content of the disk is unknown after this error."""
     return isinstance(error, _Replaced) or _code(error) in UNSURE or _code(error) & 0xFF in UNSURE
 
 
 def _of_disk(error: Exception) -> bool:
-    """Whether it was the disk's or the database's fault, not that of what was to be written."""
+    """Whether the disk or the database caused the error, not the content that was to be written."""
     return isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError
 
 
@@ -581,7 +635,8 @@ def _as_rows(events: Iterable[Event]) -> Iterable[rows.Row]:
         try:
             event.session.encode(), (event.run_id or "").encode()
             yield rows.of_event(event)
-        except Exception:  # (nothing that passed the outlet should be like that)
+        # No event that passed the outlet should fail here; one that does is left out and must not stop the others.
+        except Exception:
             log.exception("an event of session %s cannot be written", event.session)
 
 

@@ -1,8 +1,8 @@
 // The page: pairs, connects, and shows what its address names. Stop is one key away.
 //
-// 1. The token is kept by this origin alone. A code comes in the fragment, is used once and taken out of the address.
-// 2. Stop answers in the frame it was pressed in; what it did is told by the receipt, not by this page.
-// 3. What was typed is never lost: it goes out under its own key, is asked again after a reconnect, or comes back.
+// 1. The token is stored for this origin alone. A code comes in the fragment, works once, and leaves the address bar.
+// 2. Stop is shown in the frame in which it was pressed; the receipt, not this page, says what it did.
+// 3. A typed message is never lost: it is sent under its own key, sent again after a reconnect, or put back.
 
 import { Chat } from "./chat.js";
 import { $, data, el, show, text } from "./dom.js";
@@ -15,7 +15,7 @@ import * as words from "./words.js";
 
 const TOKEN = "interlock.token";
 const NAME = "interlock.name";
-const LAST = "interlock.session"; // the one that was open last
+const LAST = "interlock.session"; // the session that was open last
 const AGAIN_MS = 1_000;
 const WAYS = [
   ["interrupt", "Take over", "end what runs; this is what counts now"],
@@ -31,7 +31,7 @@ const STATES = {
   denied: "not paired",
 };
 
-// Only what is ours: the page may be mounted in somebody's application.
+// Remove only our own keys: the page may be mounted in an application that has others.
 function forget() {
   for (const key of [TOKEN, NAME, LAST]) localStorage.removeItem(key);
 }
@@ -40,7 +40,7 @@ function decoded(name) {
   try {
     return name ? decodeURIComponent(name) : null;
   } catch {
-    return null; // an address that somebody broke
+    return null; // a malformed address
   }
 }
 
@@ -49,7 +49,7 @@ class Page {
   chat = null; // the open session
   way = WAYS[0];
   shown = null; // the run in the details
-  drafts = new Map(); // by session: what was typed and not sent
+  drafts = new Map(); // by session: text typed and not sent
 
   start() {
     $("composer").addEventListener("submit", (event) => this.#submit(event));
@@ -69,7 +69,7 @@ class Page {
     document.addEventListener("keydown", (event) => this.#key(event));
     for (const [button, panel] of DRAWERS) this.#toggle(button, panel);
     document.querySelector(".skip").addEventListener("click", (event) => {
-      event.preventDefault(); // its address is no route
+      event.preventDefault(); // the link's fragment is no route
       $("message").focus();
     });
     this.#menu();
@@ -78,7 +78,7 @@ class Page {
     this.#come();
   }
 
-  // Coming in
+  // Pairing
 
   async #come() {
     const code = /^#pair=(.*)$/.exec(location.hash)?.[1];
@@ -88,7 +88,7 @@ class Page {
     } else this.#connect(localStorage.getItem(TOKEN), "");
   }
 
-  // A link that somebody else sent would make whoever follows it speak as them.
+  // Ask first: a pairing link of somebody else would make this browser write as that person.
   async #pairAnew(code) {
     const had = localStorage.getItem(TOKEN);
     if (!had) {
@@ -108,7 +108,7 @@ class Page {
     const old = this.authority;
     if (!(await this.#pair(code))) return;
     await fetch(place("pair"), { method: "DELETE", headers: old }).catch(() => {});
-    location.reload(); // nothing of the one before is left in the page
+    location.reload(); // drops everything that the page holds of the principal before
   }
 
   async #pair(code) {
@@ -173,8 +173,8 @@ class Page {
       if (!write) $("message").placeholder = "This browser may read, not write.";
     }
     if (state === "denied") {
-      if (localStorage.getItem(TOKEN) === this.token) forget(); // else another tab has a newer one
-      this.#connect(null, "This browser's token is no longer one.");
+      if (localStorage.getItem(TOKEN) === this.token) forget(); // another tab may have a newer token
+      this.#connect(null, "This browser's token was revoked.");
     }
     this.refresh();
   }
@@ -202,7 +202,7 @@ class Page {
     return { authorization: `Bearer ${this.token}` };
   }
 
-  // Where the page is
+  // Routes
 
   go(hash) {
     if (location.hash === hash) this.#route();
@@ -218,7 +218,7 @@ class Page {
     let [, kind, name] = /^#\/(s|run|overview)(?:\/(.+))?$/.exec(location.hash) ?? [];
     if (!kind || (kind === "s" && !decoded(name))) {
       [kind, name] = ["s", encodeURIComponent(localStorage.getItem(LAST) ?? "main")];
-      history.replaceState(null, "", `#/s/${name}`); // so that Back comes back here
+      history.replaceState(null, "", `#/s/${name}`); // so that Back returns here
     }
     const [what, id] = [kind, decoded(name)];
     show($("chat"), what === "s");
@@ -234,7 +234,7 @@ class Page {
     this.refresh();
   }
 
-  // Few are admins: what they alone see is fetched when it is wanted.
+  // Only admins see the overview, so its module is fetched on first use.
   async #overview(visible) {
     const { link } = this;
     const { Overview } = visible && !this.overview ? await import("./overview.js") : {};
@@ -264,11 +264,11 @@ class Page {
   }
 
   async #others(what, session) {
-    const others = await import("./others.js"); // fetched when it is wanted
+    const others = await import("./others.js"); // fetched on first use
     await others[what](this.link, session).catch((error) => this.notice(error.message));
   }
 
-  // Saying
+  // Sending
 
   #submit(event) {
     event.preventDefault();
@@ -278,7 +278,7 @@ class Page {
     this.#fit();
     this.notice("");
     this.chat.send(message, this.way[0]);
-    this.way = WAYS[0]; // the choice was for this message
+    this.way = WAYS[0]; // the choice counts for one message
     this.refresh();
   }
 
@@ -313,11 +313,12 @@ class Page {
   async stop() {
     const { chat } = this;
     const began = performance.now();
-    if (!chat?.busy || !this.link.may("write") || began - chat.stopping < AGAIN_MS) return; // pressed twice; a stop that is not answered may be repeated
+    // A second press within AGAIN_MS is ignored; after that a stop without an answer may be repeated.
+    if (!chat?.busy || !this.link.may("write") || began - chat.stopping < AGAIN_MS) return;
     const runs = chat.model.live.map((run) => run.id);
     chat.stopping = began;
-    if (document.activeElement === $("stop")) $("message").focus(); // a button that is disabled loses it
-    this.refresh(); // in this frame
+    if (document.activeElement === $("stop")) $("message").focus(); // a disabled button loses the focus
+    this.refresh(); // shows the stop in this frame
     text($("spoken"), "Stopping");
     try {
       const receipt = await chat.stop(runs);
@@ -359,7 +360,7 @@ class Page {
     }
   }
 
-  // Showing
+  // Drawing
 
   refresh() {
     const { chat } = this;
@@ -390,7 +391,7 @@ class Page {
     drawDetails(this);
   }
 
-  // Close what lies over the page; return whose it was.
+  // Close the drawers that lie over the page; return the button of the first.
   #drawers() {
     const open = (button) => $(button).getAttribute("aria-expanded") === "true";
     const over = DRAWERS.filter(([button, panel]) => open(button) && getComputedStyle($(panel)).position === "fixed");
@@ -412,7 +413,7 @@ class Page {
     if (open) drawDetails(this);
   }
 
-  // How to send
+  // The menu of strategies
 
   #menu() {
     const menu = $("how-menu");

@@ -1,9 +1,9 @@
-// One session, open: what was said before, what is said now, and the words that go out.
+// One open session: its earlier turns, its live events, and the messages that are sent to it.
 //
-// 1. It is watched from where it was read. A session that does not exist yet, or is somebody else's, is followed as far
-//    as one may: by the runs that were begun here.
-// 2. Looking back reads whole turns: those the list names and that are not shown, up to their ends.
-// 3. What was left by another chat's late answer changes nothing here: a closed chat is silent.
+// 1. The session is watched from the position up to which it was read. If it does not exist yet, or belongs to somebody
+//    else, the chat watches the runs that were begun here.
+// 2. Looking back reads whole turns: those that the list names and the page does not show, up to their ends.
+// 3. A closed chat draws nothing: an answer that comes late for it changes nothing in the page.
 
 import { ConversationView } from "./conversation.js";
 import { $, el, plain, show, text } from "./dom.js";
@@ -11,29 +11,29 @@ import { Failed } from "./link.js";
 import { Conversation, placeOf } from "./model.js";
 
 const LATEST = 40; // turns shown at first, and added by each look back
-const MOST = 400; // turns kept; of more, half are let go and can be looked back at
-const SLOW_MS = 200; // an answer later than this is told as waiting
-const TAIL_MS = 700; // how often a running process is asked what it wrote
-const PATIENCE_MS = 10_000; // for what a look back waits for
+const MOST = 400; // turns kept; beyond it the older half is dropped, and can be looked back at
+const SLOW_MS = 200; // an answer later than this shows the message as being sent
+const TAIL_MS = 700; // between two reads of a running process's output
+const PATIENCE_MS = 10_000; // for a look back
 
 const newKey = () => Array.from(crypto.getRandomValues(new Uint32Array(4)), (part) => part.toString(36)).join("-");
 
 export class Chat {
   #watch = null;
   #watches = new Set();
-  #cursor = null; // of the list of turns, from the newest
-  #first = 0; // the position that what is shown begins behind
+  #cursor = null; // into the list of turns, from the newest
+  #first = 0; // the position behind which the shown turns begin
   #children = []; // views
-  #unanswered = new Set(); // keys of messages on their way
-  #stopped = new Set(); // those of them that a stop meant: they are not sent again
-  #mine = []; // runs we began in a session that did not exist, or is somebody else's
-  #seen = false; // something of it was told, so it is there for us
+  #unanswered = new Set(); // keys of messages without an answer
+  #stopped = new Set(); // keys of those that a stop meant, which are not sent again
+  #mine = []; // runs begun here in a session that is not watched yet
+  #seen = false; // an event of the session came, so this person may see it
   #closed = false;
   #opening = true;
   #asking = false;
   why = "";
-  lost = false; // it was shared, and is not any more
-  stopping = -Infinity; // when a stop was pressed that is not answered yet
+  lost = false; // the session was shared, and is not any more
+  stopping = -Infinity; // when a stop was pressed that has no answer yet
 
   constructor(page, session) {
     this.page = page;
@@ -58,7 +58,7 @@ export class Chat {
   }
 
   get busy() {
-    if (this.lost) return false; // nobody here can stop what runs there
+    if (this.lost) return false; // this person can stop nothing there
     const own = this.#unanswered.size > 0 || this.model.busy || this.#children.some((view) => view.model.busy);
     return own || this.page.sessions.busy(this.session);
   }
@@ -77,7 +77,7 @@ export class Chat {
 
   #drawn() {
     if (this.view.shorten(MOST, MOST / 2)) {
-      this.#cursor = String(MOST / 2); // what is shown of that page is left out
+      this.#cursor = String(MOST / 2); // `earlier` leaves out the turns that are shown
       this.#first = placeOf(this.model.order[0]);
       this.#children = this.#children.filter((view) => view.turns.isConnected);
       show($("earlier"), true);
@@ -85,14 +85,14 @@ export class Chat {
     this.page.refresh();
   }
 
-  // What was said before
+  // Earlier turns
 
   async #load() {
     const { link } = this.page;
     try {
       const [told, live] = await Promise.all([
         link.request("tasks.list", { sessionKey: this.session, limit: LATEST }, { again: true }),
-        link.request("interlock.runs", {}, { again: true }), // one that runs is shown, however old it is
+        link.request("interlock.runs", {}, { again: true }), // live runs are shown however old they are
       ]);
       if (this.#closed) return;
       const shown = [...told.tasks.slice(-1), ...live.filter((run) => link.name(run.session) === this.session)];
@@ -125,7 +125,7 @@ export class Chat {
     this.#watch = this.page.link.watch({ session: this.session }, this.#first, { event, over });
   }
 
-  // It was shared and is not any more: what was said is left as it is, and nothing is asked for again.
+  // The share was taken back: the turns stay in the page, and nothing more is requested.
   #lose() {
     this.#seen = false;
     this.lost = true;
@@ -133,7 +133,7 @@ export class Chat {
     this.page.sessions.forget(this.session);
   }
 
-  // Somebody else has begun this session; or a detached child has ended, behind its parent.
+  // Take an outline event: the session's first message from another device, or the end of a detached child.
   heard({ session, run_id: id, data: told }) {
     if (told.type === "ended") this.#childEnded(id, told.outcome);
     if (this.page.link.name(session) === this.session && told.type === "message" && !this.#opening) this.#follow();
@@ -153,7 +153,7 @@ export class Chat {
         const older = missing.length ? await this.#read(missing) : null;
         if (this.#closed) return;
         this.#cursor = told.nextCursor ?? null;
-        if (!older) continue; // all of this page is shown: others came since it was counted
+        if (!older) continue; // every turn of this page is shown: newer turns have shifted the list
         this.view.prepend(older);
         this.#first = Math.min(this.#first, ...missing.map(placeOf));
         break;
@@ -166,7 +166,7 @@ export class Chat {
     show($("earlier"), this.#cursor !== null);
   }
 
-  // These runs, up to their ends, as a conversation of their own. What is no longer kept of them is not waited for.
+  // Return these runs, up to their ends, as a conversation. Events that are no longer kept are not waited for.
   #read(ids) {
     const older = new Conversation(this.session);
     const wanted = new Set(ids);
@@ -192,7 +192,7 @@ export class Chat {
     });
   }
 
-  // Saying, stopping, answering
+  // Sending, stopping, answering
 
   async send(message, way) {
     const key = newKey();
@@ -212,9 +212,9 @@ export class Chat {
     this.page.refresh();
     try {
       const params = { sessionKey: this.session, message, idempotencyKey: key, queueMode: way };
-      const method = way === "rollback" ? "interlock.chat" : "chat.send"; // the published protocol has no word for it
+      const method = way === "rollback" ? "interlock.chat" : "chat.send"; // chat.send has no word for rollback
       const told = await this.page.link.request(method, params, { again: true, still });
-      if (told.runId) this.#mine.push(told.runId); // until the session's own watch has told something
+      if (told.runId) this.#mine.push(told.runId); // until the session's own watch has an event
       if (told.runId && !this.#opening) this.#follow();
       if (told.aborted) text($("spoken"), "Stopped");
       else if ("aborted" in told) this.page.notice(this.unstopped());
@@ -230,7 +230,7 @@ export class Chat {
     }
   }
 
-  // Why a stop ended nothing: whoever wrote here what still runs may stop it, and this person may not.
+  // Return why a stop ended nothing: nothing runs, or only runs of others, which this person may not stop.
   unstopped() {
     const others = new Set(this.model.live.flatMap((run) => run.said.map((message) => plain(message.by))));
     if (!others.size) return "There was nothing to stop any more.";
@@ -239,15 +239,15 @@ export class Chat {
 
   async stop(runs) {
     const { link } = this.page;
-    const keys = [...this.#unanswered]; // what is sent after this moment is not meant
+    const keys = [...this.#unanswered]; // the stop means no message that is sent later
     for (const key of keys) this.#stopped.add(key);
     try {
       return await link.request("interlock.stop", { session: this.session });
     } catch (error) {
       if (error.code !== "LOST") throw error;
-      // There was no connection, or the answer was lost with it. What ran then, and what was on its way, is stopped by
-      // name: never what came after it.
-      // What waits goes first: it must not begin when what ran before it has ended.
+      // There was no connection, or it was lost before the answer. Stop by name the runs and the messages of the moment
+      // of the press: a stop of the session would end newer ones too. Messages that wait are stopped first, since one
+      // of them would begin when the run before it has ended.
       const named = [...keys.map((key) => ({ message: key })), ...runs.map((run) => ({ run })).reverse()];
       if (!named.length) throw error;
       const receipts = await Promise.all(named.map((name) => link.request("interlock.stop", name, { again: true })));
@@ -256,7 +256,7 @@ export class Chat {
   }
 
   async #answer(question, answer) {
-    $("message").focus(); // its button is about to be disabled
+    $("message").focus(); // the pressed button will be disabled
     try {
       await this.page.link.request("interlock.answer", { question: question.id, answer });
     } catch (error) {
@@ -264,7 +264,7 @@ export class Chat {
     }
   }
 
-  // Children, what processes write, and what an ended run left to the session
+  // Children, output of processes, and what an ended run left detached
 
   #child(id, home) {
     const view = new ConversationView(new Conversation(id), this.on);
@@ -312,7 +312,7 @@ export class Chat {
     }
   }
 
-  // Told by no event of its own: it is asked for while it lasts.
+  // A detached part has no event when it ends after its run, so it is asked for while it lasts.
   async #leftovers(rows) {
     for (const run of [...this.model.runs.values()].filter((each) => each.state === "ended" && each.leaves)) {
       for (const part of run.parts.filter((each) => each.detached)) {

@@ -1,8 +1,8 @@
-// Draws a conversation: messages, and runs with what they said and did, each node kept and changed in place.
+// Draws a conversation: messages, and runs with their parts. Nodes are made once and changed in place.
 //
-// 1. The model decides what there is; nothing is drawn that it does not hold. Drawing happens once a frame.
-// 2. A part's node is made once, by its kind, and told when the part changed.
-// 3. Whoever reads at the end stays at the end; whoever scrolled up stays there.
+// 1. Only what the model holds is drawn, once a frame.
+// 2. A part's node is made by its kind, and redrawn when the part's version changed.
+// 3. A reader at the end stays at the end; a reader who scrolled up stays there.
 
 import { data, el, plain, show, text } from "./dom.js";
 import { EARLY } from "./endings.js";
@@ -11,7 +11,7 @@ import { Growing } from "./text.js";
 import * as words from "./words.js";
 
 const NEAR = 120; // pixels from the end that count as the end
-const TEXT = 4_000; // characters of an argument or a result that are shown
+const TEXT = 4_000; // characters shown of an argument or a result
 
 const clip = (value) =>
   value.length > TEXT ? `${value.slice(0, TEXT)}… (${words.many(value.length - TEXT, "more character")})` : value;
@@ -173,7 +173,7 @@ function answered(part) {
   return `answered ${answer}${part.by ? ` by ${part.by}` : ""}`;
 }
 
-// Nobody wrote what a child announces: it stands under the child's id.
+// Draw a message. An announcement has no author, so it stands under its child's id.
 function said({ text: message, by, at, child }, note = "") {
   const from = child ? `child ${child}` : (by ?? "");
   const who = [from, note, at ? words.clock(at) : ""].filter(Boolean).join(" · ");
@@ -266,7 +266,7 @@ class RunView {
       outcome?.hidden ? "rolled back: the agent does not see this turn" : "",
       outcome?.durable === false ? "not yet on disk" : "",
     ];
-    const silent = outcome?.ending === "completed" && !run.parts.length && run.startedAt; // a note was no turn
+    const silent = outcome?.ending === "completed" && !run.parts.length && run.startedAt; // a note never starts
     if (silent) text(this.ending, "completed, and said nothing");
     else
       text(this.ending, told || outcome?.hidden ? [words.ending(outcome), ...notes].filter(Boolean).join(" · ") : "");
@@ -275,7 +275,8 @@ class RunView {
 
   #drawReceipt() {
     const { receipt, id } = this.run;
-    if (!receipt || !EARLY.includes(receipt.cause) || receipt.runs[0].id !== id) return; // it stands with the run it began with
+    // A receipt of several runs is drawn with the first of them.
+    if (!receipt || !EARLY.includes(receipt.cause) || receipt.runs[0].id !== id) return;
     if (!this.#receipt) this.article.after((this.#receipt = el("details.receipt")));
     words.drawReceipt(this.#receipt, receipt);
   }
@@ -286,7 +287,7 @@ export class ConversationView {
   #views = new Map();
   #frame = 0;
   #dirty = new Set();
-  #stay = true; // at the end, until somebody scrolls up
+  #stay = true; // at the end, until the reader scrolls up
   #top = 0;
   #grown = null;
   #loose = new Map(); // by receipt
@@ -312,8 +313,8 @@ export class ConversationView {
     this.#soon();
   }
 
-  // A receipt of a stop that no run here was part of: it ended what was left detached. It stands where it was first
-  // heard of, in the stop's answer or in the log, and grows by what is told of it.
+  // Draw the receipt of a stop that ended only detached parts, so that no run shown here has it. It stands where it
+  // came first, in the stop's answer or in the log, and is redrawn as it grows.
   loose(receipt, told = false) {
     const known = this.#loose.get(receipt.id);
     if (receipt.runs?.some(({ id }) => this.model.runs.has(id))) return;
@@ -325,7 +326,7 @@ export class ConversationView {
     this.#loose.set(receipt.id, drawn);
   }
 
-  // Change a part of a run by what no event told.
+  // Change a part of a run by an answer instead of an event.
   amend(run, part, change) {
     touch(part, change);
     run.version += 1;
@@ -336,7 +337,7 @@ export class ConversationView {
   close() {
     this.#grown?.disconnect();
     cancelAnimationFrame(this.#frame);
-    this.#frame = -1; // nothing is drawn any more
+    this.#frame = -1; // keeps #soon from drawing
   }
 
   #soon() {
@@ -351,7 +352,7 @@ export class ConversationView {
       try {
         this.#drawRun(run);
       } catch (error) {
-        reportError(error); // of this one; the others, and the stop button, must be drawn
+        reportError(error); // go on: the other runs and the stop button must be drawn
       }
     }
     if (this.#stay) this.toEnd();
@@ -370,7 +371,7 @@ export class ConversationView {
     view.draw();
   }
 
-  // Turns stand in the order in which they began; as a rule the newest comes last.
+  // Insert a turn in the order in which turns began.
   #put(home, node, run) {
     const { order, runs } = this.model;
     const later =
@@ -385,7 +386,7 @@ export class ConversationView {
   #scrolled() {
     const { scrollTop, scrollHeight, clientHeight } = this.scroller;
     const left = scrollHeight - scrollTop - clientHeight;
-    // Only a way up leaves the end: what grows below does not.
+    // Only scrolling up leaves the end; a text that grows below does not.
     if (left < 2 || (left < NEAR && scrollTop > this.#top)) this.#stay = true;
     else if (scrollTop < this.#top) this.#stay = false;
     this.#top = scrollTop;
@@ -397,7 +398,7 @@ export class ConversationView {
     if (this.scroller) this.scroller.scrollTop = this.scroller.scrollHeight;
   }
 
-  // Runs from before what is shown, oldest first; whoever reads sees nothing move.
+  // Add earlier runs, oldest first, and keep what the reader sees in its place.
   prepend(older) {
     const box = this.scroller;
     const height = box.scrollHeight;
@@ -412,7 +413,7 @@ export class ConversationView {
     box.scrollTop += box.scrollHeight - height;
   }
 
-  // Let go of the oldest turns of a very long conversation, while nobody looks at them.
+  // Drop the oldest turns of a very long conversation while the reader is at its end.
   shorten(most, kept) {
     if (!this.#stay || this.model.order.length <= most) return false;
     for (const run of this.model.forget(this.model.order.length - kept)) {

@@ -1,4 +1,4 @@
-// What is known of one run, and where its timeline is.
+// The details of one run, with a link to its timeline.
 
 import { $, el } from "./dom.js";
 import { save } from "./timeline.js";

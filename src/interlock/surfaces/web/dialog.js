@@ -1,8 +1,9 @@
-// One dialog at a time: words, perhaps a field, and what to do.
+// One dialog at a time: words, perhaps a field, and an action.
 
 import { $, el } from "./dom.js";
 
-// Returns what was typed (or true), or null if it was closed. With `act` the action does that, and the dialog stays.
+// Return the typed text (true without a field), or null if it was closed. With `act` the button calls that instead,
+// and the dialog stays.
 export function ask({ title, body = [], field = null, action, danger = false, act = null }) {
   const dialog = $("dialog");
   return new Promise((resolve) => {

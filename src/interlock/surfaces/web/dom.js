@@ -28,12 +28,12 @@ export function svg(tag, attributes = {}, ...children) {
   return make(document.createElementNS(SVG, tag), attributes, children);
 }
 
-// A text in which nothing is unseen or turned round: whoever approves a command must be shown that command.
+// Spell out invisible and direction-changing characters: a person who approves a command must see that command.
 export function plain(words) {
   return words.replace(UNSEEN, (letter) => `⟨U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
 }
 
-// Change only what differs: a screen reader, a selection and a scrolled box stay as they are.
+// Set a text only if it differs, so that a screen reader, a selection and a scrolled box stay as they are.
 export function text(node, words) {
   if (node.textContent !== words) node.textContent = words;
 }

@@ -1,17 +1,17 @@
-// The link to the gateway: one socket, made again when it drops; requests, and watches that go on where they were.
+// The link to the gateway: one socket, made again when it drops, with requests and watches that survive a drop.
 //
-// 1. The address is where this file came from. Nothing in the page's URL can point it elsewhere.
-// 2. A watch never gives an event twice or out of order: positions only rise, also across connections.
-// 3. A request that must not be lost says so (`again`) and is asked again, under its own key, after a reconnect.
-// 4. Silence longer than two ticks is a lost connection.
+// 1. The link connects to the origin of this file. Nothing in the page's URL can point it elsewhere.
+// 2. A watch never passes on an event twice or out of order: positions only rise, also across connections.
+// 3. A request with `again` is sent again after a reconnect, under its own key.
+// 4. A connection that is silent for longer than two ticks is lost.
 
 const ROOT = new URL("..", import.meta.url);
 const FIRST_PAUSE_MS = 200;
 const LAST_PAUSE_MS = 5_000;
-const INSIST_MS = 2_000; // the longest pause before what could not be done is asked again,
-const PATIENCE_MS = 30_000; // and how long that goes on
+const INSIST_MS = 2_000; // the longest pause before a retryable request is sent again
+const PATIENCE_MS = 30_000; // for all tries of one request
 const NO_TOKEN = 4001;
-const IN_FLIGHT = 32; // requests; the gateway takes 64, and as many stops besides
+const IN_FLIGHT = 32; // requests, and as many stops; the gateway accepts 64 of each
 const CAPABILITIES = ["interlock.quiet", "interlock.outline"];
 
 export const place = (path) => new URL(path, ROOT);
@@ -29,10 +29,10 @@ const lost = () =>
 export class Link extends EventTarget {
   #token;
   #socket = null;
-  #asked = new Map(); // by request id: what waits for an answer
+  #asked = new Map(); // by request id: requests without an answer
   #watches = new Map(); // by number
-  #waiting = []; // to be asked when there is a connection
-  #later = []; // to be asked when others were answered
+  #waiting = []; // requests to be sent when there is a connection
+  #later = []; // requests to be sent when others are answered
   #last = 0;
   #heard = 0;
   #silence = 30_000;
@@ -42,7 +42,7 @@ export class Link extends EventTarget {
   #life = new AbortController();
   state = "connecting"; // connected, lost, denied
   hello = null;
-  names = new Map(); // of sessions, by id
+  names = new Map(); // names of sessions, by id
 
   constructor(token, me) {
     super();
@@ -60,7 +60,7 @@ export class Link extends EventTarget {
     return this.hello?.auth.scopes ?? [];
   }
 
-  // What one calls a session: one's own by its bare name, another's with its owner.
+  // Return a session's name as this person writes it: bare if it is their own, else with its owner.
   name(id) {
     const own = `${this.me}/`;
     if (!id || id.startsWith("run:")) return id;
@@ -90,9 +90,9 @@ export class Link extends EventTarget {
     }
   }
 
-  // Asking
+  // Requests
 
-  // `again`: asked again after a reconnect. `still`: also after a refusal that says so, as long as it returns true.
+  // `again`: send again after a reconnect. `still`: send again after a retryable error too, while it returns true.
   request(method, params = {}, { again = false, still = null } = {}) {
     return new Promise((resolve, reject) => {
       const until = performance.now() + PATIENCE_MS;
@@ -115,7 +115,7 @@ export class Link extends EventTarget {
     this.#socket.send(JSON.stringify({ type: "req", id, method: request.method, params: request.params }));
   }
 
-  // Watching: `on.event(event)` for each; `on.over(error or null)` when it is over and will not come back.
+  // Watches: `on.event(event)` for each event; `on.over(error or null)` when the watch is over for good.
 
   watch(what, after, on) {
     const watch = { number: ++this.#last, what, after, on };
@@ -237,7 +237,7 @@ export class Link extends EventTarget {
     const watch = this.#watches.get(number);
     if (!watch) return;
     if (!event) {
-      // Without an error and before its run's end it is the server that closes: it goes on after the reconnect.
+      // A watch that ends without an error before its run means that the server closes; it goes on after the reconnect.
       if (error || watch.ended) this.#finish(watch, error ? new Failed(error) : null);
     } else if (event.position > watch.after) {
       watch.after = event.position;

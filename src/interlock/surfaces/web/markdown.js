@@ -1,4 +1,4 @@
-// Markdown to HTML, in a worker: a text that takes for ever to parse holds up nobody, and is given up.
+// Markdown to HTML in a worker, so that a text that takes too long to parse blocks nothing and can be given up.
 
 import { Marked } from "./marked.js";
 
@@ -23,8 +23,8 @@ onmessage = ({ data: words }) => {
   try {
     html = marked.parse(words);
   } catch {
-    // nested too deeply: it is shown as it is
+    // nested too deeply; the text is shown as it is
   }
   postMessage(html);
 };
-postMessage(null); // it has begun
+postMessage(null); // the worker is ready

@@ -1,13 +1,14 @@
-// What a session's events mean. No DOM, no clock, no network.
+// The model of a session, made of its events. No DOM, no clock, no network.
 //
-// 1. A run that has ended is sealed: whatever else is said of it is not drawn. Only its receipt and a correction follow.
-// 2. What lasts is told by blocks and the terminal event; deltas, typing and progress count while the run does.
-// 3. A run is known from its message or its start on: what is told of one that is not known is not drawn.
-// 4. A message stands where its turn began, not where it waited; one that was taken in stands in the turn that took it.
+// 1. A run that has ended is sealed: a later event of it changes nothing. Only its receipt and a correction may follow.
+// 2. Blocks and the terminal event hold the lasting text; deltas, typing and progress count only while the run lives.
+// 3. A run is known from its message or its start on; events of an unknown run change nothing.
+// 4. A message stands where its turn began, not where it waited. A steered or collected one stands in the turn that
+//    absorbed it.
 
 import { EARLY } from "./endings.js";
 
-// Whoever changes a part says so: only then is it drawn again.
+// Change a part and raise its version, without which it would not be drawn again.
 export function touch(part, change) {
   return Object.assign(part, change, { version: (part.version ?? 0) + 1 });
 }
@@ -15,9 +16,9 @@ export function touch(part, change) {
 export class Run {
   constructor(id) {
     this.id = id;
-    this.state = "queued"; // running, ended, joined
-    this.said = []; // the messages that began it
-    this.parts = []; // what it said and did, in order
+    this.state = "queued"; // then running, ended or joined
+    this.said = []; // its messages
+    this.parts = []; // texts, tools, processes, questions and children, in order
     this.generation = null;
     this.outcome = null;
     this.receipt = null;
@@ -33,7 +34,7 @@ export class Run {
     return this.state === "queued" || this.state === "running";
   }
 
-  // Of a run that has ended: what it left to the session, which a stop still ends.
+  // True if detached parts of the run are alive: a stop of the session still ends them.
   get leaves() {
     return this.parts.some(
       (part) =>
@@ -56,7 +57,7 @@ export class Conversation {
   constructor(session) {
     this.session = session;
     this.runs = new Map();
-    this.order = []; // ids of runs whose turn has begun
+    this.order = []; // ids of runs that have begun
   }
 
   get live() {
@@ -91,13 +92,13 @@ export class Conversation {
     return (this.runs.get(id) ?? SEALED) !== SEALED;
   }
 
-  // Whether all of these are children that runs shown here began.
+  // Return whether all of these are children of runs shown here.
   left(fallen) {
     const began = (run, id) => run.parts.some((part) => part.kind === "child" && part.id === id);
     return fallen.every(({ id }) => [...this.runs.values()].some((run) => began(run, id)));
   }
 
-  // Take in what came before all that is known here.
+  // Add earlier runs before those that are known here.
   precede(older) {
     const before = older.order.filter((id) => !this.shows(id) && older.runs.get(id).state !== "joined");
     for (const id of before) this.runs.set(id, older.runs.get(id));
@@ -105,7 +106,7 @@ export class Conversation {
     return before.map((id) => this.runs.get(id));
   }
 
-  // Forget the oldest turns; their ids stay, sealed.
+  // Forget the oldest turns; their ids stay as SEALED, so that a late event of one draws nothing.
   forget(count) {
     const gone = this.order.splice(0, count).map((id) => this.runs.get(id));
     for (const run of gone) this.runs.set(run.id, SEALED);
@@ -231,7 +232,8 @@ const HEARD = {
     const open = run.find("text", (part) => part.open);
     if (open) touch(open, { text: cut || open.text, open: false, cut: Boolean(cut) });
     else if (cut) run.add({ kind: "text", text: cut, open: false, cut: true });
-    if (open && !cut && EARLY.includes(outcome.ending)) run.parts.splice(run.parts.indexOf(open), 1); // never said
+    // An early end without `cut` has no such text: the fall dropped its deltas.
+    if (open && !cut && EARLY.includes(outcome.ending)) run.parts.splice(run.parts.indexOf(open), 1);
     for (const data of tools) {
       const part =
         run.find("tool", (each) => each.call === data.call_id) ??
@@ -264,7 +266,7 @@ function tool(part, { name, state, arguments: given, result, error }, at) {
   });
 }
 
-// The number in a run's id is its place in the session's log: its events come behind it.
+// Return the position behind which a run's events come: ids and positions share boot and counter.
 export function placeOf(run) {
   const found = /^r-([0-9a-f]+)-([0-9a-f]+)$/.exec(run);
   return found ? parseInt(found[1], 16) * 2 ** 32 + parseInt(found[2], 16) - 1 : 0;

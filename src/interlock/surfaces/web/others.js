@@ -1,5 +1,4 @@
-// Others: who else may see a session or write in it, which its owner gives and takes here; and another device of one's
-// own.
+// Dialogs about others: an owner's shares of a session, and pairing another device.
 
 import { ask, tell } from "./dialog.js";
 import { el, plain, text } from "./dom.js";

@@ -1,4 +1,4 @@
-// For operators: what runs now, how fast stops were, how runs ended; and the ways to stop one, a session, everything.
+// The overview for operators: live runs, how fast stops were, how runs ended; buttons stop a run, a session, everything.
 
 import { $, el, svg } from "./dom.js";
 import { ask } from "./dialog.js";
@@ -7,12 +7,12 @@ import * as words from "./words.js";
 
 const EVERY_MS = 2_000;
 const SOON_MS = 150;
-const COLOURS = Object.keys(ENDINGS); // each has one in style.css
+const COLOURS = Object.keys(ENDINGS); // each ending has a colour in style.css
 
 export class Overview {
   #visible = false;
   #timer = 0;
-  #due = Infinity; // when it is loaded again
+  #due = Infinity; // when the figures are loaded again
   #receipts = [];
 
   constructor(link, page) {
@@ -53,7 +53,7 @@ export class Overview {
     if (visible) this.#load();
   }
 
-  // A receipt that was given here grows until it is drained.
+  // Redraw a receipt that a stop here returned, until it is drained.
   #hear({ data: { receipt } }) {
     const shown = receipt && this.#receipts.find((node) => node.dataset?.receipt === receipt.id);
     if (shown) words.drawReceipt(shown, receipt, this.#session(receipt));
@@ -61,7 +61,7 @@ export class Overview {
   }
 
   #soon(ms = SOON_MS) {
-    if (!this.#visible || this.#due <= performance.now() + ms) return; // sooner already
+    if (!this.#visible || this.#due <= performance.now() + ms) return; // a sooner load is due
     clearTimeout(this.#timer);
     this.#due = performance.now() + ms;
     this.#timer = setTimeout(() => this.#load(), ms);
@@ -113,13 +113,13 @@ export class Overview {
       ["corrections", told.corrections],
     ];
     this.figures.replaceChildren(...words.listed(figures));
-    this.everything.disabled = false; // what was left detached is in no row
+    this.everything.disabled = false; // detached parts are in no row and may need a stop
     this.none.hidden = runs.length > 0;
     this.#rows(runs);
     this.charts.replaceChildren(latency(told.stops), endings(told.minutes), ...legend(told.endings));
   }
 
-  // Rows are kept while their run is there, so that a button does not vanish under a finger.
+  // Keep a run's row while the run lives, so that a button does not vanish under a finger.
   #rows(runs) {
     const old = new Map([...this.body.children].map((row) => [row.dataset.run, row]));
     for (const run of runs) {
@@ -198,7 +198,7 @@ export class Overview {
 
 const sum = (counts) => Object.values(counts ?? {}).reduce((all, count) => all + count, 0);
 
-// The tallest bar's height in numbers, since there is no other scale.
+// The label names the tallest bar's count, since the chart has no other scale.
 const top = (most) => svg("text", { x: 410, y: 12, class: "tick last" }, `${most.toLocaleString("en")} at most`);
 
 function chart(title, label, ...drawn) {

@@ -1,9 +1,9 @@
-// The list of sessions, newest first, alive: what runs, what asks, what is new.
+// The live list of sessions, newest first, with marks for what runs, what asks and what is new.
 
 import { $, data, el, plain, text } from "./dom.js";
 
 const MOST = 200;
-const SEALED = 50; // runs of a session that are remembered to have ended
+const SEALED = 50; // ended runs remembered per session
 
 export class Sessions {
   #rows = new Map(); // by key
@@ -23,7 +23,7 @@ export class Sessions {
     try {
       const { sessions } = await this.link.request("sessions.list", { limit: MOST });
       const runs = await this.link.request("interlock.runs");
-      const questions = await this.link.request("interlock.questions").catch(() => []); // a reader may not ask for them
+      const questions = await this.link.request("interlock.questions").catch(() => []); // a reader may not list them
       for (const row of this.#rows.values()) {
         row.live.clear();
         row.asks.clear();
@@ -34,16 +34,16 @@ export class Sessions {
       }
       for (const run of runs.filter((each) => each.parent == null && each.outcome == null)) {
         const row = this.#row(this.link.name(run.session), run.admitted_at);
-        if (!row.ended.includes(run.id)) row.live.add(run.id); // heard meanwhile
+        if (!row.ended.includes(run.id)) row.live.add(run.id); // its end may have come meanwhile
       }
       for (const question of questions) this.#rows.get(this.link.name(question.session))?.asks.add(question.id);
     } catch {
-      return; // it is asked again with the next connection
+      return; // the next connection loads again
     }
     this.#draw();
   }
 
-  // Whether something of a session runs or waits, as far as everybody is told.
+  // Return whether a run of a session is live, as far as the outline tells.
   busy(session) {
     return (this.#rows.get(session)?.live.size ?? 0) > 0;
   }
@@ -55,7 +55,7 @@ export class Sessions {
 
   open(session) {
     this.#current = session;
-    this.#row(session, this.#rows.has(session) ? 0 : Date.now() / 1000).news = false; // looking does not move it
+    this.#row(session, this.#rows.has(session) ? 0 : Date.now() / 1000).news = false; // opening does not move a row
     this.#draw();
   }
 

@@ -2,18 +2,18 @@
 //
 // 1. Markup in a text is shown as text. Nothing is fetched: pictures become links.
 // 2. The page never waits for a text: until it is parsed, or if that takes too long, it is shown as it is.
-// 3. What a run was about to say when it ended is not drawn: a parse that comes back later is dropped.
-// 4. While a text grows only its last part is parsed again, and never before the time before is drawn.
+// 3. A parse of a growing text that returns after its run has ended is dropped: the end may have taken text back.
+// 4. While a text grows only its last part is parsed again, and only once the parse before is drawn.
 
 import { el } from "./dom.js";
 import { place } from "./link.js";
 
 const MOST = 100_000; // characters drawn as markdown
-const TAGS_MOST = 5_000; // and tags that become of them
-const GROWING = 20_000; // of what is longer, the end that is shown while it grows
-const PATIENCE_MS = 1_000; // with a text
-const SHORT = 1_000; // characters: what takes longer with so few is the machine, not the text
-const BUSY_MS = 10_000; // patience with a machine
+const TAGS_MOST = 5_000; // tags drawn of one text
+const GROWING = 20_000; // characters shown, from the end, of a longer text that grows
+const PATIENCE_MS = 1_000; // for one parse
+const SHORT = 1_000; // characters: a parse of fewer is slow because of the machine, not of the text
+const BUSY_MS = 10_000; // for one parse of a short text
 const TAGS = [
   "a",
   "blockquote",
@@ -52,10 +52,10 @@ const policy = globalThis.trustedTypes?.createPolicy("interlock", {
 
 class Parser {
   #worker = null;
-  #jobs = []; // the first is with the worker
+  #jobs = []; // the worker has the first
   #timer = 0;
 
-  // The HTML of a text, or null if it is better shown as it is. What is whole goes before what still grows.
+  // Return the HTML of a text, or null if it is to be shown as it is. Whole texts go before those that still grow.
   parse(words, whole) {
     if (words.length > MOST) return Promise.resolve(null);
     return new Promise((resolve) => {
@@ -71,7 +71,7 @@ class Parser {
     else this.#begin();
   }
 
-  // How long a worker takes to begin says nothing about a text: on a busy machine that alone may be a second.
+  // The start of a worker does not count for a text: on a busy machine it alone may take a second.
   #begin() {
     const worker = (this.#worker = new Worker(policy?.createScriptURL("") ?? place("web/markdown.js"), {
       type: "module",
@@ -106,7 +106,7 @@ class Parser {
 
 const parser = new Parser();
 
-// A text as it is, in pieces that are laid out when they are looked at; of a long one that still grows only the end.
+// Return a text as it is, in pieces that are laid out when they are seen; of a long one that still grows only the end.
 function bare(words, whole) {
   const shown = whole ? words : words.slice(-GROWING);
   const pieces = (shown.match(/[^]{1,10000}/g) ?? []).map((piece) => el("pre.plain", {}, piece));
@@ -123,11 +123,11 @@ async function nodes(words, whole) {
     link.target = "_blank";
     link.rel = "noopener noreferrer";
   }
-  for (const box of clean.querySelectorAll("pre, table")) box.tabIndex = 0; // it may scroll sideways
+  for (const box of clean.querySelectorAll("pre, table")) box.tabIndex = 0; // to be scrolled sideways by keys
   return clean;
 }
 
-// Where the part of a growing text ends that no later word changes: a blank line outside a fence and a list.
+// Return the end of the part that later words cannot change: the last blank line outside a fence and a list.
 function settled(words, from) {
   let end = from;
   let at = from;
@@ -146,19 +146,19 @@ function settled(words, from) {
   }
 }
 
-// A text that may still grow.
+// Draws a text that may still grow.
 export class Growing {
   node = el("div.text");
   #tail = el("div.tail-end");
   #wanted = { words: "", open: true };
-  #drawn = null; // what of it is in the page
-  #settled = 0; // characters drawn for good
+  #drawn = null; // the words in the page
+  #settled = 0; // characters that are not parsed again
   #busy = false;
 
   draw(words, open) {
     if (words === this.#wanted.words && open === this.#wanted.open) return;
     this.#wanted = { words, open };
-    if (!open && this.#busy) this.node.replaceChildren(...bare(words, true)); // the last word does not wait
+    if (!open && this.#busy) this.node.replaceChildren(...bare(words, true)); // show the whole before its parse
     if (!this.#busy) this.#catchUp();
   }
 
@@ -167,7 +167,7 @@ export class Growing {
     while (this.#drawn !== this.#wanted) {
       const wanted = this.#wanted;
       if (!this.node.childNodes.length) this.node.append(...bare(wanted.words, !wanted.open)); // until it is parsed
-      this.node.setAttribute("aria-busy", String(wanted.open)); // to be read out once, when it is whole
+      this.node.setAttribute("aria-busy", String(wanted.open)); // read out once, when it is whole
       if (wanted.open) await this.#grow(wanted.words);
       else {
         const made = await nodes(wanted.words, true);
@@ -189,8 +189,8 @@ export class Growing {
       end > this.#settled ? await nodes(words.slice(this.#settled, end)) : null,
       await nodes(words.slice(end)),
     ];
-    while (this.#wanted.open && this.#marked) await new Promise(requestAnimationFrame); // not under somebody's hand
-    if (!this.#wanted.open) return; // it has ended meanwhile
+    while (this.#wanted.open && this.#marked) await new Promise(requestAnimationFrame); // keep a selection
+    if (!this.#wanted.open) return; // the text has ended meanwhile
     this.#tail.replaceChildren(rest);
     if (this.#tail.parentNode !== this.node) this.node.replaceChildren(this.#tail);
     if (done) this.#tail.before(done);

@@ -1,4 +1,4 @@
-// A run's timeline: the picture that `interlock timeline` draws, fetched from the same renderer, and as a list.
+// A run's timeline: the server's picture, which `interlock timeline` draws too, and a list of its moments.
 
 import { $, el, show, text } from "./dom.js";
 import { place } from "./link.js";
@@ -48,11 +48,11 @@ export class Timeline {
     if (run) this.#draw();
   }
 
-  // The run that is looked at, by its name: never what came after it.
+  // Stop the shown run by its id, never a newer one of its session.
   async stop() {
     const button = $("timeline-stop");
     if (button.hidden || button.disabled) return;
-    button.disabled = true; // in this frame
+    button.disabled = true; // shown in this frame
     text($("spoken"), "Stopping");
     const params = { run: this.#run };
     const told = await this.page.link.request("interlock.stop", params, { again: true }).catch((error) => error);
@@ -83,7 +83,7 @@ export class Timeline {
         this.page.link.request("runs.timeline", { runId: run }, { again: true }),
         this.page.link.request("interlock.find", { name: run }, { again: true }),
       ]);
-      if (turn !== this.#turn) return; // a later one is drawn
+      if (turn !== this.#turn) return; // another run is shown meanwhile
       const last = this.#url;
       this.#url = URL.createObjectURL(blob);
       const how = info?.outcome ? words.ending(info.outcome) : "still running";

@@ -1,9 +1,9 @@
-// Words for people: endings as the one table has them, receipts in a line, times as they are read.
+// Words for people: endings by the server's table (core/projection), receipts in a line, durations.
 
 import { el } from "./dom.js";
 import { ENDINGS, WHOSE } from "./endings.js";
 
-const WHY = 200; // characters of an error, as everywhere
+const WHY = 200; // characters of an error, as on every surface
 
 export function time(seconds) {
   if (seconds == null || Number.isNaN(seconds)) return "";
@@ -41,7 +41,7 @@ function firstLine(words) {
   return line.length <= WHY ? line.join("") : `${line.slice(0, WHY - 1).join("")}…`;
 }
 
-// How a run ended, in the words that every surface uses.
+// Return how a run ended, in the words that every surface uses.
 export function ending(outcome) {
   const why = firstLine(outcome.error ?? "");
   const fill = {
@@ -65,7 +65,7 @@ export function ending(outcome) {
 const bare = (outcome) => (ENDINGS[outcome] ?? outcome).replace(/\{\w+\}/g, "");
 const sum = (counts) => Object.values(counts ?? {}).reduce((all, count) => all + count, 0);
 
-// A receipt as parts of a line, each with whether it is a warning.
+// Return a receipt as parts of a line, each with whether it is a warning.
 export function receipt(proof) {
   const { processes = {}, tools = [], unconfirmed = [] } = proof;
   const states = (state) => tools.filter((tool) => tool.state === state).length;
@@ -73,7 +73,7 @@ export function receipt(proof) {
   const line = [];
   const put = (words, warning = false) => line.push({ words, warning });
   const quick = proof.ended_at == null ? null : time(proof.ended_at - proof.fenced_at);
-  const within = proof.cause === "stopped" || proof.cause === "superseded"; // "timed out in 5 ms" would name the limit
+  const within = proof.cause === "stopped" || proof.cause === "superseded"; // "timed out in 5 ms" would name a limit
   put(quick && within ? `${bare(proof.cause)} in ${quick}` : bare(proof.cause));
   if (quick && !within && proof.cause !== "lost") put(`ended in ${quick}`);
   if (states("skipped")) put(`${many(states("skipped"), "tool")} skipped`);
@@ -95,12 +95,12 @@ export function receipt(proof) {
   if (proof.drain === "pending") put("draining…");
   else if (proof.drain === "unconfirmed") put(`not confirmed: ${unconfirmed.join(", ") || "a bound ran out"}`, true);
   else if (states("interrupted") || states("abandoned")) put("nothing else left");
-  else if (!proof.in_flight && proof.cause !== "lost") put("0 effects after"); // in a crash nobody counted
+  else if (!proof.in_flight && proof.cause !== "lost") put("0 effects after"); // after a crash there is no count
   if (!proof.durable) put("not yet on disk", true);
   return line;
 }
 
-// That line and everything behind it, to be unfolded.
+// Draw that line, with everything the receipt says to be unfolded.
 export function drawReceipt(node, proof, ...head) {
   const parts = receipt(proof).map(({ words, warning }) => el(warning ? "span.warning" : "span", {}, words));
   const line = [...head, ...parts].flatMap((part, index) => (index ? [" · ", part] : [part]));
@@ -114,10 +114,10 @@ export function drawReceipt(node, proof, ...head) {
 
 export const listed = (rows) => rows.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))]);
 
-// A server that goes down right behind a stop leaves nobody who knows when it was told.
+// A server that goes down right after a stop leaves no time at which the end was published.
 const untold = (proof) => (proof.drain === "pending" ? "not yet told" : "not known when: the server went down");
 
-// Everything a receipt says, as names and values.
+// Return everything a receipt says, as names and values.
 export function facts(proof) {
   const rows = [
     ["receipt", proof.id ?? "none"],

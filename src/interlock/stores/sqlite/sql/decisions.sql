@@ -1,5 +1,5 @@
 -- name: boot
--- A new start: its number is higher than any before.
+-- Number a new start, higher than any before.
 UPDATE facts SET value = value + 1 WHERE name = 'boot' RETURNING value;
 
 -- name: was_clean
@@ -7,7 +7,7 @@ UPDATE facts SET value = value + 1 WHERE name = 'boot' RETURNING value;
 SELECT (SELECT value FROM facts WHERE name = 'boot') = (SELECT value FROM facts WHERE name = 'closed');
 
 -- name: close_boot
--- This boot is closed: everything it took is in.
+-- Record that this boot was closed and everything it accepted is written.
 UPDATE facts SET value = (SELECT value FROM facts WHERE name = 'boot') WHERE name = 'closed';
 
 -- name: writer_right
@@ -15,7 +15,7 @@ UPDATE facts SET value = (SELECT value FROM facts WHERE name = 'boot') WHERE nam
 SELECT generation FROM sessions WHERE id = ?;
 
 -- name: keep_session
--- A generation only rises; what else a session has is the latest generation's.
+-- A generation only rises. The other columns are those of the latest generation, so a late write changes nothing.
 INSERT INTO sessions (id, owner, generation, strategy, since, renewed, crashes, announced)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET
@@ -27,24 +27,25 @@ ON CONFLICT (id) DO UPDATE SET
     renewed = max(renewed, excluded.renewed);
 
 -- name: keep_share
--- The latest word on who may do what in a session stands, whatever order the words come in.
+-- The share with the highest position stands, in whatever order shares are written: a late write of a share cannot undo
+-- a later unshare.
 INSERT INTO shares (session, principal, may, at) VALUES (?, ?, ?, ?)
 ON CONFLICT (session, principal) DO UPDATE SET may = excluded.may, at = excluded.at WHERE excluded.at >= at;
 
 -- name: raise_session
--- Raise a session that nobody has in memory.
+-- Raise the generation of a session that is not in memory.
 UPDATE sessions SET generation = generation + 1 WHERE id = ?;
 
 -- name: admit_run
--- A message is admitted once.
+-- Admit a message, once.
 INSERT INTO runs (id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
     generation, started, ending, outcome, cut, told, instructions, announce)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO NOTHING;
 
 -- name: end_run
--- An ending is written where none stands; `lost` was a guess and yields. What ended before its session was anybody's
--- leaves no text: it is not for whoever founds that.
+-- Write an ending where none stands; `lost` is a guess and yields. A run that was never seated, in a session without a
+-- row, loses its text and instructions: the session has no owner yet, and its first owner must not read them.
 INSERT INTO runs (id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
     generation, started, ending, outcome, cut, told, instructions, announce)
 VALUES (?1, ?2, ?3, ?4, CASE WHEN ?14 IS NULL AND NOT EXISTS (SELECT 1 FROM sessions WHERE id = ?2) THEN '' ELSE ?5 END,
@@ -63,15 +64,16 @@ WHERE ending IS NULL OR ending = 'lost';
 SELECT outcome, drained FROM runs WHERE id = ?;
 
 -- name: start_run
--- The mark before the agent's first step.
+-- Set the started mark, before the agent's first step.
 UPDATE runs SET started = 1 WHERE id = ? AND ending IS NULL;
 
 -- name: alias_run
--- A message that another run took in.
+-- Alias a message to the run that absorbed it.
 UPDATE runs SET alias = ?2 WHERE id = ?1 AND ending IS NULL;
 
 -- name: keep_key
--- The first use stands, unless it named a run that the message was to be part of and then ended by itself.
+-- The first use of a key stands. The exception: the message was to be absorbed by the run that the key names, and then
+-- ended by itself; the key now names the message's own run.
 INSERT INTO keys (principal, key, method, digest, run_id, generation, superseded) VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (principal, key) DO UPDATE SET
     method = excluded.method,
@@ -82,35 +84,36 @@ ON CONFLICT (principal, key) DO UPDATE SET
 WHERE EXISTS (SELECT 1 FROM runs WHERE id = excluded.run_id AND alias = keys.run_id AND ending IS NOT NULL);
 
 -- name: bury_key
--- A key that was stopped before it was seen.
+-- Keep a tombstone: the key was stopped before its message arrived.
 INSERT INTO tombstones (principal, key) VALUES (?, ?) ON CONFLICT (principal, key) DO NOTHING;
 
 -- name: keep_tool
--- Where a tool call stands.
+-- Keep the state of a tool call.
 INSERT INTO tools (call_id, run_id, name, arguments, state) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (call_id) DO UPDATE SET state = excluded.state;
 
 -- name: keep_question
--- The first answer stands; void and expired are for good; only the run's fall undoes an answer.
+-- The first answer stands, void and expired are final, and only the run's fall (void) overwrites an answer.
 INSERT INTO questions (id, run_id, session, principal, text, choices, state, answer, "by")
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET state = excluded.state, answer = excluded.answer, "by" = excluded."by"
 WHERE state = 'open' OR (state = 'answered' AND excluded.state = 'void');
 
 -- name: keep_wake
--- A schedule.
+-- Keep a schedule.
 INSERT INTO wakes (id, body) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET body = excluded.body;
 
 -- name: remove_wake
--- A schedule is gone.
+-- Remove a schedule.
 DELETE FROM wakes WHERE id = ?;
 
 -- name: expire_marks
--- What has stood for too long, or was made by a clock that has been set back since, counts no more beside a new mark.
+-- Before a new mark is added: delete marks that are too old, or that carry a time too far ahead because the clock was
+-- set back since.
 DELETE FROM marks WHERE session = ?1 AND channel = ?2 AND "by" = ?3 AND abs(?4 - stopped_at) >= ?5;
 
 -- name: keep_mark
--- `place` is the number written so that texts compare as their numbers do.
+-- Keep a mark. `place` is its number as text that sorts as the number does.
 INSERT INTO marks (session, channel, "by", place, at, stopped_at) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (session, channel, "by", place) DO UPDATE SET
     serial = (SELECT max(serial) + 1 FROM marks),
@@ -118,7 +121,7 @@ ON CONFLICT (session, channel, "by", place) DO UPDATE SET
     stopped_at = max(stopped_at, excluded.stopped_at);
 
 -- name: cover_marks
--- An earlier stop at an earlier place adds nothing to a mark.
+-- Delete marks that a later stop at a later place covers.
 DELETE FROM marks WHERE session = ?1 AND channel = ?2 AND "by" = ?3 AND EXISTS (
     SELECT 1 FROM marks other WHERE other.session = ?1 AND other.channel = ?2 AND other."by" = ?3
         AND other.place > marks.place AND other.stopped_at >= marks.stopped_at);
@@ -129,10 +132,10 @@ INSERT INTO stops (principal, key, method, digest, at, receipt, aborted, already
 ON CONFLICT (principal, key) DO NOTHING;
 
 -- name: keep_receipt
--- A receipt grows until everything is drained.
+-- Keep a receipt, or the later version of one: a receipt grows until everything is drained.
 INSERT INTO receipts (id, pending, runless, body) VALUES (?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET pending = excluded.pending, runless = excluded.runless, body = excluded.body;
 
 -- name: receipt_of_run
--- The receipt that a run is found by.
+-- Note a run's receipt, so that the receipt is found by the run's id.
 UPDATE runs SET receipt = ?, drained = max(drained, ?) WHERE id = ?;

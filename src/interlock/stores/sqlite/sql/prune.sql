@@ -1,11 +1,11 @@
 -- name: long_sessions
--- Sessions with more runs than are kept, or homes of more children.
+-- Sessions with more runs, or homes with more children, than are kept.
 SELECT session FROM runs GROUP BY session HAVING count(*) > ?1
 UNION
 SELECT home FROM runs WHERE home IS NOT NULL GROUP BY home HAVING count(*) > ?1;
 
 -- name: old_runs
--- The runs of a session beyond those that are kept, and of the children below it; whoever lives is passed over.
+-- The oldest runs of a session and children below it that exceed the bound; runs that have not ended are left out.
 SELECT id FROM (
     SELECT id, ending, alias, row_number() OVER (ORDER BY serial DESC) AS place FROM runs WHERE session = ?1
     UNION ALL
@@ -13,7 +13,7 @@ SELECT id FROM (
 ) WHERE place > ?2 AND (ending IS NOT NULL OR alias IS NOT NULL) LIMIT ?3;
 
 -- name: old_sessions
--- Sessions where nothing lives or is scheduled and no message came since a time; a child's goes with its home.
+-- Sessions without a live run, a schedule or a message since a time. A child's session goes with its home.
 SELECT s.id FROM sessions s LEFT JOIN runs r ON r.session = s.id
 WHERE s.id NOT IN (SELECT json_extract(body, '$.session') FROM wakes)
 GROUP BY s.id
@@ -22,7 +22,7 @@ HAVING max(r.home) IS NULL AND coalesce(max(r.admitted_at), 0) < ?1 AND sum(r.en
 LIMIT ?2;
 
 -- name: is_old
--- Whether a session that was found so still is: a message may have come meanwhile.
+-- Whether a session is still old when it is deleted: a message may have come since it was found.
 SELECT 1 FROM sessions s WHERE s.id = ?1 AND s.id NOT IN (SELECT json_extract(body, '$.session') FROM wakes)
     AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.session = s.id
         AND (r.admitted_at >= ?2 OR (r.ending IS NULL AND r.alias IS NULL)))
@@ -41,23 +41,23 @@ SELECT session FROM events GROUP BY session HAVING count(*) > ?;
 INSERT INTO doomed SELECT value FROM json_each(?);
 
 -- name: spare
--- Everyone that was doomed is gone.
+-- Empty the list of runs to forget.
 DELETE FROM doomed;
 
 -- name: forget_tools
--- Of runs that are forgotten.
+-- Tool calls of runs that are forgotten.
 DELETE FROM tools WHERE run_id IN (SELECT id FROM doomed);
 
 -- name: forget_questions
--- Of runs that are forgotten.
+-- Questions of runs that are forgotten.
 DELETE FROM questions WHERE run_id IN (SELECT id FROM doomed);
 
 -- name: forget_child_sessions
--- A child's session is its own.
+-- Sessions of children that are forgotten: each child has one to itself.
 DELETE FROM sessions WHERE id IN (SELECT session FROM runs WHERE home IS NOT NULL AND id IN (SELECT id FROM doomed));
 
 -- name: forget_child_events
--- And so is its log.
+-- Logs of children that are forgotten.
 DELETE FROM events WHERE session IN (SELECT session FROM runs WHERE home IS NOT NULL AND id IN (SELECT id FROM doomed));
 
 -- name: forget_receipts
@@ -71,59 +71,59 @@ DELETE FROM receipts WHERE id IN (SELECT receipt FROM runs WHERE id IN (SELECT i
 DELETE FROM runs WHERE id IN (SELECT id FROM doomed);
 
 -- name: forget_session
--- A session that nobody used for long.
+-- An old session.
 DELETE FROM sessions WHERE id = ?;
 
 -- name: forget_events
--- Its log.
+-- The lasting events of an old session.
 DELETE FROM events WHERE session = ?;
 
 -- name: forget_passing
--- And what passed.
+-- The passing events of an old session.
 DELETE FROM passing WHERE session = ?;
 
 -- name: forget_dropped
--- And that some of it was dropped.
+-- The note up to where the log of an old session was dropped.
 DELETE FROM dropped WHERE session = ?;
 
 -- name: forget_marks
--- And where its stops stood.
+-- The stop marks of an old session.
 DELETE FROM marks WHERE session = ?;
 
 -- name: forget_shares
--- And with whom it was shared: whoever founds it anew shares it anew.
+-- The shares of an old session: its next founder starts without any.
 DELETE FROM shares WHERE session = ?;
 
 -- name: bound_shares
--- What is no longer shared need not be remembered once nothing is on its way that could contradict it.
+-- Shares that were taken back. By now no earlier write is on its way that could bring them back.
 DELETE FROM shares WHERE may IS NULL;
 
 -- name: bound_keys
--- The newest of each principal are kept, and those of messages that have not ended.
+-- Keys beyond the newest of each principal, but not those of messages that have not ended.
 DELETE FROM keys WHERE serial IN (SELECT serial FROM (
     SELECT serial, run_id, row_number() OVER (PARTITION BY principal ORDER BY serial DESC) AS place FROM keys
 ) WHERE place > ? AND run_id NOT IN (SELECT id FROM runs WHERE ending IS NULL));
 
 -- name: bound_tombstones
--- The newest of each principal are kept, so that nobody can push out another's.
+-- Tombstones beyond the newest of each principal, so that one principal cannot push out another's.
 DELETE FROM tombstones WHERE serial IN (SELECT serial FROM (
     SELECT serial, row_number() OVER (PARTITION BY principal ORDER BY serial DESC) AS place FROM tombstones
 ) WHERE place > ?);
 
 -- name: bound_stops
--- The newest keys of stops of each principal are kept.
+-- Keys of stops beyond the newest of each principal.
 DELETE FROM stops WHERE serial IN (SELECT serial FROM (
     SELECT serial, row_number() OVER (PARTITION BY principal ORDER BY serial DESC) AS place FROM stops
 ) WHERE place > ?);
 
 -- name: bound_marks
--- The newest of each principal are kept.
+-- Stop marks beyond the newest of each principal.
 DELETE FROM marks WHERE serial IN (SELECT serial FROM (
     SELECT serial, row_number() OVER (PARTITION BY "by" ORDER BY serial DESC) AS place FROM marks
 ) WHERE place > ?);
 
 -- name: bound_runless
--- The newest receipts of stops that took detached processes only are kept.
+-- Receipts beyond the newest, of stops that ended detached processes only.
 DELETE FROM receipts WHERE runless = 1 AND serial <= (
     SELECT serial FROM receipts WHERE runless = 1 ORDER BY serial DESC LIMIT 1 OFFSET ?
 );

@@ -5,11 +5,12 @@ SELECT id, owner, generation, strategy, since, renewed, crashes, announced,
 FROM sessions WHERE id = ?;
 
 -- name: plain_sessions
--- Sessions whose id does not say whose they are, though their owner writes the bare name.
+-- Sessions whose id does not begin with their owner, although the owner writes the bare name.
 SELECT owner, id FROM sessions WHERE plain = 1;
 
 -- name: sessions
--- Sessions that people send to (not runs' own), of all or those that are somebody's own or shared with them, the latest first, with how many runs they have and when one last came.
+-- Sessions that people send to (not runs' own), the latest first, with the number of their runs and the time of the last
+-- one: all of them, or those that a principal owns or that are shared with it.
 SELECT s.id, s.owner, s.generation, s.strategy, s.since, s.renewed, s.crashes, s.announced,
     (SELECT json_group_object(principal, may) FROM shares WHERE session = s.id AND may IS NOT NULL),
     count(r.serial), sum(r.serial IS NOT NULL AND r.ending IS NULL AND r.alias IS NULL), max(r.admitted_at)
@@ -23,18 +24,18 @@ GROUP BY s.id ORDER BY max(r.serial) DESC, s.id LIMIT ?1;
 SELECT principal, key, method, digest, run_id, generation, superseded FROM keys WHERE principal = ? AND key = ?;
 
 -- name: tombstone
--- Whether a key was stopped before it was seen.
+-- Whether a key was stopped before its message arrived.
 SELECT 1 FROM tombstones WHERE principal = ? AND key = ?;
 
 -- name: previous
--- How the session's last turn ended; what ended before a reset is no turn of this transcript.
+-- How the session's last turn ended. Turns before the last reset are not part of this transcript.
 SELECT outcome, drained FROM runs
 WHERE session = ?1 AND ending IS NOT NULL
     AND generation > coalesce((SELECT renewed FROM sessions WHERE id = ?1), -1)
 ORDER BY generation DESC LIMIT 1;
 
 -- name: marks
--- Where a session's stops stood.
+-- A session's stop marks: where its stops stood in their own channels.
 SELECT session, channel, "by", at, stopped_at FROM marks WHERE session = ? ORDER BY serial;
 
 -- name: run
@@ -53,7 +54,7 @@ SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, h
     generation, started, outcome, cut, told, instructions, announce, drained FROM runs WHERE home = ? ORDER BY serial;
 
 -- name: latest_runs
--- The latest runs of all sessions, or those in sessions (or below them) that are somebody's own or shared with them.
+-- The latest runs of all sessions, or of those that a principal owns or that are shared with it (children included).
 SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
     generation, started, outcome, cut, told, instructions, announce, drained FROM runs
 WHERE ?2 IS NULL OR session IN (SELECT id FROM sessions WHERE owner = ?2)
@@ -66,13 +67,13 @@ SELECT session FROM runs INDEXED BY runs_unsettled WHERE (ending IS NULL AND ali
 GROUP BY session ORDER BY min(serial);
 
 -- name: unsettled_runs
--- Those runs of one session.
+-- The unsettled runs of one session.
 SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
     generation, started, outcome, cut, told, instructions, announce, drained FROM runs
 WHERE session = ? AND ((ending IS NULL AND alias IS NULL) OR (ending IS NOT NULL AND told = 0)) ORDER BY serial;
 
 -- name: parts
--- The messages that a run took in.
+-- The messages that were aliased to a run.
 SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
     generation, started, outcome, cut, told, instructions, announce, drained FROM runs WHERE alias = ? AND ending IS NULL ORDER BY serial;
 
@@ -106,13 +107,13 @@ SELECT body FROM receipts WHERE id = coalesce((SELECT receipt FROM runs WHERE id
 SELECT body FROM receipts WHERE pending = 1 ORDER BY serial;
 
 -- name: events
--- A stretch of what lasts of a session's log.
+-- A stretch of a session's lasting events.
 SELECT position, at, run_id, generation, data FROM events WHERE session = ? AND position > ? ORDER BY position LIMIT ?;
 
 -- name: passing
--- And of what passes.
+-- A stretch of a session's passing events.
 SELECT run_id, events FROM passing WHERE session = ? AND position > ? ORDER BY position LIMIT ?;
 
 -- name: dropped
--- Up to where a session's log was dropped.
+-- The position up to which a session's log was dropped.
 SELECT position FROM dropped WHERE session = ?;
