@@ -129,9 +129,9 @@ def _states() -> Iterator[str]:
     for state in COLUMNS:
         yield from _box(where[state], TOP, BOX, state, lines[state], most)
         if State.ENDED in MOVES[state].values():
-            x = where[state] + BOX / 2
-            yield _arrow([(x, TOP + 32 + LINE * most), (x, FALL)], "end")
-            yield _text(x + 8, FALL - 16, _move(state, State.ENDED), "red")
+            middle = where[state] + BOX / 2
+            yield _arrow([(middle, TOP + 32 + LINE * most), (middle, FALL)], "end")
+            yield _text(middle + 8, FALL - 16, _move(state, State.ENDED), "red")
 
 
 def _step(before: State, after: State, where: dict[State, int]) -> Iterator[str]:
