@@ -29,19 +29,19 @@ from interlock.runtime.run import Run
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "interlock"
 PATH, ROOMS = ROOT / "docs" / "images" / "path.svg", ROOT / "docs" / "images" / "rooms.svg"
-WIDTH, EDGE, SMALL = 1000, 30, 12  # pixels
+WIDTH, EDGE, SMALL, LINE = 1000, 30, 15, 19  # pixels
 LETTER = 0.55  # width of a letter, as part of its size: that of a wide font
 
 # Colours by day and by night: ink, dim ink, paper, panel, border, line, way through, cut short, soft red.
 DAY = ("#1f2328", "#59636e", "#ffffff", "#f6f8fa", "#d1d9e0", "#8c959f", "#0969da", "#cf222e", "#ffebe9")
 NIGHT = ("#e6edf3", "#9198a1", "#0d1117", "#161b22", "#30363d", "#6e7681", "#4493f8", "#f85149", "#2d1618")
 LOOK = """
-text{{font:13px system-ui,sans-serif;fill:{0}}}.head{{font-size:16px;font-weight:600}}.name{{font-weight:600}}
-.dim{{fill:{1};font-size:12px}}.small{{font-size:12px}}.code{{font:12px ui-monospace,monospace}}
-.move{{fill:{6};font-size:12px}}.mid{{text-anchor:middle}}.rightmost{{text-anchor:end}}.paper{{fill:{2}}}
+text{{font:15px system-ui,sans-serif;fill:{0}}}.head{{font-size:19px;font-weight:600}}.name{{font-weight:600}}
+.dim{{fill:{1}}}.code{{font:15px ui-monospace,monospace}}
+.move{{fill:{6}}}.mid{{text-anchor:middle}}.rightmost{{text-anchor:end}}.paper{{fill:{2}}}
 .box{{fill:{3};stroke:{4}}}.line,.way,.end,.bar{{fill:none;stroke:{5};stroke-width:1.5}}.way{{stroke:{6};stroke-width:2}}
 .end{{stroke:{7}}}.bar{{stroke:{7};stroke-width:5}}.red{{fill:{7}}}.fall{{fill:{8};stroke:{7}}}
-.pill{{fill:none;stroke:{6}}}.part{{stroke-dasharray:3 2}}.h-line{{fill:{5}}}.h-way{{fill:{6}}}.h-end{{fill:{7}}}
+.pill{{fill:none;stroke:{6}}}.part{{stroke-dasharray:4 3}}.h-line{{fill:{5}}}.h-way{{fill:{6}}}.h-end{{fill:{7}}}
 """
 STYLE = f"{LOOK.format(*DAY)}@media(prefers-color-scheme:dark){{{LOOK.format(*NIGHT)}}}".replace("\n", "")
 
@@ -59,8 +59,9 @@ def _same(what: str, placed: Collection[str], found: Collection[str]) -> None:
 # The one path
 
 COLUMNS = (State.ARRIVING, State.QUEUED, State.SEATED, State.STARTED)  # in a row, from left to right
-RAILS = {State.ALIASED: (116, 44), State.WITHDRAWN: (192, 70)}  # above the row: at which height, from where in a box
-BOX, STEP, TOP, FENCE, FALL = 112, 160, 276, 812, 452  # of a state: width, distance, height on the paper; of the others
+# Above the row: at which height, from where in a box, and how the line looks. Two looks keep lines apart that cross.
+RAILS = {State.ALIASED: (108, 40, "line part"), State.WITHDRAWN: (206, 66, "line")}
+BOX, STEP, TOP, FENCE, FALL = 112, 164, 286, 816, 496  # of a state: width, distance, height on the paper; of the others
 OUT = (  # verbs of the agent, and the effects that the fence lets out
     (("say",), (Effect.DELTA,)),
     (("post",), (Effect.BLOCK,)),
@@ -75,11 +76,16 @@ OUT = (  # verbs of the agent, and the effects that the fence lets out
     (("return",), (Effect.FINAL,)),
 )
 READS = ("check", "current", "history")  # verbs without an effect
-INSTANTS = {  # of a receipt: what is true from then on
-    "fenced_at": "no effect passes the fence",
-    "ended_at": "the terminal event is published, the receipt returned",
-    "drained_at": "nothing of the run is left",
+INSTANTS = {  # of a receipt: the instant in docs/design.md, and what is true from then on
+    "fenced_at": ("t0", "no effect passes the fence"),
+    "ended_at": ("t1", "the terminal event is published, and stop returns the receipt"),
+    "drained_at": ("t3", f"the cleanup is over: drain is {Drain.OBSERVED}, or {Drain.UNCONFIRMED} with names"),
 }
+LEGEND = (
+    ("way", "the way of a message and its effects"),
+    ("end", "the fall"),
+    ("line", "leaves without a run of its own"),
+)
 
 
 def path() -> str:
@@ -90,27 +96,28 @@ def path() -> str:
     acts = [name for name in verbs if not name.startswith("_") and name not in READS]
     _same("verbs", [verb for names, _ in OUT for verb in names], [*acts, "return"])
     _same("instants", INSTANTS, [name for name in Receipt.__struct_fields__ if name.endswith("_at")])
-    body = [_text(EDGE, 40, "Message in", "head"), _text(EDGE, 62, " · ".join(RunKind), "dim")]
+    body = [_text(EDGE, 40, "Message in", "head"), _text(EDGE, 64, f"kinds of message: {', '.join(RunKind)}", "dim")]
     body += [*_states(), *_effects(), *_endings()]
-    return _svg("The one path: a message in, effects out, every ending", 690, body)
+    return _svg("The one path: a message in, effects out, every ending", FALL + 312, body)
 
 
 def _states() -> Iterator[str]:
     where = {state: EDGE + STEP * n for n, state in enumerate(COLUMNS)}
     said = comments(State)
-    yield _arrow([(where[State.ARRIVING] + 18, 74), (where[State.ARRIVING] + 18, TOP)], "way")
-    for state, (y, inset) in RAILS.items():
+    yield _arrow([(where[State.ARRIVING] + 14, 76), (where[State.ARRIVING] + 14, TOP)], "way")
+    for state, (y, inset, look) in RAILS.items():
         x = where[State.STARTED] - 52
         sources = [each for each in COLUMNS if state in MOVES[each].values()]
-        for source in sources:
-            yield _arrow([(where[source] + inset, TOP), (where[source] + inset, y), (x, y)], "line")
-        yield _text(x - 34, y - 6, _move(sources[0], state), "dim mid")
-        yield from _box(x, y - 21, 208, state, _wrapped(said[state], 188))
+        yield _arrow([(where[sources[0]] + inset, TOP), (where[sources[0]] + inset, y), (x, y)], look)
+        for source in sources[1:]:
+            yield _line([(where[source] + inset, TOP), (where[source] + inset, y)], look)
+        yield _text(x - 40, y - 6, _move(sources[0], state), "dim mid")
+        yield from _box(x, y - 24, 178, state, _wrapped(said[state], 168))
     jumps = [(one, two) for n, one in enumerate(COLUMNS) for two in COLUMNS[n + 2 :] if two in MOVES[one].values()]
     for before, after in jumps:
-        x, to, y = where[before] + BOX - 16, where[after] + 16, TOP - 30
+        x, to, y = where[before] + BOX - 14, where[after] + 16, TOP - 26
         yield _arrow([(x, TOP), (x, y), (to, y), (to, TOP)], "way")
-        yield _text(to - 52, y - 6, _move(before, after), "move mid")
+        yield _text(to - 30, y - 6, _move(before, after), "move mid")
     for before, after in pairwise(COLUMNS):
         yield from _step(before, after, where)
     drawn = {*pairwise(COLUMNS), *jumps}
@@ -122,15 +129,15 @@ def _states() -> Iterator[str]:
     for state in COLUMNS:
         yield from _box(where[state], TOP, BOX, state, lines[state], most)
         if State.ENDED in MOVES[state].values():
-            x = where[state] + BOX / 2
-            yield _arrow([(x, TOP + 32 + 16 * most), (x, FALL)], "end")
-            yield _text(x + 8, FALL - 30, _move(state, State.ENDED), "red dim")
+            middle = where[state] + BOX / 2
+            yield _arrow([(middle, TOP + 32 + LINE * most), (middle, FALL)], "end")
+            yield _text(middle + 8, FALL - 16, _move(state, State.ENDED), "red")
 
 
 def _step(before: State, after: State, where: dict[State, int]) -> Iterator[str]:
     x, y = where[before] + BOX, TOP + 24
     yield _arrow([(x, y), (where[after], y)], "way")
-    yield _text((x + where[after]) / 2 - 3, y - 7, _move(before, after), "move mid")
+    yield _text((x + where[after]) / 2, y - 7, _move(before, after), "move mid")
 
 
 def _move(before: State, after: State) -> Move:
@@ -138,50 +145,56 @@ def _move(before: State, after: State) -> Move:
 
 
 def _effects() -> Iterator[str]:
-    first, row = 104, 27
-    yield _text(FENCE - 132, 40, "Effects out", "head")
+    first, row = 104, 29
+    yield _text(FENCE - 140, 40, "Effects out", "head")
     yield _text(FENCE - 24, 78, "the agent's verb", "dim rightmost")
     yield _text(FENCE, 58, "fence", "name red mid")
     yield _text(FENCE + 30, 78, "the effect", "dim")
     started = EDGE + STEP * 3 + BOX
-    trunk, last = FENCE - 132, first + row * (len(OUT) - 1)
+    trunk, last = FENCE - 140, first + row * (len(OUT) - 1)
     yield _line([(started, TOP + 24), (trunk, TOP + 24)], "way")
     yield _line([(trunk, first), (trunk, last)], "way")
     for n, (verbs, effects) in enumerate(OUT):
         y = first + row * n
         yield _line([(trunk, y), (trunk + 10, y)], "way")
-        yield _text(FENCE - 24, y + 4, ", ".join(verbs), "code rightmost")
+        yield _text(FENCE - 24, y + 5, ", ".join(verbs), "code rightmost")
         yield _arrow([(FENCE - 17, y), (FENCE + 24, y)], "way")
-        yield _text(FENCE + 30, y + 4, ", ".join(effects), "name")
+        yield _text(FENCE + 30, y + 5, ", ".join(effects), "name")
     yield _line([(FENCE, 68), (FENCE, FALL)], "bar")
-    yield _text(FENCE + 12, FALL - 16, "the fall closes it", "red dim")
+    yield _text(FENCE - 12, FALL - 16, "the fall closes it", "red rightmost")
+    ends = WIDTH - EDGE - 20
+    yield _arrow([(FENCE + 74, last), (ends, last), (ends, FALL)], "end")
+    yield _text(ends - 8, FALL - 16, "return falls too", "red rightmost")
 
 
 def _endings() -> Iterator[str]:
     module = Path(inspect.getfile(Fall)).relative_to(PACKAGE)
-    yield _rect(EDGE, FALL, WIDTH - 2 * EDGE, 54, "fall")
+    yield _rect(EDGE, FALL, WIDTH - 2 * EDGE, 60, "fall")
     yield _text(EDGE + 16, FALL + 23, f"The fall: one step of {module} settles the ending", "name")
     yield _text(
-        EDGE + 16, FALL + 42, "It closes the fence, frees the seat, cuts the code; the children fall too.", "dim"
+        EDGE + 16, FALL + 46, "It closes the fence, frees the seat, cuts the code; the children fall too.", "dim"
     )
-    wide, y = (WIDTH - 2 * EDGE - 7 * (len(ENDINGS) - 1)) / len(ENDINGS), FALL + 96
+    wide, y = (WIDTH - 2 * EDGE - 7 * (len(ENDINGS) - 1)) / len(ENDINGS), FALL + 106
     own = [ending for ending in ENDINGS if ending not in EARLY]
     for n, ending in enumerate(sorted(ENDINGS, key=lambda ending: ending in EARLY)):
         x = EDGE + n * (wide + 7)
         yield _rect(x, y, wide, 34, "box" if ending in own else "fall")
-        yield _text(x + wide / 2, y + 22, ending, "name small mid")
+        yield _text(x + wide / 2, y + 22, ending, "mid")
     yield _text(EDGE, y - 12, "by the agent itself", "dim")
-    yield _text(EDGE + len(own) * (wide + 7), y - 12, "cut short", "red dim")
-    y += 74
+    yield _text(EDGE + len(own) * (wide + 7), y - 12, "cut short", "red")
+    y += 76
     marks = [EDGE + 6 + n * (WIDTH - 2 * EDGE) / len(INSTANTS) for n in range(len(INSTANTS))]
     yield _arrow([(EDGE, y), (WIDTH - EDGE, y)], "line")
-    for x, (name, what) in zip(marks, INSTANTS.items(), strict=True):
+    for x, (name, (instant, what)) in zip(marks, INSTANTS.items(), strict=True):
         yield f'<circle class="h-end" cx="{_n(x)}" cy="{y}" r="5"/>'
-        yield _text(x - 6, y + 24, name, "code")
-        if name == "drained_at":
-            what += f": {Drain.OBSERVED}, or {Drain.UNCONFIRMED}"
-        for k, line in enumerate(_wrapped(what, 288)):
-            yield _text(x - 6, y + 42 + 16 * k, line, "dim")
+        yield _text(x - 6, y + 26, f"{instant}  {name}", "code")
+        for k, line in enumerate(_wrapped(what, 296)):
+            yield _text(x - 6, y + 47 + LINE * k, line, "dim")
+    x = EDGE
+    for look, what in LEGEND:
+        yield _line([(x, y + 106), (x + 34, y + 106)], look)
+        yield _text(x + 42, y + 111, what, "dim")
+        x += 62 + int(len(what) * SMALL * LETTER)
 
 
 def comments(enum: type[State]) -> dict[str, str]:
@@ -279,31 +292,61 @@ def sentence(room: str) -> str:
 
 def rooms() -> str:
     """Return the picture of the rooms: each layer may import the layers below it."""
-    may, left, top = may_import(), EDGE + 26, 92
+    may, left, top = may_import(), EDGE + 26, 128
     body = [_text(EDGE, 40, "The rooms, and who may import whom", "head")]
-    body += [_text(EDGE, 62, "Imports go down. A room may import what its blue frames name, and no other room.", "dim")]
+    body += [
+        _text(
+            EDGE,
+            66,
+            "A room is a package or a module. Imports go down: a room may import what its blue frames name.",
+            "dim",
+        )
+    ]
+    body += [*_pills(EDGE, 80, ["stores"]), _text(EDGE + 78, 96, "all of that room", "dim")]
+    body += [*_pills(EDGE + 220, 80, ["stores.base"]), _text(EDGE + 344, 96, "one module of it alone", "dim")]
     y = top
     for layer in layers():
         wide = (WIDTH - EDGE - left - 12 * (len(layer.rooms) - 1)) / len(layer.rooms)
         said = {room: _wrapped(sentence(room), wide - 28) for room in layer.rooms}
-        lines = max(map(len, said.values()))
+        named = {room: _rows(_names(room, may), wide - 28) for room in layer.rooms}
+        lines, rows = max(map(len, said.values())), max(map(len, named.values()))
+        tall = 44 + LINE * lines + 28 * rows
         for n, room in enumerate(layer.rooms):
             x = left + n * (wide + 12)
-            body += [_rect(x, y, wide, 70 + 16 * lines, "box"), _text(x + 14, y + 24, room, "name")]
-            body += [_text(x + 14, y + 43 + 16 * k, line, "dim") for k, line in enumerate(said[room])]
-            names = ["every room"] if len(set(may[room]) & set(may)) == len(may) - 1 else may[room] or ["no room"]
-            body += _pills(x + 14, y + 38 + 16 * lines, names)
-        y += 82 + 16 * lines
+            body += [_rect(x, y, wide, tall, "box"), _text(x + 14, y + 25, room, "name")]
+            body += [_text(x + 14, y + 47 + LINE * k, line, "dim") for k, line in enumerate(said[room])]
+            for k, names in enumerate(named[room]):
+                body += _pills(x + 14, y + 38 + LINE * lines + 28 * k, names)
+        y += tall + 12
     body.append(_arrow([(EDGE + 6, top), (EDGE + 6, y - 12)], "way"))
     return _svg("The rooms, and who may import whom", y + 14, body)
 
 
-def _pills(x: float, y: float, names: Sequence[str]) -> Iterator[str]:
-    """Draw what a room may import; a file of a room that it may not import as a whole has a broken frame."""
+def _names(room: str, may: dict[str, list[str]]) -> list[str]:
+    others = len(set(may[room]) & set(may)) == len(may) - 1
+    return ["all other rooms"] if others else may[room] or ["no other room"]
+
+
+def _wide(name: str) -> float:
+    return len(name) * SMALL * LETTER + 16
+
+
+def _rows(names: Sequence[str], wide: float) -> list[list[str]]:
+    """Return the names in rows, none wider than the room they stand in."""
+    rows: list[list[str]] = [[]]
     for name in names:
-        wide = len(name) * SMALL * 0.6 + 16
-        yield _rect(x, y, wide, 20, "pill part" if "." in name else "pill")
-        yield _text(x + wide / 2, y + 14, name, "move mid")
+        if sum(_wide(each) + 6 for each in [*rows[-1], name]) > wide + 6:
+            rows.append([])
+        rows[-1].append(name)
+    return rows
+
+
+def _pills(x: float, y: float, names: Sequence[str]) -> Iterator[str]:
+    """Draw what a room may import; a module of a room that it may not import as a whole has a broken frame."""
+    for name in names:
+        wide = _wide(name)
+        yield _rect(x, y, wide, 23, "pill part" if "." in name else "pill")
+        yield _text(x + wide / 2, y + 16, name, "move mid")
         x += wide + 6
 
 
@@ -323,10 +366,10 @@ def _svg(title: str, tall: float, body: Sequence[str]) -> str:
 
 
 def _box(x: float, y: float, wide: float, name: str, said: Sequence[str], lines: int = 0) -> Iterator[str]:
-    yield _rect(x, y, wide, 32 + 16 * max(lines, len(said)), "box")
-    yield _text(x + 10, y + 21, name, "name")
+    yield _rect(x, y, wide, 32 + LINE * max(lines, len(said)), "box")
+    yield _text(x + 10, y + 22, name, "name")
     for n, line in enumerate(said):
-        yield _text(x + 10, y + 40 + 16 * n, line, "dim")
+        yield _text(x + 10, y + 43 + LINE * n, line, "dim")
 
 
 def _wrapped(text: str, wide: float) -> list[str]:
@@ -347,7 +390,7 @@ def _line(points: Sequence[tuple[float, float]], look: str) -> str:
 
 
 def _arrow(points: Sequence[tuple[float, float]], look: str) -> str:
-    return _line(points, look).replace("/>", f' marker-end="url(#{look})"/>')
+    return _line(points, look).replace("/>", f' marker-end="url(#{look.split(maxsplit=1)[0]})"/>')
 
 
 def _n(value: float) -> str:

@@ -1,4 +1,4 @@
-"""The wiring of the rooms: `open_control`, `asgi`, and what `interlock serve` does."""
+"""Puts the packages together: `open_control`, `asgi`, `interlock serve`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `interlock` command: `run` makes any command a run, `doctor` says what this machine allows; `serve`; `token`.
+"""The `interlock` command: `run`, `doctor`, `serve`, `token` and the others.
 
 The commands of client/shell, client/probe and look/ are added to it. For `interlock run`:
 

@@ -1,4 +1,4 @@
-"""The client of a gateway, for another process: `connect`, and Control's verbs."""
+"""The Python client of a server: `connect`, and the methods of control."""
 
 from typing import TYPE_CHECKING
 

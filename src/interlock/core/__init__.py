@@ -1,1 +1,1 @@
-"""The rules, as tables and values: pure, without a clock, I/O, randomness, a loop or a log."""
+"""The rules, as pure functions and tables: no clock, I/O, randomness, event loop or log."""

@@ -67,7 +67,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tools: tuple[str, ...] = ()  # of a hidden turn: the tools that were started, since their effects remain
     started_at: float | None = None  # when its agent began; None: it never did
     ended_at: float | None = None  # when it fell; no effect of it was admitted after that
-    drained: bool = False  # nothing of the run is left; becomes true some time after the ending
+    drained: bool = False  # its cleanup is over; the receipt's `drain` says whether all was seen to end
     durable: bool = True  # the store has the ending; False where it was published before the store had it
 
     @property

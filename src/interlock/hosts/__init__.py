@@ -1,1 +1,1 @@
-"""Runs agent code in processes of its own, so that no agent can delay a stop."""
+"""Runs each session's agent in a process of its own, so that no agent can delay a stop."""

@@ -1,4 +1,4 @@
-"""The shell's commands on a store's directory: `sessions`, `runs`, `show`; and `prune`.
+"""The shell's commands on a store: `sessions`, `runs`, `show`, `prune`.
 
 1. A look opens the database read-only, changes nothing and delays no server that is writing meanwhile.
 2. States are told in the words of the lifecycle, endings in those of core/projection.

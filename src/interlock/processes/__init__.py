@@ -1,1 +1,1 @@
-"""Owns every process of a run: contains it before it executes, ends it, and sees that it is gone."""
+"""Starts a run's processes in a containment, ends them, and sees that they are gone."""

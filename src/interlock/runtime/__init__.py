@@ -1,1 +1,1 @@
-"""Makes the rules happen in one process: every message in, every effect out, every ending."""
+"""The scheduler: sessions, runs, tools, and how each run ends."""

@@ -1,1 +1,1 @@
-"""Remembers: a port, its twin in memory, and SQLite in a directory."""
+"""Stores sessions, runs and events: the interface, a store in memory, and SQLite."""

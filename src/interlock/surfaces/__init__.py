@@ -1,1 +1,1 @@
-"""The surfaces: words into control calls, outcomes into words."""
+"""The gateway and the page: requests into calls of control, events into messages."""

@@ -1,4 +1,4 @@
-"""Proof kit, for your own agent too: a seeded loop, an oracle at the sinks, and hostile agents and tools."""
+"""The test kit: a loop with seeded schedules, a judge, and hostile agents and tools."""
 
 from interlock.testing.explore import Played, check_agent, play
 from interlock.testing.hostile import BEHAVIOURS, Kit
