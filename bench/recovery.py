@@ -20,7 +20,7 @@ from bench.sample import still
 from bench.scale import Scale
 from interlock import Message, Run, open_control
 from interlock.core.decision import Decision, RunRow, SessionRow, ToolRow
-from interlock.core.events import Block, Data, Delta, Ended, Event, Json, Proof, Said, Started, Tool
+from interlock.core.events import Block, Data, Delta, Ended, Event, Json, MessageData, ReceiptData, Started, Tool
 from interlock.core.names import (
     BodyState,
     CallId,
@@ -81,7 +81,7 @@ class Past:
             done = Tool(call_id=call, name="search", state=ToolState.FINISHED, result=Json('"found it"'))
             told: tuple[Data, ...] = (_said(generation), Started(), search, done, Block(text=reply))
             self._tell(session, run_id, generation, (*told, Ended(outcome=outcome)))
-            self._tell(session, None, None, (Proof(receipt=receipt),))
+            self._tell(session, None, None, (ReceiptData(receipt=receipt),))
             runs.append(_run(run_id, session, generation, started=True, outcome=outcome))
             receipts.append(receipt)
             tools.append(
@@ -112,8 +112,8 @@ class Past:
             self.written += 1
 
 
-def _said(generation: int) -> Said:
-    return Said(text=f"Please look into the {generation}. of these things.", by=ME)
+def _said(generation: int) -> MessageData:
+    return MessageData(text=f"Please look into the {generation}. of these things.", by=ME)
 
 
 def _run(

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 
 from interlock import Event
-from interlock.core.events import Ended, Proof
+from interlock.core.events import Ended, ReceiptData
 from interlock.core.names import Drain, EventKind, RunId
 
 OWN = (EventKind.MESSAGE.value, EventKind.ENDED.value)  # what control says of a run; all else is the run's effect
@@ -72,7 +72,7 @@ class Witness:
                 self._sealed.add(run)
 
     def _note_drained(self, event: Event) -> None:
-        if isinstance(event.data, Proof) and event.data.receipt.drain is Drain.OBSERVED:
+        if isinstance(event.data, ReceiptData) and event.data.receipt.drain is Drain.OBSERVED:
             self._drained.update(run.id for run in event.data.receipt.runs)
 
     def begin(self, run: RunId) -> None:

@@ -23,7 +23,7 @@ async def assistant(run: Run, message: Message) -> str:
 async def answer(control: Control, run_id: str, answers: list[bool | str]) -> str:
     """Answer a run's questions as they come, as long as there are answers; return the last question."""
     async for event in control.watch(run=run_id):
-        if isinstance(event.data, events.Asked) and event.data.state == "open":
+        if isinstance(event.data, events.QuestionData) and event.data.state == "open":
             last = event.data.question_id
             if not answers:
                 break

@@ -34,7 +34,7 @@ async def main() -> None:
     async with open_control(lead, agents={"worker": worker}) as control:
         sent, begun = await control.send("alice", "find it"), 0
         async for event in control.watch(run=sent.run_id):
-            begun += isinstance(event.data, events.Delegated) and event.data.outcome is None
+            begun += isinstance(event.data, events.ChildData) and event.data.outcome is None
             if begun == 3:
                 break
         await show(control)

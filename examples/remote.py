@@ -12,7 +12,7 @@ from interlock.client import connect
 
 def words(event: Event) -> str:
     match event.data:
-        case events.Asked(text=text, state=QuestionState.OPEN):
+        case events.QuestionData(text=text, state=QuestionState.OPEN):
             return f"asked: {text}"
         case events.Tool(name=name, state="running" | "finished" | "interrupted" as state):
             return f"tool {name} {state}"
@@ -27,7 +27,7 @@ async def talk(url: str, data: str) -> None:
         sent, begun = await client.send("alice", "deploy", key="k1"), 0  # the same key again would be the same run
         async for event in client.watch(run=sent.run_id):  # if the connection drops it goes on where it was
             print(words(event), end="\n" if words(event) else "")
-            if isinstance(event.data, events.Asked) and event.data.state is QuestionState.OPEN:
+            if isinstance(event.data, events.QuestionData) and event.data.state is QuestionState.OPEN:
                 await client.answer(event.data.question_id, True)
             begun += words(event) == "tool rehearse running"
             if begun == 2:

@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 import interlock
-from interlock.core.events import Asked, Block, Delta, Ended, Event, Gap, Tool
+from interlock.core.events import Block, Delta, Ended, Event, Gap, QuestionData, Tool
 from interlock.core.names import PASSING, REPORTS, Ending, QuestionState, ToolState
 from interlock.core.outcome import Outcome
 from proofs.crashbook import Book, Found, Row
@@ -254,7 +254,7 @@ class Judge:
             case Ended(outcome=outcome):
                 self._over.add(run)
                 self._ends(run, outcome)
-            case Asked(question_id=question, state=QuestionState.OPEN):
+            case QuestionData(question_id=question, state=QuestionState.OPEN):
                 self._book.questions.append(question)
             case Delta(text=text):
                 self._book.shown[run].append((text, at))

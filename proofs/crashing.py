@@ -21,7 +21,7 @@ import msgspec
 
 import interlock
 from interlock.core.errors import InterlockError, KeyConflict, QuestionClosed, Unavailable, Unknown
-from interlock.core.events import Asked, Event
+from interlock.core.events import Event, QuestionData
 from interlock.core.names import PASSING, QuestionState, SessionId
 from interlock.processes.base import Confinement, Grade, Machine
 from interlock.processes.local import LocalProcesses
@@ -240,7 +240,7 @@ class Server:
             with contextlib.suppress(Unknown):  # it was pruned
                 async for event in control.watch(session, after=self._book.last(session)):
                     self.tell("event", event, time.monotonic())
-                    if isinstance(event.data, Asked) and event.data.state is QuestionState.OPEN:
+                    if isinstance(event.data, QuestionData) and event.data.state is QuestionState.OPEN:
                         self._asked.append(event.data.question_id)
 
         if session not in self._watched:

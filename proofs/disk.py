@@ -27,7 +27,7 @@ from rich.table import Table
 
 from interlock.app import open_control
 from interlock.core.decision import Decision
-from interlock.core.events import Asked, Event
+from interlock.core.events import Event, QuestionData
 from interlock.core.names import Ending
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
@@ -333,7 +333,7 @@ class People:
     async def asked(self, text: str) -> str:
         """Wait for a question."""
         async for event in self.control.watch(run=self.runs[text]):
-            if isinstance(event.data, Asked):
+            if isinstance(event.data, QuestionData):
                 return event.data.question_id
         raise RuntimeError(f"{text} ended and had not asked")
 

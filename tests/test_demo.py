@@ -327,7 +327,7 @@ def test_a_team_falls_together(either: Theatre) -> None:
 
     async def main(scene: Scene) -> None:
         turn = await scene.say("team")
-        begun = await turn.until(lambda data: isinstance(data, events.Delegated), 3)
+        begun = await turn.until(lambda data: isinstance(data, events.ChildData), 3)
         children = [Turn(scene.control, child.session, child.child) for child in begun]
         await asyncio.gather(*(child.until(running("search")) for child in children))
         receipt = await turn.stop()
@@ -386,7 +386,7 @@ def test_a_hog_declines_where_it_would_hold_up_the_server(inline: Theatre) -> No
 async def deployed(scene: Scene, answer: bool) -> str:
     """Answer what `deploy` asks; return its reply."""
     turn = await scene.say("deploy")
-    [question] = await turn.until(lambda data: isinstance(data, events.Asked))
+    [question] = await turn.until(lambda data: isinstance(data, events.QuestionData))
     await scene.control.answer(question.question_id, answer)
     receipt = await turn.drained(Ending.COMPLETED)
     assert [tool.state for tool in receipt.tools] == ["finished"] * 3 * answer
@@ -398,10 +398,12 @@ def test_a_stop_voids_the_question_and_skips_the_rest(hosted: Theatre) -> None:
 
     async def main(scene: Scene) -> None:
         turn = await scene.say("deploy")
-        await turn.until(lambda data: isinstance(data, events.Asked))
+        await turn.until(lambda data: isinstance(data, events.QuestionData))
         assert (await turn.stop()).questions == 1
         turn = await scene.say("deploy", turn.session)
-        [question] = await turn.until(lambda data: isinstance(data, events.Asked) and data.state is QuestionState.OPEN)
+        [question] = await turn.until(
+            lambda data: isinstance(data, events.QuestionData) and data.state is QuestionState.OPEN
+        )
         await scene.control.answer(question.question_id, True)
         await turn.until(running("rehearse"))
         receipt = await turn.stop()

@@ -551,7 +551,7 @@ def test_stale_and_repeated_events_are_dropped() -> None:
         (event(10, 2, end), True),
         (event(11, 2, events.Typing(on=True)), False),
         (event(12, 2, end), False),
-        (event(13, 3, events.Said(text="c", by=Principal("p"))), True),
+        (event(13, 3, events.MessageData(text="c", by=Principal("p"))), True),
     ]
     assert [seen.passes(each) for each, _ in story] == [news for _, news in story]
     assert seen.position == 13

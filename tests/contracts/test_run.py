@@ -36,7 +36,7 @@ from interlock import (
     ToolState,
     open_control,
 )
-from interlock.core.events import Asked, Delegated, Said, Spawned, Tool
+from interlock.core.events import ChildData, MessageData, ProcessData, QuestionData, Tool
 from interlock.core.names import ErrorKind, RunKind
 from interlock.runtime.settings import REPLY_BYTES
 
@@ -248,7 +248,7 @@ def answers(*given: bool | str) -> Act:
         waiting = list(given)
         async with aclosing(stage.control.watch(run=run)) as events:
             async for event in events:
-                if waiting and isinstance(event.data, Asked) and event.data.state is QuestionState.OPEN:
+                if waiting and isinstance(event.data, QuestionData) and event.data.state is QuestionState.OPEN:
                     await stage.control.answer(event.data.question_id, waiting.pop(0), by="local")
 
     return act
@@ -420,7 +420,7 @@ def test_a_tool_that_must_be_allowed(stage: Stage) -> None:
     denied = "Denied: tool deploy was not started: denied by local; go on without it"
     assert played.noted("production") == denied
     assert played.noted("batch") == [["deploy", "skipped", None, denied], ["adds", "finished", 2, None]]
-    asked = [(each.tool, each.state.value, each.answer) for each in played.of(Asked)]
+    asked = [(each.tool, each.state.value, each.answer) for each in played.of(QuestionData)]
     assert asked == [
         ("deploy", "open", None), ("deploy", "answered", True),
         ("deploy", "open", None), ("deploy", "answered", False),
@@ -471,7 +471,7 @@ def test_calls_that_are_given_up(stage: Stage) -> None:
     assert ends[:3] == [("waits", "interrupted"), ("waits", "interrupted"), ("adds", "skipped")]
     assert sorted(ends[3:5]) == [("adds", "finished"), ("waits", "interrupted")]
     assert ends[5:] == [("deploy", "skipped"), ("adds", "finished")]
-    assert [each.state.value for each in played.of(Asked)] == ["open", "void"]
+    assert [each.state.value for each in played.of(QuestionData)] == ["open", "void"]
     assert played.outcome.ending is Ending.COMPLETED
 
 
@@ -483,14 +483,14 @@ def test_questions(stage: Stage) -> None:
     played = stage.play("asks", answers(True, False, "blue"))
     assert [played.noted(each) for each in ("yes", "no", "choice", "expired")] == [True, False, "blue", False]
     assert played.notes[-1] == ["given up", None]
-    told = [(each.text, each.state.value, each.answer, each.by) for each in played.of(Asked)]
+    told = [(each.text, each.state.value, each.answer, each.by) for each in played.of(QuestionData)]
     assert told[:8] == [
         ("Go on?", "open", None, None), ("Go on?", "answered", True, "local"),
         ("Really?", "open", None, None), ("Really?", "answered", False, "local"),
         ("Which?", "open", None, None), ("Which?", "answered", "blue", "local"),
         ("Anyone?", "open", None, None), ("Anyone?", "expired", None, None),
     ]  # fmt: skip
-    assert played.of(Asked)[4].choices == ("red", "blue")
+    assert played.of(QuestionData)[4].choices == ("red", "blue")
     assert played.kinds[2:5] == ["delta", "block", "question"]
     assert played.outcome.ending is Ending.COMPLETED
 
@@ -517,13 +517,13 @@ def test_children(stage: Stage) -> None:
     assert played.noted("unknown") == "BadInput: no agent 'nobody' to delegate to; open_control(agents=...) has child"
     assert played.notes[-1] == ["given up", None]
     assert [each for each in played.notes if each[0] == "ids"] == [["ids", True]] * 5
-    endings = [each.outcome.ending.value for each in played.of(Delegated) if each.outcome is not None]
+    endings = [each.outcome.ending.value for each in played.of(ChildData) if each.outcome is not None]
     assert endings[:4] == ["completed", "failed", "timed_out", "completed"]
     assert endings[4:] in ([], ["stopped"])  # the one given up, if its end is told before its parent's
-    given_up = played.of(Delegated)[-1].child
+    given_up = played.of(ChildData)[-1].child
     assert stage.do(stage.control.wait(given_up)).ending is Ending.STOPPED
     assert played.outcome.ending is Ending.COMPLETED
-    detached = next(each.child for each in played.of(Delegated) if each.detached)
+    detached = next(each.child for each in played.of(ChildData) if each.detached)
     assert stage.do(stage.control.wait(detached, timeout=0)).ending is Ending.PENDING
     stage.do(stage.control.stop(session=played.session))
     assert stage.do(stage.control.wait(detached, drained=True)).ending is Ending.STOPPED
@@ -650,7 +650,7 @@ def test_processes(stage: Stage) -> None:
     assert played.noted("not allowed")[0] == errno.EACCES
     assert played.noted("no place")[0] == errno.ENOENT
     assert played.kinds[2:5] == ["delta", "block", "process"]
-    told = [(each.state.value, each.status) for each in played.of(Spawned)]
+    told = [(each.state.value, each.status) for each in played.of(ProcessData)]
     assert told[:4] == [("running", None), ("exited", 3), ("running", None), ("exited", -9)]
 
 
@@ -697,7 +697,7 @@ def test_a_process_that_is_given_up(stage: Stage) -> None:
     notes = stage.notes()
 
     async def act(stage: Stage, run: str) -> None:
-        event = await told(stage.control, run, lambda event: isinstance(event.data, Spawned))
+        event = await told(stage.control, run, lambda event: isinstance(event.data, ProcessData))
         while not any(each.pid for each in await stage.control.processes(event.session)):
             await asyncio.sleep(0.002)
         Path(f"{notes}.known").touch()
@@ -753,7 +753,7 @@ def test_history_and_the_last_turn(stage: Stage) -> None:
 def test_after_the_end(stage: Stage, scene: str) -> None:
     """A task that outlives its run gets Stale from every verb, and the session goes on."""
     played = stage.play(scene, same=False)
-    path = Path(played.of(Said)[0].text.split()[1])
+    path = Path(played.of(MessageData)[0].text.split()[1])
     Path(f"{path}.ended").touch()
     stage.do(until(lambda: any(word == "done" for word, _ in read(path))))
     tried = dict(read(path))
@@ -772,7 +772,7 @@ def test_after_the_end(stage: Stage, scene: str) -> None:
 def test_a_task_that_waits_as_the_run_ends(stage: Stage) -> None:
     """A task that waits for something of its run when the run ends is told so; it does not wait for ever."""
     played = stage.play("leaves_waiters", same=False)
-    path = Path(played.of(Said)[0].text.split()[1])
+    path = Path(played.of(MessageData)[0].text.split()[1])
     stage.do(until(lambda: len(read(path)) == 5))
     stage.do(stage.control.stop(session=played.session))
     for _, said in read(path):

@@ -33,8 +33,8 @@ from interlock.core.events import (
     Block,
     Delta,
     Ended,
+    MessageData,
     Progress,
-    Said,
     Started,
     Typing,
 )
@@ -408,7 +408,7 @@ def test_what_was_appended_is_read_at_once(kit: Any) -> None:
     async def main() -> None:
         store = kit.make()
         await store.open()
-        events = [event(1, Said(text="hi", by=ALICE)), event(2, Started()), event(3, Delta(text="a"))]
+        events = [event(1, MessageData(text="hi", by=ALICE)), event(2, Started()), event(3, Delta(text="a"))]
         for each in events:
             store.append(each)
             assert (await store.events(S, after=each.position - 1, limit=1)).events == (each,)
@@ -423,7 +423,7 @@ def test_deltas_leave_the_log_with_the_end(kit: Any) -> None:
     async def main() -> None:
         store = kit.make()
         await store.open()
-        store.append(event(1, Said(text="hi", by=ALICE), "a"))
+        store.append(event(1, MessageData(text="hi", by=ALICE), "a"))
         store.append(event(2, Delta(text="x"), "a"))
         store.append(event(3, Delta(text="y"), "b"))
         store.append(event(4, Typing(on=True), "a"))

@@ -17,22 +17,22 @@ from interlock.core.decision import (
     WakeRow,
 )
 from interlock.core.events import (
-    Asked,
     Block,
+    ChildData,
     ChildEnd,
     Correction,
     Data,
-    Delegated,
     Delta,
     Ended,
     Event,
     Gap,
     Json,
+    MessageData,
     Phase,
+    ProcessData,
     Progress,
-    Proof,
-    Said,
-    Spawned,
+    QuestionData,
+    ReceiptData,
     Started,
     Tool,
     Typing,
@@ -165,23 +165,23 @@ def all_data(text: str) -> list[Data]:
         call_id=CallId("a.1"), name=text, state=ToolState.FAILED, arguments=Json(text), result=Json(text), error=text
     )
     return [
-        Said(text=text, by=ALICE, of=RunId("z")), Said(text=text, by=ALICE), Started(), Delta(text=text),
+        MessageData(text=text, by=ALICE, of=RunId("z")), MessageData(text=text, by=ALICE), Started(), Delta(text=text),
         Block(text=text), Typing(on=True), Typing(on=False), Progress(text=text, done=0.5, total=2.0),
         Progress(text=text), Phase(name=text), Phase(name=None), tool,
         Tool(call_id=CallId("a.2"), name="", state=ToolState.PENDING),
-        Spawned(
+        ProcessData(
             command=text, state=ProcessState.EXITED, name=text, pid=2**31, status=-9, background=True, detached=True,
             beside=(text,),
         ),
-        Spawned(command="", state=ProcessState.FAILED),
-        Asked(
+        ProcessData(command="", state=ProcessState.FAILED),
+        QuestionData(
             question_id=QuestionId("q"), text=text, state=QuestionState.ANSWERED, choices=(text,), tool=text,
             arguments=Json(text), answer=text, by=BOB,
         ),
-        Asked(question_id=QuestionId("q"), text="", state=QuestionState.ANSWERED, answer=True),
-        Asked(question_id=QuestionId("q"), text="", state=QuestionState.OPEN),
-        Delegated(child=RunId("d"), session=S, agent=text, detached=True, outcome=over),
-        Delegated(child=RunId("d"), session=S, agent=""), Proof(receipt=proof), Gap(after=2**62),
+        QuestionData(question_id=QuestionId("q"), text="", state=QuestionState.ANSWERED, answer=True),
+        QuestionData(question_id=QuestionId("q"), text="", state=QuestionState.OPEN),
+        ChildData(child=RunId("d"), session=S, agent=text, detached=True, outcome=over),
+        ChildData(child=RunId("d"), session=S, agent=""), ReceiptData(receipt=proof), Gap(after=2**62),
         Correction(outcome=over),
         Ended(
             outcome=over, cut=text, tools=(tool,), void=(QuestionId("q"),),

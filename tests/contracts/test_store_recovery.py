@@ -24,7 +24,7 @@ from tests.contracts.rows import (
 )
 
 from interlock.core.decision import Decision, SessionRow
-from interlock.core.events import Said
+from interlock.core.events import MessageData
 from interlock.core.names import Drain, Ending, RunId, SessionId, Strategy
 from interlock.core.receipt import FallenRun
 
@@ -235,12 +235,12 @@ def test_what_was_answered_outlives_a_kill(kit: Any) -> None:
     async def main() -> None:
         store = kit.make()
         await store.open()
-        store.append(event(1, Said(text="hi", by=ALICE)))
+        store.append(event(1, MessageData(text="hi", by=ALICE)))
         await store.decide(Decision(sessions=(session(1),), admissions=(row("r"),), keys=(key("k", "r"),)))
         store = await kit.killed(store)
         assert await store.runs(S) == (row("r"),)
         assert (await loaded(store, "k")).key == key("k", "r")
-        assert (await store.events(S, after=0, limit=9)).events == (event(1, Said(text="hi", by=ALICE)),)
+        assert (await store.events(S, after=0, limit=9)).events == (event(1, MessageData(text="hi", by=ALICE)),)
 
     play(kit, main)
 

@@ -39,7 +39,7 @@ from interlock.core.decision import (
     ToolRow,
     Writer,
 )
-from interlock.core.events import Block, Data, Delta, Ended, Json, Said, Started, Typing
+from interlock.core.events import Block, Data, Delta, Ended, Json, MessageData, Started, Typing
 from interlock.core.names import (
     ENDINGS,
     CallId,
@@ -338,7 +338,7 @@ def test_pruning_spares_what_is_within_the_bounds(kit: Any) -> None:
     async def main() -> None:
         store = kit.make()
         await store.open()
-        store.append(event(1, Said(text="hi", by=ALICE)))
+        store.append(event(1, MessageData(text="hi", by=ALICE)))
         decision = Decision(
             sessions=(session(1),),
             admissions=(row("r"), child("c")),

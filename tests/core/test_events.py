@@ -17,10 +17,10 @@ from interlock.core.events import (
     Event,
     Gap,
     Json,
+    MessageData,
     Phase,
     Progress,
-    Proof,
-    Said,
+    ReceiptData,
     Started,
     Tool,
     Typing,
@@ -61,7 +61,7 @@ class Log:
     def begin(self, number: int) -> None:
         """Begin a run."""
         self._run = RunId(f"r-{number}")
-        self.tell(Said(text=f"message {number}", by=ALICE))
+        self.tell(MessageData(text=f"message {number}", by=ALICE))
         self.tell(Started())
 
     def call(self) -> CallId:
@@ -78,7 +78,7 @@ class Log:
             for call, begun in open_calls
         )
         self.tell(Ended(outcome=Outcome(run_id=self._run, ending=ending, text=cut), cut=cut, tools=tools))
-        self.tell(Proof(receipt=nothing(session=S, by=ALICE, now=1.0)), of_run=False)
+        self.tell(ReceiptData(receipt=nothing(session=S, by=ALICE, now=1.0)), of_run=False)
 
 
 @st.composite

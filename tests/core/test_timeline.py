@@ -3,17 +3,17 @@
 from collections.abc import Iterable
 
 from interlock.core.events import (
-    Asked,
     Block,
+    ChildData,
     Data,
-    Delegated,
     Delta,
     Ended,
     Event,
+    MessageData,
     Phase,
     Progress,
-    Proof,
-    Said,
+    QuestionData,
+    ReceiptData,
     Started,
     Tool,
     Typing,
@@ -52,18 +52,18 @@ def test_a_whole_life() -> None:
     """Each kind of moment, in order, with the time it happened at."""
     outcome = Outcome(run_id="r", ending=Ending.STOPPED, by="alice", ended_at=112.5)
     log = events(
-        Said(text="work", by="alice"),
+        MessageData(text="work", by="alice"),
         Started(),
         Phase(name="provider"),
         Phase(name=None),
-        Said(text="more", by="bob", of="r2"),
+        MessageData(text="more", by="bob", of="r2"),
         Tool(call_id="c", name="search", state=ToolState.PENDING, arguments="{}"),
         Tool(call_id="c", name="search", state=ToolState.RUNNING),
         Tool(call_id="c", name="search", state=ToolState.FINISHED, result="1"),
-        Asked(question_id="q", text="Deploy?", state=QuestionState.OPEN),
-        Asked(question_id="q", text="Deploy?", state=QuestionState.ANSWERED, answer=True, by="alice"),
-        Delegated(child="k", session="run:k", agent="deployer"),
-        Delegated(child="k", session="run:k", agent="deployer", outcome=Outcome(run_id="k", ending=Ending.COMPLETED)),
+        QuestionData(question_id="q", text="Deploy?", state=QuestionState.OPEN),
+        QuestionData(question_id="q", text="Deploy?", state=QuestionState.ANSWERED, answer=True, by="alice"),
+        ChildData(child="k", session="run:k", agent="deployer"),
+        ChildData(child="k", session="run:k", agent="deployer", outcome=Outcome(run_id="k", ending=Ending.COMPLETED)),
         Tool(call_id="d", name="deploy", state=ToolState.RUNNING),
         Ended(outcome=outcome, tools=(Tool(call_id="d", name="deploy", state=ToolState.INTERRUPTED),)),
     )
@@ -92,7 +92,9 @@ def test_a_whole_life() -> None:
 def test_a_question_that_went_void() -> None:
     """It is told with the fall, and named by the same words as when it was asked."""
     outcome = Outcome(run_id="r", ending=Ending.STOPPED, ended_at=100.5)
-    log = events(Asked(question_id="q", text="Sure?", state=QuestionState.OPEN), Ended(outcome=outcome, void=("q",)))
+    log = events(
+        QuestionData(question_id="q", text="Sure?", state=QuestionState.OPEN), Ended(outcome=outcome, void=("q",))
+    )
     assert lines(timeline("r", log)) == [
         (100.0, "question", "Sure?", "open"),
         (100.5, "fell", "", "stopped"),
@@ -130,14 +132,14 @@ def test_what_is_said_with_the_end_came_at_the_fall() -> None:
 def test_what_passes_is_no_moment() -> None:
     """Deltas, typing, progress and the session's own events are left out, and so are other runs."""
     outcome = Outcome(run_id="r", ending=Ending.COMPLETED)
-    log = events(Delta(text="a"), Typing(on=True), Progress(text="half"), Proof(receipt=proof(outcome)))
+    log = events(Delta(text="a"), Typing(on=True), Progress(text="half"), ReceiptData(receipt=proof(outcome)))
     assert timeline("r", log) == []
-    assert timeline("other", events(Said(text="work", by="alice"), Started())) == []
+    assert timeline("other", events(MessageData(text="work", by="alice"), Started())) == []
 
 
 def test_a_run_that_goes_on() -> None:
     """Without an end there is neither fall nor drain."""
-    log = events(Said(text="work", by="alice"), Started())
+    log = events(MessageData(text="work", by="alice"), Started())
     assert [moment.what for moment in timeline("r", log)] == ["admitted", "started"]
     assert timeline("r", []) == []
 
@@ -145,7 +147,7 @@ def test_a_run_that_goes_on() -> None:
 def test_drained_is_told_when_it_is() -> None:
     """A receipt that is still growing tells of no drain; an unconfirmed one says so."""
     outcome = Outcome(run_id="r", ending=Ending.STOPPED, ended_at=101.0)
-    log = events(Said(text="work", by="alice"), Ended(outcome=outcome))
+    log = events(MessageData(text="work", by="alice"), Ended(outcome=outcome))
     assert [moment.what for moment in timeline("r", log, proof(outcome))][-1] == "ended"
     grown = proof(outcome, drain=Drain.UNCONFIRMED, drained_at=105.0)
     assert lines(timeline("r", log, grown))[-1] == (105.0, "drained", "", "unconfirmed")
@@ -169,7 +171,7 @@ def test_only_this_runs_refusals() -> None:
         fenced_at=101.0,
         refused={Effect.DELTA: 3},
     )
-    log = events(Said(text="waits", by="alice"), Ended(outcome=waited), run="r2")
+    log = events(MessageData(text="waits", by="alice"), Ended(outcome=waited), run="r2")
     assert [moment.what for moment in timeline("r2", log, receipt)] == ["admitted", "fell", "ended"]
 
 
@@ -177,5 +179,5 @@ def test_moments_are_in_the_order_of_time() -> None:
     """The list can be drawn as it is."""
     outcome = Outcome(run_id="r", ending=Ending.COMPLETED, ended_at=101.5)
     receipt = proof(outcome, drain=Drain.OBSERVED, drained_at=102.5)
-    moments = timeline("r", events(Said(text="work", by="a"), Started(), Ended(outcome=outcome)), receipt)
+    moments = timeline("r", events(MessageData(text="work", by="a"), Started(), Ended(outcome=outcome)), receipt)
     assert [moment.at for moment in moments] == sorted(moment.at for moment in moments)

@@ -31,7 +31,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock import Control, Drain, Effect, Ending, Outcome, Settings, open_control
-from interlock.core.events import Ended, Event, Spawned, Tool
+from interlock.core.events import Ended, Event, ProcessData, Tool
 from interlock.core.names import Announce, BodyState, CallId, ErrorKind, EventKind, ProcessState, ToolState
 from interlock.core.outcome import Cause
 from interlock.hosts import link, process, turn
@@ -788,7 +788,9 @@ def test_an_order_that_no_agent_may_give_is_refused(
             outcome = await ended(control, "s", "spawn")
             assert outcome.ending is Ending.COMPLETED, outcome
             assert why in outcome.text
-            told = [event for event in await check_log(control, "s", outcome.run_id) if isinstance(event.data, Spawned)]
+            told = [
+                event for event in await check_log(control, "s", outcome.run_id) if isinstance(event.data, ProcessData)
+            ]
             assert [event.data.state for event in told] in ([], [ProcessState.RUNNING, ProcessState.FAILED])
 
     played(main, caplog)

@@ -161,7 +161,7 @@ async def everything(control: Control) -> list[str]:
     done = await control.send("alice", "greet", by="alice", key="k1")
     await control.wait(done.run_id, drained=True)
     work = await control.send("alice", "work", by="alice")
-    asked = await until(control, work.run_id, events.Asked)
+    asked = await until(control, work.run_id, events.QuestionData)
     await control.answer(asked.question_id, True, by="alice")
     await control.wait(work.run_id, drained=True)
     failed = await control.send("bob", "fail", by="bob")

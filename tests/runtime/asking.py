@@ -5,7 +5,7 @@ from contextlib import aclosing
 from typing import Any
 
 from interlock import Control, InterlockError, Message, QuestionState, Run, tool
-from interlock.core.events import Asked
+from interlock.core.events import QuestionData
 
 from .scene import log_of
 
@@ -23,11 +23,11 @@ async def asks(run: Run, message: Message) -> str:
     return f"answer: {await run.ask('Deploy?')}"
 
 
-async def question_of(control: Control, run: str, number: int = 0) -> Asked:
+async def question_of(control: Control, run: str, number: int = 0) -> QuestionData:
     """Wait for a question of a run, the first unless another is wanted."""
     async with aclosing(control.watch(run=run)) as events:
         async for event in events:
-            if isinstance(event.data, Asked) and event.data.state is OPEN:
+            if isinstance(event.data, QuestionData) and event.data.state is OPEN:
                 if number == 0:
                     return event.data
                 number -= 1
@@ -44,7 +44,7 @@ async def tried(work: Awaitable[Any]) -> Any:
 
 async def asked_states(control: Control, session: str = "s") -> list[str]:
     """What watchers of a session were told of its questions."""
-    return [event.data.state.value for event in await log_of(control, session) if isinstance(event.data, Asked)]
+    return [event.data.state.value for event in await log_of(control, session) if isinstance(event.data, QuestionData)]
 
 
 def guarded(ran: list[str]) -> Callable[..., Coroutine[Any, Any, str]]:

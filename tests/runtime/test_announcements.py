@@ -9,7 +9,7 @@ import pytest
 
 from interlock import BadInput, Control, MemoryStore, Message, Outcome, Run, Settings, open_control
 from interlock.core.decision import Decision, RunRow
-from interlock.core.events import Said
+from interlock.core.events import MessageData
 from interlock.core.names import REPORTS, Ending, RunKind
 from interlock.core.takeover import ANNOUNCED
 from interlock.stores.base import StoreFailed, Ticket
@@ -85,7 +85,9 @@ async def said(control: Control, session: str = "s") -> list[str]:
     """The children that a session's watchers were told of, in order, each time."""
     events = await log_of(control, session)
     return [
-        event.data.child for event in events if isinstance(event.data, Said) and event.data.child and not event.data.of
+        event.data.child
+        for event in events
+        if isinstance(event.data, MessageData) and event.data.child and not event.data.of
     ]
 
 

@@ -21,7 +21,7 @@ from interlock import (
     open_control,
     tool,
 )
-from interlock.core.events import Asked
+from interlock.core.events import QuestionData
 from interlock.core.names import Effect, EventKind
 from interlock.core.outcome import Cause
 
@@ -126,7 +126,7 @@ class Falls:
 
     def put(self, event: Event) -> None:
         """End it."""
-        if isinstance(event.data, Asked) and event.data.state is ANSWERED:
+        if isinstance(event.data, QuestionData) and event.data.state is ANSWERED:
             live = self._control._registry.runs[self._run]  # type: ignore[index]
             self._control._endings.end(live, Cause(ending=Ending.STOPPED))
 
@@ -156,7 +156,7 @@ def test_every_ending_voids_the_question(end: str) -> None:
                 await control.answer(play.question, True, by="alice")
             await control.wait(play.run, drained=True)
             log = [event for event in await log_of(control, session) if event.run_id == play.run]
-            assert [event.data.state for event in log if isinstance(event.data, Asked)] == [OPEN]
+            assert [event.data.state for event in log if isinstance(event.data, QuestionData)] == [OPEN]
             terminal = log[-1].data
             assert (terminal.outcome.ending, terminal.void) == (ENDINGS[end], (play.question,))  # type: ignore[union-attr]
             assert [(each.name, each.state) for each in terminal.tools] == [("deploy", "skipped")]  # type: ignore[union-attr]

@@ -19,7 +19,7 @@ from interlock import (
     open_control,
     tool,
 )
-from interlock.core.events import Asked
+from interlock.core.events import QuestionData
 from interlock.core.names import EventKind
 from interlock.runtime import approvals
 
@@ -58,7 +58,7 @@ def test_an_answer_is_what_ask_returns(choices: list[str] | None, answer: bool |
                 by="alice",
             )
             assert (await control.wait(sent.run_id)).text == repr(answer)
-            last = [event.data for event in await log_of(control, "s") if isinstance(event.data, Asked)][-1]
+            last = [event.data for event in await log_of(control, "s") if isinstance(event.data, QuestionData)][-1]
             assert (last.state, last.answer, last.by) == (ANSWERED, answer, "alice")
             receipt = await control.receipt(sent.run_id)
             assert (receipt.questions, receipt.refused) == (0, {})

@@ -32,7 +32,7 @@ from interlock import (
     Stale,
     open_control,
 )
-from interlock.core.events import Spawned
+from interlock.core.events import ProcessData
 
 from .scene import QUICK, echoes, idles, kinds, log_of, put_forward, started, swallowed, told
 
@@ -824,8 +824,8 @@ def test_watchers_are_told_of_processes_and_the_end_of_their_output() -> None:
     asyncio.run(main())
 
 
-def _told(log: list[Event]) -> list[Spawned]:
-    return [event.data for event in log if isinstance(event.data, Spawned)]
+def _told(log: list[Event]) -> list[ProcessData]:
+    return [event.data for event in log if isinstance(event.data, ProcessData)]
 
 
 def test_the_timeline_names_processes() -> None:

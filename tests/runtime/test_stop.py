@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from interlock import Ending, MemoryStore, Message, Receipt, Run, Stale, open_control
-from interlock.core.events import Proof
+from interlock.core.events import ReceiptData
 from interlock.core.names import EventKind
 from interlock.core.projection import agent_wait, chat_event
 
@@ -532,7 +532,7 @@ def test_a_large_tree_is_told_once() -> None:
             assert len(everyone) == 1 + mids + mids * leaves
             for row in await store.runs("s", tree=True):
                 log = (await store.events(row.session, after=0, limit=10_000)).events
-                told = [event.data.receipt for event in log if isinstance(event.data, Proof)]
+                told = [event.data.receipt for event in log if isinstance(event.data, ReceiptData)]
                 wanted = everyone if row.session == "s" else {row.id}
                 assert 1 <= len(told) <= 3  # as it is told, drained and kept
                 for each in told:

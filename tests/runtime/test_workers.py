@@ -27,7 +27,7 @@ from interlock import (
     open_control,
     tool,
 )
-from interlock.core.events import Asked, Tool
+from interlock.core.events import QuestionData, Tool
 from interlock.processes.workers import ToolFailed
 
 from .scene import log_of, swallowed
@@ -352,7 +352,7 @@ async def _open_question(control: Control) -> str:
     """Wait for a question that nobody has answered."""
     async with asyncio.timeout(BOUND_SECONDS):
         while True:
-            asked = [event.data for event in await log_of(control, "s") if isinstance(event.data, Asked)]
+            asked = [event.data for event in await log_of(control, "s") if isinstance(event.data, QuestionData)]
             if asked and asked[-1].state is QuestionState.OPEN:
                 return asked[-1].question_id
             await asyncio.sleep(0.002)

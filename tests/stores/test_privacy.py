@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from interlock import Ending, open_control
-from interlock.core.events import Said
+from interlock.core.events import MessageData
 
 from .scene import S, database, echo, made, play
 
@@ -33,7 +33,7 @@ def test_what_ended_before_its_session_was_anybody_s_leaves_no_text_after_a_cras
             assert gone > 0
         async with open_control(echo, store=made(tmp_path)) as control:
             page = await control._store.events(S, after=0, limit=1_000)
-            told = {each.data.by: each.data.text for each in page.events if isinstance(each.data, Said)}
+            told = {each.data.by: each.data.text for each in page.events if isinstance(each.data, MessageData)}
             assert told == {"alice": "", "bob": "hello"}
             assert "ALICE-SECRET" not in repr(page)
             assert "ALICE-SECRET" not in repr(

@@ -13,7 +13,7 @@ import pytest
 
 from interlock import Ending, MemoryStore, Message, Run, ToolState, open_control
 from interlock.core.decision import Decision, KeyRow, SessionRow, ToolRow, WakeRow
-from interlock.core.events import Block, Json, Said, Tool
+from interlock.core.events import Block, Json, MessageData, Tool
 from interlock.core.names import CallId, Principal, RunId, SessionId, WakeId
 from interlock.stores import bounds
 from interlock.stores.base import Store, StoreFailed
@@ -170,7 +170,9 @@ def test_a_tool_that_was_done_stays_done_when_its_log_is_gone(tmp_path: Path, mo
             page = await control._store.events(S, after=0, limit=1_000)
             told = [each.data.state for each in page.events if isinstance(each.data, Tool)]
             assert set(told) <= {ToolState.PENDING, ToolState.RUNNING, ToolState.FINISHED}
-            assert not [each for each in page.events if isinstance(each.data, Said)], "the message was told again"
+            assert not [each for each in page.events if isinstance(each.data, MessageData)], (
+                "the message was told again"
+            )
 
     play(main)
 
@@ -232,7 +234,7 @@ def test_closing_leaves_one_file(tmp_path: Path) -> None:
         store = made(tmp_path)
         await store.open()
         await store.decide(admit("r"))
-        store.append(event(1, Said(text="hi", by=ALICE)))
+        store.append(event(1, MessageData(text="hi", by=ALICE)))
         assert await store.run(RunId("r")) is not None
         await store.close()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["interlock.db", "lock"]
@@ -260,7 +262,7 @@ def test_sessions_are_forgotten_by_age(tmp_path: Path) -> None:
             for row in done
         )
         for n, name in enumerate(sessions, 1):
-            store.append(event(n, Said(text="hi", by=ALICE), f"r-{name}", name))
+            store.append(event(n, MessageData(text="hi", by=ALICE), f"r-{name}", name))
         admitted = tuple(row for row in done if row.outcome is None)
         over = tuple(row for row in done if row.outcome is not None)
         await store.decide(Decision(sessions=rows, admissions=admitted, endings=over, wakes=(schedule,), tools=tools))

@@ -15,7 +15,7 @@ import pytest
 
 from interlock import Ending, Message, Run, open_control
 from interlock.core.decision import Decision
-from interlock.core.events import Block, Delta, Event, Said
+from interlock.core.events import Block, Delta, Event, MessageData
 from interlock.core.names import SessionId
 from interlock.runtime import control as controls
 from interlock.stores import bounds
@@ -252,7 +252,7 @@ def test_what_cannot_be_written_spoils_no_neighbour(tmp_path: Path) -> None:
         await store.open()
         with locked(tmp_path):
             names = [f"r{n}" for n in range(20)]
-            store.append(event(1, Said(text="hi", by=ALICE)))
+            store.append(event(1, MessageData(text="hi", by=ALICE)))
             tickets = [store.decide(admit(name, text="\ud800" if name == "r7" else "fine")) for name in names]
         answers = await asyncio.gather(*tickets, return_exceptions=True)
         assert [name for name, answer in zip(names, answers, strict=True) if isinstance(answer, StoreFailed)] == ["r7"]

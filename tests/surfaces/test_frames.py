@@ -12,7 +12,7 @@ import pytest
 from proofs import frames as fuzz
 
 from interlock.core import errors
-from interlock.core.events import Asked, Block, Data, Delta, Ended, Event, Phase, Progress, Started, Tool, Typing
+from interlock.core.events import Block, Data, Delta, Ended, Event, Phase, Progress, QuestionData, Started, Tool, Typing
 from interlock.core.names import CallId, Ending, QuestionId, QuestionState, RunId, SessionId, ToolState
 from interlock.core.outcome import Outcome
 from interlock.surfaces import frames, telling
@@ -259,7 +259,9 @@ def test_an_end_is_told_once_in_each_stream_and_last(ending: Ending) -> None:
 def test_what_is_open_is_taken_back_before_the_end() -> None:
     """Typing is switched off and open questions are void, in the same step and before the terminal."""
     told = Told()
-    told.tell(Started(), Typing(on=True), Asked(question_id=QuestionId("q-1"), text="may I?", state=QuestionState.OPEN))
+    told.tell(
+        Started(), Typing(on=True), QuestionData(question_id=QuestionId("q-1"), text="may I?", state=QuestionState.OPEN)
+    )
     names = [frame["event"] for frame in told.tell(ended(Ending.STOPPED))]
     assert names == ["exec.approval.resolved", "session.typing", "agent", "chat"]
     void, typing = told.frames[-4:-2]
@@ -272,7 +274,7 @@ def test_what_was_closed_is_not_taken_back() -> None:
     told = Told()
     told.tell(Typing(on=True), Typing(on=False))
     for state in (QuestionState.OPEN, QuestionState.ANSWERED):
-        told.tell(Asked(question_id=QuestionId("q-1"), text="may I?", state=state, answer=True))
+        told.tell(QuestionData(question_id=QuestionId("q-1"), text="may I?", state=state, answer=True))
     assert [frame["event"] for frame in told.tell(ended())] == ["agent", "chat"]
 
 
@@ -351,7 +353,7 @@ def test_what_may_carry_the_generation_carries_it() -> None:
         Started(),
         Delta(text="one"),
         Tool(call_id=CallId("c-1"), name="search", state=ToolState.RUNNING),
-        Asked(question_id=QuestionId("q-1"), text="may I?", state=QuestionState.OPEN),
+        QuestionData(question_id=QuestionId("q-1"), text="may I?", state=QuestionState.OPEN),
         ended(),
     )
     open_ones = [frame["payload"] for frame in told.frames if frame["event"] not in ("chat", "session.typing")]

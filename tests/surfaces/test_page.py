@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 import pytest
 
 from interlock import Message, Run
-from interlock.core.events import Asked, Ended, Event, Proof, Said
+from interlock.core.events import Ended, Event, MessageData, QuestionData, ReceiptData
 from interlock.core.names import EARLY, Ending, EventKind, Principal, QuestionId, QuestionState, RunId, SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.projection import TABLE
@@ -527,12 +527,12 @@ def test_an_outline_cuts_every_text_and_no_name() -> None:
         assert frames.encode(payload) and payload["event"]["session"] == session
         return payload["event"]["data"]
 
-    assert len(told(Said(text=long, by=Principal("p" * 300)))["text"]) == PREVIEW
+    assert len(told(MessageData(text=long, by=Principal("p" * 300)))["text"]) == PREVIEW
     ended = told(Ended(outcome=outcome, cut=long))
     assert {len(ended["cut"]), len(ended["outcome"]["text"]), len(ended["outcome"]["error"])} == {PREVIEW}
-    asked = told(Asked(question_id=QuestionId("q"), text=long, state=QuestionState.OPEN, choices=(long,)))
+    asked = told(QuestionData(question_id=QuestionId("q"), text=long, state=QuestionState.OPEN, choices=(long,)))
     assert len(asked["text"]) == PREVIEW and asked["choices"] == [long]  # who answers says it as it was given
-    assert EventKind.RECEIPT in OUTLINE and Proof.kind in OUTLINE
+    assert EventKind.RECEIPT in OUTLINE and ReceiptData.kind in OUTLINE
 
 
 # Operators

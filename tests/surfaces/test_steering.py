@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from interlock.core.events import Delta, Ended, Event, Said
+from interlock.core.events import Delta, Ended, Event, MessageData
 from interlock.core.names import Ending, Principal, RunId, SessionId
 from interlock.core.outcome import Outcome
 from interlock.surfaces.telling import Teller
@@ -60,7 +60,7 @@ def test_a_teller_forgets_every_run_it_told() -> None:
 
     teller = Teller()
     for names in (("s",), ("main", "ann/main")):
-        teller.tell(event("steered", Said(text="hello", by=Principal("me"))), names)
+        teller.tell(event("steered", MessageData(text="hello", by=Principal("me"))), names)
         teller.tell(event("taker", Delta(text="x")), names)
         teller.tell(event("taker", Ended(outcome=Outcome(run_id=RunId("taker"), ending=Ending.COMPLETED))), names)
     assert teller._runs == {}

@@ -10,7 +10,7 @@ import pytest
 
 from interlock import Control, Ending, MemoryStore, Message, Outcome, Receipt, Run, Settings, ToolState, open_control
 from interlock.core.decision import Decision, RunRow, SessionRow, ToolRow
-from interlock.core.events import Block, Data, Delta, Ended, Event, Proof, Said, Started, Tool
+from interlock.core.events import Block, Data, Delta, Ended, Event, MessageData, ReceiptData, Started, Tool
 from interlock.core.names import Drain, EventKind, May, Principal, RunId, RunKind, SessionId
 from interlock.core.receipt import FallenRun
 from interlock.testing import Oracle, Violation, run_seeded
@@ -41,7 +41,7 @@ class Books:
         self.store._runs[run] = RunRow(
             id=run, session="s", principal="alice", kind=RunKind.CHAT, text=run, admitted_at=0.0, started=True
         )
-        self.shows(Said(text=run, by="alice"), run, generation)
+        self.shows(MessageData(text=run, by="alice"), run, generation)
         self.current.add(run)
         self.shows(Started(), run, generation)
         self.oracle.begun(run, run)
@@ -73,7 +73,7 @@ def a_story(books: Books) -> None:
     books.shows(Tool(call_id="r.1", name="dig", state=ToolState.FINISHED))
     books.ends(text="a")
     books.oracle._over.add("r")
-    books.shows(Proof(receipt=books.receipt(text="a")), run=None)
+    books.shows(ReceiptData(receipt=books.receipt(text="a")), run=None)
     books.begins("q", generation=3)
 
 
@@ -118,7 +118,7 @@ def other_text(books: Books) -> None:
 def two_stories(books: Books) -> None:
     books.begins()
     books.ends(Ending.STOPPED, by="alice")
-    books.shows(Proof(receipt=books.receipt(Ending.COMPLETED)), run=None)
+    books.shows(ReceiptData(receipt=books.receipt(Ending.COMPLETED)), run=None)
 
 
 def started_twice(books: Books) -> None:
@@ -169,7 +169,7 @@ def act_after_the_drain(books: Books) -> None:
     books.begins()
     books.records()
     books.ends()
-    books.shows(Proof(receipt=books.receipt()), run=None)
+    books.shows(ReceiptData(receipt=books.receipt()), run=None)
     books.oracle.acted("r", "dig")
 
 

@@ -535,10 +535,10 @@ def _tell(event: events.Event, reply: Reply, *, alone: bool) -> None:
             reply.over()
             if outcome.ending is not Ending.COMPLETED or not alone:
                 _note(f"{event.run_id} {client_words(outcome)}")
-        case events.Said(text=text, child=child) if child is not None:
+        case events.MessageData(text=text, child=child) if child is not None:
             reply.pause()
             _note(text, "> ")
-        case events.Said(text=text, by=by) if not alone:
+        case events.MessageData(text=text, by=by) if not alone:
             _note(f"{by} to {event.run_id}: {text}", "> ")
         case data:
             if words := _words(data):
@@ -550,20 +550,20 @@ def _words(data: object) -> str:
     match data:
         case events.Tool(name=name, state=state, error=error) if state is not ToolState.PENDING:
             return f"tool {name} {state}" + (f": {error}" if error else "")
-        case events.Spawned(command=command, state=state, status=status):
+        case events.ProcessData(command=command, state=state, status=status):
             return f"process {state}{'' if status is None else f' {status}'}: {command}"
-        case events.Asked(question_id=question, text=text, state=QuestionState.OPEN, choices=choices, tool=tool):
+        case events.QuestionData(question_id=question, text=text, state=QuestionState.OPEN, choices=choices, tool=tool):
             return f"question {question}: {_question(text, choices, tool)}"
-        case events.Asked(question_id=question, state=state, answer=answer, by=by):
+        case events.QuestionData(question_id=question, state=state, answer=answer, by=by):
             words = ("no", "yes")[answer] if isinstance(answer, bool) else answer
             return f"question {question} {state}" + ("" if by is None else f": {words} by {by}")
         case events.Progress(text=text, done=done, total=total):
             return text + ("" if done is None else f" {done:g}" + ("" if total is None else f"/{total:g}"))
         case events.Phase(name=str(name)):
             return f"phase {name}"
-        case events.Delegated(agent=agent, child=child, outcome=outcome):
+        case events.ChildData(agent=agent, child=child, outcome=outcome):
             return f"child {child} ({agent}) {'begun' if outcome is None else client_words(outcome)}"
-        case events.Proof(receipt=receipt) if receipt.drain is Drain.UNCONFIRMED:
+        case events.ReceiptData(receipt=receipt) if receipt.drain is Drain.UNCONFIRMED:
             return proof(receipt)
         case events.Gap():
             return "what was said before is no longer kept"

@@ -39,7 +39,7 @@ class _Data(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):
     kind: ClassVar[EventKind]
 
 
-class Said(_Data, frozen=True, tag="message"):
+class MessageData(_Data, frozen=True, tag="message"):
     """A message was accepted.
 
     `of` is the message's own run id, where another run absorbed it (steered or collected). `child` is the run whose
@@ -108,7 +108,7 @@ class Tool(_Data, frozen=True, tag="tool"):
     error: str | None = None
 
 
-class Spawned(_Data, frozen=True, tag="process"):
+class ProcessData(_Data, frozen=True, tag="process"):
     """A process started, or exited by itself. A process that ends with its run is counted in the receipt instead."""
 
     kind: ClassVar[EventKind] = EventKind.PROCESS
@@ -123,7 +123,7 @@ class Spawned(_Data, frozen=True, tag="process"):
     tail: str = ""  # of an exit: the end of the output
 
 
-class Asked(_Data, frozen=True, tag="question"):
+class QuestionData(_Data, frozen=True, tag="question"):
     """A question changed its state. A question that goes void with its run is named in the terminal event instead."""
 
     kind: ClassVar[EventKind] = EventKind.QUESTION
@@ -137,7 +137,7 @@ class Asked(_Data, frozen=True, tag="question"):
     by: Principal | None = None
 
 
-class Delegated(_Data, frozen=True, tag="child"):
+class ChildData(_Data, frozen=True, tag="child"):
     """A child run began (`outcome` is None), or ended."""
 
     kind: ClassVar[EventKind] = EventKind.CHILD
@@ -170,7 +170,7 @@ class Ended(_Data, frozen=True, tag="ended"):
     children: tuple[ChildEnd, ...] = ()  # without the detached children, which go on
 
 
-class Proof(_Data, frozen=True, tag="receipt"):
+class ReceiptData(_Data, frozen=True, tag="receipt"):
     """A receipt as it stands now."""
 
     kind: ClassVar[EventKind] = EventKind.RECEIPT
@@ -192,7 +192,7 @@ class Correction(_Data, frozen=True, tag="correction"):
 
 
 Data = (
-    Said
+    MessageData
     | Started
     | Delta
     | Block
@@ -200,11 +200,11 @@ Data = (
     | Progress
     | Phase
     | Tool
-    | Spawned
-    | Asked
-    | Delegated
+    | ProcessData
+    | QuestionData
+    | ChildData
     | Ended
-    | Proof
+    | ReceiptData
     | Gap
     | Correction
 )
@@ -275,7 +275,7 @@ def _entries(event: Event, waiting: dict[RunId, list[Entry]]) -> list[Entry]:
     if run_id is None:
         return []
     match data:
-        case Said():
+        case MessageData():
             said = Entry(role="user", run_id=run_id, text=data.text, by=data.by, child=data.child)
             # A message that a turn absorbs after it has begun (a steered message) stands right here. Any other message
             # waits until its turn begins.

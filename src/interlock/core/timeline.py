@@ -9,7 +9,18 @@ from math import inf
 
 import msgspec
 
-from interlock.core.events import Asked, Block, Delegated, Ended, Event, Phase, Said, Spawned, Started, Tool
+from interlock.core.events import (
+    Block,
+    ChildData,
+    Ended,
+    Event,
+    MessageData,
+    Phase,
+    ProcessData,
+    QuestionData,
+    Started,
+    Tool,
+)
 from interlock.core.names import Drain, QuestionId, RunId
 from interlock.core.receipt import Receipt
 
@@ -28,7 +39,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 def timeline(run_id: RunId, events: Iterable[Event], receipt: Receipt | None = None) -> list[Moment]:
     """Return the moments of a run, in order."""
     mine = [event for event in events if event.run_id == run_id]
-    asked = {event.data.question_id: event.data.text for event in mine if isinstance(event.data, Asked)}
+    asked = {event.data.question_id: event.data.text for event in mine if isinstance(event.data, QuestionData)}
     fell = next((event.data.outcome.ended_at or event.at for event in mine if isinstance(event.data, Ended)), inf)
     moments = [moment for event in mine for moment in _moments(event, fell, receipt, asked)]
     if receipt is not None and receipt.drained_at is not None and receipt.drain is not Drain.PENDING:
@@ -40,7 +51,7 @@ def _moments(event: Event, fell: float, receipt: Receipt | None, asked: dict[Que
     # The blocks that close a reply are published at t1, but the fall decided them: date them at the fall.
     at = min(event.at, fell)
     match event.data:
-        case Said(of=joined):
+        case MessageData(of=joined):
             return [Moment(at=at, what="admitted" if joined is None else "joined", name=event.data.by)]
         case Started():
             return [Moment(at=at, what="started")]
@@ -50,13 +61,13 @@ def _moments(event: Event, fell: float, receipt: Receipt | None, asked: dict[Que
             return [Moment(at=at, what="phase", name=name or "", state="" if name else "left")]
         case Tool(name=name, state=state):
             return [Moment(at=at, what="tool", name=name, state=state)]
-        case Spawned(command=command, state=state, status=status):
+        case ProcessData(command=command, state=state, status=status):
             detail = "" if status is None else str(status)
             return [Moment(at=at, what="process", name=command, state=state, detail=detail)]
-        case Asked(text=text, state=state, by=by):
+        case QuestionData(text=text, state=state, by=by):
             detail = "" if by is None else f"{event.data.answer} by {by}"
             return [Moment(at=at, what="question", name=text, state=state, detail=detail)]
-        case Delegated(agent=agent, outcome=outcome):
+        case ChildData(agent=agent, outcome=outcome):
             return [Moment(at=at, what="child", name=agent, state="begun" if outcome is None else outcome.ending)]
         case Ended():
             return _ending(event.at, fell, event.data, receipt, asked)

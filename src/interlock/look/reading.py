@@ -13,7 +13,7 @@ import msgspec
 
 from interlock.core.decision import RunRow, SessionRow
 from interlock.core.errors import BadInput, Unknown
-from interlock.core.events import Event, Spawned
+from interlock.core.events import Event, ProcessData
 from interlock.core.names import Principal, ProcessState, RunId, SessionId
 from interlock.core.timeline import timeline
 from interlock.look.documents import ProcessLine, RunLine, Runs, SessionLine, Sessions, Shown
@@ -219,22 +219,22 @@ def _reply(events: Iterable[Event]) -> str:
 
 def _processes(events: Iterable[Event], *, over: bool, used: bool) -> list[ProcessLine]:
     """Return a run's processes. The log lacks the end of a process that was ended with its run, so that is derived."""
-    latest: list[Spawned] = []
+    latest: list[ProcessData] = []
     for event in events:
-        if isinstance(told := event.data, Spawned):
+        if isinstance(told := event.data, ProcessData):
             at = next((at for at, other in enumerate(latest) if _ends(told, other)), len(latest))
             latest[at : at + 1] = [told]
     return [_process_line(told, over=not used or (over and not told.detached)) for told in latest]
 
 
-def _ends(told: Spawned, begun: Spawned) -> bool:
+def _ends(told: ProcessData, begun: ProcessData) -> bool:
     """Return whether an event ends a process. The event of its start had no pid, so command and name are compared."""
     if told.state is ProcessState.RUNNING or begun.state is not ProcessState.RUNNING:
         return False
     return (told.command, told.name, told.background) == (begun.command, begun.name, begun.background)
 
 
-def _process_line(told: Spawned, *, over: bool) -> ProcessLine:
+def _process_line(told: ProcessData, *, over: bool) -> ProcessLine:
     return ProcessLine(
         command=told.command,
         state="ended" if over and told.state is ProcessState.RUNNING else told.state,

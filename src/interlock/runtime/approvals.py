@@ -18,7 +18,7 @@ import msgspec
 from interlock.core.authority import Action, Authority
 from interlock.core.decision import Decision, QuestionRow
 from interlock.core.errors import BadInput, QuestionClosed, Refused, Unavailable, Unknown
-from interlock.core.events import Asked, Json
+from interlock.core.events import Json, QuestionData
 from interlock.core.names import Effect, KnownPhase, Principal, QuestionId, QuestionState, RunId, SessionId
 from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
@@ -162,7 +162,7 @@ class Approvals:
         self._tell(question)
 
     def _tell(self, question: Question) -> None:
-        told = Asked(
+        told = QuestionData(
             question_id=question.id,
             text=question.text,
             state=question.state,

@@ -24,7 +24,7 @@ import anyio
 import msgspec
 
 from interlock.core.decision import Decision, Verdict
-from interlock.core.events import Correction, Proof
+from interlock.core.events import Correction, ReceiptData
 from interlock.core.lifecycle import Move, may
 from interlock.core.names import BodyState, Drain, Effect, Principal
 from interlock.core.outcome import Cause
@@ -243,7 +243,7 @@ class Endings:
                 of.setdefault(run.home, []).append(run)
         for session in fall.sessions:
             receipt = fall.receipt(runs=None if session is fall.session else of[session])
-            self._feed.publish(session.id, None, Proof(receipt=receipt))
+            self._feed.publish(session.id, None, ReceiptData(receipt=receipt))
 
     async def _drain(self, bodies: Sequence[Body]) -> list[Body]:
         """Wait for bodies to end within their grace, then drop the others; return those that did not end in time."""

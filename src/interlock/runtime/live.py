@@ -18,7 +18,7 @@ import msgspec
 
 from interlock.core.decision import KeyRow, QuestionRow, RunRow
 from interlock.core.errors import InterlockError
-from interlock.core.events import Delegated, Json
+from interlock.core.events import ChildData, Json
 from interlock.core.fence import Fence
 from interlock.core.lifecycle import Move, State, advance, may
 from interlock.core.names import (
@@ -568,9 +568,9 @@ def own_session(run_id: RunId) -> SessionId:
     return SessionId(f"{RUN_SESSION}{run_id}")
 
 
-def delegated(run: LiveRun) -> Delegated:
+def delegated(run: LiveRun) -> ChildData:
     """Return a child as its parent's watchers are shown it."""
-    return Delegated(
+    return ChildData(
         child=run.id,
         session=run.session.id,
         agent=run.agent or "",

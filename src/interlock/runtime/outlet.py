@@ -20,7 +20,7 @@ from typing import Protocol
 
 from interlock.core.decision import RunRow
 from interlock.core.errors import BadInput
-from interlock.core.events import Block, Data, Delta, Ended, Event, Said
+from interlock.core.events import Block, Data, Delta, Ended, Event, MessageData
 from interlock.core.names import REPORTS, Effect, RunId, SessionId
 from interlock.runtime.clock import Clock
 from interlock.runtime.live import LiveRun
@@ -134,7 +134,7 @@ def tell_again(feed: Feed, row: RunRow, terminal: Ended, *, said: bool, blocks: 
     """Publish the end of a run that an earlier start decided and did not publish, as `Outlet.seal` would have done."""
     if not said:
         child = RunId(row.key) if row.kind in REPORTS and row.key is not None else None
-        feed.publish(row.session, row, Said(text=row.text, by=row.principal, child=child))
+        feed.publish(row.session, row, MessageData(text=row.text, by=row.principal, child=child))
     for text in blocks:
         feed.publish(row.session, row, Block(text=text))
     feed.publish(row.session, row, terminal)
@@ -204,14 +204,14 @@ class Outlet:
             run.said = True
             nobodys = run.generation is None and not run.session.stored
             text = "" if run.withheld or nobodys else run.text
-            self._feed.publish(run.session.id, run, Said(text=text, by=run.principal, child=_announced(run)))
+            self._feed.publish(run.session.id, run, MessageData(text=text, by=run.principal, child=_announced(run)))
             for part in run.collection.parts if run.collection is not None else ():
                 self.introduce_part(part)
 
     def introduce_part(self, part: LiveRun) -> None:
         """Publish a message that this run has absorbed; the run's terminal event must not be published yet."""
         assert not self._run.sealed, "nothing follows a run's terminal event"
-        told = Said(text=part.text, by=part.principal, of=part.id, child=_announced(part))
+        told = MessageData(text=part.text, by=part.principal, of=part.id, child=_announced(part))
         self._feed.publish(self._run.session.id, self._run, told)
 
     def seal(self, terminal: Ended, closing: tuple[str, ...]) -> None:

@@ -22,17 +22,17 @@ import msgspec
 
 from interlock.core.decision import Decision, RunRow
 from interlock.core.events import (
-    Asked,
     Block,
+    ChildData,
     ChildEnd,
-    Delegated,
     Delta,
     Ended,
     Event,
     Gap,
     Json,
-    Proof,
-    Said,
+    MessageData,
+    QuestionData,
+    ReceiptData,
     Started,
     Tool,
 )
@@ -87,7 +87,7 @@ class Story:
         self.blocks: list[str] = []
         self.open: list[str] = []  # deltas of the block that was not closed
         self.calls: dict[CallId, Tool] = {}  # each with its arguments and its latest state
-        self.questions: dict[QuestionId, Asked] = {}
+        self.questions: dict[QuestionId, QuestionData] = {}
         self.children: set[RunId] = set()  # children whose endings the run's stream tells
         self.ended: Outcome | None = None
         self.proof: Receipt | None = None  # the whole receipt, as it was last published
@@ -96,7 +96,7 @@ class Story:
     def add(self, event: Event) -> None:
         """Read one event of the run."""
         match event.data:
-            case Said(of=part):
+            case MessageData(of=part):
                 self.said = self.said or part is None
                 self.parts |= set() if part is None else {part}
             case Started():
@@ -109,9 +109,9 @@ class Story:
             case Tool() as tool:
                 first = self.calls.get(tool.call_id, tool)
                 self.calls[tool.call_id] = msgspec.structs.replace(first, state=tool.state)
-            case Asked() as asked:
+            case QuestionData() as asked:
                 self.questions[asked.question_id] = asked
-            case Delegated(child=child, outcome=outcome) if outcome is not None:
+            case ChildData(child=child, outcome=outcome) if outcome is not None:
                 self.children.add(child)
             case Ended(outcome=outcome):
                 self.ended = outcome
@@ -451,7 +451,7 @@ class Recovery:
         receipt = await read(self._store.receipt(row.id))
         # A receipt that is still pending is published when `_complete_receipts` completes it.
         if receipt is not None and receipt.drain is not Drain.PENDING:
-            self._feed.publish(row.session, None, Proof(receipt=receipt))
+            self._feed.publish(row.session, None, ReceiptData(receipt=receipt))
 
     async def _children(self, row: RunRow, story: Story) -> list[ChildEnd]:
         """Return the children whose endings have no event in the run's own stream."""
@@ -492,14 +492,14 @@ class Recovery:
             for session_id, shown in (await self._shares(done)).items():
                 # The crash may have taken an event with this receipt from the session's log.
                 await self._tell_gap(session_id)
-                self._feed.publish(session_id, None, Proof(receipt=shown))
+                self._feed.publish(session_id, None, ReceiptData(receipt=shown))
             # Store the receipt after publishing it: the transaction takes the published events along.
             self._insisted.append(self._endings.insist(Decision(receipts=(done,))))
 
     async def _as_told(self, receipt: Receipt) -> Receipt:
         """Return a receipt as the log has it: only there are the time of the public end and the refused effects."""
         log_of_it = [] if receipt.session is None else await whole_log(self._store, receipt.session)
-        proofs = [event.data.receipt for event in log_of_it if isinstance(event.data, Proof)]
+        proofs = [event.data.receipt for event in log_of_it if isinstance(event.data, ReceiptData)]
         return next((told for told in reversed(proofs) if told.id == receipt.id), receipt)
 
     async def _shares(self, receipt: Receipt) -> dict[SessionId, Receipt]:
@@ -526,7 +526,7 @@ def _stories(events: Iterable[Event]) -> dict[RunId, Story]:
     for event in events:
         if event.run_id is not None:
             stories.setdefault(event.run_id, Story()).add(event)
-        elif isinstance(event.data, Proof):
+        elif isinstance(event.data, ReceiptData):
             receipt = event.data.receipt
             for story in [stories.setdefault(run.id, Story()) for run in receipt.runs]:
                 if receipt.session == event.session:

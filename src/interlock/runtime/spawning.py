@@ -25,7 +25,7 @@ import anyio
 import msgspec
 
 from interlock.core.errors import BadInput
-from interlock.core.events import Spawned
+from interlock.core.events import ProcessData
 from interlock.core.names import Effect, Principal, ProcessState, RunId, SessionId
 from interlock.processes.base import Containment, Process, Processes, SpawnFailed, SpawnOrder, Worker
 from interlock.runtime.clock import Clock
@@ -396,8 +396,8 @@ def tail_of(process: Process, characters: int) -> str:
     return process.recent().decode("utf-8", "replace")[-characters:]
 
 
-def _told(order: SpawnOrder, process: Process, state: ProcessState, beside: tuple[str, ...]) -> Spawned:
-    return Spawned(
+def _told(order: SpawnOrder, process: Process, state: ProcessState, beside: tuple[str, ...]) -> ProcessData:
+    return ProcessData(
         command=command_of(order),
         state=state,
         name=order.name,

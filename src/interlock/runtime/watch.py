@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from interlock.core.events import Ended, Event, Gap, Said
+from interlock.core.events import Ended, Event, Gap, MessageData
 from interlock.core.names import PASSING, RunId, SessionId
 from interlock.runtime.clock import Clock
 from interlock.runtime.outlet import Feed
@@ -95,7 +95,7 @@ class Watch:
                         yield event
                         continue
                     # The message was absorbed: follow the run that absorbed it.
-                    if isinstance(event.data, Said) and event.data.of == only and event.run_id is not None:
+                    if isinstance(event.data, MessageData) and event.data.of == only and event.run_id is not None:
                         only = event.run_id
                     only = self._itself(only)
                     if event.run_id == only:

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from interlock.core.events import Correction, Ended, Event, Proof
+from interlock.core.events import Correction, Ended, Event, ReceiptData
 from interlock.core.names import EARLY, Drain
 from interlock.runtime.control import Control
 from interlock.surfaces.frames import Hosts, Minute, Overview, Spread
@@ -79,7 +79,9 @@ class Meters(Collector):
             case Correction(outcome=outcome):
                 self._corrections.inc()
                 self._unkept.inc(outcome.unkept)
-            case Proof(receipt=receipt) if receipt.drain is not Drain.PENDING and receipt.session == event.session:
+            case ReceiptData(receipt=receipt) if (
+                receipt.drain is not Drain.PENDING and receipt.session == event.session
+            ):
                 if receipt.cause in EARLY and receipt.fence_to_end_ms is not None:
                     self._stops.labels("ended").observe(receipt.fence_to_end_ms / 1000)
                 if receipt.cause in EARLY and receipt.fence_to_drained_ms is not None:

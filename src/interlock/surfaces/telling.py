@@ -19,17 +19,17 @@ import msgspec
 from msgspec.structs import replace
 
 from interlock.core.events import (
-    Asked,
     Block,
-    Delegated,
+    ChildData,
     Delta,
     Ended,
     Entry,
     Event,
+    MessageData,
     Phase,
+    ProcessData,
     Progress,
-    Said,
-    Spawned,
+    QuestionData,
     Started,
     Tool,
     Typing,
@@ -137,10 +137,10 @@ class Watcher:
 
     def questions(self, event: Event) -> tuple[Item, ...]:
         """Return the outline for a principal who may only answer: questions, also those that a run's end voids."""
-        if isinstance(event.data, Asked):
+        if isinstance(event.data, QuestionData):
             return self.outline(event)
         void = event.data.void if isinstance(event.data, Ended) else ()
-        asked = (Asked(question_id=each, text="", state=QuestionState.VOID) for each in void)
+        asked = (QuestionData(question_id=each, text="", state=QuestionState.VOID) for each in void)
         return tuple(item for each in asked for item in self.outline(replace(event, data=each)))
 
 
@@ -236,7 +236,7 @@ class Teller:
     def _tell(self, event: Event) -> list[Item]:
         if event.run_id is None:
             return []
-        if isinstance(event.data, Said):
+        if isinstance(event.data, MessageData):
             return self._said(event, event.data)
         told = self._runs.get(event.run_id)
         if told is None:
@@ -255,12 +255,12 @@ class Teller:
             case Typing(on=on):
                 told.typing = on
                 return [_typing(event, on)]
-            case Asked():
+            case QuestionData():
                 return self._asked(told, event, event.data)
             case _:
                 return _other(event)
 
-    def _said(self, event: Event, said: Said) -> list[Item]:
+    def _said(self, event: Event, said: MessageData) -> list[Item]:
         """Return the frames of a `message` event.
 
         A message has none: its sender hears of it by the answer. A steered or collected one is told by the run that
@@ -296,7 +296,7 @@ class Teller:
         told.open = []
         return items
 
-    def _asked(self, told: _Telling, event: Event, asked: Asked) -> list[Item]:
+    def _asked(self, told: _Telling, event: Event, asked: QuestionData) -> list[Item]:
         if asked.state is QuestionState.OPEN:
             told.voidable.add(asked.question_id)
             payload = {
@@ -336,7 +336,7 @@ def _other(event: Event) -> list[Item]:
             data |= {"state": tool.state, "isError": tool.error is not None}
             more = {"args": tool.arguments, "result": tool.result, "error": tool.error}
             return [_agent(event, "tool", data | {name: value for name, value in more.items() if value is not None})]
-        case Spawned() as process:
+        case ProcessData() as process:
             phase = "start" if process.state is ProcessState.RUNNING else "end"
             data = {"phase": phase, "command": process.command, "state": process.state, "pid": process.pid}
             data |= {"output": process.tail} if process.tail else {}
@@ -345,7 +345,7 @@ def _other(event: Event) -> list[Item]:
             return [_agent(event, "progress", {"text": progress.text, "done": progress.done, "total": progress.total})]
         case Phase(name=name):
             return [_agent(event, "progress", {"phase": name})]
-        case Delegated() as child:
+        case ChildData() as child:
             data = {"runId": child.child, "sessionKey": child.session, "agent": child.agent, "detached": child.detached}
             ended = {} if child.outcome is None else {"outcome": native(child.outcome)}
             return [_agent(event, "child", data | ended)]

@@ -21,7 +21,19 @@ from typing import Any
 
 from interlock.core.decision import Decision
 from interlock.core.errors import InterlockError, Unavailable, Unknown
-from interlock.core.events import Asked, Block, Correction, Delegated, Delta, Ended, Event, Proof, Said, Started, Tool
+from interlock.core.events import (
+    Block,
+    ChildData,
+    Correction,
+    Delta,
+    Ended,
+    Event,
+    MessageData,
+    QuestionData,
+    ReceiptData,
+    Started,
+    Tool,
+)
 from interlock.core.lifecycle import State
 from interlock.core.names import (
     PASSING,
@@ -172,7 +184,7 @@ class Oracle:
         if event.position <= self._positions.get(event.session, 0):
             self._fail(f"P2: position {event.position} does not rise ({event.kind})")
         self._positions[event.session] = event.position
-        if isinstance(data, Proof):
+        if isinstance(data, ReceiptData):
             self._receipt(data.receipt)
         # An ending may have to be published before the store says that the takeover's message was not kept.
         if isinstance(data, Correction) and data.outcome.unkept:
@@ -182,16 +194,16 @@ class Oracle:
             return
         if run_id in self._terminal:
             self._fail(f"P2: {event.kind} of {run_id} after its terminal event")
-        if run_id in self._over and not isinstance(data, Ended | Said):
+        if run_id in self._over and not isinstance(data, Ended | MessageData):
             self._fail(f"P1: {event.kind} of {run_id} arrived after its end was acknowledged")
-        if self._parents.get(run_id) in self._terminal and not isinstance(data, Ended | Said):
+        if self._parents.get(run_id) in self._terminal and not isinstance(data, Ended | MessageData):
             self._fail(f"P1: {event.kind} of {run_id} arrived after its parent's end was told")
         self._check_shown(run_id, data)
         self._check_holds()
         if isinstance(data, Started | Delta) and not self.control.is_current(run_id):
             self._fail(f"P1: {run_id} is at work, and a sink that asks is told that it is not current")
         match data:
-            case Said():
+            case MessageData():
                 self._home.setdefault(run_id, event.session)
                 if data.child is not None:
                     self._reported(data.child, data.of or run_id)
@@ -220,9 +232,9 @@ class Oracle:
                 self._ended(data.outcome, "its terminal event")
             case Tool():
                 self._tool(run_id, data)
-            case Asked():
+            case QuestionData():
                 self._asked(run_id, data)
-            case Delegated():
+            case ChildData():
                 if data.child not in self._delegated:
                     self._born(run_id, data)
                 if data.outcome is not None:
@@ -273,7 +285,7 @@ class Oracle:
             self._fail(f"P5: call {tool.call_id} of {run_id} went from {before} to {tool.state}")
         self._calls[tool.call_id] = tool.state
 
-    def _asked(self, run_id: RunId, data: Asked) -> None:
+    def _asked(self, run_id: RunId, data: QuestionData) -> None:
         if data.state is QuestionState.OPEN:
             self.questions[data.question_id] = run_id
             return
@@ -282,7 +294,7 @@ class Oracle:
         if data.tool is not None and data.answer is True:
             self._allowed.add(run_id)
 
-    def _born(self, parent: RunId, data: Delegated) -> None:
+    def _born(self, parent: RunId, data: ChildData) -> None:
         child = data.child
         self._delegated[child] = None
         self._home[child] = self._home[parent]
