@@ -19,20 +19,14 @@ settings.load_profile("test")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Say what may be run side by side, and what begins first.
 
-    The tests of a file stay together, because they share what its wider fixtures made (a server, a browser). Tests that
-    are marked `long` begin first: one that began last would be waited for alone. A long test that shares nothing goes
-    by itself, so that a file of them is not the last to end.
+    The tests of a file stay together, because they share servers, browsers and what was played once for all of them.
+    Tests that are marked `long` begin first: one that began last would be waited for alone. Tests that are marked
+    `apart` share nothing, so each of them may run anywhere.
     """
     for item in items:
-        if item.get_closest_marker("long") is None or shares(item):
+        if item.get_closest_marker("apart") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.relative_to(item.config.rootpath).as_posix()))
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
-
-
-def shares(item: pytest.Item) -> bool:
-    """Return whether a test uses a fixture of ours that is made once for several tests."""
-    fixtures = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
-    return any(each.baseid and each.scope != "function" for several in fixtures for each in several)
 
 
 @pytest.fixture(autouse=True)
