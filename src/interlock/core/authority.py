@@ -6,8 +6,8 @@
 3. Every check is about one session: `Whose` says who owns it and with whom it is shared. The owner and the admins may
    do everything in it. A principal with whom the session is shared for writing may see it and send to it, and may stop
    the runs they started and answer the questions of these runs. A principal with whom the session is shared for reading
-   may see it. Every other principal, but for rules 4 and 5, gets "not found", as if the session did not exist. This
-   holds even for a principal who once sent to the session.
+   may see it. Every other principal, but for rules 4 and 5, gets "not found", as if the session did not exist, even a
+   principal who once sent to the session.
 4. A reader (`readers=`) sees every session and changes nothing, not even a run that the reader once started. `appoint`
    can lift that ban (`writers`).
 5. An approver (`appoint`) sees and may answer every question, even if the approver is a reader. An approver keeps its

@@ -231,8 +231,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the transcript, ready for a model.
 
-    Every call has a result. Every ending other than `completed` makes one entry that is marked `cut`. It holds the text
-    that the ending left unfinished, which may be empty.
+    Every call has a result. Every ending other than `completed` makes one entry that is marked `cut`. This entry holds
+    the text that the ending left unfinished, which may be empty.
     """
 
     role: str  # user, assistant, call, result

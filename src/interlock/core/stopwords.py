@@ -85,7 +85,7 @@ def normalise(text: str) -> str:
 def _plain(folded: str) -> str:
     """Return folded text without accents, and with the Turkish dotless ı written as i.
 
-    People in a hurry leave these out.
+    People in a hurry leave out the accents, and the difference between ı and i.
     """  # noqa: RUF002
     bare = _ACCENTS.sub("", unicodedata.normalize("NFD", folded)).replace("ı", "i")
     return unicodedata.normalize("NFC", bare)

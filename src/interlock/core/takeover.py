@@ -9,7 +9,7 @@
    falls all the same, but the overdue message is seated first and the new message queues. Otherwise repeated takeovers
    would starve the waiting message. (The owner and the admins may stop every waiting message, so their takeover ends
    it.)
-4. A wake is skipped while the session is busy. Any other message takes over the run of a wake, whatever its strategy.
+4. A wake is skipped while the session is busy. Any other message takes over the run of a wake, with any strategy.
 5. An announcement takes over no run, and a takeover ends no waiting announcement. Announcements stand in the queue
    after all messages of people and programs (`place`; race 138).
 6. At most ANNOUNCED turns in a row are begun by announcements; further ones become notes (`report_kind`), until a

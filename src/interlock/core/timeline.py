@@ -28,8 +28,8 @@ from interlock.core.receipt import Receipt
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a timeline. `what` is the kind of moment, for programs.
 
-    `name` is the phase, tool, command, question or agent that the moment is about; for `refused` it is the effect. For
-    `admitted` and `joined` it is the sender, and for `fell` the principal who ended the run, if one did.
+    `name` is the phase, tool, command, question or agent that the moment is about. For `refused`, `name` is the
+    effect; for `admitted` and `joined`, the sender; for `fell`, the principal who ended the run, if one did.
     """
 
     at: float

@@ -3,9 +3,9 @@
 1. The causes are completion, failure, stop, takeover, a passed limit, a parent's end, shutdown and loss. All of t0
    happens in one synchronous step: the ending is settled · the fence closes · if the run has the seat, the seat is free
    and the generation rises · open questions go void · after an early end, unread deltas leave every buffer · open tool
-   calls are closed · if the agent had started, its bodies and processes are cut · the children fall, but for detached
-   ones. Nothing in this file waits. What follows t0 is in `ending.py`: the ending becomes public (t1), the bodies and
-   processes of the run end (t2), and the receipt is complete (t3).
+   calls are closed as skipped or interrupted · if the agent had started, its bodies and processes are cut · the
+   children fall, but for detached ones. Nothing in this file waits. What follows t0 is in `ending.py`: the ending
+   becomes public (t1), the bodies and processes of the run end (t2), and the receipt is complete (t3).
 2. A Fall holds all runs that fall in one step. A stop of a session ends the run in the seat, the messages that arrive
    or wait, and the detached children, as far as the caller may stop them. A takeover ends the run in the seat and the
    waiting messages that the sender may stop; announcements go on waiting. The children of each of these runs fall too.
@@ -320,8 +320,8 @@ class Fall:
     def adopt(self, run: LiveRun, found: Outcome) -> None:
         """Replace a run's outcome by the one that counts.
 
-        That is another ending that the store already had; or the same ending marked `unkept`, if the store did not keep
-        the message that took over.
+        `found` is another ending that the store already had; or the same ending marked `unkept`, if the store did not
+        keep the message that took over.
         """
         if run.session.previous is not None and run.session.previous.run_id == run.id:
             run.session.previous = found
@@ -376,7 +376,7 @@ class Fall:
     def _children_of(self, run: LiveRun) -> Iterator[ChildEnd]:
         """Yield the children whose endings no `child` event told.
 
-        They fell with this run, or their endings were not public yet when this run fell.
+        Such children fell with this run, or their endings were not public yet when this run fell.
         """
         for fall in (self, *(run.child_falls or ())):
             for child in fall.runs:

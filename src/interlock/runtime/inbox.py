@@ -20,11 +20,11 @@ queue · one Decision.
    arrival waits, and can be stopped meanwhile. Otherwise a first message that is withdrawn could leave its sender as
    the owner of another principal's session.
 6. A run begins when the endings before it in its session are public. That is at most COMMIT_SECONDS after their falls,
-   and after a takeover at most UNKEPT_SECONDS more. So a watcher sees the old run's terminal event before the new run's
-   message. A run never waits for the cleanup of others.
+   and after a takeover at most UNKEPT_SECONDS more (`ending.py`). So a watcher sees the old run's terminal event before
+   the new run's message. A run never waits for the cleanup of others.
 7. The step that hands a steered message to the agent makes it part of the run, and gives its alias to the store without
-   waiting. The store writes the alias before the first tool call that the run records after it, or together with that
-   call. So the store never holds an effect of the message without the fact that the run absorbed it.
+   waiting. The store writes the alias before the run's next tool call, or together with that call. So the store never
+   holds a tool call that the message may have caused without the fact that the run absorbed the message.
 """
 
 import asyncio
@@ -565,9 +565,9 @@ class Inbox:
     async def _nothing_left_to_tell(self, run: LiveRun) -> None:
         """If this message took over a run, wait until the endings to be published before that run's ending are public.
 
-        Such are the endings of the old run's children. Otherwise they could be published after the ack, which tells the
-        sender that the old run is over. The old run's own ending is not awaited here: if the store is slow, that ending
-        itself waits for this ack (`Endings._commit`), and the two would wait for each other.
+        Examples are the endings of the old run's children. Without this wait such an ending could be published after
+        the ack, which tells the sender that the old run is over. The old run's own ending is not awaited here: if the
+        store is slow, that ending itself waits for this ack (`Endings._commit`), and the two would wait for each other.
         """
         old = None if run.superseded is None else self._registry.runs.get(run.superseded)
         if old is not None and old.fall is not None:
