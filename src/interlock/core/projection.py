@@ -27,8 +27,8 @@ WHY_CHARS: Final = 200
 class AgentWait(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The words with which the gateway tells a waiter how a run ended.
 
-    The words stand in the answer of `agent.wait`, in the second frame with which the gateway answers the method `agent`,
-    and in the answer to a message whose key was used before.
+    The words stand in the answer of `agent.wait`, in the second frame with which the gateway answers the method
+    `agent`, and in the answer to a message whose key was used before.
     """
 
     status: str
