@@ -24,7 +24,7 @@ help: ## list the targets
 
 setup: $(READY) ## install the package and its development tools into .venv
 
-run: $(SERVE_READY) ## serve the demo agent, offline; send to it and stop it from another terminal
+run: $(SERVE_READY) ## serve the demo agent, which needs no model and no key; send to it and stop it from another terminal
 	@exec $(BIN)/interlock serve
 
 # The tests wait about as long as they work, so there are more of them at a time than cores. A file's tests stay together,
@@ -65,7 +65,7 @@ prove: $(READY) tools ## search the model, explore SEEDS=100000 (SEED=n replays)
 	@$(if $(SEED),true,$(BIN)/python -m proofs announcements --kills $(ANNOUNCED))
 	@$(if $(SEED),true,$(BIN)/python -m proofs crashes --kills $(CRASHES))
 
-bench: $(BENCH_READY) ## print every figure the docs quote
+bench: $(BENCH_READY) ## print every figure that the docs quote of Interlock
 	@$(BIN)/python -m bench
 
 races: $(READY) ## list the rows of tests/races.md that have no test yet
