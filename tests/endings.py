@@ -1,8 +1,8 @@
 """The contract of endings: draws the tables of docs/endings.md, and says what the changelog owes (`make endings`).
 
 1. A cell is what `project` answers for a case on a surface. The page shows every cell; no table is written by hand.
-2. tests/endings.json has the cells of the latest release (before the first: those of the version to come). A cell that differs from it needs a line in the unreleased
-   part of CHANGELOG.md, and a line there must be a difference:
+2. tests/endings.json has the cells of the latest release; before the first release, those of the version to come. A
+   cell that differs from it needs a line in the unreleased part of CHANGELOG.md, and a line there must be a difference:
    - Ending `stopped`, `superseded` on `responses.http`: `200` → `422`.
    - Endings on `irc`: new.
 3. At a release, when its heading has a date, `python tests/endings.py release` keeps the cells as they are then.
