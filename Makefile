@@ -28,9 +28,9 @@ run: $(SERVE_READY) ## serve the demo agent, offline; send to it and stop it fro
 	@exec $(BIN)/interlock serve
 
 # The tests wait about as long as they work, so there are more of them at a time than cores. A file's tests stay together,
-# because they share servers and browsers; tests/conftest.py says which of them begin first.
+# because they share servers and browsers; those that are marked `long` begin first.
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? 2 * n : n + 2)))
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Where the tests' own directories are: in memory if there is room in it and programs may be run from it, since a commit
 # that waits for somebody else's fsync is late. Others may enter, because some tests become other users.

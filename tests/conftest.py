@@ -17,15 +17,7 @@ settings.load_profile("test")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say what may be run side by side, and what begins first.
-
-    The tests of a file stay together, because they share servers, browsers and what was played once for all of them.
-    Tests that are marked `long` begin first: one that began last would be waited for alone. Tests that are marked
-    `apart` share nothing, so each of them may run anywhere.
-    """
-    for item in items:
-        if item.get_closest_marker("apart") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(item.config.rootpath).as_posix()))
+    """Begin with the tests that are marked `long`: one that began last would be waited for alone."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 

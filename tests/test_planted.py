@@ -23,7 +23,7 @@ from proofs.scenarios import play
 ROOT = Path(__file__).parent.parent
 PATCHES = {path.stem: path for path in sorted((ROOT / "tests" / "planted").glob("*.patch"))}
 
-pytestmark = [pytest.mark.long, pytest.mark.apart]
+pytestmark = pytest.mark.long
 
 LAST_SEEDS = dict(
     line.split() for line in (ROOT / "tests" / "planted" / "seeds.txt").read_text("utf-8").splitlines()[1:]

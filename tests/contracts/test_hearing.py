@@ -38,7 +38,7 @@ from interlock import (
 )
 from interlock.processes.notice import pipe, write
 
-pytestmark = [pytest.mark.long, pytest.mark.apart]
+pytestmark = pytest.mark.long
 
 ROOT = str(Path(__file__).resolve().parents[2])
 AGENT, COLD = "tests.contracts.listeners:agent", "tests.contracts.cold_listeners:agent"

@@ -26,7 +26,7 @@ from interlock.processes.base import Grade
 from .test_hogs import BOUND_SECONDS, Act, Stage, staged, until
 from .test_link import Peer, opened
 
-pytestmark = [pytest.mark.long, pytest.mark.apart]
+pytestmark = pytest.mark.long
 
 ROUNDS = 10
 LIMIT_SECONDS = 2.0

@@ -45,12 +45,16 @@ from .test_spawn import (
 FREEZER = Path("/sys/fs/cgroup/freezer")
 GRACE_SECONDS = 0.8
 LONG_SECONDS = 120.0  # a grace that nobody waits for
+UNANSWERED = ("test_a_keeper_that_does_not_answer_", "test_a_stopped_helper_and_keeper_")
 
 
 @pytest.fixture(autouse=True)
 def keepers_have_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A keeper that is only slow is not replaced: what it saw of its processes would go with it."""
-    if not request.node.originalname.startswith("test_a_keeper_that_does_not_answer_"):
+    """Let no helper replace a keeper that is only slow, because what the keeper saw of its processes would be lost.
+
+    The tests of keepers that never answer are the exception.
+    """
+    if not request.node.originalname.startswith(UNANSWERED):
         monkeypatch.setattr(containments, "INSIST_SECONDS", BOUND_SECONDS)
 
 

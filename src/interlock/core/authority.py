@@ -4,9 +4,10 @@
 2. A caller is allowed an action only if `RIGHTS` lists one of the caller's relations (`Relation`: owner, writer,
    reader, …) for it. Everything that is not listed is denied.
 3. Every check is about one session: `Whose` says who owns it and with whom it is shared. The owner and the admins may
-   do everything in it. A principal with whom the session is shared for writing may see it, send to it, and end the runs
-   they started. A principal with whom it is shared for reading may see it. For every other principal the session does
-   not exist: they get "not found", even if they once sent to it.
+   do everything in it. A principal with whom the session is shared for writing may see it and send to it, and may stop
+   the runs they started and answer the questions of these runs. A principal with whom the session is shared for reading
+   may see it. Every other principal, but for rules 4 and 5, gets "not found", as if the session did not exist, even a
+   principal who once sent to the session.
 4. A reader (`readers=`) sees every session and changes nothing, not even a run that the reader once started. `appoint`
    can lift that ban (`writers`).
 5. An approver (`appoint`) sees and may answer every question, even if the approver is a reader. An approver keeps its
@@ -37,9 +38,9 @@ class Relation(StrEnum):
 class Action(StrEnum):
     """What a caller asks to do."""
 
-    # To begin a session, which then belongs to the caller. Control asks this of the sender of every message, and of a
-    # stop that would leave a mark for messages still to arrive (`StopMark`). So a reader who is
-    # not in `writers` sends nothing and leaves no mark.
+    # To begin a session, which then belongs to the caller. Control checks this right for the sender of every message,
+    # even to a session that exists, and for the caller of a stop that would leave a `StopMark`. So a reader who is not
+    # in `writers` sends nothing and leaves no mark.
     FOUND = "found"
     SEND = "send"
     TAKE_OVER = "take_over"
@@ -60,7 +61,7 @@ _ADMIN = frozenset({_R.ADMIN})
 
 RIGHTS: dict[Action, frozenset[Relation]] = {
     Action.FOUND: _ENDS | {_R.WRITER, _R.GUEST, _R.OTHER},
-    # A writer may send, but may not take over another principal's run: the writer's message queues.
+    # A writer may send, but may not take over another principal's run (`takeover`, rule 2).
     Action.SEND: _OWNS | {_R.WRITER},
     Action.TAKE_OVER: _ENDS,
     Action.STOP: _ENDS,
@@ -114,7 +115,7 @@ def may_found(by: Principal, session: SessionId) -> bool:
 
 
 class Authority:
-    """The principals that have a role in this control, and the one place where a right is asked for."""
+    """The principals that have a role in this control, and the one place where a right is checked (`may`)."""
 
     __slots__ = ("_admins", "_approvers", "_named", "_readers", "_writers")
 

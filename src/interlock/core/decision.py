@@ -1,8 +1,10 @@
 """One Decision is one transaction: everything that one synchronous step decided.
 
-Every part is self-contained and conditional: a row is inserted if it is absent, an ending is written where the store
-has none, a generation only rises. So a Decision may be handed to the store twice, and the store may take it although an
-earlier Decision never arrived.
+No part fails if an earlier Decision is absent. Most parts are conditional: a row is inserted if it is absent, an ending
+is written where the store has none or `lost`, a generation only rises. `tools`, `receipts`, `wakes`, `unwakes` and
+`rises` are written without a condition. A second write of the same value changes nothing, and a second rise of a
+generation does no harm, since generations may have holes. So a Decision may be handed to the store twice, and the store
+may take it although an earlier Decision never arrived.
 """
 
 import msgspec
@@ -58,7 +60,10 @@ class ShareRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What the store keeps of a run. `outcome` is written once; `alias` is the run that absorbed the message."""
+    """What the store keeps of a run. `alias` is the run that absorbed the message.
+
+    `outcome` is written once, but an outcome `lost` is replaced by another ending that arrives later.
+    """
 
     id: RunId
     session: SessionId
@@ -125,7 +130,10 @@ class ToolRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuestionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A question and its state. The first answer stands; a void or expired question stays so."""
+    """A question and its state. A void or expired question stays so.
+
+    The first answer stands, unless the run falls before its agent has the answer: then the question becomes void.
+    """
 
     id: QuestionId
     run_id: RunId
@@ -207,19 +215,20 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     writer: Writer | None = None
     sessions: tuple[SessionRow, ...] = ()  # insert, or raise the generation
     admissions: tuple[RunRow, ...] = ()  # insert if absent
-    endings: tuple[RunRow, ...] = ()  # insert, or set the outcome where there is none
-    keys: tuple[KeyRow, ...] = ()  # insert if absent
-    tombstones: tuple[Tombstone, ...] = ()
-    starts: tuple[RunId, ...] = ()  # set where the run has neither started nor ended
+    endings: tuple[RunRow, ...] = ()  # insert, or set the outcome where there is none or `lost`
+    # Insert if absent. If a message was to be absorbed and then ended by itself, its key is set to its own run.
+    keys: tuple[KeyRow, ...] = ()
+    tombstones: tuple[Tombstone, ...] = ()  # insert if absent
+    starts: tuple[RunId, ...] = ()  # set where the run has not ended
     told: tuple[RunId, ...] = ()  # set: the run's terminal event is in the log
-    tools: tuple[ToolRow, ...] = ()
+    tools: tuple[ToolRow, ...] = ()  # insert, or set the state
     receipts: tuple[Receipt, ...] = ()  # insert or replace
     # Pairs of a message's run and the run that absorbed it; set where the message's run has not ended.
     aliases: tuple[tuple[RunId, RunId], ...] = ()
-    questions: tuple[QuestionRow, ...] = ()
-    wakes: tuple[WakeRow, ...] = ()
-    unwakes: tuple[WakeId, ...] = ()
-    marks: tuple[StopMark, ...] = ()
+    questions: tuple[QuestionRow, ...] = ()  # insert, or set the state as `QuestionRow` says
+    wakes: tuple[WakeRow, ...] = ()  # insert or replace
+    unwakes: tuple[WakeId, ...] = ()  # delete
+    marks: tuple[StopMark, ...] = ()  # add, as `with_mark` does
     stops: tuple[StopKey, ...] = ()  # insert if absent
     shares: tuple[ShareRow, ...] = ()  # insert or replace, unless the store has a higher `at`
     rises: tuple[SessionId, ...] = ()  # raise the generation of a session that is not in memory

@@ -1,13 +1,14 @@
 """The errors of Interlock.
 
-The text of each says what happened and what to do next. A call that raises one of them was not carried out, with two
-exceptions: after a failure of the disk it is unknown whether a write was kept (`Unsure`), and a run that a message took
-over stays superseded even if the store does not keep that message (race 134).
+The text of each says what happened and what to do next. A call that raises one of them was not carried out, with three
+exceptions. After a failure of the disk it is unknown whether a write was kept (`Unsure` in `stores.base`). If a client
+loses its connection before the answer, it is unknown whether the server carried the call out. And a run that a message
+took over stays superseded even if the store does not keep that message (race 134).
 """
 
 
 class InterlockError(Exception):
-    """The base of every error; its text says what to do next."""
+    """The base of every error but `Stale`; its text says what to do next."""
 
 
 class BadInput(InterlockError, ValueError):
@@ -23,7 +24,7 @@ class Refused(InterlockError):
 
 
 class Rejected(Refused):
-    """The session is busy and the message's strategy was `reject`."""
+    """The session is busy, and the message has the strategy `reject` or is a wake."""
 
 
 class QueueFull(Refused):
@@ -43,7 +44,10 @@ class Denied(Refused):
 
 
 class Unavailable(InterlockError):
-    """The store did not answer in time, or control is closing. The call was not carried out; make it again."""
+    """The store did not answer in time, control is closing, or a client does not reach its server.
+
+    The call was not carried out; make it again. Where that is unknown (`Unsure`, a lost connection), the text says so.
+    """
 
     retryable = True
 

@@ -1,8 +1,9 @@
 """What a watcher is told, and the transcript that is made from it.
 
-1. Events are the log. The transcript is not stored: `transcript` computes it from the log, for `run.history`,
-   `control.history` and every other reader. `message`, `started`, `block`, `tool` and `ended` events carry everything
-   that `transcript` needs.
+1. The log is the stored events of a session. When a run ends, its passing events (deltas, typing, progress) leave the
+   log. The transcript is not stored: `transcript` computes it from the log, for `run.history`, `control.history` and
+   every other reader. Events of the kinds `message`, `started`, `block`, `tool` and `ended` carry everything that
+   `transcript` needs.
 2. A position is `boot << 32 | n`: the number of this start of the server, then a counter. Positions rise within a
    session, also across restarts; there may be holes.
 3. A run's `ended` event is its last. `receipt`, `gap` and `correction` belong to the session and may follow it.
@@ -160,14 +161,14 @@ class ChildEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ended(_Data, frozen=True, tag="ended"):
-    """The run's terminal event. `cut` is the text that an early end left unfinished."""
+    """The run's terminal event. `cut` is the text that an ending other than `completed` left unfinished."""
 
     kind: ClassVar[EventKind] = EventKind.ENDED
     outcome: Outcome
     cut: str = ""
     tools: tuple[Tool, ...] = ()  # a result for every call that had none
     void: tuple[QuestionId, ...] = ()  # questions that were still open
-    children: tuple[ChildEnd, ...] = ()  # without the detached children, which go on
+    children: tuple[ChildEnd, ...] = ()  # a detached child only if it fell too
 
 
 class ReceiptData(_Data, frozen=True, tag="receipt"):
@@ -178,7 +179,7 @@ class ReceiptData(_Data, frozen=True, tag="receipt"):
 
 
 class Gap(_Data, frozen=True, tag="gap"):
-    """Events after position `after` are missing: they were forgotten, or a crash took them."""
+    """Events after position `after` may be missing: the store forgot them, or a crash took them."""
 
     kind: ClassVar[EventKind] = EventKind.GAP
     after: int
@@ -230,7 +231,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the transcript, ready for a model.
 
-    Every call has a result. The text that an early end left unfinished stands in one entry, which is marked `cut`.
+    Every call has a result. Every ending other than `completed` makes one entry that is marked `cut`. This entry holds
+    the text that the ending left unfinished, which may be empty.
     """
 
     role: str  # user, assistant, call, result

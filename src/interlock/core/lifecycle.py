@@ -1,7 +1,8 @@
 """The states of a run, as a table (`MOVES`) with one function that moves along it (`advance`).
 
 1. The table alone says which moves a run may make.
-2. `advance` finds the move in the table, or raises. No other code compares states to decide whether a run may move.
+2. `advance` finds the move in the table, or raises. Every change of a run's state goes through `advance`. Other code
+   may compare states to choose what to do next, but a move that the table lacks raises all the same.
 3. Acked and drained are not states of this table, but separate facts about a run.
 """
 

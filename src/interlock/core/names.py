@@ -74,7 +74,7 @@ class Ending(StrEnum):
 
 ENDINGS = tuple(ending for ending in Ending if ending not in (Ending.PENDING, Ending.UNKNOWN))
 EARLY = frozenset(ENDINGS) - {Ending.COMPLETED, Ending.FAILED}
-"""Endings that cut a run short; `completed` and `failed` are the agent's own."""
+"""Endings that cut a run short. A run is `completed` if its agent returned, `failed` after an error (`ErrorKind`)."""
 
 
 class KnownPhase(StrEnum):
@@ -122,7 +122,7 @@ class Strategy(StrEnum):
 class May(StrEnum):
     """What a principal may do in a session that is shared with them."""
 
-    WRITE = "write"  # see it, send to it, and end the runs they started
+    WRITE = "write"  # see it, send to it, stop the runs they started, and answer these runs' questions
     READ = "read"  # see it
 
 
@@ -159,7 +159,7 @@ class ToolState(StrEnum):
     PENDING = "pending"  # recorded, not permitted yet
     RUNNING = "running"  # permitted; its body runs
     FINISHED = "finished"
-    FAILED = "failed"  # its body raised
+    FAILED = "failed"  # its body raised, or the store did not record its start in time
     # The call was never permitted: the run fell first, or the call was denied or given up.
     SKIPPED = "skipped"
     # The call was permitted and then cut. Its effect is unknown.
@@ -188,7 +188,7 @@ class ProcessState(StrEnum):
 
 
 class BodyState(StrEnum):
-    """What became of the agent's own code."""
+    """What became of a body, or of the processes in a containment."""
 
     NONE = "none"  # never began
     RUNNING = "running"

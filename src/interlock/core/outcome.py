@@ -1,7 +1,8 @@
 """How a run ended: `settle` decides it once, and every surface tells the same.
 
-A timer only asks whether a run is to end; `settle` decides. Limits are instants on the monotonic clock, so a change of
-the time of day neither ends a run nor keeps one alive (race 90).
+A firing timer does not decide that a run timed out: `settle` compares the run's limits with the clock. So a timer that
+fires late or early changes no ending. Limits are instants on the monotonic clock, so a change of the time of day
+neither ends a run nor keeps one alive (race 90).
 
 1. If a limit has passed at the instant of the decision, the ending is `timed_out`, whatever cause the caller gives.
    For an agent that has returned, the instant is that of its return: work that finished in time is no timeout, however
@@ -18,7 +19,7 @@ from interlock.core.names import EARLY, Ending, ErrorKind, LimitOf, Principal, R
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a run ends, as data. Its presence on a run is the fence's one mark."""
+    """Why a run ends, as data. A run whose fence has a cause has fallen."""
 
     ending: Ending
     by: Principal | None = None
@@ -64,7 +65,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     typed: bool = False  # a person stopped it by a message, not by a call
     born_stopped: bool = False  # the stop came before the message, which never ran
     unkept: bool = False  # superseded by a message that the store did not take, so there is no run to name
-    tools: tuple[str, ...] = ()  # of a hidden turn: the tools that were started, since their effects remain
+    tools: tuple[str, ...] = ()  # tools that a hidden turn began: effects remain; passed on by a run that never started
     started_at: float | None = None  # when its agent began; None: it never did
     ended_at: float | None = None  # when it fell; no effect of it was admitted after that
     drained: bool = False  # its cleanup is over; the receipt's `drain` says whether all was seen to end
@@ -92,8 +93,7 @@ def returned_at(told: float, *, heard: float, now: float) -> float:
     """Return when the agent in a host returned: `told`, the instant the host names, if that is possible; else `now`.
 
     At `heard` control had read everything that the host had sent, and no return was in it. So an instant before `heard`
-    is a lie, and so is an instant in the future. A host that lies gains at most the time for which control did not
-    read.
+    is a lie, and so is an instant in the future. A host that lies can date its return back at most to `heard`.
     """
     return told if heard <= told <= now else now
 
@@ -104,7 +104,10 @@ def passed_limit(now: float, limits: Iterable[Limit]) -> Limit | None:
 
 
 def settle(cause: Cause, *, now: float, limits: Iterable[Limit] = (), phase: str | None = None) -> Cause:
-    """Return the cause that stands if the run ends, or its agent returned, at `now`: a passed limit beats `cause`."""
+    """Return the cause that stands: `timed_out` if a limit had passed at `now`, else `cause`.
+
+    `now` is the instant of the decision, or of the agent's return if the agent has returned.
+    """
     passed = passed_limit(now, limits)
     if passed is None:
         return cause

@@ -25,7 +25,11 @@ WHY_CHARS: Final = 200
 
 
 class AgentWait(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The words in the answer of `agent.wait`, in `agent`'s second frame, and in the answer to a used key."""
+    """The words with which the gateway tells a waiter how a run ended.
+
+    The words stand in the answer of `agent.wait`, in the second frame with which the gateway answers the method
+    `agent`, and in the answer to a message whose key was used before.
+    """
 
     status: str
     stop_reason: str | None = None
@@ -132,7 +136,7 @@ TABLE: Final[dict[Ending, Projection]] = {
         lifecycle=Lifecycle("end", "superseded"), completions=Completions(error_code="superseded"),
         responses=Responses("incomplete", "response.incomplete", 422, "superseded", "superseded"), acp=Acp("cancelled"),
         task="cancelled", session="superseded", parent="cancelled (superseded{successor})", exit_code=130,
-        # The channel says nothing: the reply to the newer message speaks.
+        # The channel says nothing: the reply to the newer message follows.
         client="superseded{successor}", tool="superseded by a newer message{of}", channel=None,
     ),
     Ending.TIMED_OUT: Projection(
@@ -168,10 +172,11 @@ TABLE: Final[dict[Ending, Projection]] = {
 # fmt: on
 
 # The gateway's published schema closes the set of timeout phases and the set of error kinds; our own words travel in
-# `native`. The schema has no error kind for which part failed, so every failure is told as `unknown`.
+# `native`. The schema's error kinds cannot say which part failed (agent, provider, host or store), so every `failed`
+# run is told as `unknown`.
 TIMEOUT_PHASES: Final = {"queue": False, "preflight": False, "provider": True, "post_turn": True}  # provider started?
-# The phase told for a turn that had begun, where the schema does not have the turn's own. Some phase is always told,
-# because clients take a timeout without a phase for a soft timeout.
+# If a run had begun, and the schema has no word for the phase it was in, this phase is told instead. Some phase is
+# always told, because clients take a timeout without a phase for a soft timeout.
 UNDER_WAY: Final = "provider"
 WHOSE: Final[dict[LimitOf, str]] = {
     LimitOf.CALLER: " (its caller's limit)",
@@ -181,7 +186,8 @@ WHOSE: Final[dict[LimitOf, str]] = {
 }
 LOST_RESULT: Final = "started, outcome unknown: the server went down while it ran; it was not run again"
 NOT_KEPT: Final = " by a message that was not kept"
-# A channel is silent after a takeover because the new reply speaks; here the newer message was not kept and has none.
+# After a takeover a channel normally says nothing, because the reply to the newer message follows. If the newer message
+# was not kept, no reply follows, so the channel says this.
 UNKEPT: Final = "Ended by a message that was not kept; send it again."
 # The error code over HTTP where the model's provider failed, not the agent.
 PROVIDER_ERROR: Final = "provider_error"

@@ -65,10 +65,10 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     # `reused` means that the host was kept for the session's next turn, not that such a turn came.
     host: str = "none"
     kept: tuple[str, ...] = ()  # processes of earlier turns that stay with a reused host, by name and pid
-    questions: int = 0
-    queued: int = 0
-    in_flight: int = 0
-    holds: int = 0
+    questions: int = 0  # open questions that went void
+    queued: int = 0  # messages that ended early before they had the seat
+    in_flight: int = 0  # always 0: control counts nothing here
+    holds: int = 0  # named holds that the fallen runs keep until they are drained
     unconfirmed: tuple[str, ...] = ()  # bodies and processes that control did not see end, by name
     aborted: bool = False  # this call ended something
     already: Ending | None = None  # the ending that this call found

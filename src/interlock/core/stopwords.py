@@ -4,15 +4,17 @@ A grammar reads the message; a list of stop words would not do, since people in 
 `vocabulary` has one table per language. A message says stop if phrases of one language cover all of it.
 
 1. Every word of the message must belong to a stop, or to politeness, urgency, emphasis or the agent's name around it.
-   With one word more ("stop the music"), in quotation marks, or forwarded, it is an ordinary message.
+   A message with one word more ("stop the music"), in quotation marks, or forwarded is an ordinary message.
 2. A stop and a negation in one clause ("don't stop") are the opposite of a stop. A punctuation mark ends the clause.
 3. A message that the tables do not cover is an ordinary message. "wait" is an ordinary message, because it need not
    mean stop, and this file does not guess.
 4. One language reads the whole message. Otherwise "no para" (Spanish: it does not stop) would be read as English "no"
    and Spanish "para" (stop), and would stop the run.
-5. The work is bounded: a message longer than LONGEST_CHARS is not read, a shorter one is read once per language.
+5. The work is bounded: a message longer than LONGEST_CHARS, or than the longest word in `also`, is not read. A shorter
+   message is read once per language.
 
-The channel decides who may stop, and which part of a text is the sender's own. This file only reads words.
+This file only reads words. `Authority` decides who may stop, and the channel decides which part of a text is the
+sender's own.
 """
 
 import re
@@ -26,7 +28,7 @@ from typing import Final
 from interlock.core.vocabulary import EVERYWHERE, LANGUAGES, Language, phrases
 
 LONGEST_CHARS: Final = 300
-"""A longer message is not read; the agent's name and its mention are not counted."""
+"""A longer message is not read, unless a word in `also` is longer. Room for the agent's name and mention is added."""
 
 _STRAIGHT: Final = str.maketrans("‘’‚‛“”„‟´ʼ′", "''''\"\"\"\"'''")
 # The marks of ASCII, their full-width forms, and the marks that end a sentence in the scripts of the tables.
@@ -81,7 +83,10 @@ def normalise(text: str) -> str:
 
 
 def _plain(folded: str) -> str:
-    """Return folded text without what people leave out in a hurry: accents, and what tells ı from i."""  # noqa: RUF002
+    """Return folded text without accents, and with the Turkish dotless ı written as i.
+
+    People in a hurry leave out the accents, and the difference between ı and i.
+    """  # noqa: RUF002
     bare = _ACCENTS.sub("", unicodedata.normalize("NFD", folded)).replace("ı", "i")
     return unicodedata.normalize("NFC", bare)
 
@@ -243,7 +248,7 @@ def _next(state: int, role: _Role) -> int | None:
     # "don't wait": a word after the denial is the thing denied, so this is not a stop.
     if role is _Role.AROUND:
         return None if state & _DENIED else state
-    # "anhalten nicht", "रुको नहीं": a negation after the stop makes it the opposite.
+    # "रुको नहीं" (Hindi: do not stop): a negation after the stop makes the clause the opposite of a stop.
     if state & _STOPPED:
         return None
     return state | (_SAID | _DENIED if role is _Role.DENIAL else _BARRED)

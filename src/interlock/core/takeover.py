@@ -2,13 +2,14 @@
 
 1. A person's message is dominant: by default it takes over the run in the seat. A program's message queues by default
    (`strategy_of`): a program ends a person's turn only if its message names a strategy that does (race 133).
-2. Taking over needs the right to stop the run in the seat. Without that right the message queues.
-3. In a shared session, a waiting message may belong to a principal whose runs the sender of a takeover may not stop. A
+2. A message takes over only if its sender may stop the run in the seat, or if a wake started that run (rule 4).
+   Otherwise a message that would take over queues, or is refused if the queue is full.
+3. In a shared session, a takeover can meet a waiting message that the sender of the takeover has no right to stop. A
    takeover goes ahead of such a message at most once; then the message is `overdue`. At the next takeover the old run
    falls all the same, but the overdue message is seated first and the new message queues. Otherwise repeated takeovers
    would starve the waiting message. (The owner and the admins may stop every waiting message, so their takeover ends
    it.)
-4. A wake is skipped while the session is busy, and any message takes over the run of a wake.
+4. A wake is skipped while the session is busy. Any other message takes over the run of a wake, with any strategy.
 5. An announcement takes over no run, and a takeover ends no waiting announcement. Announcements stand in the queue
    after all messages of people and programs (`place`; race 138).
 6. At most ANNOUNCED turns in a row are begun by announcements; further ones become notes (`report_kind`), until a
@@ -53,7 +54,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     may_stop: bool = False  # the sender may stop the run in the seat, or the seat is free
     waiting: int = 0  # messages that would be ahead of this one in the queue
     capacity: int = 0
-    overdue: bool = False
+    overdue: bool = False  # a takeover has gone ahead of a message that this sender may not stop (rule 3)
     collecting: bool = False  # a waiting message collects, and this one may be added to it
 
 
@@ -61,8 +62,9 @@ def strategy_of(kind: RunKind, own: Strategy | None, *, session: Strategy | None
     """Return the strategy that counts: the message's own, else its session's, else the server's.
 
     A program's message without a strategy of its own queues, or is rejected where its session (or the server) rejects.
-    The owner chose the session's strategy for people's messages. So it does not allow a program to end a person's turn
-    or to be steered into it.
+    The owner chose the session's strategy for people's messages, so that choice does not count for programs: a
+    program's message does not end a person's turn, and is not steered into that turn, unless the message itself names
+    such a strategy.
     """
     chosen = own or session or server
     if own is None and kind in PROGRAMS and chosen is not Strategy.REJECT:

@@ -1,7 +1,7 @@
 """A run's life in a few lines, made from the log and the receipt; nothing is stored for the timeline alone.
 
-Events carry `at`, the time of day, for this file. People read it, and no decision depends on it. Deltas are not kept in
-the log, so of each text the timeline shows only its length and the time at which it was complete.
+Events carry `at`, the time of day, for this file. People read the time, and no decision depends on it. Deltas leave the
+log when their run ends, so of each text the timeline shows only its length and the time at which it was complete.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,11 @@ from interlock.core.receipt import Receipt
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a timeline. `what` is the kind of moment, for programs; `name` is the thing it happened to."""
+    """One line of a timeline. `what` is the kind of moment, for programs.
+
+    `name` is the phase, tool, command, question or agent that the moment is about. For `refused`, `name` is the
+    effect; for `admitted` and `joined`, the sender; for `fell`, the principal who ended the run, if one did.
+    """
 
     at: float
     what: str  # admitted, joined, started, phase, tool, process, output, question, child, fell, refused, ended, drained

@@ -2,9 +2,11 @@
 
 1. A phrase is written as people write it. `{a|b}` stands for both spellings, `{a|}` for with and without `a`. Commas
    and line ends separate phrases.
-2. A word that can also mean something else as a whole message ("alto", "enough", "wait") is left out.
-3. A language's word for "not" stands under `negations` only if it also means "no". Any other "not" is no phrase by
-   itself. So no phrases cover the German message "nicht anhalten" (do not stop), and it is an ordinary message.
+2. A word that can also mean something else as a whole message ("alto", "enough", "wait") is not in `stops`. "wait" may
+   still stand around a stop (`around`).
+3. A language's word for "not" stands under `negations` only if it also means "no". A "not" with no such meaning (German
+   "nicht") stands in no table alone, only inside longer phrases. So no phrases cover the German message "nicht
+   anhalten" (do not stop), and it is an ordinary message.
 """
 
 from itertools import product

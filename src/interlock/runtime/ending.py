@@ -1,8 +1,8 @@
 """From the fall to the receipt: t1 (the ending is public), t2 (drain), t3 (drained).
 
 t0 is `Fall.take`, and in the same step `Endings.close` hands the fall's one Decision to the store.
-t1 comes at most COMMIT_SECONDS later: one terminal event for every fallen run, then the receipt. If the store has not
-   answered by then, the event says `durable: false`, and the write is tried again until it is committed. Then the
+t1 comes at most COMMIT_SECONDS later, after a takeover at most UNKEPT_SECONDS more: one terminal event for every fallen
+   run, then the receipt. If the store has not answered by then, the event says `durable: false`, and the write is tried again until it is committed. Then the
    receipt is published again.
 t2 is the drain. Bodies have their grace and then are not resumed. DRAIN_SECONDS bounds the whole drain, for a run and
    its children together. A child that was cut may still clean up after `delegate` returned, so a parent is drained only

@@ -1,13 +1,16 @@
 """The one way to end: every run ends through `Fall.take`, whatever the cause.
 
 1. The causes are completion, failure, stop, takeover, a passed limit, a parent's end, shutdown and loss. All of t0
-   happens in one synchronous step: the ending is settled · the fence closes · the seat is free and the generation rises
-   · questions go void · unread deltas leave every buffer · open tool calls get a result · bodies and processes are cut
-   · the children fall. Nothing in this file waits. What follows t0 is in `ending.py`: the ending becomes public (t1),
-   its bodies and processes end (t2), and the receipt is complete (t3).
-2. A Fall holds all runs that fall in one step. If a session is stopped or taken over, these are the run in the seat,
-   the waiting messages, and the children of each. A Fall has one instant, one Decision and one receipt. Its `cause` is
-   that of its first run; each run has an outcome of its own. A completed run has a receipt too.
+   happens in one synchronous step: the ending is settled · the fence closes · if the run has the seat, the seat is free
+   and the generation rises · open questions go void · after an early end, unread deltas leave every buffer · open tool
+   calls are closed as skipped or interrupted · if the agent had started, its bodies and processes are cut · the
+   children fall, but for detached ones. Nothing in this file waits. What follows t0 is in `ending.py`: the ending
+   becomes public (t1), the bodies and processes of the run end (t2), and the receipt is complete (t3).
+2. A Fall holds all runs that fall in one step. A stop of a session ends the run in the seat, the messages that arrive
+   or wait, and the detached children, as far as the caller may stop them. A takeover ends the run in the seat and the
+   waiting messages that the sender may stop; announcements go on waiting. The children of each of these runs fall too.
+   A Fall has one instant, one Decision and one receipt. The `cause` of a Fall is that of its first run; each run has an
+   outcome of its own. A completed run has a receipt too.
 3. A rollback marks the turn (`outcome.hidden`) and deletes nothing. `outcome.tools` names the tools of the turn whose
    bodies began, since their effects remain.
 """
@@ -85,7 +88,7 @@ class Fall:
         # The message that takes over, if that is the cause. The Decision of this fall admits it.
         self.successor: LiveRun | None = None
         self.stops: tuple[StopKey, ...] = ()  # the key of the stop that made this fall, stored with what it ended
-        self.queued = 0
+        self.queued = 0  # messages that this fall ended early before they had the seat
         self.durable = True
         self.drain = Drain.PENDING
         self.fenced_at, self._fenced_mono = clock.wall(), clock.now()
@@ -94,7 +97,8 @@ class Fall:
         self.ended = asyncio.Event()
         self.drained = asyncio.Event()
         self.kept = asyncio.Event()  # set when the endings are in the store
-        self._decided: set[SessionId] = set()  # sessions with a run here that the inbox had decided on
+        # The sessions of those runs in this fall that the inbox had decided on before they fell.
+        self._decided: set[SessionId] = set()
         self._registry = registry
         self._feed = feed
         self._clock = clock
@@ -135,8 +139,9 @@ class Fall:
         self.queued += settled.early and run.parent is None and run.state in (State.ARRIVING, State.QUEUED)
         run.move(Move.END)
         run.fall = self
-        # True if the run ended before its session had an owner. Its text is then shown to nobody: the first sender
-        # admitted later becomes the owner and must not read it.
+        # True if the run was never seated and the store has no row of its session. The text of such a run is shown to
+        # nobody: the session has no certain owner yet, and a sender admitted later may become the owner, who must not
+        # read the text.
         run.withheld = run.session.loaded and not run.session.stored and run.generation is None
         self.runs.append(run)
         if run.session.seat is run:
@@ -171,8 +176,8 @@ class Fall:
     def _before_parent(self, run: LiveRun) -> None:
         """If the run's parent has not fallen yet, add this fall to `parent.child_falls`.
 
-        So the parent's end waits for this fall: it is published after this one, and the parent is drained only when
-        this fall is drained. The tools that the child began count as begun by the parent.
+        So the parent's ending is published after this fall's, and the parent is drained only when this fall is drained.
+        The tools that a child began count as begun by the parent, unless the child is detached.
         """
         parent = run.parent
         if parent is None or parent.fallen:
@@ -289,7 +294,10 @@ class Fall:
 
     @property
     def containments(self) -> list[Containment]:
-        """The containments of these runs, of their children that fell before them, and of detached processes ended."""
+        """The containments of these runs, of their children that fell before them, and of the processes in `swept`.
+
+        `swept` are the detached processes that this fall ended.
+        """
         of_runs = [containment for run in _with_children(self.runs) for containment in held_by(run)]
         return [*of_runs, *(process.containment for process in self.swept)]
 
@@ -310,7 +318,11 @@ class Fall:
             seat_next(self._registry, session)
 
     def adopt(self, run: LiveRun, found: Outcome) -> None:
-        """Replace a run's outcome by the true one: the store had another, or did not keep the newer message."""
+        """Replace a run's outcome by the one that counts.
+
+        `found` is another ending that the store already had; or the same ending marked `unkept`, if the store did not
+        keep the message that took over.
+        """
         if run.session.previous is not None and run.session.previous.run_id == run.id:
             run.session.previous = found
         if run is self.runs[0]:
@@ -362,7 +374,10 @@ class Fall:
         )
 
     def _children_of(self, run: LiveRun) -> Iterator[ChildEnd]:
-        """Yield the children whose endings have no event in the run's own stream, because the run fell first."""
+        """Yield the children whose endings no `child` event told.
+
+        Such children fell with this run, or their endings were not public yet when this run fell.
+        """
         for fall in (self, *(run.child_falls or ())):
             for child in fall.runs:
                 if child.parent is run and not child.announced and child.outcome is not None:
@@ -462,7 +477,10 @@ def held_by(run: LiveRun) -> list[Containment]:
 
 
 def _with_children(runs: Sequence[LiveRun]) -> Iterator[LiveRun]:
-    """Yield runs, and the children that ended before them: a child that is not drained is drained with its parent."""
+    """Yield the runs, and the children that fell before them and may not be drained yet.
+
+    A parent is drained only when these children are.
+    """
     rest = list(reversed(runs))
     while rest:
         run = rest.pop()
@@ -498,7 +516,10 @@ def _listed(run: LiveRun) -> list[FallenTool]:
 
 
 def _begun(run: LiveRun) -> dict[str, None]:
-    """Return the names of the tools whose bodies began, in a run and in its children: their effects remain."""
+    """Return the names of the tools whose bodies began, in a run and in its children that are not detached.
+
+    The effects of these tools remain.
+    """
     names = dict(run.begun or {})
     for child in (run.children or {}).values():
         if not child.detached:

@@ -1,26 +1,30 @@
 """The one way in, for every message: a person's, a program's, a parent's to its child, a schedule's.
 
-A message stands in its session's line of arrivals from the first instant, so a stop right after it ends it (races 2 and
-24). The inbox decides on the arrivals of a session in their order, on each in one synchronous step: used key? · stopped
-meanwhile? · may the sender send? · stopped before it came? · takeover · seat or queue · one Decision.
+A message stands in its session's line of arrivals from the first instant. So a stop that comes right after the message
+finds it and ends it (races 2 and 24). The inbox decides on the arrivals of a session in their order, on each in one
+synchronous step: used key? · stopped meanwhile? · may the sender send? · stopped before it came? · takeover · seat or
+queue · one Decision.
 
-1. A used key is answered before the inbox looks for a stop that came ahead of the message, and both before a run is
-   taken over. Otherwise the second delivery of a message would take over the run of the first (race 102).
+1. The inbox first checks whether the key was used, then whether a stop came ahead of the message, and only then takes
+   over a run. If the inbox did not check the key first, the second delivery of a message would take over the run of the
+   first (race 102).
 2. The ack follows the commit. A message that the store does not take in time is withdrawn: its seat and its key are
    free again, and the sender is told to send it again.
 3. One task of control's own carries a message from here to its end (`Stage.carry`). The sender only waits for the ack,
    and may vanish. So there is no hand-over between tasks at which a message could be forgotten.
-4. Messages are collected into one turn only where each author may stop the other's run, because each may stop the turn.
-   They are committed one after another, and the turn does not begin while one is being committed. Otherwise a sender
-   could be told that the message is part of the turn while the turn began without it.
+4. Messages are collected into one turn only where each author may stop the other's runs, because a stop by either of
+   them ends the whole turn, with the other's message in it. Collected messages are committed one after another, and the
+   turn does not begin while one is being committed. Otherwise a sender could be told that the message is part of the
+   turn while the turn began without it.
 5. The sender of the first message admitted to a session becomes its owner. Until that message is committed the next
    arrival waits, and can be stopped meanwhile. Otherwise a first message that is withdrawn could leave its sender as
    the owner of another principal's session.
-6. A run begins when the endings before it in its session are public, at most COMMIT_SECONDS after their falls. So a
-   watcher sees the old run's terminal event before the new run's message. A run never waits for the cleanup of others.
+6. A run begins when the endings before it in its session are public. That is at most COMMIT_SECONDS after their falls,
+   and after a takeover at most UNKEPT_SECONDS more (`ending.py`). So a watcher sees the old run's terminal event before
+   the new run's message. A run never waits for the cleanup of others.
 7. The step that hands a steered message to the agent makes it part of the run, and gives its alias to the store without
-   waiting. The store writes the alias before anything that the run records later. So the store never holds an effect of
-   the message without the fact that the run absorbed it.
+   waiting. The store writes the alias before the run's next tool call, or together with that call. So the store never
+   holds a tool call that the message may have caused without the fact that the run absorbed the message.
 """
 
 import asyncio
@@ -49,7 +53,7 @@ from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import ARRIVALS, COLLECT_TIMES, COLLECTED, Settings
 from interlock.stores.base import Loaded, Store, StoreFailed, Ticket, Unsure, committed
 
-# Arrivals at most this long after a session's first message are refused with it if the store does not take it.
+# If the store does not take a session's first message, messages that arrived up to this long after it are refused too.
 PATIENCE_SECONDS = 0.1
 # How many takeovers may go ahead of a waiting message that their senders may not stop (`takeover`, rule 3).
 PASSES = 1
@@ -104,7 +108,8 @@ class Inbox:
     async def admit(self, run: LiveRun) -> bool:
         """Decide on a message when its turn in the line comes, and acknowledge it.
 
-        Return True if its run goes on to wait for the seat; False if it was refused, answered or has ended.
+        Return True if the message has its seat or its place in the queue; False if it was refused, has a used key, was
+        absorbed, or has ended.
         """
         assert run.turn is not None
         try:
@@ -193,7 +198,10 @@ class Inbox:
         return self._admit(run)
 
     def _stopped_before(self, run: LiveRun, known: Loaded) -> Principal | None:
-        """Return who stopped a message before it came: by its key, or by a stop written after it in its channel."""
+        """Return who stopped a message before it arrived, or None.
+
+        The stop named the message's key, or it was written after the message in the same channel but arrived first.
+        """
         buried = known.buried or self._registry.buried(run.principal, run.key)
         return run.principal if buried else self._stopped_after(run)
 
@@ -304,7 +312,8 @@ class Inbox:
         if session.owner is None:
             session.owner, run.founds = run.principal, True
         everyone = session.waiting or []
-        # A takeover does not end waiting announcements, and they do not fill the queue. They only make a wake skip.
+        # A takeover does not end waiting announcements, and announcements do not fill the queue. Only a wake is skipped
+        # because of them.
         waiting = [other for other in everyone if other.kind not in REPORTS]
         staying = [other for other in waiting if not self._may_stop(run, other)]
         collector = self._collector(run, waiting)
@@ -403,8 +412,8 @@ class Inbox:
 
         If that run may not or does not take the report, the report waits for a turn of its own.
 
-        As with any steer, the child's principal must have the right to stop that run: the report of a guest's child
-        does not get into the owner's turn.
+        As with any steer, the child's principal must have the right to stop that run: the report of a child that a
+        writer began does not get into the owner's turn.
         """
         seated = report.session.seat
         report.due = True
@@ -476,7 +485,7 @@ class Inbox:
         return self._store.decide(Decision(admissions=(row,), keys=keys))
 
     def _merged(self, run: LiveRun, into: LiveRun, *, inside: bool) -> None:
-        """Finish adding a message: the store has it (`inside`), or never will. Now the turn is allowed to begin."""
+        """Finish adding a message: the store has it (`inside`), or never will. The turn waits for a new quiet time."""
         collection = into.collection
         assert collection is not None
         collection.merging = run.joining = None
@@ -529,12 +538,12 @@ class Inbox:
         into = run.joining
         run.sent = self._sent(run)
         # The ack comes after the commit, so an acknowledged message is on disk together with its key. If the server is
-        # killed before the commit, the store has neither, and the sender, who got no ack, sends again (race 75). If it
-        # is killed between commit and ack, the store has both, and the same key gets the same run (race 76). With the
-        # ack before the commit, a kill in between would lose an accepted message. If the commit takes too long,
-        # `committed` asks the store to withdraw it, and the answer of the store is final: the message is committed, or
-        # never will be. So a refused message cannot turn up later and run. A message that a stop ended meanwhile is
-        # acknowledged with that ending, whatever the store says.
+        # killed before the commit, the store has neither, and the sender, who got no ack, sends again (race 75). If the
+        # server is killed between commit and ack, the store has both, and the same key gets the same run (race 76).
+        # With the ack before the commit, a kill in between would lose an accepted message. If the commit takes too
+        # long, `committed` asks the store to withdraw the message, and the answer of the store is final: the message is
+        # committed, or never will be. So a refused message cannot turn up later and run. A message that a stop ended
+        # meanwhile is acknowledged with that ending, whatever the store says.
         inside = await committed(self._store, ticket, self._settings.commit_seconds)
         if into is not None:
             self._merged(run, into, inside=inside)
@@ -554,9 +563,11 @@ class Inbox:
         return True
 
     async def _nothing_left_to_tell(self, run: LiveRun) -> None:
-        """Wait until the endings that precede the old run's own are public, such as those of its children.
+        """If this message took over a run, wait until the endings to be published before that run's ending are public.
 
-        Otherwise they would be published after the ack, which tells the sender that the old run is over.
+        Examples are the endings of the old run's children. Without this wait such an ending could be published after
+        the ack, which tells the sender that the old run is over. The old run's own ending is not awaited here: if the
+        store is slow, that ending itself waits for this ack (`Endings._commit`), and the two would wait for each other.
         """
         old = None if run.superseded is None else self._registry.runs.get(run.superseded)
         if old is not None and old.fall is not None:
@@ -626,7 +637,7 @@ class Inbox:
 
 
 async def endings_told(session: Session) -> None:
-    """Wait until the earlier endings of a session are public, which takes at most COMMIT_SECONDS."""
+    """Wait until the earlier endings of a session are public; rule 6 says how long that takes at most."""
     for fall in tuple(session.falls or ()):
         await fall.ended.wait()
 

@@ -7,7 +7,7 @@
 2. The started mark is committed before the agent's first step. After a crash the next start admits a message without
    the mark again, and ends a run with the mark as `lost`: no agent runs twice for one message.
 3. A start that is not recorded in time does not happen. The run ends as `failed` with error kind `store`.
-4. A run begins only when its predecessors' endings are public, at most COMMIT_SECONDS after they fell. So a watcher
+4. A run begins only when its predecessors' endings are public, soon after they fell (t1, `ending.py`). So a watcher
    sees the old run's terminal event before the new run's first one. A run never waits for its predecessors' cleanup.
 5. The agent's return or error settles the ending only if nothing else has: a fallen run keeps its ending.
 """
