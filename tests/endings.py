@@ -1,8 +1,8 @@
 """The contract of endings: draws the tables of docs/endings.md, and says what the changelog owes (`make endings`).
 
 1. A cell is what `project` answers for a case on a surface. The page shows every cell; no table is written by hand.
-2. tests/endings.json has the cells of the latest release. A cell that differs from it needs a line in the unreleased
-   part of CHANGELOG.md, and a line there must be a difference:
+2. tests/endings.json has the cells of the latest release; before the first release, those of the version to come. A
+   cell that differs from it needs a line in the unreleased part of CHANGELOG.md, and a line there must be a difference:
    - Ending `stopped`, `superseded` on `responses.http`: `200` → `422`.
    - Endings on `irc`: new.
 3. At a release, when its heading has a date, `python tests/endings.py release` keeps the cells as they are then.
@@ -160,7 +160,7 @@ def blocks() -> dict[str, str]:
             lambda told: [*map(_struct, (told.wait, told.chat, told.lifecycle)), _code(told.task), _code(told.session)],
         ),
         "people": _by_ending(
-            ["client, page, shell", "a chat channel (*later*)"],
+            ["client, page, shell", "a chat channel (not built)"],
             lambda told: [told.client, told.channel or "*nothing*"],
         ),
         "agents": _by_ending(
