@@ -17,7 +17,7 @@ FOREIGN := build/foreign/.ready
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 .DELETE_ON_ERROR:
-.PHONY: help setup tools run test quick check prove bench races endings pictures clean
+.PHONY: help setup tools run test collected quick check prove bench races endings pictures clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -40,8 +40,12 @@ ROOM := room=$$(mktemp -d /dev/shm/il.XXXX 2>/dev/null) && cp /bin/true $$room &
 
 test quick: export PYTHONDONTWRITEBYTECODE = # the tests start Python some thousand times: what is compiled is kept
 test: ## everything CI runs: the checks, then all the tests
-	@$(MAKE) --no-print-directory -j2 check tools
+	@$(MAKE) --no-print-directory -j3 check tools collected
 	@$(ROOM); PYTEST_DEBUG_TEMPROOT=$$room $(PYTEST); status=$$?; rm -rf $$room; exit $$status
+
+# The workers would each compile every test for themselves.
+collected: $(READY)
+	@mkdir -p build; $(BIN)/python -m pytest --collect-only -qq >build/collected.log || { cat build/collected.log; exit 1; }
 
 QUICK := tests/core tests/runtime tests/test_repository.py tests/test_races.py tests/test_pages.py tests/test_endings.py
 quick: check ## what to run while working, in a minute: the checks, the rules, the runtime, and 2,000 schedules

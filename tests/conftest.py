@@ -1,5 +1,6 @@
 """Settings for every test: no deadline on a busy machine, and the same examples in every run of `make test`."""
 
+import gc
 import os
 from collections.abc import Mapping
 from random import Random
@@ -19,6 +20,12 @@ settings.load_profile("test")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the tests that are marked `long`: one that began last would be waited for alone."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+def pytest_collection_finish() -> None:
+    """Take the collected tests out of the garbage collector's sight: they live to the end, and there are thousands."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -106,7 +106,7 @@ def _plain(value: Any, names: dict[str, str], session: str) -> Any:
     if isinstance(value, str):
         value = value[:2_000].replace(session, "SESSION")
         value = ID.sub(lambda found: names.setdefault(found[0], f"{found[1]}{len(names)}"), value)
-        return re.sub(r"/\S+/(?:notes-\d+|(?:inline|host)0\b)", "PLACE", value)
+        return re.sub(r"/\S+/(?:notes-\d+|(?:inline|host)\d+\b)", "PLACE", value)
     return value
 
 
