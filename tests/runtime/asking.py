@@ -1,4 +1,4 @@
-"""What tests of questions share: an agent that asks, and what became of a question."""
+"""Helpers for tests of questions: an agent that asks, and functions that tell how a question ended."""
 
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
@@ -19,12 +19,12 @@ OPEN, ANSWERED, EXPIRED = QuestionState.OPEN, QuestionState.ANSWERED, QuestionSt
 
 
 async def asks(run: Run, message: Message) -> str:
-    """Ask, and say what came of it."""
+    """Ask one question and answer with its answer."""
     return f"answer: {await run.ask('Deploy?')}"
 
 
 async def question_of(control: Control, run: str, number: int = 0) -> QuestionData:
-    """Wait for a question of a run, the first unless another is wanted."""
+    """Wait for an open question of a run and return it: the first, or the one with this number."""
     async with aclosing(control.watch(run=run)) as events:
         async for event in events:
             if isinstance(event.data, QuestionData) and event.data.state is OPEN:
@@ -35,7 +35,7 @@ async def question_of(control: Control, run: str, number: int = 0) -> QuestionDa
 
 
 async def tried(work: Awaitable[Any]) -> Any:
-    """What a call returns, or the error it is refused with."""
+    """Return the result of a call, or the error that refuses it."""
     try:
         return await work
     except InterlockError as error:
@@ -43,12 +43,12 @@ async def tried(work: Awaitable[Any]) -> Any:
 
 
 async def asked_states(control: Control, session: str = "s") -> list[str]:
-    """What watchers of a session were told of its questions."""
+    """Return the states of a session's questions, in the order in which watchers were told."""
     return [event.data.state.value for event in await log_of(control, session) if isinstance(event.data, QuestionData)]
 
 
 def guarded(ran: list[str]) -> Callable[..., Coroutine[Any, Any, str]]:
-    """A tool that must be allowed first."""
+    """Return a tool that a person must allow."""
 
     @tool(approval="ask")
     async def deploy(target: str = "production") -> str:

@@ -1,4 +1,4 @@
-"""What the room's tests ask for by name."""
+"""Fixtures that the runtime's tests share."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from .lives import Place
 
 @pytest.fixture(params=["memory", "sqlite"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """A store of either kind."""
+    """Return a store of either kind."""
     return Place(request.param, tmp_path / "data")
 
 

@@ -1,4 +1,4 @@
-"""What tests of child runs share: agents that delegate, and what is known of the children they began."""
+"""Helpers for tests of child runs: agents that delegate, and functions that look at their children."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -18,7 +18,7 @@ AGENTS: dict[str, Agent] = {"echo": echoes, "idle": idles, "deaf": deaf, "mumble
 
 
 def to(name: str, **options: Any) -> Agent:
-    """An agent that hands its message on and answers with what became of it."""
+    """Return an agent that delegates its message to another agent and answers with the child's outcome."""
 
     async def agent(run: Run, message: Message) -> str:
         child = await run.delegate(name, message.text, **options)
@@ -28,7 +28,7 @@ def to(name: str, **options: Any) -> Agent:
 
 
 def lets_go(name: str) -> Agent:
-    """An agent that begins a detached child and waits for ever."""
+    """Return an agent that begins a detached child and waits for ever."""
 
     async def agent(run: Run, message: Message) -> None:
         await run.delegate(name, message.text, detached=True)
@@ -38,31 +38,31 @@ def lets_go(name: str) -> Agent:
 
 
 async def ticks(number: int) -> None:
-    """Let the others take a number of steps."""
+    """Let other tasks take this number of steps."""
     for _ in range(number):
         await asyncio.sleep(0)
 
 
 async def child_of(control: Control, run: str) -> str:
-    """The id of a run's first child, once it is told of."""
+    """Wait until a run's first child is published, and return its id."""
     return str((await told(control, run, EventKind.CHILD)).data.child)
 
 
 async def begun_child(control: Control, run: str) -> str:
-    """The id of a run's first child, once its agent has begun."""
+    """Wait until the agent of a run's first child has begun, and return the child's id."""
     child = await child_of(control, run)
     await started(control, child)
     return child
 
 
 async def told_once(control: Control, run: str, session: str | None = None) -> None:
-    """A run's terminal event is there, is its only one, and is its last."""
+    """Assert that a run has exactly one terminal event, and that this event is its last."""
     mine = kinds(await log_of(control, session or f"run:{run}"), run)
     assert mine.count("ended") == 1 and mine[-1] == "ended", mine
 
 
 async def nothing_left(control: Control) -> None:
-    """When everything has had its time, nothing is in memory."""
+    """Wait ten seconds and assert that control's registry is empty."""
     await anyio.sleep(10)
     registry = control._registry
     left = (

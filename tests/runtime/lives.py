@@ -1,7 +1,7 @@
-"""Lives of a control on one store: one is killed at an exact point, the next begins with what is left.
+"""Lives of a control on one store: one life is killed at an exact point, and the next starts on the same store.
 
-On sqlite a killed life is a process of its own and dies of SIGKILL. On memory it is a thread that is never resumed:
-nothing of it runs behind the point, and what its store had not carried out by then is dropped.
+On sqlite a killed life is a process of its own and dies of SIGKILL. On memory it is a thread that is never resumed: no
+line of it runs after that point, and writes that its store had not carried out by then are dropped.
 """
 
 import asyncio
@@ -43,23 +43,23 @@ AnyStore = MemoryStore | SqliteStore
 
 
 class Place:
-    """A store that outlives its controls."""
+    """A store that outlives the controls that use it."""
 
     def __init__(self, kind: str, directory: Path) -> None:
         self.kind = kind
         self.directory = directory
         self._memory = MemoryStore()
-        self.store: Any = None  # of the life that is being played
+        self.store: Any = None  # the store of the current life
         self.control: Any = None
         self._parked: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._pipe: int | None = None
 
     def life(self, scene: Scene, agent: Agent, *, before: Before | None = None, **options: Any) -> Any:
-        """Play a scene, close control in good order, and return what the scene did."""
+        """Play a scene, close control in good order, and return the scene's result."""
         return asyncio.run(self._play(scene, agent, before, options))
 
     def killed(self, scene: Scene, agent: Agent, *, before: Before | None = None, **options: Any) -> Any:
-        """Play a scene in which somebody calls `die`, and return what was handed to that."""
+        """Play a scene in which somebody calls `die`, and return the value that was given to `die`."""
 
         def play() -> None:
             asyncio.run(self._play(scene, agent, before, options))
@@ -69,9 +69,9 @@ class Place:
         return told
 
     def die(self, told: object = None, *, written: bool = True) -> NoReturn:
-        """End this life here and now: no line of it runs behind this one. What was given to the store is in it.
+        """End this life here: no line of it runs after this one. Everything given to the store is first carried out.
 
-        Unless `written` is False: then that is as it happens to be.
+        If `written` is False, the store is left as it happens to be at that moment.
         """
         if written:
             carried_out(self.store)
@@ -114,7 +114,9 @@ class Place:
     def _in_a_process(self, play: Callable[[], None]) -> tuple[str, Any]:
         reader, writer = os.pipe()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # threads of other lives are parked for good
+            # Python warns of a fork in a process with threads; here the other threads are lives that are parked for
+            # good.
+            warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
             try:
@@ -134,7 +136,7 @@ class Place:
         return pickle.loads(said) if said else ("hung", f"nothing was heard of it, status {status}")
 
     def look(self, question: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Ask the store something while nobody has it."""
+        """Ask the store something while no control uses it."""
 
         async def ask() -> Any:
             if self.kind == "memory":
@@ -157,7 +159,7 @@ def _all_of(reader: int) -> bytes:
 
 
 def carried_out(store: AnyStore) -> None:
-    """Block until everything the store was given is in it; nobody was told of that yet."""
+    """Block until the store has carried out everything it was given, without telling anybody who waits for it."""
     if isinstance(store, MemoryStore):
         store._flush()
         return
@@ -169,7 +171,7 @@ def carried_out(store: AnyStore) -> None:
 
 
 def kept_out(store: AnyStore) -> Callable[[], None]:
-    """See to it that the store carries nothing out, though it can be read; call what is returned to let it."""
+    """Keep the store from carrying anything out, though reads still work; call the returned function to release it."""
     if isinstance(store, MemoryStore):
         vars(store)["_flush"] = lambda: None
 
@@ -186,7 +188,7 @@ def kept_out(store: AnyStore) -> Callable[[], None]:
 def behind(
     store: AnyStore, method: str, then: Callable[[], None], *, when: Callable[[Any], bool] = lambda _: True
 ) -> None:
-    """Do something right behind each call of a store's method that `when` picks, in the same step."""
+    """Call `then` right after each call of a store's method that `when` picks, in the same step."""
     real = getattr(store, method)
 
     def hooked(given: Any) -> Any:
@@ -199,12 +201,12 @@ def behind(
 
 
 def ends(ending: str) -> Callable[[Decision], bool]:
-    """Pick decisions that end a run so."""
+    """Return a test that picks the decisions which end a run with this ending."""
     return lambda decision: any(row.outcome is not None and row.outcome.ending == ending for row in decision.endings)
 
 
 async def until(true: Callable[[], Any]) -> Any:
-    """Wait for a condition; the life's own bound is the bound."""
+    """Wait for a condition. LIFE_SECONDS bounds the wait, as it bounds the whole life."""
     while not (found := true()):
         await asyncio.sleep(0.001)
     return found
@@ -216,12 +218,12 @@ async def began(control: Control, run: str) -> None:
 
 
 async def for_ever() -> None:
-    """What a scene waits for that somebody else ends."""
+    """Wait for ever: the scene ends when somebody else ends this life."""
     await asyncio.Event().wait()
 
 
 def sends(session: str, text: str, **options: Any) -> Callable[[Control], Awaitable[None]]:
-    """A scene that sends one message and leaves the rest to the agent."""
+    """Return a scene that sends one message and then waits for ever, so that the agent decides when the life ends."""
 
     async def scene(control: Control) -> None:
         await control.send(session, text, **options)
@@ -231,13 +233,13 @@ def sends(session: str, text: str, **options: Any) -> Callable[[Control], Awaita
 
 
 async def quiet(control: Control) -> None:
-    """Wait until nothing of any session is in memory."""
+    """Wait until no session is in memory, and assert that no run, key or fall is either."""
     await until(lambda: not control._registry.sessions)
     assert control._registry.runs == {} and control._registry.keys == {} and control._registry.falls == {}
 
 
 async def terminal(control: Control, session: str, run: str) -> Ended:
-    """The one terminal event of a run; nothing of the run follows it."""
+    """Return a run's terminal event, after asserting that it is the only one and the run's last event."""
     own = [event for event in await log_of(control, session) if event.run_id == run]
     assert kinds(own).count("ended") == 1, kinds(own)
     assert own[-1].kind is EventKind.ENDED, kinds(own)
@@ -245,7 +247,7 @@ async def terminal(control: Control, session: str, run: str) -> Ended:
 
 
 async def agreed(control: Control, session: str, run: str) -> tuple[Any, ...]:
-    """The story of a run's ending, after every surface was asked for it and said the same."""
+    """Return the story of a run's ending, after asserting that every surface tells the same one."""
     outcome = await control.wait(run, drained=True)
     [listed] = [info for info in await control.runs(session) if info.id == run]
     receipt = await control.receipt(run)

@@ -1,4 +1,4 @@
-"""A stage for the runtime's tests: agents that do as told, and the two loops they play on."""
+"""Helpers for the runtime's tests: agents of simple behaviour, and the seeded loop that plays a test."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -26,9 +26,9 @@ Main = Callable[[], Any]
 
 
 def seeded(main: Main, seeds: Iterable[int] = SEEDS, **options: Any) -> None:
-    """Play a test under several schedules on a virtual clock; nothing may be left behind.
+    """Play a test under several schedules on a virtual clock, and assert that no task is left.
 
-    With `jump=0.0` no timer comes early: for a test that must meet a moment between two timers.
+    With `jump=0.0` no timer comes early, for a test that must meet a moment between two timers.
     """
     for seed in seeds:
         run_seeded(main, seed, on_close=_nothing_left, **options)
@@ -40,7 +40,7 @@ def _nothing_left(loop: SeededLoop) -> None:
 
 
 def put_forward(seconds: float) -> None:
-    """Put the loop's clock forward, by which limits are decided: nobody has to be in time for one, nor wait for it."""
+    """Put the clock that decides limits forward, so that no test waits for a limit or has to be in time for one."""
     loop: Any = asyncio.get_running_loop()
     before = loop.time
     loop.time = lambda: before() + seconds
@@ -52,7 +52,7 @@ async def echoes(run: Run, message: Message) -> str:
 
 
 async def idles(run: Run, message: Message) -> None:
-    """Wait for ever, politely."""
+    """Wait for ever, and end at a cancel."""
     await anyio.sleep_forever()
 
 
@@ -69,7 +69,7 @@ async def deaf(run: Run, message: Message) -> None:
 
 
 async def swallowed(work: Awaitable[Any]) -> BaseException | None:
-    """Await something and go on whatever it raises, cancels and Stale included."""
+    """Await a call and return its error, if any, whatever it is: cancels and Stale included."""
     try:
         await work
     except GeneratorExit:
@@ -85,7 +85,8 @@ async def at_once(*calls: Awaitable[Any]) -> list[Any]:
 
     async def make(number: int) -> Any:
         await begun[number].wait()
-        begun[number + 1].set()  # whoever waits for it runs after the first step of the call
+        # The task that waits for this event runs only after this call has taken its first step.
+        begun[number + 1].set()
         return await calls[number]
 
     begun[0].set()
@@ -93,7 +94,7 @@ async def at_once(*calls: Awaitable[Any]) -> list[Any]:
 
 
 async def told(control: Control, run: str, kind: EventKind) -> Event:
-    """Wait until a run's watcher is told of a kind of event."""
+    """Wait until a run's watcher gets an event of this kind, and return it."""
     async with aclosing(control.watch(run=run)) as events:
         async for event in events:
             if event.kind is kind:
@@ -107,28 +108,28 @@ async def started(control: Control, run: str) -> None:
 
 
 async def log_of(control: Control, session: str = "s") -> list[Event]:
-    """What the store holds of a session's events now."""
+    """Return the events of a session that the store holds now."""
     page = await control._store.events(session, after=0, limit=100_000)
     return list(page.events)
 
 
 def story(outcome: Outcome) -> tuple[str, str, str | None, str | None]:
-    """What must be the same wherever an ending is told."""
+    """Return the part of an outcome that must be the same wherever the ending is told."""
     return outcome.ending, outcome.text, outcome.by, outcome.superseded_by
 
 
 def kinds(events: Iterable[Event], run: str | None = None) -> list[str]:
-    """The kinds of a list of events, or of one run's."""
+    """Return the kinds of these events, or only of one run's."""
     return [event.kind.value for event in events if run is None or event.run_id == run]
 
 
 def raises(kind: type[BaseException], match: str) -> Any:
-    """An error of a kind whose text names what to do."""
+    """Expect an error of this kind whose text matches."""
     return pytest.raises(kind, match=match)
 
 
 class Sink:
-    """A subscriber: what arrived in a session, in order; what was passed on cannot be taken back."""
+    """A subscriber that keeps the events of a session in order, and cannot take back one that it has passed on."""
 
     def __init__(self, control: Control, session: str = "s") -> None:
         self.events: list[Event] = []
@@ -139,48 +140,48 @@ class Sink:
         self.events.append(event)
 
     def drop(self, run_id: str) -> None:
-        """Too late."""
+        """Do nothing: the sink has already passed the run's events on."""
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def of(self, run_id: str) -> list[Event]:
-        """What arrived of one run."""
+        """Return the events of one run that arrived."""
         return [event for event in self.events if event.run_id == run_id]
 
     def kinds(self, run_id: str) -> list[str]:
-        """The kinds of what arrived of one run."""
+        """Return the kinds of the events of one run that arrived."""
         return [event.kind.value for event in self.of(run_id)]
 
     async def until(self, run_id: str, kind: EventKind) -> Event:
-        """Wait until an event of this kind has arrived."""
+        """Wait until an event of this kind has arrived, and return it."""
         while not (found := [event for event in self.of(run_id) if event.kind is kind]):
             await asyncio.sleep(0.0001)
         return found[0]
 
 
 async def harmless() -> str:
-    """A tool."""
+    """Do nothing, as a tool."""
     await asyncio.sleep(0)
     return "done"
 
 
 async def answers(run: Run, message: Message) -> str:
-    """Be done at once, unless told to wait."""
+    """Return at once, unless the message begins with "wait"."""
     if message.text.startswith("wait"):
         await asyncio.sleep(3600)
     return "done"
 
 
 async def forgotten(control: Control) -> None:
-    """Wait until nothing is left in memory: from here on the store alone knows."""
+    """Wait until memory holds nothing of the runs, so that only the store knows them."""
     here = control._registry
     while here.runs or here.falls or here.sessions:
         await asyncio.sleep(0.05)
 
 
 async def answered(*calls: asyncio.Task[Any]) -> None:
-    """Raise if one of these calls is not answered long after every bound has passed."""
+    """Raise if a call is still not answered long after every bound has passed."""
     _, hanging = await asyncio.wait(calls, timeout=60)
     for call in hanging:
         call.cancel()
@@ -188,7 +189,7 @@ async def answered(*calls: asyncio.Task[Any]) -> None:
 
 
 def on_screen(events: list[Event]) -> str:
-    """What a live watcher has on the screen: blocks take the place of the deltas they close."""
+    """Return the text on a live watcher's screen: a block replaces the deltas that it closes."""
     blocks: list[str] = []
     unfinished = ""
     for event in events:
@@ -203,16 +204,16 @@ def on_screen(events: list[Event]) -> str:
 
 
 def without_times(ended: Ended) -> Ended:
-    """A terminal event as it is told of any day."""
+    """Return a terminal event without its times, so that two can be compared."""
     outcome = msgspec.structs.replace(ended.outcome, started_at=None, ended_at=None)
     return msgspec.structs.replace(ended, outcome=outcome)
 
 
 class Shaky(MemoryStore):
-    """A memory store that begins to misbehave with the next decision, not with the reads before it."""
+    """A memory store whose fault begins with a coming decision, so that the reads before it still work."""
 
     next_fault: str | None = None
-    skip = 0  # decisions before that
+    skip = 0  # decisions before the fault
 
     def decide(self, decision: Decision) -> Ticket:
         self.skip -= 1
@@ -222,26 +223,26 @@ class Shaky(MemoryStore):
         return super().decide(decision)
 
     def mend(self) -> None:
-        """Behave again."""
+        """End the fault."""
         self.next_fault = None
         self.faults.fail = self.faults.lose = False
         self.resume()
 
 
 async def gone(control: Control) -> None:
-    """Wait until nothing is in memory any more."""
+    """Wait until no run is in memory, and assert that no session is either."""
     while control._registry.runs:
         await anyio.sleep(1)
     assert control._registry.sessions == {}
 
 
 def now() -> float:
-    """The loop's clock."""
+    """Return the time of the loop's clock."""
     return asyncio.get_running_loop().time()
 
 
 async def turns(count: int) -> None:
-    """Let the loop go round some times."""
+    """Let the loop go round this many times."""
     for _ in range(count):
         await asyncio.sleep(0)
 

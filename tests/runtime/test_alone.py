@@ -1,4 +1,4 @@
-"""Runs that were sent to no session: each has one of its own, and is a run like any other."""
+"""A run that was sent to no session has a session of its own, and is a run like any other."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from .scene import at_once, echoes, idles, kinds, log_of, seeded, started
 
 
 def test_a_run_has_a_session_of_its_own() -> None:
-    """It is told, found and remembered under its own session, which nobody else can send to."""
+    """A run sent to no session is told, found and stored under a session of its own, to which nobody else can send."""
 
     async def main() -> None:
         async with open_control(echoes) as control:
@@ -34,7 +34,7 @@ def test_a_run_has_a_session_of_its_own() -> None:
 
 
 def test_runs_without_a_session_take_nobody_over() -> None:
-    """Two of them run beside each other; each can be stopped by its id, its key or its session."""
+    """Runs sent to no session run at the same time; each can be stopped by its id, its key or its session."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -56,7 +56,7 @@ def test_runs_without_a_session_take_nobody_over() -> None:
 
 
 def test_a_stop_in_the_same_instant_prevents_the_run() -> None:
-    """A key that is stopped while its message arrives, or before, is never dispatched."""
+    """A message whose key is stopped while it arrives, or before, is never dispatched."""
     ran: list[str] = []
 
     async def agent(run: Run, message: Message) -> None:
@@ -78,7 +78,7 @@ def test_a_stop_in_the_same_instant_prevents_the_run() -> None:
 
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_a_duplicate_joins_the_first(forgotten: bool) -> None:
-    """The same key and body is the same run in the same session, though it was sent to none."""
+    """A second message with the same key and body joins the first run, though neither was sent to a session."""
 
     async def main() -> None:
         async with open_control(echoes) as control:
@@ -101,7 +101,7 @@ def test_a_duplicate_joins_the_first(forgotten: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["child", "wake", "", None, 7, ["chat"]])
 def test_only_chat_and_agent_are_sent(kind: Any) -> None:
-    """How a message came to be is chat or agent; the other kinds are control's own."""
+    """A sender may give the kinds chat and agent only; the other kinds are control's own."""
 
     async def main() -> None:
         async with open_control(echoes) as control:

@@ -1,4 +1,4 @@
-"""A detached child's ending comes to the session that it belongs to: once, as a message, and it ends nobody's turn."""
+"""A detached child's ending is announced to its home once, as a message that ends nobody's turn."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -25,12 +25,12 @@ class Nest:
     def __init__(self) -> None:
         self.ends: dict[str, asyncio.Event] = {}
         self.heard: list[Message] = []
-        self.read: list[str] = []  # what the last turn found in the history
+        self.read: list[str] = []  # the history that the last turn read
         self.announce: Any = "turn"
         self.rest = asyncio.Event()
 
     async def agent(self, run: Run, message: Message) -> str | None:
-        """Begin a child for "begin NAME", wait for "wait", take steers for "listen"; answer an announcement."""
+        """Begin a child for "begin NAME", wait for "wait", absorb steers for "listen"; answer an announcement."""
         self.heard.append(message)
         self.read = [entry.text for entry in await run.history()]
         if message.child is not None:
@@ -51,7 +51,7 @@ class Nest:
         return f"did {message.text}"
 
     async def child(self, run: Run, message: Message) -> str:
-        """End when the test says so, as the name says."""
+        """End when the test says so: with an error if the name begins with "fail"."""
         await run.say("so far")
         await self.ends.setdefault(message.text, asyncio.Event()).wait()
         if message.text.startswith("fail"):
@@ -63,12 +63,12 @@ class Nest:
         self.ends.setdefault(name, asyncio.Event()).set()
 
     def open(self, **options: Any) -> Any:
-        """Open a control that serves these."""
+        """Open a control that serves these agents."""
         return open_control(self.agent, agents={"child": self.child, "deaf": deaf}, **options)
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for something to be so, on whatever clock."""
+    """Wait until a condition is true, on a real or a virtual clock."""
     for _ in range(20_000):
         if condition():
             return
@@ -77,12 +77,12 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def reports(control: Control, session: str = "s") -> list[RunRow]:
-    """The announcements of a session, as the store has them."""
+    """Return the announcements of a session that the store holds."""
     return [row for row in await control._store.runs(session, tree=False) if row.kind in REPORTS]
 
 
 async def said(control: Control, session: str = "s") -> list[str]:
-    """The children that a session's watchers were told of, in order, each time."""
+    """Return the children whose announcements a session's watchers were told, in order, repetitions included."""
     events = await log_of(control, session)
     return [
         event.data.child
@@ -92,7 +92,7 @@ async def said(control: Control, session: str = "s") -> list[str]:
 
 
 async def only_child(control: Control, session: str = "s") -> str:
-    """The id of the one child there is below a session."""
+    """Wait for a child below a session and return its id."""
     while True:
         rows = [row for row in await control._store.runs(session, tree=True) if row.kind is RunKind.CHILD]
         if rows:
@@ -101,7 +101,7 @@ async def only_child(control: Control, session: str = "s") -> str:
 
 
 def played(scene: Callable[[Nest], Coroutine[Any, Any, None]], seeds: range = range(5)) -> None:
-    """Play a scene under several schedules, with cancellation swallowed and not."""
+    """Play a scene under several schedules, once for each way of cancelling."""
 
     async def main() -> None:
         await scene(Nest())
@@ -115,7 +115,7 @@ def played(scene: Callable[[Nest], Coroutine[Any, Any, None]], seeds: range = ra
 
 @pytest.mark.parametrize("name", ["well", "fail"])
 def test_an_ending_becomes_a_turn_of_its_session(name: str) -> None:
-    """It tells outcome, text and id; its key is the child's id; people read it in the history."""
+    """An announcement tells the child's outcome, text and id, has that id as its key, and stands in the history."""
 
     async def scene(nest: Nest) -> None:
         async with nest.open() as control:
@@ -144,7 +144,7 @@ def test_an_ending_becomes_a_turn_of_its_session(name: str) -> None:
 
 
 def test_a_child_that_timed_out_is_announced_while_it_is_being_cleaned_up() -> None:
-    """The session hears of it when the ending is public, and not when everything of the child is gone."""
+    """The session gets the announcement as soon as the ending is published, before the child is drained."""
 
     async def main() -> None:
         heard: list[Message] = []
@@ -166,7 +166,7 @@ def test_a_child_that_timed_out_is_announced_while_it_is_being_cleaned_up() -> N
 
 
 def test_it_comes_to_the_agent_that_the_tree_began_with() -> None:
-    """A child of a child, begun by a named agent, is announced at the top, to that agent."""
+    """A detached grandchild is announced to the home session, to the named agent that began the tree."""
 
     async def main() -> None:
         heard: list[tuple[str, Message]] = []
@@ -195,7 +195,7 @@ def test_it_comes_to_the_agent_that_the_tree_began_with() -> None:
 
 
 def test_a_note_is_read_by_the_next_turn_and_has_none() -> None:
-    """No agent is called for it; the turn after it finds it in its history."""
+    """No agent is called for a note; the next turn finds the note in its history."""
 
     async def scene(nest: Nest) -> None:
         nest.announce = "note"
@@ -219,7 +219,7 @@ def test_a_note_is_read_by_the_next_turn_and_has_none() -> None:
 
 
 def test_nobody_is_told_where_nobody_asked() -> None:
-    """announce=None: the child's ending is the child's."""
+    """With announce=None the session is told nothing of the child's ending."""
 
     async def scene(nest: Nest) -> None:
         nest.announce = None
@@ -235,7 +235,7 @@ def test_nobody_is_told_where_nobody_asked() -> None:
 
 
 def test_a_child_that_somebody_stopped_begins_no_turn() -> None:
-    """The session reads that it was stopped; the stop does not set its agent going."""
+    """A stopped child is announced as a note: the session reads it, and the stop starts no agent."""
 
     async def scene(nest: Nest) -> None:
         async with nest.open() as control:
@@ -250,11 +250,11 @@ def test_a_child_that_somebody_stopped_begins_no_turn() -> None:
     played(scene)
 
 
-# Who comes first
+# Announcements and messages of people
 
 
 def test_it_is_offered_to_the_run_at_work() -> None:
-    """A run that takes steers is handed it, and it has no turn of its own."""
+    """A run that absorbs steers absorbs the announcement, which then has no turn of its own."""
 
     async def scene(nest: Nest) -> None:
         async with nest.open() as control:
@@ -275,7 +275,7 @@ def test_it_is_offered_to_the_run_at_work() -> None:
 
 @pytest.mark.parametrize("strategy", [None, "queue", "rollback", "steer", "collect"])
 def test_it_waits_behind_whatever_a_person_writes(strategy: str | None) -> None:
-    """A message that takes over or waits goes first; the announcement is kept, and takes over nobody; race 138."""
+    """A person's message goes before a waiting announcement, which stays and takes over nobody (race 138)."""
 
     async def scene(nest: Nest) -> None:
         async with nest.open() as control:
@@ -284,7 +284,8 @@ def test_it_waits_behind_whatever_a_person_writes(strategy: str | None) -> None:
             nest.end("well")
             await control.wait(child)
             await until(lambda: control._registry.sessions["s"].waiting)
-            await anyio.sleep(0.1)  # nobody takes it
+            # The run at work does not absorb the announcement.
+            await anyio.sleep(0.1)
             second = await control.send("s", "wait", by="alice", strategy=strategy)
             await anyio.sleep(0.1)
             assert len(nest.heard) == (2 if strategy in (None, "rollback") else 1)
@@ -299,7 +300,7 @@ def test_it_waits_behind_whatever_a_person_writes(strategy: str | None) -> None:
 
 
 def test_it_takes_no_room_from_people_and_keeps_wakes_away() -> None:
-    """A full queue of people's messages is theirs alone; a wake is skipped while an announcement waits."""
+    """Announcements take no room in a queue for people's messages and run after them."""
 
     async def scene(nest: Nest) -> None:
         async with nest.open(settings=Settings(queue=2)) as control:
@@ -319,7 +320,7 @@ def test_it_takes_no_room_from_people_and_keeps_wakes_away() -> None:
 
 @pytest.mark.parametrize("how", ["stop", "reset"])
 def test_an_end_of_the_session_voids_it_at_any_instant(how: str) -> None:
-    """However far the ending has come, nothing of it is told or run once the session's stop is answered; race 137."""
+    """After a session's stop or reset is answered, no announcement is published or run in it (race 137)."""
 
     async def scene(nest: Nest) -> None:
         for number in range(0, 40, 3):
@@ -347,7 +348,7 @@ def test_an_end_of_the_session_voids_it_at_any_instant(how: str) -> None:
 
 
 def test_an_end_of_the_run_at_work_does_not() -> None:
-    """A stop of one run, or its deadline, leaves what waits in its session, announcements too."""
+    """A stop of one run leaves the announcements that wait in its session."""
 
     async def scene(nest: Nest) -> None:
         async with nest.open() as control:
@@ -364,7 +365,7 @@ def test_an_end_of_the_run_at_work_does_not() -> None:
 
 
 def test_turns_in_a_row_are_bounded() -> None:
-    """An agent that begins a child at each announcement comes to rest; what a person writes lets it go on; race 140."""
+    """After ANNOUNCED announced turns a session gets notes only, until a person writes (race 140)."""
 
     async def main() -> None:
         heard: list[Message] = []
@@ -389,7 +390,7 @@ def test_turns_in_a_row_are_bounded() -> None:
 
 
 def test_a_run_without_a_session_reads_it_and_has_no_second_turn() -> None:
-    """A run's own session has one turn: how its child ended is a note there."""
+    """A run's own session has one turn only, so the ending of its child is a note there."""
 
     async def scene(nest: Nest) -> None:
         async with nest.open() as control:
@@ -407,7 +408,7 @@ def test_a_run_without_a_session_reads_it_and_has_no_second_turn() -> None:
 
 
 def test_whoever_may_no_longer_write_there_begins_no_turn() -> None:
-    """A guest's child is announced by the guest's right; taken away, nothing of it comes to the session."""
+    """A guest's child is not announced after the guest lost the right to write in the session."""
 
     async def scene(nest: Nest) -> None:
         async with nest.open() as control:
@@ -426,7 +427,7 @@ def test_whoever_may_no_longer_write_there_begins_no_turn() -> None:
 
 
 def test_a_guest_s_child_does_not_get_into_the_owner_s_turn() -> None:
-    """What the owner's run is handed are messages of those who may stop it; the guest's has a turn of its own."""
+    """The owner's run absorbs only announcements of principals who may stop it; the guest's has a turn of its own."""
 
     async def scene(nest: Nest) -> None:
         async with nest.open() as control:
@@ -453,7 +454,7 @@ def test_a_guest_s_child_does_not_get_into_the_owner_s_turn() -> None:
 
 @pytest.mark.parametrize("announce", ["now", 1, "", True, ["turn"]])
 def test_an_unknown_way_is_refused(announce: Any) -> None:
-    """The agent is told which there are; nothing has begun."""
+    """An unknown `announce=` is refused with the list of allowed values, and no child begins."""
 
     async def main() -> None:
         async def agent(run: Run, message: Message) -> None:
@@ -472,7 +473,7 @@ def test_an_unknown_way_is_refused(announce: Any) -> None:
 
 @pytest.mark.parametrize("announce", ["turn", "note"])
 def test_a_child_s_id_names_the_child_though_it_is_the_key_of_its_announcement(announce: str) -> None:
-    """Whoever asks for the child finds the child, while the announcement is in memory and when it is not."""
+    """A lookup by the child's id finds the child and not the announcement, in memory as in the store."""
 
     async def scene(nest: Nest) -> None:
         nest.announce = announce
@@ -494,7 +495,7 @@ def test_a_child_s_id_names_the_child_though_it_is_the_key_of_its_announcement(a
 
 @pytest.mark.parametrize("fault", ["stall", "fail"])
 def test_a_store_in_trouble_when_its_turn_is_to_begin_does_not_use_it_up(fault: str) -> None:
-    """Nobody sent it who could send it again: it waits for the store, and has its turn."""
+    """An announcement waits for a broken store and then has its turn: no sender could send it again."""
 
     async def scene(nest: Nest) -> None:
         store = MemoryStore()
@@ -525,7 +526,7 @@ def test_a_store_in_trouble_when_its_turn_is_to_begin_does_not_use_it_up(fault: 
 
 
 def test_a_rolled_back_turn_keeps_what_the_child_had_to_say() -> None:
-    """A person rolls the announced turn back: its answer is gone from the model's sight, the announcement is not."""
+    """A rollback of the announced turn hides its answer from the model, but not the announcement."""
 
     async def main() -> None:
         read: list[list[str]] = []
@@ -551,7 +552,7 @@ def test_a_rolled_back_turn_keeps_what_the_child_had_to_say() -> None:
 
 
 def test_a_stop_that_spares_a_message_spares_what_its_child_announces() -> None:
-    """A late stop, by its place in the channel, ends neither a message that was written after it nor its child."""
+    """A stop that comes late by its place in the channel ends neither a later message nor that message's child."""
 
     async def scene(nest: Nest) -> None:
         async with nest.open() as control:
@@ -571,7 +572,7 @@ def test_a_stop_that_spares_a_message_spares_what_its_child_announces() -> None:
 
 
 def test_it_may_wait_for_longer_than_a_message() -> None:
-    """The limit on waiting is for messages, whose senders are told."""
+    """The queue's time limit does not end an announcement: it is for messages, whose senders are told."""
 
     async def scene(nest: Nest) -> None:
         async with nest.open(queue_limit=0.5) as control:
@@ -591,12 +592,12 @@ def test_it_may_wait_for_longer_than_a_message() -> None:
 
 @pytest.fixture(params=["memory", "sqlite"])
 def place(request: pytest.FixtureRequest, tmp_path: Any) -> Place:
-    """A store that outlives its controls."""
+    """Return a store that outlives its controls."""
     return Place(request.param, tmp_path / "store")
 
 
 async def _after(control: Control, nest: Nest, child: str, ending: Ending) -> None:
-    """The next start announces a child once, with the ending that everybody is told."""
+    """Assert that this start announces the child once, with the ending that everybody is told."""
     await until(lambda: not control._registry.runs)
     outcome: Outcome = await control.wait(child)
     assert outcome.ending is ending
@@ -609,7 +610,7 @@ async def _after(control: Control, nest: Nest, child: str, ending: Ending) -> No
 
 @pytest.mark.parametrize("parent", ["begin well; idle", "begin well"])
 def test_a_child_that_a_crash_took_is_announced_by_the_next_start(place: Place, parent: str) -> None:
-    """Lost, whether its parent was lost with it or had been done."""
+    """The next start announces a child that a crash ended as lost, whether or not its parent was lost too."""
 
     async def scene(control: Control) -> None:
         sent = await control.send("s", parent, by="alice")
@@ -635,7 +636,7 @@ def test_a_child_that_a_crash_took_is_announced_by_the_next_start(place: Place, 
 
 @pytest.mark.parametrize("kind", ["turn", "note"])
 def test_a_crash_at_the_child_s_end_announces_it_once(place: Place, kind: str) -> None:
-    """Killed in the very step that decides the ending, or any of the next: it is announced, and not twice; race 139."""
+    """A crash in the step that decides the child's ending, or soon after it, leaves one announcement (race 139)."""
     for number in range(0, 12, 3):
         here = Place(place.kind, place.directory.with_name(f"{kind}{number}"))
 
@@ -679,7 +680,7 @@ def test_a_crash_at_the_child_s_end_announces_it_once(place: Place, kind: str) -
 
 
 def test_what_a_close_cut_short_is_announced_by_the_next_start(place: Place) -> None:
-    """A clean shutdown ends the child, and the session hears of it when somebody serves it again."""
+    """The next start announces a child that a clean shutdown ended."""
     nest = Nest()
 
     async def scene(control: Control) -> str:
@@ -697,7 +698,7 @@ def test_what_a_close_cut_short_is_announced_by_the_next_start(place: Place) -> 
 
 
 def test_turns_in_a_row_are_bounded_over_a_restart(place: Place) -> None:
-    """Many children that a shutdown cut short are announced as eight turns; the rest are notes."""
+    """Of many children that a shutdown ended, the first ANNOUNCED are announced as turns and the rest as notes."""
     nest, many = Nest(), ANNOUNCED + 4
 
     async def scene(control: Control) -> None:
@@ -719,7 +720,7 @@ def test_turns_in_a_row_are_bounded_over_a_restart(place: Place) -> None:
 
 
 def test_an_ending_that_was_told_and_not_kept_is_announced_after_a_crash(place: Place) -> None:
-    """The store refused the ending once; the log that told it was written, and the server was killed."""
+    """The next start announces a child whose ending the store refused, since the written log has that ending."""
     nest = Nest()
 
     async def scene(control: Control) -> None:
@@ -738,7 +739,7 @@ def test_an_ending_that_was_told_and_not_kept_is_announced_after_a_crash(place: 
         control._store.decide = refuses  # type: ignore[method-assign]
         nest.end("well")
         assert not (await control.wait(child)).durable
-        sent = await control.send("other", "hello", by="bob")  # takes the log along
+        sent = await control.send("other", "hello", by="bob")  # the store writes the log along with it
         await control.wait(sent.run_id)
         place.die(child)
 

@@ -1,4 +1,4 @@
-"""Tools that must be allowed: which are asked for, who may answer, and what a no means for the run."""
+"""Tools that must be allowed: which calls need an answer, who may answer, and what a no means for the run."""
 
 import asyncio
 from typing import Any
@@ -27,7 +27,8 @@ from .asking import MANY, VOID, asked_states, asks, guarded, question_of, tried
 from .scene import raises, seeded, told
 from .test_gate import states, valid_for_a_model
 
-POLICIES: dict[str, tuple[Any, str | None, bool]] = {  # what the server says, what the tool says, whether it is asked
+# For each case: the server's policy, the tool's own mark, and whether a person is asked.
+POLICIES: dict[str, tuple[Any, str | None, bool]] = {
     "nobody says anything": (None, None, False),
     "the tool wants it": (None, "ask", True),
     "the tool wants none": (None, "never", False),
@@ -57,7 +58,7 @@ PEOPLE = {
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_which_tools_are_asked_for(policy: str) -> None:
-    """What the operator says beats what a tool says; an allowed call is asked for once and runs once."""
+    """The operator's policy goes before the tool's mark; a call that needs an answer asks once and runs once."""
     server, mark, asked = POLICIES[policy]
     ran: list[int] = []
 
@@ -119,7 +120,7 @@ def test_a_tool_that_is_not_allowed(why: str) -> None:
 
 @pytest.mark.parametrize("parallel", [False, True])
 def test_each_call_of_a_batch_is_asked_for(parallel: bool) -> None:
-    """A batch asks for each call; one that is denied does not keep the others, and each has one result."""
+    """A batch asks about each call; a denied call does not hold up the others, and each has one result."""
     ran: list[str] = []
 
     async def agent(run: Run, message: Message) -> str:
@@ -147,7 +148,7 @@ def test_each_call_of_a_batch_is_asked_for(parallel: bool) -> None:
 
 
 def test_a_tool_given_up_while_it_is_asked_for() -> None:
-    """A call the agent gives up while nobody has allowed it is skipped; its question is void, and the run goes on."""
+    """A call that the agent gives up before anybody allows it is skipped; its question is void, and the run goes on."""
     ran: list[str] = []
 
     async def agent(run: Run, message: Message) -> str:
@@ -171,7 +172,7 @@ def test_a_tool_given_up_while_it_is_asked_for() -> None:
             history = await control.history("s")
             valid_for_a_model(history)
             assert states(history) == [("deploy", "skipped")]
-            assert (await control.receipt(sent.run_id)).questions == 0  # it was void before the end
+            assert (await control.receipt(sent.run_id)).questions == 0  # the question was void before the end
             kept = await store.question(question)
             assert kept is not None and kept.state is QuestionState.VOID
         assert ran == []
@@ -180,7 +181,7 @@ def test_a_tool_given_up_while_it_is_asked_for() -> None:
 
 
 def test_a_void_question_of_a_run_that_goes_on_is_not_told_as_its_end() -> None:
-    """Whoever answers a call that was given up is told that; the run is not over, and the text does not say so."""
+    """An answer to the question of a call that was given up is refused without saying that the run is over."""
     ran: list[str] = []
 
     async def agent(run: Run, message: Message) -> None:
@@ -202,7 +203,7 @@ def test_a_void_question_of_a_run_that_goes_on_is_not_told_as_its_end() -> None:
 
 
 def test_allow_in_the_same_tick_as_giving_up() -> None:
-    """An agent's own timeout and an Allow at once: the body begins with an accepted answer or not at all (race 52)."""
+    """When an Allow meets the agent's own timeout, the body begins with an accepted answer or not at all (race 52)."""
     ran: list[str] = []
     seen: set[str] = set()
 
@@ -238,7 +239,7 @@ def test_allow_in_the_same_tick_as_giving_up() -> None:
 @pytest.mark.parametrize("place", ["memory", "store", "second control"])
 @pytest.mark.parametrize("who", PEOPLE)
 def test_who_may_answer(who: str, place: str) -> None:
-    """The owner of the session, who began the run, and an admin may answer; for others there is no such question."""
+    """The session's owner, the run's principal and an admin may answer; others are told of no such question."""
     by, may = PEOPLE[who]
 
     async def agent(run: Run, message: Message) -> None:
@@ -287,7 +288,7 @@ def test_who_may_answer(who: str, place: str) -> None:
 
 
 def test_the_owner_answers_for_a_child() -> None:
-    """A child's question is answered by whoever may answer its parent's, and by nobody else."""
+    """A child's question can be answered by the principals who may answer its parent's, and by nobody else."""
 
     async def parent(run: Run, message: Message) -> str:
         return (await run.delegate("child", "ask")).text

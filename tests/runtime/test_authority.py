@@ -14,7 +14,7 @@ from .scene import answers, at_once, echoes, idles, kinds, log_of, seeded, start
 
 
 async def seen(control: Control, run: str, session: str, by: str) -> dict[str, Any]:
-    """What every reading verb answers to a caller, errors as their text without the names asked for."""
+    """Return the answer of every reading verb to a caller, errors as their text without the names asked for."""
 
     async def tried(work: Any) -> Any:
         try:
@@ -39,7 +39,7 @@ async def seen(control: Control, run: str, session: str, by: str) -> dict[str, A
 
 
 async def stopped(control: Control, by: str, **what: str) -> tuple[Any, ...]:
-    """What a stop answers, without the names asked for."""
+    """Return the answer of a stop, without the names asked for."""
     receipt = await control.stop(**what, by=by)
     return receipt.id, receipt.runs, receipt.aborted, receipt.already, receipt.cause
 
@@ -82,7 +82,7 @@ def test_not_yours_looks_like_not_found(state: str) -> None:
 
 @pytest.mark.parametrize("by", ["alice", "local", "root"])
 def test_principal_local_and_admin_may_stop(by: str) -> None:
-    """The one who started a run, the embedder and an admin may stop it, from any connection (race 101)."""
+    """The principal of a run, the embedder and an admin may stop it, from any connection (race 101)."""
 
     async def main() -> None:
         async with open_control(idles, admins=["root"]) as control:
@@ -96,7 +96,7 @@ def test_principal_local_and_admin_may_stop(by: str) -> None:
 
 
 def test_a_stranger_cannot_stop() -> None:
-    """A stop by someone without the right changes nothing: not the run, not the generation, not the queue (race 29)."""
+    """A stop by somebody without the right changes neither the run nor the generation nor the queue (race 29)."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -115,7 +115,7 @@ def test_a_stranger_cannot_stop() -> None:
 
 
 def test_others_queue() -> None:
-    """A message of someone who may not stop the run in the seat waits, whatever its strategy; it is not refused."""
+    """A message of somebody who may not stop the run in the seat is queued, whatever its strategy, and not refused."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -133,7 +133,7 @@ def test_others_queue() -> None:
 
 
 def test_the_owner_may_stop_what_others_run() -> None:
-    """Whoever created the session may stop and take over everyone in it; a guest only what is their own."""
+    """The session's owner may stop and take over every run in it; a guest may stop only their own runs."""
 
     async def main() -> None:
         async with open_control(echoes) as control:
@@ -160,7 +160,7 @@ def test_the_owner_may_stop_what_others_run() -> None:
 
 
 def test_a_refused_message_does_not_take_a_session_from_its_founder() -> None:
-    """A first message that was stopped before the store had it founds its session; one refused later is nothing."""
+    """The sender of a first message that was stopped before its commit owns the session; a refused sender does not."""
 
     async def main() -> None:
         store = MemoryStore(latency_seconds=0.05)
@@ -183,7 +183,7 @@ def test_a_refused_message_does_not_take_a_session_from_its_founder() -> None:
 
 
 def test_a_session_stop_ends_only_what_the_caller_may() -> None:
-    """A guest's session-wide stop ends the guest's waiting messages and lists them; the rest goes on."""
+    """A guest's stop of the session ends the guest's waiting messages and lists them; the other runs go on."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -204,7 +204,7 @@ def test_a_session_stop_ends_only_what_the_caller_may() -> None:
 
 
 def test_a_takeover_leaves_the_messages_of_others() -> None:
-    """A guest who takes over their own run ends their own queue; the messages of others wait on."""
+    """A guest's takeover of their own run ends their own waiting messages and leaves those of others."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -226,7 +226,7 @@ def test_a_takeover_leaves_the_messages_of_others() -> None:
 
 
 def test_a_reader_sees_and_changes_nothing() -> None:
-    """A reader may use every reading verb on everything and none that changes anything."""
+    """A reader may use every reading verb on everything, and no verb that changes anything."""
 
     async def main() -> None:
         async with open_control(idles, readers=["eve"]) as control:
@@ -252,7 +252,7 @@ def test_a_reader_sees_and_changes_nothing() -> None:
 
 
 def test_a_refused_sender_owns_nothing() -> None:
-    """A message that was turned away for want of a right does not make its sender the owner of the session."""
+    """A sender whose message was refused for want of a right does not become the owner of the session."""
 
     async def main() -> None:
         async with open_control(echoes, readers=["eve"]) as control:
@@ -269,7 +269,7 @@ def test_a_refused_sender_owns_nothing() -> None:
 
 
 def test_the_owner_s_stop_reaches_an_arrival_in_a_session_not_loaded() -> None:
-    """A stop by the owner ends a guest's message that is still being read for, as it would a moment later (P6)."""
+    """The owner's stop ends a guest's message that arrives in a session which control is still loading (P6)."""
     began: list[str] = []
 
     async def agent(run: Run, message: Message) -> None:
@@ -302,7 +302,7 @@ def test_the_owner_s_stop_reaches_an_arrival_in_a_session_not_loaded() -> None:
 
 
 def test_a_guest_s_arrival_is_the_guest_s_to_stop() -> None:
-    """While a session is being read the caller's own arrival can be stopped, a stranger's cannot."""
+    """While a session is being loaded, the sender can stop an arrival and a stranger cannot."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -322,7 +322,7 @@ def test_a_guest_s_arrival_is_the_guest_s_to_stop() -> None:
 
 
 def test_keys_are_the_principal_s() -> None:
-    """A key can be stopped only by the principal it belongs to; the same name of another is another key."""
+    """A stop by key ends only the caller's own message; the same key of another principal is another key."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -337,7 +337,7 @@ def test_keys_are_the_principal_s() -> None:
 
 
 def test_a_stranger_cannot_tell_a_wake_from_none() -> None:
-    """Removing another's schedule is refused with the same words as removing one that is not there."""
+    """A stranger gets the same refusal for another's schedule as for one that does not exist."""
 
     async def main() -> None:
         async with open_control(answers) as control:

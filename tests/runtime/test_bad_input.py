@@ -1,4 +1,4 @@
-"""Bad input: a clear error that names the remedy, and nothing changes."""
+"""Bad input is refused with a clear error that names the remedy, and changes nothing."""
 
 import functools
 import math
@@ -111,7 +111,7 @@ CALLS: dict[str, tuple[Callable[[Control], Any], type[Exception], str]] = {
 
 
 async def first(events: Any) -> Any:
-    """The first event of a stream."""
+    """Return the first event of a stream."""
     async with aclosing(events) as stream:
         return await anext(stream)
 
@@ -119,7 +119,7 @@ async def first(events: Any) -> Any:
 @pytest.mark.parametrize("busy", [False, True])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_bad_call_changes_nothing(call: str, busy: bool) -> None:
-    """The call is refused with its remedy; sessions, runs, generations, keys, log and store are as before."""
+    """A bad call is refused with its remedy; sessions, runs, generations, keys, log and store stay as they were."""
     make, error, words = CALLS[call]
 
     async def main() -> None:
@@ -160,18 +160,18 @@ def test_a_bad_call_changes_nothing(call: str, busy: bool) -> None:
 
 
 async def not_reached(*arguments: Any, **options: Any) -> None:
-    """Open a control that must not open."""
+    """Fail if a control opens with these arguments."""
     async with open_control(*arguments, **options):
         raise AssertionError("it opened")
 
 
 def plain(run: object, message: object) -> str:
-    """Not async."""
+    """Return an empty text; this function is not async, so it is no agent."""
     return ""
 
 
 async def generates(run: object, message: object) -> Any:
-    """An async generator is no agent."""
+    """Yield an empty text; an async generator is no agent."""
     yield ""
 
 
@@ -202,7 +202,7 @@ OPENINGS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 @pytest.mark.parametrize("opening", OPENINGS)
 def test_a_control_that_cannot_open(opening: str) -> None:
-    """A wrong argument of `open_control` is refused with the remedy before anything is opened."""
+    """A wrong argument of `open_control` is refused with the remedy before the store is opened."""
     options, error, words = OPENINGS[opening]
 
     async def main() -> None:
@@ -217,7 +217,7 @@ def test_a_control_that_cannot_open(opening: str) -> None:
 
 
 def test_a_strategy_that_is_none_does_not_count() -> None:
-    """A session keeps its strategy when another is named wrongly, or by someone without the right."""
+    """A session keeps its strategy when a wrong one is named, or when the caller may not set it."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -234,7 +234,7 @@ def test_a_strategy_that_is_none_does_not_count() -> None:
 
 
 def test_an_async_partial_is_an_agent() -> None:
-    """A partial of an async function is one async callable."""
+    """A partial of an async function is accepted as an agent."""
 
     async def main() -> None:
         async with open_control(functools.partial(echoes)) as control:
@@ -245,7 +245,7 @@ def test_an_async_partial_is_an_agent() -> None:
 
 
 def test_names_may_be_anything_readable() -> None:
-    """Names and texts in any script, with spaces and signs, are taken as they are."""
+    """Names and texts in any script, with spaces and signs, are accepted unchanged."""
 
     async def main() -> None:
         async with open_control(echoes) as control:

@@ -1,4 +1,4 @@
-"""The true ending of a child, told to its parent at once and once, whoever ended it."""
+"""A child's parent is told the child's true ending at once and only once, whoever ended it."""
 
 import asyncio
 from typing import Any
@@ -14,7 +14,7 @@ from .scene import idles, kinds, log_of, seeded, swallowed
 
 
 def test_the_parent_does_not_wait_for_the_child_s_cleanup() -> None:
-    """A deaf child is told as timed out long before it is drained; its parent may end before that too."""
+    """A parent is told of a deaf child's timeout long before the child is drained, and may itself end before that."""
 
     async def main() -> None:
         clock = asyncio.get_running_loop().time
@@ -34,7 +34,7 @@ def test_the_parent_does_not_wait_for_the_child_s_cleanup() -> None:
             assert (await control.receipt(child)).drain == "pending"
             began = clock()
             await control.wait(child, drained=True)
-            assert clock() > began  # it took its time, and until then the parent was not gone either
+            assert clock() > began  # the child's cleanup outlasts its parent
             await control.wait(child, drained=True)
             final = await control.receipt(child)
             assert final.drain == "unconfirmed" and (final.fence_to_drained_ms or 0) > 1500
@@ -44,7 +44,7 @@ def test_the_parent_does_not_wait_for_the_child_s_cleanup() -> None:
 
 
 def test_a_stop_does_not_wait_for_a_deaf_child() -> None:
-    """Stop returns at once though the child swallows every cancel; nothing of it is left once drained."""
+    """A stop returns at once though the child swallows every cancel, and nothing of the child is left once drained."""
 
     async def main() -> None:
         clock = asyncio.get_running_loop().time
@@ -64,7 +64,7 @@ def test_a_stop_does_not_wait_for_a_deaf_child() -> None:
 
 @pytest.mark.parametrize("late", ["returns", "fails", "talks"])
 def test_a_child_s_timeout_is_told_once(late: str) -> None:
-    """Whatever the child's code does after its hard timeout, everyone is told of one timeout (race 47)."""
+    """A child that times out is told as timed out once, whatever its code does afterwards (race 47)."""
 
     async def stubborn(run: Run, message: Message) -> str:
         await swallowed(anyio.sleep_forever())
@@ -94,12 +94,13 @@ def test_a_child_s_timeout_is_told_once(late: str) -> None:
 
 
 def test_a_child_s_ending_is_told_to_its_parent_once() -> None:
-    """Work handed on again is a child of its own: each completion is told once, and again by nobody (race 106)."""
+    """Each of two children that get the same work has one ending told to the parent, once (race 106)."""
 
     async def agent(run: Run, message: Message) -> str:
         first = await run.delegate("deaf", "work", timeout=1)
         again = await run.delegate("echo", "work")
-        await anyio.sleep(20)  # long enough for everything of the first to be gone
+        # Wait until everything of the first child is gone.
+        await anyio.sleep(20)
         return f"{first.outcome.ending.value}, {again.outcome.ending.value}"
 
     async def main() -> None:
@@ -116,7 +117,7 @@ def test_a_child_s_ending_is_told_to_its_parent_once() -> None:
 
 
 def test_a_detached_child_that_had_ended_is_told_before_the_session_s_stop() -> None:
-    """A completion that was decided and not told yet is public when the stop of its session is acknowledged."""
+    """A child's completion that was decided and not yet published is public when its session's stop is acknowledged."""
 
     async def agent(run: Run, message: Message) -> None:
         await run.delegate("echo", "work", detached=True)
@@ -134,13 +135,14 @@ def test_a_detached_child_that_had_ended_is_told_before_the_session_s_stop() -> 
             told_by_then = len(await log_of(control, f"run:{child}"))
             await anyio.sleep(5)
             rest = (await log_of(control, f"run:{child}"))[told_by_then:]
-            assert {event.run_id for event in rest} <= {None}  # receipts, of nobody's run
+            # The remaining events are receipts, which belong to no run.
+            assert {event.run_id for event in rest} <= {None}
 
     seeded(main)
 
 
 def test_a_child_that_completed_in_time_is_told_so() -> None:
-    """A completion settled before the deadline is told as completed though its commit ends later (race 48)."""
+    """A completion that was settled before the deadline is told as completed though its commit ends later (race 48)."""
 
     async def main() -> None:
         clock, returned = asyncio.get_running_loop().time, [0.0]
@@ -154,7 +156,8 @@ def test_a_child_that_completed_in_time_is_told_so() -> None:
             child = await run.delegate("worker", "go", timeout=1)
             return f"{child.outcome.ending.value}: {child.text}"
 
-        # Dispatch, 0.3 s until the start is in, 0.5 s of work, 0.3 s until the end is in: the deadline is in between.
+        # The order is: dispatch, 0.3 s until the start is stored, 0.5 s of work, 0.3 s until the end is stored. The
+        # deadline passes within the last 0.3 s.
         store = MemoryStore(latency_seconds=0.3)
         async with open_control(agent, agents={"worker": worker}, store=store) as control:
             sent = await control.send("s", "hello")
@@ -172,7 +175,7 @@ def test_a_child_that_completed_in_time_is_told_so() -> None:
 
 
 def test_a_wait_for_a_child_that_gives_up_is_no_ending() -> None:
-    """A waiter whose patience ends is told `pending`; the child and its parent know nothing of it (race 48)."""
+    """A wait that times out returns `pending` and changes neither the child nor its parent (race 48)."""
 
     async def main() -> None:
         async with open_control(to("idle"), agents=AGENTS) as control:
@@ -188,7 +191,7 @@ def test_a_wait_for_a_child_that_gives_up_is_no_ending() -> None:
 
 @pytest.mark.parametrize("name", ["idle", "deaf"])
 def test_a_delegate_the_agent_gives_up(name: str) -> None:
-    """An agent that waits no longer, by a timeout of its own, ends the child, and goes on at once."""
+    """An agent whose own timeout cuts its `delegate` goes on at once, and the child ends."""
 
     async def main() -> None:
         clock = asyncio.get_running_loop().time
@@ -214,7 +217,7 @@ def test_a_delegate_the_agent_gives_up(name: str) -> None:
 
 
 def test_a_delegate_given_up_at_any_instant() -> None:
-    """Whenever the agent's own task is cancelled, the child is not there or has ended, and the parent goes on."""
+    """A cancel of the agent's own task at any instant leaves no child that runs, and the parent goes on."""
     reached: set[str] = set()
 
     async def once(number: int) -> None:
@@ -282,7 +285,7 @@ def test_the_result_of_a_superseded_parent_s_child() -> None:
 
 
 def test_a_child_that_had_completed_when_its_parent_was_superseded() -> None:
-    """A completion decided before the takeover stands on the child, and never reaches the new turn (race 46)."""
+    """A completion that was decided before the takeover stands on the child and never reaches the new turn (race 46)."""
 
     async def main() -> None:
         waiting: list[asyncio.Task[Child]] = []
@@ -301,7 +304,8 @@ def test_a_child_that_had_completed_when_its_parent_was_superseded() -> None:
             old = await control.send("s", "old")
             child = await child_of(control, old.run_id)
             await done.wait()
-            await ticks(20)  # it has settled, and its commit takes longer
+            # The child has settled by then, while its commit takes longer.
+            await ticks(20)
             assert control._registry.runs[child].fallen and not control._registry.runs[child].ended.is_set()
             await control.send("s", "new")
             outcome = await control.wait(child)

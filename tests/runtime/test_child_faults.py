@@ -1,4 +1,4 @@
-"""Children while the store is in trouble: each is told once, and none begins behind the end of its parent."""
+"""Children while the store fails: each is told once, and none begins after the end of its parent."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ from .scene import at_once, log_of, raises, seeded, swallowed
 @pytest.mark.parametrize("fault", ["stall", "fail"])
 @pytest.mark.parametrize("detached", [False, True])
 def test_a_child_the_store_does_not_take(fault: str, detached: bool) -> None:
-    """The agent is told that the child was not taken; nothing of it is left, and the next try works."""
+    """An agent whose child the store does not commit gets an error, no trace of the child is left, and a retry works."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -39,7 +39,7 @@ def test_a_child_the_store_does_not_take(fault: str, detached: bool) -> None:
 
 
 def test_a_child_that_never_was_is_not_told_as_running() -> None:
-    """Every child the parent's stream tells of as begun is told of as over, also one the store did not take."""
+    """A parent's stream that tells of a child's begin also tells of its end, even if the store did not commit it."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -60,7 +60,7 @@ def test_a_child_that_never_was_is_not_told_as_running() -> None:
 
 
 def test_a_child_given_up_while_it_arrives_is_told_of_in_order() -> None:
-    """A child the parent's stream tells of as over was told of as begun, also one that ended while it arrived."""
+    """A parent's stream tells of a child's begin before its end, even if the child ended while it arrived."""
 
     async def main() -> None:
         async def agent(run: Run, message: Message) -> None:
@@ -82,7 +82,7 @@ def test_a_child_given_up_while_it_arrives_is_told_of_in_order() -> None:
 
 @pytest.mark.parametrize("fault", ["stall", "fail", "lose"])
 def test_a_store_that_fails_at_any_instant_of_a_delegation(fault: str) -> None:
-    """Whenever the store fails, the agent gets a child that has ended or a retryable error, and nothing is left."""
+    """When the store fails at any instant, the agent gets an ended child or a retryable error, and nothing is left."""
     reached: set[str] = set()
 
     async def once(number: int) -> None:
@@ -127,7 +127,7 @@ def test_a_store_that_fails_at_any_instant_of_a_delegation(fault: str) -> None:
 
 @pytest.mark.parametrize("fault", ["stall", "fail"])
 def test_a_stop_while_the_store_is_in_trouble_takes_the_arriving_child(fault: str) -> None:
-    """Stop is not refused and takes a child that cannot be kept: it never begins (race 44)."""
+    """A stop is accepted while the store fails, and an arriving child that cannot be stored never begins (race 44)."""
 
     async def main() -> None:
         store, began = MemoryStore(), []
@@ -155,7 +155,8 @@ def test_a_stop_while_the_store_is_in_trouble_takes_the_arriving_child(fault: st
             await asyncio.gather(*stoppers)
             store.resume()
             await nothing_left(control)
-            for child, receipt in receipts:  # none where the store refused the child before the stop came
+            # The list is empty where the store refused the child before the stop came.
+            for child, receipt in receipts:
                 caught.append(fault)
                 assert endings(receipt) == [(sent.run_id, "stopped"), (child, "parent_ended")]
                 assert not receipt.durable and outcome.ending is Ending.STOPPED
@@ -169,7 +170,7 @@ def test_a_stop_while_the_store_is_in_trouble_takes_the_arriving_child(fault: st
 
 
 def test_a_takeover_keeps_the_generation_of_every_session_it_touched() -> None:
-    """What a fall raised is in the store for the children's sessions too, whichever way their parent fell."""
+    """A fall stores the raised generation of the children's sessions too, whether a stop or a takeover caused it."""
 
     async def main() -> None:
         for how in ("stop", "takeover"):
@@ -187,7 +188,7 @@ def test_a_takeover_keeps_the_generation_of_every_session_it_touched() -> None:
 
 
 def test_a_tie_of_two_ends_has_one_winner_in_the_whole_tree() -> None:
-    """A stop of the parent and one of the child in the same instant: each run has one ending, told everywhere."""
+    """A stop of the parent and a stop of the child in the same instant leave each run one ending, told everywhere."""
 
     async def main() -> None:
         async with open_control(to("idle"), agents=AGENTS) as control:

@@ -1,6 +1,6 @@
-"""Limits of children, and of agents: of the operator's, the parent's and the caller's the first to pass ends a run.
+"""Limits of children and of agents: of the operator's, the parent's and the caller's, the first to pass ends a run.
 
-The outcome says whose it was, on both drivers and both stores, also to whoever asks after a restart.
+The outcome says whose limit it was, on both drivers and both stores, also after a restart.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ Told = tuple[Ending, int | None, LimitOf | None]
 
 
 def limit_of(outcome: Outcome) -> Told:
-    """How a run ended, by which limit, and whose that was."""
+    """Return how a run ended, by which limit, and whose limit that was."""
     return outcome.ending, outcome.limit_ms, outcome.limit_of
 
 
 def late(seconds: float, of: LimitOf) -> Told:
-    """What is told of a run that a limit ended."""
+    """Return what is told of a run that this limit ended."""
     return Ending.TIMED_OUT, round(seconds * 1000), of
 
 
@@ -52,7 +52,7 @@ def late(seconds: float, of: LimitOf) -> Told:
 def test_a_child_has_the_shortest_limit_of_all(
     children: float | None, of_agent: float | None, caller: float | None, shortest: Told, detached: bool
 ) -> None:
-    """Operator, agent and caller bound a child, detached or not: the shortest ends it, and is told as whose it was."""
+    """The shortest of the operator's, the agent's and the caller's limits ends a child, and the outcome says whose."""
     heard: list[Told] = []
 
     async def agent(run: Run, message: Message) -> None:
@@ -77,7 +77,7 @@ def test_a_child_has_the_shortest_limit_of_all(
 
 
 def test_no_caller_lengthens_what_a_detached_child_may_take() -> None:
-    """The control's deadline bounds a detached child whatever its caller says; a message may say otherwise."""
+    """The control's deadline bounds a detached child whatever its caller asks; a message's own deadline may be longer."""
 
     async def agent(run: Run, message: Message) -> None:
         await run.delegate("idle", "work", timeout=1000, detached=True)
@@ -95,7 +95,7 @@ def test_no_caller_lengthens_what_a_detached_child_may_take() -> None:
 
 @pytest.mark.parametrize(("children", "below"), [(3, 3), (10, 7)])
 def test_every_generation_is_bounded(children: float, below: float) -> None:
-    """A child of a child has the same limit, from its own dispatch: what falls with its parent falls by that one's."""
+    """A grandchild has the same limit, counted from its own dispatch, and falls with its parent if that falls first."""
 
     async def middle(run: Run, message: Message) -> None:
         await asyncio.sleep(1)
@@ -122,7 +122,7 @@ def test_every_generation_is_bounded(children: float, below: float) -> None:
 
 
 def test_a_parent_s_limit_takes_its_children_along() -> None:
-    """Where the parent's limit passes first it alone is timed out; all below it ended with it, by its limit."""
+    """When a parent's limit passes first, only the parent is timed out, and every run below it ends by that limit."""
 
     async def middle(run: Run, message: Message) -> None:
         await run.delegate("idle", "work", timeout=100)
@@ -158,7 +158,7 @@ def test_a_parent_s_limit_takes_its_children_along() -> None:
     ids=["the parent's first", "the child's first"],
 )
 def test_a_late_loop_knows_which_limit_came_first(parents: float, childs: float, told: Told, stopped: bool) -> None:
-    """Both limits have passed when anybody looks: the child is told by the earlier, whichever way that comes out."""
+    """When both limits have passed by the time control looks, the child is told as ended by the earlier one."""
 
     async def agent(run: Run, message: Message) -> None:
         await run.delegate("idle", "work", timeout=childs)
@@ -189,7 +189,7 @@ def test_a_late_loop_knows_which_limit_came_first(parents: float, childs: float,
     ],
 )
 def test_an_agent_s_limit_bounds_the_runs_that_are_sent_to_it(asked: float | None, told: Told) -> None:
-    """A message to a registered agent has that agent's limit, and no sender lengthens it; another agent's has not."""
+    """An agent's limit bounds each message sent to that agent, no sender lengthens it, and other agents' runs have none."""
 
     async def main() -> None:
         agents: dict[str, Any] = {"slow": idles, "other": mumbling}
@@ -208,7 +208,7 @@ async def mumbling(run: Run, message: Message) -> None:
 
 
 def test_an_agent_s_limit_holds_where_it_is_the_one_served() -> None:
-    """The served agent is meant by its own name, registered or not; the limit of another name is not the served's."""
+    """A limit under the served agent's own name bounds it, registered or not; a limit under another name does not."""
 
     async def main() -> None:
         for agents in ({}, {"idles": idles, "guest": idles}):
@@ -232,7 +232,7 @@ def test_an_agent_s_limit_holds_where_it_is_the_one_served() -> None:
     ("driver", "store"), [("inline", "memory"), ("inline", "sqlite"), ("host", "memory"), ("host", "sqlite")]
 )
 def test_both_drivers_and_both_stores_tell_whose_limit_it_was(driver: str, store: str, tmp_path: Path) -> None:
-    """A child's limit ends it wherever its code runs; lists and whoever waits are told whose, after a restart too."""
+    """A child's limit ends it on either driver, and lists and waiters are told whose limit it was, after a restart too."""
     where = "memory://" if store == "memory" else f"sqlite:///{tmp_path / 'data'}"
     agents = {"child": f"{ROOM}:child", "guest": f"{ROOM}:child"}
     options: dict[str, Any] = {"agents": agents, "driver": driver, "store": where, "child_deadline": 0.3}
@@ -248,7 +248,8 @@ def test_both_drivers_and_both_stores_tell_whose_limit_it_was(driver: str, store
         async with asyncio.timeout(BOUND_SECONDS), open_control(f"{ROOM}:agent", **options) as control:
             sent = await control.send("s", f"delegates_idly {tmp_path / 'notes'}")
             guest = await control.send("t", "idle", agent="guest")
-            assert (await control.wait(sent.run_id)).ending is Ending.COMPLETED  # its child's end is no end of its own
+            # The end of its child does not end the parent.
+            assert (await control.wait(sent.run_id)).ending is Ending.COMPLETED
             await control.wait(guest.run_id)
             await told(control, sent.run_id, guest.run_id)
         if store == "sqlite":
@@ -260,7 +261,7 @@ def test_both_drivers_and_both_stores_tell_whose_limit_it_was(driver: str, store
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 def test_a_message_that_waited_over_a_restart_keeps_its_limit(kind: str, tmp_path: Path) -> None:
-    """What its sender asked for goes with it; where nothing was asked the limit is the server's that runs it."""
+    """A message keeps the limit its sender asked for; without one it has the limit of the server that runs it."""
     place = Place(kind, tmp_path)
 
     async def leave(control: Control) -> dict[str, str]:
@@ -282,12 +283,12 @@ def test_a_message_that_waited_over_a_restart_keeps_its_limit(kind: str, tmp_pat
     place.life(find, idles, strategy="queue", deadline=3)
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize("wrong", [-1, float("nan"), "5", True, b"5", [5]])
 def test_a_limit_that_is_none_is_refused(wrong: Any) -> None:
-    """A limit of children or of an agent is 0 or more seconds; anything else is named, and nothing is opened."""
+    """A limit that is not 0 or more seconds is refused by name, and nothing is opened."""
 
     async def main() -> None:
         for options in (
@@ -304,7 +305,7 @@ def test_a_limit_that_is_none_is_refused(wrong: Any) -> None:
 
 
 def test_a_limit_of_nobody_is_refused() -> None:
-    """A deadline for an agent that is not registered would bound nothing; the error says who is."""
+    """A deadline for an agent that is not registered is refused, with the names of those that are."""
 
     async def main() -> None:
         with raises(BadInput, "no agent 'idel' to give a deadline; there are echoes, idle, other"):

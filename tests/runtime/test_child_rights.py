@@ -15,13 +15,13 @@ from .scene import kinds, log_of, raises, seeded, started, swallowed, told
 
 
 async def told_by(control: Control, run: str, by: str) -> None:
-    """Watch a run as someone until its first event."""
+    """Watch a run as this principal until its first event."""
     async for _ in control.watch(run=run, by=by):
         return
 
 
 def test_depth_is_limited() -> None:
-    """A tree has so many generations; the last is told to do the work itself."""
+    """A run DEPTH generations down may not delegate, and is told to do the work itself."""
 
     async def agent(run: Run, message: Message) -> str:
         try:
@@ -41,7 +41,7 @@ def test_depth_is_limited() -> None:
 
 @pytest.mark.parametrize("detached", [False, True])
 def test_the_number_of_children_is_limited(detached: bool) -> None:
-    """So many children may be alive; one more is refused, and there is room when one ended, drained or not."""
+    """One child more than CHILDREN is refused, and there is room again when one has ended, drained or not."""
 
     async def main() -> None:
         async def agent(run: Run, message: Message) -> str:
@@ -70,7 +70,7 @@ def test_the_number_of_children_is_limited(detached: bool) -> None:
 
 
 def test_wrong_values_are_refused() -> None:
-    """An agent that is not there, an empty message or a wrong timeout is refused with what to do; no child is left."""
+    """An unknown agent, an empty message and a wrong timeout are refused with the remedy, and no child is left."""
 
     async def agent(run: Run, message: Message) -> str:
         with raises(BadInput, "no agent 'nobody' to delegate to; .*echo, idle, deaf, mumble"):
@@ -96,7 +96,7 @@ def test_wrong_values_are_refused() -> None:
 
 
 def test_nobody_can_send_to_a_child_s_session() -> None:
-    """A child's session is its own: a message to it is refused while it lives and afterwards, and nothing changes."""
+    """A message to a child's session is refused while the child lives and afterwards, and changes nothing."""
 
     async def main() -> None:
         async with open_control(to("idle"), agents=AGENTS) as control:
@@ -116,7 +116,7 @@ def test_nobody_can_send_to_a_child_s_session() -> None:
 
 
 def test_nobody_can_wake_a_child_s_session() -> None:
-    """A schedule is a message too: it cannot be aimed at a child's session."""
+    """A schedule cannot be made for a child's session, since a wake is a message too."""
 
     async def main() -> None:
         async with open_control(to("idle"), agents=AGENTS) as control:
@@ -162,7 +162,7 @@ def test_who_may_see_and_stop_a_child() -> None:
 
 @pytest.mark.parametrize("detached", [False, True])
 def test_the_owner_s_right_does_not_wait_for_the_store(detached: bool) -> None:
-    """In any instant of a child's arrival the session's owner ends it, whoever it works for (race 44)."""
+    """The session's owner can end a child at any instant of its arrival, whoever it works for (race 44)."""
 
     async def main() -> None:
         for number in range(0, 24, 2):
@@ -218,7 +218,7 @@ def test_a_child_s_question_is_answered_by_the_same_people() -> None:
 
 @pytest.mark.parametrize("work", ["asks", "works"])
 def test_a_parent_is_not_idle_while_its_child_is_busy(work: str) -> None:
-    """A limit on silence does not end a parent whose child is at work, or waits for a person."""
+    """An idle limit does not end a parent whose child is at work or waits for a person."""
 
     async def asks(run: Run, message: Message) -> str:
         return "yes" if await run.ask("Deploy?") else "no"
