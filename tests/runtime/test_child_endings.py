@@ -285,7 +285,7 @@ def test_the_result_of_a_superseded_parent_s_child() -> None:
 
 
 def test_a_child_that_had_completed_when_its_parent_was_superseded() -> None:
-    """A completion that was decided before the takeover stands on the child and never reaches the new turn (race 46)."""
+    """A completion decided before the takeover stands on the child and never reaches the new turn (race 46)."""
 
     async def main() -> None:
         waiting: list[asyncio.Task[Child]] = []

@@ -15,7 +15,7 @@ from .scene import at_once, log_of, raises, seeded, swallowed
 @pytest.mark.parametrize("fault", ["stall", "fail"])
 @pytest.mark.parametrize("detached", [False, True])
 def test_a_child_the_store_does_not_take(fault: str, detached: bool) -> None:
-    """An agent whose child the store does not commit gets an error, no trace of the child is left, and a retry works."""
+    """An agent whose child the store does not commit gets an error; nothing of the child is left, and a retry works."""
 
     async def main() -> None:
         store = MemoryStore()

@@ -77,7 +77,7 @@ def test_a_child_has_the_shortest_limit_of_all(
 
 
 def test_no_caller_lengthens_what_a_detached_child_may_take() -> None:
-    """The control's deadline bounds a detached child whatever its caller asks; a message's own deadline may be longer."""
+    """The control's deadline bounds a detached child whatever its caller asks; a message's deadline may be longer."""
 
     async def agent(run: Run, message: Message) -> None:
         await run.delegate("idle", "work", timeout=1000, detached=True)
@@ -189,7 +189,7 @@ def test_a_late_loop_knows_which_limit_came_first(parents: float, childs: float,
     ],
 )
 def test_an_agent_s_limit_bounds_the_runs_that_are_sent_to_it(asked: float | None, told: Told) -> None:
-    """An agent's limit bounds each message sent to that agent, no sender lengthens it, and other agents' runs have none."""
+    """An agent's limit bounds every message sent to that agent alone, and no sender lengthens it."""
 
     async def main() -> None:
         agents: dict[str, Any] = {"slow": idles, "other": mumbling}
@@ -232,7 +232,7 @@ def test_an_agent_s_limit_holds_where_it_is_the_one_served() -> None:
     ("driver", "store"), [("inline", "memory"), ("inline", "sqlite"), ("host", "memory"), ("host", "sqlite")]
 )
 def test_both_drivers_and_both_stores_tell_whose_limit_it_was(driver: str, store: str, tmp_path: Path) -> None:
-    """A child's limit ends it on either driver, and lists and waiters are told whose limit it was, after a restart too."""
+    """A child's limit ends it on either driver; lists and waiters are told whose limit, after a restart too."""
     where = "memory://" if store == "memory" else f"sqlite:///{tmp_path / 'data'}"
     agents = {"child": f"{ROOM}:child", "guest": f"{ROOM}:child"}
     options: dict[str, Any] = {"agents": agents, "driver": driver, "store": where, "child_deadline": 0.3}

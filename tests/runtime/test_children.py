@@ -1,4 +1,4 @@
-"""Child runs: they share their parent's fate, and what became of them is told once, truly and at once."""
+"""Child runs fall with their parent, and their endings are told once, truly and at once."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ from interlock.testing.loop import Mode
 from .families import AGENTS, begun_child, child_of, endings, nothing_left, ticks, to, told_once
 from .scene import idles, kinds, log_of, seeded, started, swallowed
 
-# What a child is
+# A child's work and its result
 
 
 def test_a_child_does_the_work_in_a_session_of_its_own() -> None:
@@ -52,7 +52,7 @@ def test_a_child_does_the_work_in_a_session_of_its_own() -> None:
 
 
 def test_a_child_that_fails_is_told_and_not_raised() -> None:
-    """How a child ended is in what is returned; the parent goes on."""
+    """A child that fails makes `delegate` return its outcome and raise nothing, and the parent goes on."""
 
     async def breaks(run: Run, message: Message) -> None:
         raise ValueError("no such branch")
@@ -71,7 +71,7 @@ def test_a_child_that_fails_is_told_and_not_raised() -> None:
 
 
 def test_two_children_side_by_side() -> None:
-    """Children in parallel tasks are each told their own ending; stopping one leaves the other."""
+    """Two children in parallel tasks have endings of their own; a stop of one leaves the other."""
 
     async def agent(run: Run, message: Message) -> str:
         both = await asyncio.gather(run.delegate("idle", "a"), run.delegate("slow", "b"))
@@ -95,7 +95,7 @@ def test_two_children_side_by_side() -> None:
 
 
 def test_the_parent_s_stream_tells_of_its_children() -> None:
-    """A child is told in the parent's stream when it begins and when it ends, and in the same words everywhere."""
+    """The parent's stream tells of a child when it begins and when it ends, in the same words as everywhere else."""
 
     async def main() -> None:
         async with open_control(to("echo"), agents=AGENTS) as control:
@@ -116,7 +116,7 @@ def test_the_parent_s_stream_tells_of_its_children() -> None:
 
 @pytest.mark.parametrize("strategy", list(Strategy))
 def test_a_child_begins_at_once_whatever_the_strategy(strategy: Strategy) -> None:
-    """A child is alone in its session: no strategy of the server keeps it waiting or outside."""
+    """A child is alone in its session, so no strategy of the server makes it wait or rejects it."""
 
     async def main() -> None:
         async with open_control(to("echo"), agents=AGENTS, strategy=strategy) as control:
@@ -129,11 +129,11 @@ def test_a_child_begins_at_once_whatever_the_strategy(strategy: Strategy) -> Non
     seeded(main, range(3))
 
 
-# One fate
+# A child falls with its parent
 
 
 def test_a_parent_that_falls_while_its_child_arrives() -> None:
-    """Whenever the stop comes, a child that arrives falls with its parent, and none begins after (races 44 and 45)."""
+    """An arriving child falls with its parent whenever the stop comes, and none begins later (races 44 and 45)."""
     reached: set[str] = set()
 
     async def once(number: int) -> None:
@@ -166,12 +166,13 @@ def test_a_parent_that_falls_while_its_child_arrives() -> None:
 
     for mode in Mode:
         seeded(main, range(20), mode=mode, limit_seconds=6000)
-    assert reached == {"none", "cut"}  # some were born ended, some had begun
+    # Some children ended before their body began, others after.
+    assert reached == {"none", "cut"}
 
 
 @pytest.mark.parametrize("how", ["session", "takeover", "deadline", "shutdown"])
 def test_every_way_to_fall_takes_the_arriving_child(how: str) -> None:
-    """A takeover, a deadline or a shutdown ends a child in any instant of its arrival, as a stop does (race 44)."""
+    """A takeover, a deadline or a shutdown ends a child at any instant of its arrival, as a stop does (race 44)."""
 
     async def once(number: int) -> None:
         store = MemoryStore()
@@ -211,7 +212,7 @@ def test_every_way_to_fall_takes_the_arriving_child(how: str) -> None:
 
 @pytest.mark.parametrize("detached", [False, True])
 def test_a_parent_that_is_over_begins_no_child(detached: bool) -> None:
-    """A parent that swallowed its end and delegates all the same is refused, counted, and begets nobody (race 44)."""
+    """A parent that swallowed its end and delegates is refused and counted, and no child begins (race 44)."""
     tried: list[BaseException | None] = []
 
     async def main() -> None:
@@ -289,7 +290,7 @@ def test_the_whole_tree_falls_in_one_step(how: str) -> None:
 
 
 def test_nothing_is_told_to_a_parent_after_its_end() -> None:
-    """The parent's terminal event is its last although its children are told as ended with it."""
+    """The parent's terminal event is its last, and names the children that ended with it."""
 
     async def main() -> None:
         async with open_control(to("idle"), agents=AGENTS) as control:
@@ -312,7 +313,7 @@ def test_nothing_is_told_to_a_parent_after_its_end() -> None:
 
 
 def test_a_stop_of_one_run_leaves_other_trees() -> None:
-    """A run-scoped stop takes that run's children; another session's and an earlier turn's stay (race 45)."""
+    """A stop of one run ends that run's children, and none of another session's or of an earlier turn's (race 45)."""
 
     async def agent(run: Run, message: Message) -> None:
         await run.delegate("idle", "work", detached=message.text == "earlier")
@@ -334,7 +335,7 @@ def test_a_stop_of_one_run_leaves_other_trees() -> None:
 
 
 def test_a_child_alone_can_be_stopped() -> None:
-    """Stopping a child takes what is below it; its parent is told at once and goes on."""
+    """A stop of a child ends the runs below it too; its parent is told at once and goes on."""
 
     async def main() -> None:
         async with open_control(to("middle"), agents={"middle": to("idle"), "idle": idles}) as control:

@@ -1,4 +1,4 @@
-"""Leaving the block: what runs ends as shutdown, what waits is kept, and everybody is let go."""
+"""Closing a control: running agents end as shutdown, waiting messages stay stored, and every caller is released."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ def test_what_runs_ends_as_shutdown() -> None:
 
 
 def test_the_queue_is_kept() -> None:
-    """What waited for the seat stays in the store without an ending; nobody of it begins while closing."""
+    """Messages that wait for the seat stay in the store without an ending, and none begins while control closes."""
     began: list[str] = []
 
     async def agent(run: Run, message: Message) -> None:
@@ -61,7 +61,7 @@ def test_the_queue_is_kept() -> None:
 
 
 def test_waiters_are_released() -> None:
-    """Waiters of a running run are told shutdown, those of a waiting message `pending`; none is left."""
+    """Waiters of a running run are told shutdown, those of a waiting message `pending`, and none is left waiting."""
 
     async def main() -> None:
         async with open_control(idles, strategy="queue") as control:
@@ -107,7 +107,7 @@ def test_watchers_end() -> None:
 
 
 def test_a_watch_after_the_close_ends() -> None:
-    """A watcher that comes after the close gets what the log holds and is not kept waiting."""
+    """A watcher that comes after the close gets the stored events, and its stream ends."""
 
     async def main() -> None:
         async with open_control(echoes) as control:
@@ -147,7 +147,7 @@ def test_a_closed_control_takes_nothing() -> None:
 
 
 def test_an_arrival_while_closing() -> None:
-    """A message that is not decided on when the close begins is turned away; its sender is not left waiting."""
+    """A message that is undecided when the close begins is refused, and its sender is not left waiting."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -210,7 +210,7 @@ def test_an_error_in_the_block_closes_all_the_same() -> None:
 
 @pytest.mark.parametrize("fault", ["fail", "stall", "lose"])
 def test_closing_over_a_store_that_is_down(fault: str) -> None:
-    """A store that does not answer delays the close by its bounds and no longer; the endings are told in memory."""
+    """A store that does not answer delays the close by its bounds and no longer; waiters still get the endings."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -229,7 +229,7 @@ def test_closing_over_a_store_that_is_down(fault: str) -> None:
 
 
 def test_a_stop_while_closing_is_answered() -> None:
-    """A stop that comes while control closes is not refused: it is told the ending it found."""
+    """A stop that comes while control closes is not refused, and returns the ending it found."""
 
     async def main() -> None:
         async with open_control(deaf) as control:
@@ -259,7 +259,7 @@ def test_nothing_is_left_of_an_idle_control() -> None:
 
 
 def test_the_next_control_is_told_of_the_shutdown() -> None:
-    """The session's next turn, under the next control, hears that the last one was cut by a shutdown."""
+    """The session's next turn, under the next control, is told that the last one was cut by a shutdown."""
     previous: list[object] = []
 
     async def agent(run: Run, message: Message) -> None:
@@ -282,13 +282,13 @@ def test_the_next_control_is_told_of_the_shutdown() -> None:
 
 @contextlib.asynccontextmanager
 async def open_until_closed(store: MemoryStore) -> AsyncIterator[Control]:
-    """A control that the test closes itself, while it goes on asking."""
+    """Open a control that the test itself closes while it goes on asking."""
     async with open_control(idles, store=store, settings=QUICK) as control:
         yield control
 
 
 def test_a_stop_while_an_arrival_is_turned_away() -> None:
-    """A message that a close turned away and that still stands in the line refuses no stop, and nobody hangs."""
+    """A stop is answered, and nobody hangs, though a message that the close withdrew is still among the arrivals."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -296,7 +296,8 @@ def test_a_stop_while_an_arrival_is_turned_away() -> None:
             await control.send("s", "one", by="alice")
             queued = await control.send("s", "two", by="alice", strategy="queue")
             await asyncio.sleep(0.1)
-            store.faults.stall = True  # so that the next one still reads its key when the close begins
+            # Stall the store, so that the next message is still reading its key when the close begins.
+            store.faults.stall = True
             turned_away = asyncio.create_task(control.send("s", "three", by="alice", key="k"))
             await asyncio.sleep(0.02)
             closing = asyncio.create_task(control.close())
@@ -319,7 +320,7 @@ def test_a_stop_while_an_arrival_is_turned_away() -> None:
 @pytest.mark.parametrize("fault", ["fail", "stall"])
 @pytest.mark.parametrize("verb", ["session", "run", "reset"])
 def test_no_call_hangs_around_the_end_of_a_close(fault: str, verb: str) -> None:
-    """Nothing falls any more once a close has cut the bodies: a call that waits for a fall must be answered then."""
+    """No run falls after a close has cut the bodies, so a call that waits for a fall is answered by then."""
 
     async def main(early: bool) -> None:
         store = MemoryStore()
@@ -354,7 +355,7 @@ def test_no_call_hangs_around_the_end_of_a_close(fault: str, verb: str) -> None:
 
 
 def test_a_stop_and_a_reset_after_the_close() -> None:
-    """A closed control ends nothing: a stop says so, a reset is refused at once."""
+    """A closed control ends nothing: a stop says so, and a reset is refused at once."""
 
     async def main() -> None:
         async with open_until_closed(MemoryStore()) as control:

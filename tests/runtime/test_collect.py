@@ -50,7 +50,7 @@ async def texts_waiting(control: Control) -> list[str]:
 
 
 def test_the_key_of_a_message_stopped_while_it_joins() -> None:
-    """A message stopped on its way into a turn is no part of it, and its key says so, now and later."""
+    """A message that is stopped while it joins a turn is no part of it, and its key finds it stopped, now and later."""
 
     async def main() -> None:
         store, turns = MemoryStore(latency_seconds=0.05), []
@@ -96,7 +96,7 @@ def test_a_collected_turn_obeys_its_shortest_deadline(deadlines: tuple[float | N
 
 
 def test_collected_messages_pass_no_other_of_their_author() -> None:
-    """A message never overtakes a later one of its own author when it joins a turn; it may overtake those of others."""
+    """A message that joins a turn never overtakes another of its own author, but may overtake those of others."""
 
     async def main() -> None:
         turns: list[list[str]] = []
@@ -128,23 +128,24 @@ def test_collected_messages_pass_no_other_of_their_author() -> None:
 
 
 def collecting(agent: Any, **options: Any) -> Any:
-    """A control that collects."""
+    """Open a control that collects."""
     settings = Settings(collect_seconds=QUIET, queue=options.pop("queue", 100))
     return open_control(agent, strategy="collect", settings=settings, **options)
 
 
 class Notes:
-    """An agent that writes down what it was given, and when."""
+    """An agent that records its messages and the time of each."""
 
     def __init__(self, *waits: str) -> None:
-        self.waits = waits  # whoever begins with one of these waits to be let go
+        # A turn whose text begins with one of these waits for `go`.
+        self.waits = waits
         self.messages: list[Message] = []
         self.at: list[float] = []
         self.go = asyncio.Event()
 
     @property
     def texts(self) -> list[str]:
-        """What each turn was told."""
+        """Return the text of each turn."""
         return [message.text for message in self.messages]
 
     async def __call__(self, run: Run, message: Message) -> str:
@@ -180,7 +181,7 @@ def test_collected_messages_are_one_turn() -> None:
 
 
 def test_messages_of_one_instant_are_one_turn() -> None:
-    """Also where none of them is committed yet when the next one comes."""
+    """Messages of one instant become one turn, even if none is committed when the next one comes."""
 
     async def main() -> None:
         agent = Notes()
@@ -194,7 +195,7 @@ def test_messages_of_one_instant_are_one_turn() -> None:
 
 
 def test_authors_are_named_where_there_are_several() -> None:
-    """Where the authors differ the one text says who said what."""
+    """The text of a turn with several authors names the author of each part."""
 
     async def main() -> None:
         agent = Notes()
@@ -212,7 +213,7 @@ def test_authors_are_named_where_there_are_several() -> None:
 
 
 def test_a_turn_begins_when_it_is_quiet() -> None:
-    """Each message renews the quiet time; the turn begins when it has passed."""
+    """Each message renews the quiet time, and the turn begins when that time has passed."""
 
     async def main() -> None:
         agent = Notes()
@@ -229,7 +230,7 @@ def test_a_turn_begins_when_it_is_quiet() -> None:
 
 
 def test_the_longest_wait_is_bounded() -> None:
-    """Whoever goes on talking does not put the turn off for ever."""
+    """A sender who goes on writing cannot put the turn off for longer than COLLECT_TIMES quiet times."""
 
     async def main() -> None:
         agent = Notes()
@@ -248,7 +249,7 @@ def test_the_longest_wait_is_bounded() -> None:
 
 
 def test_a_busy_session_collects() -> None:
-    """While a run has the seat messages are collected behind it, and begin at once when it is free."""
+    """Messages to a busy session are collected while a run has the seat, and begin at once when it is free."""
 
     async def main() -> None:
         agent = Notes("long")
@@ -269,7 +270,7 @@ def test_a_busy_session_collects() -> None:
 
 
 def test_the_quiet_time_goes_on_when_the_seat_is_free() -> None:
-    """A message just sent when the run ends is given its quiet time all the same."""
+    """A message sent just before the run ends still gets its quiet time."""
 
     async def main() -> None:
         agent = Notes("long")
@@ -289,7 +290,7 @@ def test_the_quiet_time_goes_on_when_the_seat_is_free() -> None:
 
 @pytest.mark.parametrize("how", ["session", "run", "key", "reset"])
 def test_a_stop_ends_what_is_collected_whole(how: str) -> None:
-    """A stop while the messages are collected ends them as one; no part of them is ever dispatched."""
+    """A stop of messages that are being collected ends them as one, and no part is ever dispatched."""
 
     async def main() -> None:
         agent = Notes()
@@ -315,7 +316,7 @@ def test_a_stop_ends_what_is_collected_whole(how: str) -> None:
 
 
 def test_an_interrupt_during_the_quiet_time_takes_over() -> None:
-    """The dominant message ends what was being collected; that is told as superseded."""
+    """An interrupting message ends a turn that is being collected, which is told as superseded."""
 
     async def main() -> None:
         agent = Notes()
@@ -333,7 +334,7 @@ def test_an_interrupt_during_the_quiet_time_takes_over() -> None:
 
 
 def test_authors_without_mutual_rights_are_not_merged() -> None:
-    """Nobody's message becomes part of a turn that another could stop alone."""
+    """A message never becomes part of a turn that somebody could stop who may not stop that message."""
 
     async def main() -> None:
         agent = Notes()
@@ -349,7 +350,8 @@ def test_authors_without_mutual_rights_are_not_merged() -> None:
             await control.wait(carol.run_id)
             assert agent.texts == ["a\n\nb", "x\n\ny", "c"]
             bobs = await control.send("s", "z", by="bob")
-            owners = await control.send("s", "d", by="alice")  # who may stop bob's, as bob may not stop this
+            # The owner may stop bob's message, but bob may not stop the owner's.
+            owners = await control.send("s", "d", by="alice")
             assert owners.run_id != bobs.run_id
             await control.wait(owners.run_id)
             assert agent.texts[3:] == ["z", "d"]
@@ -379,7 +381,7 @@ def test_refused_text_is_not_in_the_turn(fault: str) -> None:
 
 
 def test_text_whose_answer_was_lost_is_in_the_turn() -> None:
-    """A commit whose answer was lost counts once the store says so; it is neither lost nor there twice."""
+    """A message whose commit was stored but whose answer was lost is in the turn exactly once."""
 
     async def main() -> None:
         store, agent = Shaky(), Notes()
@@ -397,7 +399,7 @@ def test_text_whose_answer_was_lost_is_in_the_turn() -> None:
 
 @pytest.mark.parametrize("fault", ["fail", "stall", "lose"])
 def test_accepted_text_is_in_a_turn_and_refused_text_is_not(fault: str) -> None:
-    """With trouble at any instant, the turns hold exactly the texts whose senders were told yes."""
+    """With a failing store at any instant, the turns hold exactly the texts whose sends were accepted."""
 
     async def main() -> None:
         for late in range(6):
@@ -426,7 +428,7 @@ def test_accepted_text_is_in_a_turn_and_refused_text_is_not(fault: str) -> None:
 
 @pytest.mark.parametrize("fault", [None, "fail", "stall", "lose"])
 def test_a_stop_while_merging(fault: str | None) -> None:
-    """A stop that meets a message being added ends it too: its sender is told, and nothing begins later."""
+    """A stop that meets a message being merged ends it too: its sender is told, and no agent begins later."""
 
     async def main() -> None:
         for late in range(5):
@@ -437,7 +439,8 @@ def test_a_stop_while_merging(fault: str | None) -> None:
                 calls = sent_or_refused(control, "b", key="k"), stop_and_mend(control, store, late)
                 second, _ = await at_once(*calls)
                 assert (await control.wait(first.run_id)).ending is Ending.STOPPED
-                if second is not None:  # else it was refused before the stop
+                # None means that the send was refused before the stop.
+                if second is not None:
                     assert (await control.wait(second.run_id)).ending is Ending.STOPPED
                     again = await control.send("s", "b", key="k")
                     assert (await control.wait(again.run_id)).ending is Ending.STOPPED
@@ -449,7 +452,7 @@ def test_a_stop_while_merging(fault: str | None) -> None:
 
 
 def test_a_stop_by_id_while_merging() -> None:
-    """It ends the message that is being added with the one it joins; one that comes later is a turn of its own."""
+    """A stop by id ends the message being merged with the one it joins; a message that comes later has its own turn."""
     ends: set[Ending] = set()
 
     async def main() -> None:
@@ -471,14 +474,14 @@ def test_a_stop_by_id_while_merging() -> None:
 
 
 async def stop_and_mend(control: Control, store: Shaky, late: int) -> None:
-    """Stop a session a few turns later; then the store behaves again."""
+    """Stop the session after this many turns of the loop, then end the store's fault."""
     await turns(late)
     assert (await control.stop(session="s")).aborted
     store.mend()
 
 
 def test_collected_keys() -> None:
-    """Each of the merged keys is answered with the one run, in memory, later, and by the next control."""
+    """Each of the merged keys finds the one run: in memory, after control has forgotten it, and on the next control."""
 
     async def main() -> None:
         store, agent = MemoryStore(), Notes()
@@ -498,7 +501,7 @@ def test_collected_keys() -> None:
 
 
 def test_closing_while_collecting() -> None:
-    """What is collected stays in the store's queue, whole; whoever waits is told that it is pending."""
+    """A close leaves collected messages in the store's queue, all of them, and waiters are told `pending`."""
 
     async def main() -> None:
         store, agent = MemoryStore(), Notes()
@@ -517,7 +520,7 @@ def test_closing_while_collecting() -> None:
 
 
 def test_closing_while_merging() -> None:
-    """A sender whose message is being added when control closes is told the truth: in the store, or not taken."""
+    """A sender whose message is being merged when control closes is told the truth: stored, or refused."""
 
     async def main() -> None:
         for late in range(8):
@@ -534,7 +537,7 @@ def test_closing_while_merging() -> None:
 
 
 def test_one_turn_holds_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """COLLECTED messages may become one turn; the next one begins another."""
+    """At most COLLECTED messages become one turn; the next message begins another."""
     monkeypatch.setattr("interlock.runtime.inbox.COLLECTED", 3)
 
     async def main() -> None:
@@ -549,7 +552,7 @@ def test_one_turn_holds_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_full_queue_still_merges() -> None:
-    """Room is counted in turns: what joins one that waits needs none, another author's does."""
+    """A message that joins a waiting turn needs no room in a full queue; another author's message does."""
 
     async def main() -> None:
         agent = Notes("long")
@@ -566,7 +569,7 @@ def test_a_full_queue_still_merges() -> None:
 
 
 def test_collected_before_an_earlier_end_was_told() -> None:
-    """Messages collected while an earlier ending is not public yet can be stopped, and are told whole."""
+    """Messages collected while an earlier ending is unpublished can be stopped, and their log is complete."""
 
     async def main() -> None:
         store = Shaky()
@@ -592,7 +595,7 @@ def test_collected_before_an_earlier_end_was_told() -> None:
 
 
 def test_other_strategies_while_collecting() -> None:
-    """A queued message waits behind what is collected; a rejecting one finds the session busy."""
+    """A queued message waits until the collected turn is over; a rejecting one finds the session busy."""
 
     async def main() -> None:
         agent = Notes()
@@ -603,7 +606,8 @@ def test_other_strategies_while_collecting() -> None:
             queued = await control.send("s", "q", strategy="queue")
             second = await control.send("s", "b")
             third = await control.send("s", "c")
-            assert second.run_id == third.run_id  # not the first: nothing is put before what its author said since
+            # A message does not join the first turn, since that would put it before a message its author sent since.
+            assert second.run_id == third.run_id
             assert len({first.run_id, queued.run_id, second.run_id}) == 3
             await control.wait(third.run_id)
             assert agent.texts == ["a", "q", "b\n\nc"]

@@ -1,4 +1,4 @@
-"""`control.is_current`: what a sink may ask of a run, in the step in which it delivers."""
+"""`control.is_current`: a sink asks whether a run is current, in the step in which it delivers."""
 
 import asyncio
 import threading
@@ -60,7 +60,7 @@ WAYS: dict[str, tuple[str, float | None, Callable[[Control, str], Any], Ending]]
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_to_end_counts_in_the_step_of_the_fall(way: str) -> None:
-    """A run is current until it falls, and not any more in the very step that settles its ending; race 135."""
+    """A run is current until it falls, and no longer in the very step that settles its ending (race 135)."""
     text, deadline, end, ending = WAYS[way]
 
     async def agent(run: Run, message: Message) -> str | None:
@@ -94,7 +94,7 @@ def test_every_way_to_end_counts_in_the_step_of_the_fall(way: str) -> None:
 
 
 def test_a_stop_counts_before_its_answer() -> None:
-    """The call of stop alone, whose answer a stalled store keeps back, makes its run stale for every sink; race 135."""
+    """A stop makes its run stale for every sink before its answer, which a stalled store delays (race 135)."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -115,7 +115,7 @@ def test_a_stop_counts_before_its_answer() -> None:
 
 
 def test_no_subscriber_hears_an_effect_of_a_run_that_is_not_current() -> None:
-    """Whatever a run says reaches its sinks in a step in which they find it current."""
+    """Every effect of a run reaches its sinks in a step in which they find the run current."""
 
     async def main() -> None:
         async with open_control(mumbles) as control:
@@ -140,7 +140,7 @@ def test_no_subscriber_hears_an_effect_of_a_run_that_is_not_current() -> None:
 
 
 def test_a_waiting_run_is_current_until_it_is_stopped() -> None:
-    """Current means not fallen: a message that waits is, through its turn, until something ends it."""
+    """A waiting message is current, and stays so through its turn until it falls."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -158,7 +158,7 @@ def test_a_waiting_run_is_current_until_it_is_stopped() -> None:
 
 
 def test_a_steered_message_is_as_current_as_the_run_that_took_it() -> None:
-    """A message that was taken in has the life of the run that it became part of."""
+    """An absorbed message is current as long as the run that absorbed it."""
 
     async def main() -> None:
         agent = Listener()
@@ -173,7 +173,7 @@ def test_a_steered_message_is_as_current_as_the_run_that_took_it() -> None:
 
 
 def test_a_message_that_was_withdrawn_is_not_current() -> None:
-    """One that the store did not take is not current once its sender was told so."""
+    """A message that the store did not commit is not current once its sender was told so."""
 
     async def main() -> None:
         store = MemoryStore(latency_seconds=0.0)
@@ -191,7 +191,7 @@ def test_a_message_that_was_withdrawn_is_not_current() -> None:
 
 
 def test_a_delivery_under_a_used_key_is_the_first_run_s() -> None:
-    """A message delivered again is answered with its first run, and that one's life is what counts."""
+    """A message delivered again under its key has no run of its own; only the first run is current."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -234,7 +234,7 @@ def test_a_child_falls_with_its_parent_for_its_sinks_too() -> None:
 
 
 def test_another_s_run_looks_like_none() -> None:
-    """A run is current for those who may see it, as long as they may; for anybody else there is none (P7)."""
+    """A run is current for those who may see it, as long as they may; for anybody else it is not current (P7)."""
 
     async def main() -> None:
         async with open_control(idles, admins=["root"], readers=["rita"]) as control:
@@ -259,7 +259,7 @@ def test_another_s_run_looks_like_none() -> None:
 
 
 def test_a_child_is_current_for_those_who_see_its_home() -> None:
-    """A child lives in a session of its own, and is seen as the session at the top of its tree is."""
+    """A child is current for the principals who may see its home session, though it has a session of its own."""
 
     async def parent(run: Run, message: Message) -> None:
         await run.delegate("idles", "below")
@@ -278,7 +278,7 @@ def test_a_child_is_current_for_those_who_see_its_home() -> None:
 
 
 def test_what_is_no_run_here_is_not_current() -> None:
-    """An id that nobody has, a key, a session and a receipt are no runs: False, like another's."""
+    """An unknown id, a key, a session and a receipt are not current, like another principal's run."""
 
     async def main() -> None:
         async with open_control(echoes) as control:
@@ -292,7 +292,7 @@ def test_what_is_no_run_here_is_not_current() -> None:
 
 @pytest.mark.parametrize("run", [None, 7, b"r-1-1", "", "  ", "r" * 513, ["r-1-1"]])
 def test_what_can_be_no_id_is_refused(run: Any) -> None:
-    """A value that is no name at all is a mistake of the caller's, told as every verb tells it."""
+    """A value that cannot be a name is refused as bad input, as by every verb."""
 
     async def main() -> None:
         async with open_control(echoes) as control:
@@ -305,7 +305,7 @@ def test_what_can_be_no_id_is_refused(run: Any) -> None:
 
 
 def test_nothing_is_current_in_a_control_that_closes() -> None:
-    """What runs falls and what waits is kept for the next start: nothing of this one may be delivered any more."""
+    """Closing makes every run not current: those at work fall, and those that wait are left for the next start."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -324,7 +324,7 @@ def test_nothing_is_current_in_a_control_that_closes() -> None:
 
 
 def test_another_thread_is_told_to_ask_on_the_loop() -> None:
-    """Between a thread's question and its delivery a stop may be answered: that would be no fence, and is refused."""
+    """A question from another thread is refused: a stop could be answered between the question and the delivery."""
 
     async def main() -> None:
         async with open_control(idles) as control:

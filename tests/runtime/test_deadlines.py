@@ -26,12 +26,12 @@ from .scene import (
     told,
 )
 
-DEADLINE = 60.0  # of a run on the real clock, which is put forward
+DEADLINE = 60.0  # seconds of a run on the real clock, which tests put forward
 HORIZON = 0.06  # how far the seeded clock may run ahead
 
 
 def test_a_deadline_ends_a_run() -> None:
-    """A run that passes its deadline is timed out at that moment, told with phase and limit, its text kept."""
+    """A run that passes its deadline is timed out at that moment, told with phase and limit, and keeps its text."""
 
     async def agent(run: Run, message: Message) -> None:
         async with run.phase("provider"):
@@ -66,7 +66,7 @@ def test_no_deadline(none: float | None) -> None:
 
 
 def test_zero_switches_the_control_s_deadline_off() -> None:
-    """A message with deadline=0 has none although the control has one; one without takes the control's."""
+    """A message with deadline=0 has no deadline though the control has one; a message without it has the control's."""
 
     async def main() -> None:
         async with open_control(idles, deadline=5) as control:
@@ -79,7 +79,7 @@ def test_zero_switches_the_control_s_deadline_off() -> None:
 
 @pytest.mark.parametrize("days", [25, 60])
 def test_a_very_long_deadline(days: int) -> None:
-    """A deadline beyond 24.8 days is kept to the second: no timer of ours has a cap (race 92)."""
+    """A deadline beyond 24.8 days is kept to the second, since no timer has a cap (race 92)."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -112,7 +112,7 @@ def test_a_deadline_in_the_past(value: Any) -> None:
 
 
 def test_the_deadline_counts_from_dispatch() -> None:
-    """Waiting in the queue does not use up a message's deadline."""
+    """A message that waits in the queue does not use up its deadline."""
 
     async def main() -> None:
         async with open_control(idles, strategy="queue") as control:
@@ -144,7 +144,7 @@ def test_the_queue_limit() -> None:
 
 
 def test_the_queue_limit_is_over_with_the_seat() -> None:
-    """A message that got the seat in time is not held to the queue's limit any more."""
+    """A message that got the seat in time is no longer under the queue's limit."""
 
     async def main() -> None:
         async with open_control(idles, strategy="queue", queue_limit=3) as control:
@@ -180,7 +180,7 @@ def test_the_idle_limit() -> None:
 
 
 def test_the_earlier_limit_is_told() -> None:
-    """With a deadline and an idle limit the one that passed first is the ending."""
+    """The limit that passed first, deadline or idle limit, is told as the ending."""
 
     async def main() -> None:
         async with open_control(idles, idle_limit=3) as control:
@@ -193,7 +193,7 @@ def test_the_earlier_limit_is_told() -> None:
 
 
 def test_the_clock_on_the_wall_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jumps of the wall clock by hours, either way, move no deadline and upset no receipt (race 90)."""
+    """A jump of the wall clock by hours, either way, moves no deadline and falsifies no receipt (race 90)."""
     real = time.time
     offset = 0.0
     monkeypatch.setattr(time, "time", lambda: real() + offset)
@@ -217,14 +217,14 @@ def test_the_clock_on_the_wall_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_late_sweep_ends_only_what_has_passed() -> None:
-    """After the loop slept past some deadlines, those runs end once, in one sweep, and no other (races 91 and 93)."""
+    """After the loop slept past some deadlines, those runs end once, in one sweep, and no others (races 91 and 93)."""
 
     async def main() -> None:
         async with open_control(idles, settings=Settings(grace_seconds=0.1)) as control:
             short = [await control.send(f"a{n}", "x", deadline=DEADLINE) for n in range(20)]
             long = [await control.send(f"b{n}", "x", deadline=100 * DEADLINE) for n in range(20)]
             await started(control, long[-1].run_id)
-            put_forward(DEADLINE)  # the machine was suspended
+            put_forward(DEADLINE)  # as if the machine was suspended
             for each in short:
                 assert (await control.wait(each.run_id)).ending is Ending.TIMED_OUT
             for each in long:
@@ -236,7 +236,7 @@ def test_a_late_sweep_ends_only_what_has_passed() -> None:
 
 
 class Oversleeper:
-    """An agent that blocks the loop past its deadline: whoever waits for `begun` runs before any timer."""
+    """An agent that blocks the loop past its deadline; a task that waits for `begun` runs before any timer."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
@@ -245,7 +245,8 @@ class Oversleeper:
         if message.text == "next":
             return "next"
         self.begun.set()
-        put_forward(DEADLINE)  # as time.sleep would, but for the wait
+        # The clock jumps as it would over a `time.sleep`, without the wait.
+        put_forward(DEADLINE)
         if message.text == "answers":
             return "too late"
         await anyio.sleep_forever()
@@ -254,7 +255,7 @@ class Oversleeper:
 
 @pytest.mark.parametrize("scope", ["run", "session"])
 def test_a_stop_after_the_deadline_is_too_late(scope: str) -> None:
-    """The clock decides: a stop that comes after the deadline, but before its timer, finds `timed_out` (race 19)."""
+    """A stop that comes after the deadline, though before its timer, finds `timed_out`: the clock decides (race 19)."""
 
     async def main() -> None:
         agent = Oversleeper()
@@ -298,7 +299,7 @@ def test_a_takeover_after_the_deadline() -> None:
 
 
 def test_a_tie_of_deadline_and_completion() -> None:
-    """When both come in one instant, one ending stands everywhere; later signals do not erase it (race 18)."""
+    """A deadline and a completion in one instant leave one ending everywhere, and no later signal erases it (race 18)."""
     endings: set[Ending] = set()
 
     async def agent(run: Run, message: Message) -> str:
@@ -341,7 +342,7 @@ def test_cleanup_does_not_rewrite_a_timeout() -> None:
 
 
 def test_timers_go_with_their_run() -> None:
-    """No timer of a run that ended, was taken over or was stopped is left in the loop."""
+    """A run that has ended leaves no timer in the loop."""
 
     async def main() -> None:
         async with open_control(echoes, deadline=1000, idle_limit=500, queue_limit=100) as control:
@@ -356,7 +357,7 @@ def test_timers_go_with_their_run() -> None:
 
 
 def test_a_deadline_of_a_batch_names_its_phase() -> None:
-    """The timeout of a run that named no phase and waits for tools says so, and its open calls get their results."""
+    """A run that waits for tools and named no phase is timed out in phase `tool`, and its open calls get results."""
 
     async def hangs() -> None:
         await anyio.sleep_forever()
@@ -377,7 +378,7 @@ def test_a_deadline_of_a_batch_names_its_phase() -> None:
 
 
 def test_only_a_run_s_own_limits_end_it() -> None:
-    """A run that is heard from outlives its first timers, and those of other runs; a silent one does not (race 93)."""
+    """A run that is heard from outlives its first timers and those of other runs; a silent one does not (race 93)."""
 
     async def agent(run: Run, message: Message) -> str:
         for _ in range(20 if message.text == "talks" else 0):

@@ -1,4 +1,4 @@
-"""Detached processes: they belong to the session, outlive its runs, and end with a stop of the session or control."""
+"""Detached processes belong to the session, outlive its runs, and end with a stop of the session or with control."""
 
 import asyncio
 import os
@@ -15,11 +15,11 @@ from .scene import echoes, idles, put_forward
 from .test_spawn import DEAF, TREE, at_each_grade, confined, descriptors, pid_in, there, until
 
 SECONDS = 30.0
-DEADLINE = 300.0  # of a run, on the loop's clock, which is put forward
+DEADLINE = 300.0  # seconds of a run on the loop's clock, which tests put forward
 
 
 class Server:
-    """An agent that detaches a deaf process with a hidden child, and then does as it is told."""
+    """An agent that detaches a deaf process with a hidden child, and then echoes, stays or returns as the message says."""
 
     def __init__(self, at: Path, *, name: str | None = None) -> None:
         self.main = at / "main"
@@ -34,19 +34,19 @@ class Server:
         return await idles(run, message) if message.text == "stay" else "detached"
 
     async def pids(self) -> list[int]:
-        """Wait for both to have begun."""
+        """Wait until both processes have begun, and return their pids."""
         return [await pid_in(self.main), await pid_in(self.child)]
 
 
 async def _listed(control: Control, pid: int) -> None:
-    """Wait until control has heard that a process runs; it may have begun before."""
+    """Wait until control lists a process, which may have begun before that."""
     async with asyncio.timeout(SECONDS):
         while pid not in [each.pid for each in await control.processes()]:
             await asyncio.sleep(0.002)
 
 
 async def _complete(control: Control, run: str) -> None:
-    """Nothing to do: its agent returns."""
+    """Do nothing: the agent returns by itself."""
 
 
 async def _time_out(control: Control, run: str) -> None:
@@ -74,7 +74,7 @@ async def _stop_run(control: Control, run: str) -> None:
 def test_it_outlives_its_run(
     text: str, end: Callable[[Control, str], Awaitable[None]], ending: Ending, deadline: float | None, tmp_path: Path
 ) -> None:
-    """Race 57: it survives what ends its run alone, is in its receipt and listed; a stop of the session ends it."""
+    """A detached process survives its run, is in its receipt and listed, and ends with its session's stop (race 57)."""
     agent = Server(tmp_path)
 
     async def main() -> None:
@@ -108,7 +108,8 @@ def test_a_stop_of_the_run_while_it_starts(tmp_path: Path) -> None:
             [first] = await control.processes("s")
             sent = await control.send("s", "stay")
             async with asyncio.timeout(SECONDS):
-                while len(await control.processes("s")) < 2:  # in the step that asks for it
+                # The list has the process from the step that asks for it, before it has begun.
+                while len(await control.processes("s")) < 2:
                     await asyncio.sleep(0)
             await control.stop(run=sent.run_id)
             await control.wait(sent.run_id, drained=True)
@@ -123,7 +124,7 @@ def test_a_stop_of_the_run_while_it_starts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["stop", "reset"])
 @at_each_grade
 def test_a_stop_of_the_session_ends_it(grade: None, how: str, tmp_path: Path) -> None:
-    """A stop or reset of a session without a run ends what is detached, and has a receipt of its own, by its id."""
+    """A stop or reset of a session without a run ends its detached processes, and has a receipt of its own."""
     agent = Server(tmp_path)
 
     async def main() -> None:
@@ -153,7 +154,7 @@ async def _drained(control: Control, receipt: str) -> Drain:
 
 
 def test_a_stop_of_run_and_session_together(tmp_path: Path) -> None:
-    """A session-scoped stop during the run ends the run and what it detached, in one fall with one receipt."""
+    """A stop of the session during the run ends the run and its detached processes in one fall with one receipt."""
     agent = Server(tmp_path)
 
     async def main() -> None:
@@ -172,7 +173,7 @@ def test_a_stop_of_run_and_session_together(tmp_path: Path) -> None:
 
 @at_each_grade
 def test_closing_control_ends_it(grade: None, tmp_path: Path) -> None:
-    """None survives control; leaving its block ends them promptly, and gives every descriptor back."""
+    """Closing control ends every detached process promptly and gives every descriptor back."""
     agent = Server(tmp_path)
 
     async def main() -> None:
@@ -193,7 +194,7 @@ def test_closing_control_ends_it(grade: None, tmp_path: Path) -> None:
 
 
 def test_whose_it_is(tmp_path: Path) -> None:
-    """Others neither see it nor end it; its principal, the session's owner and an admin do."""
+    """A detached process can be seen and ended by its principal, the session's owner and an admin, and by nobody else."""
     agent = Server(tmp_path)
 
     async def main() -> None:
@@ -218,7 +219,7 @@ def test_whose_it_is(tmp_path: Path) -> None:
 
 
 def test_each_ends_what_is_theirs(tmp_path: Path) -> None:
-    """In a shared session a guest's stop ends what the guest detached, and leaves the owner's."""
+    """A guest's stop of a shared session ends the processes that the guest detached, and leaves the owner's."""
     made: dict[str, int | None] = {}
 
     async def agent(run: Run, message: Message) -> str:
@@ -243,7 +244,7 @@ def test_each_ends_what_is_theirs(tmp_path: Path) -> None:
 
 
 def test_the_session_is_kept_while_it_lives(tmp_path: Path) -> None:
-    """A session with a detached process stays in memory; when it ends by itself, session and descriptors are let go."""
+    """A session stays in memory while its detached process lives, and gives its descriptors back when that ends."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
 
@@ -275,7 +276,7 @@ def test_the_session_is_kept_while_it_lives(tmp_path: Path) -> None:
 
 
 def test_the_session_is_forgotten_after_a_stop(tmp_path: Path) -> None:
-    """After a stop that took nothing but detached processes nothing of it stays in memory."""
+    """A session whose stop ended only detached processes leaves nothing in memory."""
     agent = Server(tmp_path)
 
     async def main() -> None:
@@ -294,7 +295,7 @@ def test_the_session_is_forgotten_after_a_stop(tmp_path: Path) -> None:
 
 
 def test_a_later_run_replaces_it_by_name(tmp_path: Path) -> None:
-    """A detached process of a name is ended and seen gone before another run of the session starts one of that name."""
+    """A detached process is ended and seen gone before a later run of the session starts another of the same name."""
     lock, clash = tmp_path / "lock", tmp_path / "clash"
     script = f"exec 9> {lock}; flock -n 9 || {{ echo > {clash}; exit 9; }}; setsid sleep 100 & exec sleep 100"
     before: list[bool] = []
@@ -319,7 +320,7 @@ def test_a_later_run_replaces_it_by_name(tmp_path: Path) -> None:
 
 
 def test_it_has_its_grace(tmp_path: Path) -> None:
-    """A detached process with a grace is sent TERM first when its session is stopped; the ack does not wait for it."""
+    """A detached process with a grace gets TERM first when its session is stopped; the ack does not wait for the grace."""
     up, bye = tmp_path / "up", tmp_path / "bye"
     script = f"trap 'echo > {bye}; exit 0' TERM; echo $$ > {up}; while :; do sleep 0.01; done"
 
@@ -340,7 +341,7 @@ def test_it_has_its_grace(tmp_path: Path) -> None:
 
 
 def test_a_child_s_detached_process_belongs_to_the_session(tmp_path: Path) -> None:
-    """What a child run detached outlives child and parent, and is listed and ended with the parent's session."""
+    """A process that a child run detached outlives child and parent, and is listed and ended with the parent's session."""
     child = Server(tmp_path)
 
     async def agent(run: Run, message: Message) -> str:
@@ -359,7 +360,7 @@ def test_a_child_s_detached_process_belongs_to_the_session(tmp_path: Path) -> No
 
 
 def test_its_own_timeout(tmp_path: Path) -> None:
-    """A detached process with a timeout ends when that is over, though its run is long gone."""
+    """A detached process with a timeout ends when that time is over, though its run is long gone."""
     agent_at = tmp_path / "pid"
 
     async def agent(run: Run, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Detached children belong to the session: each outlives its parent run and ends with the session or control."""
+"""Detached children belong to the session: each outlives its parent run and ends with the session or with control."""
 
 import anyio
 import pytest
@@ -52,7 +52,7 @@ def test_a_detached_child_outlives_its_parent(how: str) -> None:
 @pytest.mark.parametrize("how", ["stop", "reset", "close"])
 @pytest.mark.parametrize("orphan", [False, True])
 def test_a_detached_child_ends_with_its_session(how: str, orphan: bool) -> None:
-    """A session-scoped stop, a reset and the close end detached children, whether or not their parent still lives."""
+    """A stop of the session, a reset and a close end detached children, whether or not their parent still lives."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -79,7 +79,7 @@ def test_a_detached_child_ends_with_its_session(how: str, orphan: bool) -> None:
 
 @pytest.mark.parametrize("how", ["stop", "reset", "close"])
 def test_a_detached_child_is_the_session_s_from_its_first_instant(how: str) -> None:
-    """A session-scoped end ends a detached child in any instant of its arrival (race 44)."""
+    """A stop, a reset or a close of the session ends a detached child at any instant of its arrival (race 44)."""
 
     async def main() -> None:
         for number in range(0, 24, 2):
@@ -94,7 +94,8 @@ def test_a_detached_child_is_the_session_s_from_its_first_instant(how: str) -> N
                 if how != "close":
                     await nothing_left(control)
             for row in await store.runs("s", tree=True):
-                if row.kind is RunKind.ANNOUNCE and how == "close":  # what waits is for the next start
+                # A waiting announcement is left for the next start.
+                if row.kind is RunKind.ANNOUNCE and how == "close":
                     continue
                 assert row.outcome is not None, (row.id, sent.run_id)
                 assert row.outcome.ending in (Ending.STOPPED, Ending.SHUTDOWN)
@@ -103,7 +104,7 @@ def test_a_detached_child_is_the_session_s_from_its_first_instant(how: str) -> N
 
 
 def test_a_detached_child_never_outlives_the_control() -> None:
-    """A detached child ends with the control although the server collects messages before it begins."""
+    """A detached child ends with control even if the server's strategy is `collect`."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -161,7 +162,7 @@ def test_the_tree_is_listed_live_and_afterwards() -> None:
 
 
 def test_a_detached_grandchild_belongs_to_the_top_session() -> None:
-    """It outlives the child that began it, and the stop of that child's session; the top session's stop ends it."""
+    """A detached grandchild outlives its parent and the stop of its parent's session, and ends with the home session."""
 
     async def main() -> None:
         async with open_control(to("middle"), agents={"middle": lets_go("idle"), "idle": idles}) as control:
@@ -179,7 +180,7 @@ def test_a_detached_grandchild_belongs_to_the_top_session() -> None:
 
 
 def test_the_children_of_a_detached_child_fall_with_it() -> None:
-    """What is below a detached child shares its fate, not that of the runs above."""
+    """The children of a detached child fall with it, and not with the runs above it."""
 
     async def main() -> None:
         async with open_control(lets_go("middle"), agents={"middle": to("idle"), "idle": idles}) as control:
@@ -196,7 +197,7 @@ def test_the_children_of_a_detached_child_fall_with_it() -> None:
 
 
 def test_a_detached_child_has_the_server_s_deadline() -> None:
-    """Without a timeout of its own a detached child has the server's; any other child has its parent's."""
+    """A detached child without a timeout of its own has the server's deadline; any other child has its parent's."""
 
     async def agent(run: Run, message: Message) -> None:
         await run.delegate("idle", "free", detached=True)

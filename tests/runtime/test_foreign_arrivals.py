@@ -28,7 +28,7 @@ STOPS: dict[str, Stop] = {
 @pytest.mark.parametrize("name", STOPS)
 @pytest.mark.parametrize("present", [False, True])
 def test_a_stranger_s_message_that_is_stopped_while_it_arrives(name: str, session: str, present: bool) -> None:
-    """It is refused as one to a session that never was; the owner's transcript has nothing of it."""
+    """A stranger's message is refused as if the session did not exist, and the owner's transcript has nothing of it."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -37,7 +37,8 @@ def test_a_stranger_s_message_that_is_stopped_while_it_arrives(name: str, sessio
             await control.wait((await control.send("alice/main", "again", by="alice")).run_id, drained=True)
             await anyio.sleep(5)
             assert control._registry.sessions == {}
-            if present:  # something of it is alive: its rights are known
+            # Something of the session is alive, so control knows its rights.
+            if present:
                 await control.share("alice/main", with_="eve", by="alice")
                 keep = control._registry.pinned(SessionId("alice/main"))
                 keep.__enter__()
@@ -59,7 +60,7 @@ def test_a_stranger_s_message_that_is_stopped_while_it_arrives(name: str, sessio
 
 
 def test_a_guest_s_arrival_can_be_stopped_at_once() -> None:
-    """Somebody with whom the session is shared stops their own message before it is decided on."""
+    """A guest of a shared session can stop their own message before control has decided on it."""
 
     async def main() -> None:
         async with open_control(echoes) as control:
@@ -77,7 +78,7 @@ def test_a_guest_s_arrival_can_be_stopped_at_once() -> None:
 
 
 def test_a_stop_whose_caller_leaves_while_it_reads_counts() -> None:
-    """A stop of an arrival that must be read about first is control's to finish."""
+    """Control finishes a stop whose caller leaves while control still reads about the arrival."""
 
     async def main() -> None:
         store = MemoryStore(latency_seconds=0.1)
@@ -95,7 +96,8 @@ def test_a_stop_whose_caller_leaves_while_it_reads_counts() -> None:
                 await control.stop(session="alice/main", by="bob")
 
             stopping = asyncio.create_task(stop())
-            await begun.wait()  # else nobody has asked for it yet
+            # Wait until the stop has been called, so that the cancel below cannot come first.
+            await begun.wait()
             await asyncio.sleep(0.01)
             stopping.cancel()
             sent = await sending

@@ -1,4 +1,4 @@
-"""The founder of a session is the sender of the first message that the store took, not of one refused or stopped."""
+"""The founder of a session is the sender of the first message that the store committed and that was not stopped."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from .scene import answers, forgotten, seeded
 
 
 async def so_far(control: Control, session: str, by: str) -> AsyncIterator[Event]:
-    """What a watcher is given of a session up to now."""
+    """Yield the events that a watcher gets of a session up to now."""
     async with contextlib.aclosing(control.watch(session, by=by)) as events:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1):
@@ -21,7 +21,7 @@ async def so_far(control: Control, session: str, by: str) -> AsyncIterator[Event
 
 
 def test_a_refused_first_message_founds_nothing() -> None:
-    """The sender of a first message that was not taken owns nothing, though another's end is written meanwhile."""
+    """The sender of a first message that was refused owns nothing, though another's ending is stored meanwhile."""
 
     async def main() -> None:
         store = MemoryStore(latency_seconds=0.6)  # longer than a commit may take

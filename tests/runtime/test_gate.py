@@ -1,4 +1,4 @@
-"""The pre-tool gate: what is permitted, what is skipped, and that every call has exactly one result."""
+"""The gate before a tool: which calls are permitted, which are skipped, and that every call has exactly one result."""
 
 import asyncio
 import math
@@ -16,7 +16,7 @@ from .scene import QUICK, log_of, raises, seeded, started, swallowed, told
 
 
 def valid_for_a_model(history: list[Entry]) -> None:
-    """Every call has exactly one result, and both stand before anything else is said."""
+    """Assert that every call has exactly one result, and that no other entry stands between them."""
     calls = [entry.call_id for entry in history if entry.role == "call"]
     results = [entry.call_id for entry in history if entry.role == "result"]
     assert len(set(calls)) == len(calls)
@@ -36,12 +36,12 @@ def states(history: list[Entry]) -> list[tuple[str, str]]:
 
 
 async def doubles(number: int) -> int:
-    """Twice the number."""
+    """Return twice the number."""
     return 2 * number
 
 
 async def fails(why: str) -> None:
-    """Raise."""
+    """Raise a ValueError."""
     raise ValueError(why)
 
 
@@ -51,7 +51,7 @@ async def hangs() -> None:
 
 
 async def rests(seconds: float, name: str = "") -> str:
-    """Return after a while."""
+    """Return the name after this many seconds."""
     await anyio.sleep(seconds)
     return name
 
@@ -106,7 +106,7 @@ def test_a_call_closes_the_open_block() -> None:
 
 
 def test_a_tool_that_raises() -> None:
-    """What a tool raises is raised to the agent and is the call's result; the run goes on."""
+    """An error that a tool raises reaches the agent and is the call's result; the run goes on."""
 
     async def agent(run: Run, message: Message) -> str:
         with pytest.raises(ValueError, match="no such file"):
@@ -126,7 +126,7 @@ def test_a_tool_that_raises() -> None:
 
 
 def test_wrong_arguments_are_the_call_s_result() -> None:
-    """Arguments the function does not take are an error of the call, as the model must see it."""
+    """Arguments that the function does not accept are an error of the call, which the model must see."""
 
     async def agent(run: Run, message: Message) -> str:
         with pytest.raises(TypeError, match="nombre"):
@@ -144,7 +144,7 @@ def test_wrong_arguments_are_the_call_s_result() -> None:
 
 @pytest.mark.parametrize("parallel", [False, True])
 def test_a_batch_answers_in_order(parallel: bool) -> None:
-    """Results come in the order of the calls, whichever finished first, and an error does not stop the others."""
+    """Results of a batch come in the order of its calls, and an error of one does not stop the others."""
 
     async def agent(run: Run, message: Message) -> str:
         results = await run.batch(
@@ -173,7 +173,7 @@ def test_a_batch_answers_in_order(parallel: bool) -> None:
 
 
 def test_a_batch_is_recorded_before_its_first_call_begins() -> None:
-    """Every call of a batch is on the log before any body runs."""
+    """Every call of a batch is in the log before any body runs."""
     recorded_before_first: list[int] = []
 
     async def agent(run: Run, message: Message) -> None:
@@ -192,7 +192,7 @@ def test_a_batch_is_recorded_before_its_first_call_begins() -> None:
 
 
 def test_a_stop_between_two_tools_of_a_batch() -> None:
-    """The rest of a sequential batch is skipped, each call with a result, in order (races 7 and 50)."""
+    """A stop skips the rest of a sequential batch, each call with a result, in order (races 7 and 50)."""
     ran: list[str] = []
 
     async def main() -> None:
@@ -227,7 +227,7 @@ def test_a_stop_between_two_tools_of_a_batch() -> None:
 
 
 def test_a_stop_within_a_parallel_batch() -> None:
-    """A finished sibling keeps its result, a running one is interrupted, and none comes later (race 8)."""
+    """A finished sibling keeps its result, a running one is interrupted, and no result comes later (race 8)."""
 
     async def main() -> None:
         finished = asyncio.Event()
@@ -265,7 +265,7 @@ def test_a_stop_within_a_parallel_batch() -> None:
 
 
 def test_a_stop_while_a_call_waits_for_its_permit() -> None:
-    """A run that falls while the start of a call is being recorded never runs the body (race 5)."""
+    """A run that falls while the start of a call is being stored never runs the body (race 5)."""
     ran: list[str] = []
 
     async def acts() -> None:
@@ -291,7 +291,7 @@ def test_a_stop_while_a_call_waits_for_its_permit() -> None:
 
 @pytest.mark.parametrize("parallel", [False, True])
 def test_a_deaf_tool_cannot_reach_the_transcript(parallel: bool) -> None:
-    """A tool that swallows the cancel is fenced: its result goes nowhere, the next call is refused (race 38)."""
+    """A tool that swallows the cancel is fenced: its result is refused, and so is the next call (race 38)."""
     ran: list[str] = []
 
     async def main() -> None:
@@ -327,7 +327,7 @@ def test_a_deaf_tool_cannot_reach_the_transcript(parallel: bool) -> None:
 
 
 def test_an_agent_s_own_timeout_around_a_call() -> None:
-    """A call the agent gives up itself is interrupted at once, with a result, and the run goes on."""
+    """A call that the agent itself gives up is interrupted at once, with a result, and the run goes on."""
 
     async def agent(run: Run, message: Message) -> str:
         with anyio.move_on_after(1):
@@ -350,7 +350,7 @@ def test_an_agent_s_own_timeout_around_a_call() -> None:
 
 @pytest.mark.parametrize("parallel", [False, True])
 def test_an_agent_s_own_timeout_around_a_batch(parallel: bool) -> None:
-    """A batch the agent gives up itself leaves every call with a result before the agent goes on (race 50)."""
+    """A batch that the agent itself gives up leaves every call with a result before the agent goes on (race 50)."""
 
     async def agent(run: Run, message: Message) -> str:
         with anyio.move_on_after(1):
@@ -374,7 +374,7 @@ def test_an_agent_s_own_timeout_around_a_batch(parallel: bool) -> None:
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit, Stale])
 def test_a_tool_that_raises_beyond_exception(error: type[BaseException], parallel: bool) -> None:
-    """A tool whose library raises a BaseException of its own has one result and takes no sibling's place."""
+    """A tool that raises a BaseException has one result, and its sibling keeps its own."""
 
     async def wild() -> None:
         raise error("wild")
@@ -388,7 +388,8 @@ def test_a_tool_that_raises_beyond_exception(error: type[BaseException], paralle
             sent = await control.send("s", "hello")
             outcome = await control.wait(sent.run_id)
             valid_for_a_model(await control.history("s"))
-            if outcome.ending is Ending.COMPLETED:  # else the agent was told, as `call` would have
+            # In the other case the error was raised to the agent, as by `call`.
+            if outcome.ending is Ending.COMPLETED:
                 assert outcome.text == "wild:None doubles:8"
             else:
                 assert outcome.ending is Ending.FAILED and error.__name__ in (outcome.error or "")
@@ -398,7 +399,7 @@ def test_a_tool_that_raises_beyond_exception(error: type[BaseException], paralle
 
 @pytest.mark.parametrize("value", [object(), {(1, 2): 3}, "\ud800", 1j], ids=["object", "key", "surrogate", "complex"])
 def test_an_argument_that_cannot_be_serialised(value: object) -> None:
-    """An argument that cannot cross to control is refused with the remedy before anything is recorded."""
+    """An argument that cannot be serialised is refused with the remedy before anything is recorded."""
     ran: list[object] = []
 
     async def takes(value: object) -> None:
@@ -422,7 +423,7 @@ def test_an_argument_that_cannot_be_serialised(value: object) -> None:
 
 
 def test_a_result_that_cannot_be_serialised() -> None:
-    """A result that cannot cross to control fails the call with the remedy; the run goes on."""
+    """A result that cannot be serialised fails the call with the remedy, and the run goes on."""
 
     async def returns() -> object:
         return object()
@@ -468,7 +469,7 @@ def test_a_synchronous_tool_needs_a_thread() -> None:
 
 
 def test_what_is_said_about_a_tool() -> None:
-    """`@tool` names a tool, and refuses what makes no sense with the remedy."""
+    """`@tool` names a tool, and refuses wrong options with the remedy."""
 
     @tool(name="search the web")
     async def search(query: str) -> str:
@@ -520,7 +521,7 @@ def test_a_tool_in_a_thread() -> None:
 
 
 def test_a_thread_that_outlives_its_run_is_abandoned() -> None:
-    """A thread cannot be ended: its result is fenced, and the receipt names it as abandoned and unconfirmed."""
+    """A thread that outlives its run is fenced, and the receipt names it as abandoned and unconfirmed."""
     begun, release, returned = threading.Event(), threading.Event(), threading.Event()
 
     @tool(thread=True)
@@ -592,7 +593,7 @@ def test_a_thread_that_ends_within_the_grace_is_observed() -> None:
 
 
 def test_threads_are_bounded() -> None:
-    """A synchronous tool beyond the threads there may be is refused with the remedy, and leaves nothing to drain."""
+    """One synchronous tool more than THREADS is refused with the remedy, and leaves nothing to drain."""
     release = threading.Event()
 
     @tool(thread=True)
@@ -622,7 +623,7 @@ def test_threads_are_bounded() -> None:
 
 
 def test_a_tool_the_store_cannot_record_does_not_run() -> None:
-    """The gate fails closed: without its start on record a body does not begin, and the agent is told."""
+    """A body whose start the store does not commit never begins, and the agent is told."""
     ran: list[str] = []
 
     async def acts() -> None:
@@ -657,7 +658,7 @@ def test_a_tool_the_store_cannot_record_does_not_run() -> None:
 
 
 def test_a_tool_under_an_old_writer_right_does_not_run() -> None:
-    """Where another node has raised the session the start is refused by its token, and the body does not begin."""
+    """A call whose session another node has raised is refused by its token, and the body does not begin."""
     ran: list[str] = []
 
     async def acts() -> None:
@@ -688,7 +689,7 @@ def test_a_tool_under_an_old_writer_right_does_not_run() -> None:
 
 
 def test_a_lost_reply_does_not_run_a_tool_twice() -> None:
-    """If the store took the start and the answer got lost, the body runs once."""
+    """A body runs once though the store's answer to its committed start is lost."""
     ran: list[str] = []
 
     async def acts() -> None:
@@ -712,7 +713,7 @@ def test_a_lost_reply_does_not_run_a_tool_twice() -> None:
 
 
 def test_a_cut_run_leaves_a_valid_transcript_whenever_it_falls() -> None:
-    """Wherever in a turn of text, calls and batches the stop lands, the transcript is valid for a model (race 50)."""
+    """A stop at any point in a turn of text, calls and batches leaves a transcript that is valid for a model (race 50)."""
 
     async def agent(run: Run, message: Message) -> str:
         await run.say("thinking ")
