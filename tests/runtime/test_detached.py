@@ -19,7 +19,7 @@ DEADLINE = 300.0  # seconds of a run on the loop's clock, which tests put forwar
 
 
 class Server:
-    """An agent that detaches a deaf process with a hidden child, and then echoes, stays or returns as the message says."""
+    """An agent that detaches a deaf process with a hidden child, and then stays or returns as the message says."""
 
     def __init__(self, at: Path, *, name: str | None = None) -> None:
         self.main = at / "main"
@@ -194,7 +194,7 @@ def test_closing_control_ends_it(grade: None, tmp_path: Path) -> None:
 
 
 def test_whose_it_is(tmp_path: Path) -> None:
-    """A detached process can be seen and ended by its principal, the session's owner and an admin, and by nobody else."""
+    """A detached process is seen and ended by its principal, the session's owner and an admin only."""
     agent = Server(tmp_path)
 
     async def main() -> None:
@@ -320,7 +320,7 @@ def test_a_later_run_replaces_it_by_name(tmp_path: Path) -> None:
 
 
 def test_it_has_its_grace(tmp_path: Path) -> None:
-    """A detached process with a grace gets TERM first when its session is stopped; the ack does not wait for the grace."""
+    """A detached process with a grace gets TERM first when its session is stopped; the stop's answer does not wait."""
     up, bye = tmp_path / "up", tmp_path / "bye"
     script = f"trap 'echo > {bye}; exit 0' TERM; echo $$ > {up}; while :; do sleep 0.01; done"
 
@@ -341,7 +341,7 @@ def test_it_has_its_grace(tmp_path: Path) -> None:
 
 
 def test_a_child_s_detached_process_belongs_to_the_session(tmp_path: Path) -> None:
-    """A process that a child run detached outlives child and parent, and is listed and ended with the parent's session."""
+    """A process that a child run detached outlives both runs, and is listed and ended with the parent's session."""
     child = Server(tmp_path)
 
     async def agent(run: Run, message: Message) -> str:

@@ -162,7 +162,7 @@ def test_the_tree_is_listed_live_and_afterwards() -> None:
 
 
 def test_a_detached_grandchild_belongs_to_the_top_session() -> None:
-    """A detached grandchild outlives its parent and the stop of its parent's session, and ends with the home session."""
+    """A detached grandchild outlives its parent and the stop of the parent's session, and ends with its home."""
 
     async def main() -> None:
         async with open_control(to("middle"), agents={"middle": lets_go("idle"), "idle": idles}) as control:

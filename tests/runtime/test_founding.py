@@ -1,4 +1,4 @@
-"""The founder of a session is the sender of the first message that the store committed and that was not stopped."""
+"""A session's founder is the sender of its first admitted message; a refused or born-stopped one founds nothing."""
 
 import asyncio
 import contextlib

@@ -713,7 +713,7 @@ def test_a_lost_reply_does_not_run_a_tool_twice() -> None:
 
 
 def test_a_cut_run_leaves_a_valid_transcript_whenever_it_falls() -> None:
-    """A stop at any point in a turn of text, calls and batches leaves a transcript that is valid for a model (race 50)."""
+    """A stop at any point of a turn with text, calls and batches leaves a transcript valid for a model (race 50)."""
 
     async def agent(run: Run, message: Message) -> str:
         await run.say("thinking ")

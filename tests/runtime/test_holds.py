@@ -40,14 +40,14 @@ Agent = Callable[[Run, Message], Coroutine[Any, Any, str | None]]
 
 
 class Clinging(asyncio.Future[None]):
-    """Something that cannot be cancelled; whoever waits for it cannot be ended from here."""
+    """A future that cannot be cancelled, so that a run that waits for it cannot be ended."""
 
     def cancel(self, msg: Any = None) -> bool:
         return False
 
 
 class Stage:
-    """An agent that holds "x" and says so, and a list of who had it."""
+    """An agent that holds "x" and says so, with a list of the runs that had it."""
 
     def __init__(self) -> None:
         self.had: list[tuple[str, int]] = []
@@ -73,13 +73,13 @@ async def has_it(control: Control, run: str) -> None:
 
 
 def waiting(control: Control) -> list[str]:
-    """Who stands in the line for "x", the holder first."""
+    """Return the texts of the runs in the line for "x", the holder first."""
     line = control._registry.holds._lines["x"]
     return [*([line.holder.run.text] if line.holder else []), *(place.run.text for place in line.waiting)]
 
 
 async def in_line(control: Control, *texts: str) -> None:
-    """Send a message to a session of its own for each text, and wait until each stands in the line."""
+    """Send a message to a session of its own for each text, and wait until each run is in the line."""
     for text in texts:
         await control.send(text, text)
         while "x" not in control._registry.holds._lines or text not in waiting(control):
@@ -87,15 +87,15 @@ async def in_line(control: Control, *texts: str) -> None:
 
 
 def quiet(control: Control) -> None:
-    """No hold is kept and nobody waits."""
+    """Assert that nobody has a hold or waits for one."""
     assert control._registry.holds._lines == {}
 
 
-# One holder at a time
+# A hold has one holder at a time
 
 
 def test_one_holder_in_the_order_of_asking() -> None:
-    """Runs of different sessions get a hold one after the other, in the order of asking; tokens rise."""
+    """Runs of different sessions get a hold one after the other, in the order of asking, with rising tokens."""
 
     async def main() -> None:
         had: list[tuple[str, int]] = []
@@ -122,7 +122,7 @@ def test_one_holder_in_the_order_of_asking() -> None:
 
 
 def test_names_are_independent() -> None:
-    """Two names are two holds; a run may have both."""
+    """A run may have two holds of different names at once."""
 
     async def agent(run: Run, message: Message) -> str:
         async with run.hold("x") as one, run.hold(message.text) as two:
@@ -158,7 +158,7 @@ def test_tokens_rise_across_a_restart() -> None:
 
 @pytest.mark.parametrize("how", ["leaves", "raises"])
 def test_the_end_of_the_block_lets_go_at_once(how: str) -> None:
-    """While its run is current a hold is free in the step that leaves the block, whichever way."""
+    """A current run frees its hold in the step that leaves the block, by return or by error."""
 
     async def main() -> None:
         clock, times = asyncio.get_running_loop().time, []
@@ -253,7 +253,7 @@ def test_a_grant_in_the_same_tick_as_a_stop_passes_on(first: str) -> None:
                     if first == "stop":
                         await control.stop(session="b")
             if first == "release" and message.text == "a":
-                await control.stop(session="b")  # nothing has run since the block was left
+                await control.stop(session="b")  # no other step has run since the block was left
 
         async with open_control(agent) as control:
             await in_line(control, "a", "b", "c")
@@ -280,10 +280,11 @@ def test_a_grant_that_is_not_seen_before_the_fall_is_no_hold() -> None:
                 if name == "a":
                     await go.wait()
             if name == "a":
-                await control.stop(session="b")  # nothing has run since the block was left
+                await control.stop(session="b")  # no other step has run since the block was left
 
         async def agent(run: Run, message: Message) -> None:
-            waits = asyncio.create_task(swallowed(take(run, message.text)))  # the fall cuts the agent, not this task
+            # The fall cuts the agent's own task and not this one.
+            waits = asyncio.create_task(swallowed(take(run, message.text)))
             await swallowed(asyncio.shield(waits))
             caught[message.text] = await waits
 
@@ -311,7 +312,7 @@ def test_a_grant_in_the_same_tick_as_a_cancel_passes_on() -> None:
                 if name == "a":
                     await go.wait()
             if name == "a":
-                waits[0].cancel()  # nothing has run since the block was left
+                waits[0].cancel()  # no other step has run since the block was left
 
         async def agent(run: Run, message: Message) -> str:
             if message.text == "b":
@@ -335,7 +336,7 @@ def test_a_grant_in_the_same_tick_as_a_cancel_passes_on() -> None:
 
 
 def test_a_waiter_with_a_timeout_of_its_own() -> None:
-    """An agent that waits no longer leaves the line, goes on, and may ask again."""
+    """An agent whose own timeout ends its wait leaves the line, goes on, and may ask again."""
 
     async def main() -> None:
         stage = Stage()
@@ -367,7 +368,7 @@ def test_a_waiter_with_a_timeout_of_its_own() -> None:
 
 
 def test_the_hold_of_a_stopped_holder_passes_on_when_it_is_gone() -> None:
-    """It is kept while the holder cleans up and free when its body is seen gone; the seat is free at once (race 32)."""
+    """A stopped holder's hold is free when its body is seen gone; its seat is free at once (race 32)."""
 
     async def main() -> None:
         clock, times = asyncio.get_running_loop().time, {}
@@ -393,7 +394,8 @@ def test_the_hold_of_a_stopped_holder_passes_on_when_it_is_gone() -> None:
             assert (receipt.holds, receipt.drain) == (1, "pending")
             assert control._registry.sessions["a"].seat is None
             assert control._registry.generations.get("a") > before
-            new = await control.send("a", "new")  # the writer right is free although the hold is not
+            # The session has a free seat although the hold is still taken.
+            new = await control.send("a", "new")
             await started(control, new.run_id)
             assert clock() - stopped < 0.5 and "b" not in times
             assert waiting(control) == ["a", "b"]
@@ -406,7 +408,7 @@ def test_the_hold_of_a_stopped_holder_passes_on_when_it_is_gone() -> None:
 
 
 def test_the_hold_of_a_polite_holder_passes_on_at_its_end() -> None:
-    """A holder that goes at its cancel keeps nobody waiting (race 32)."""
+    """A holder that ends at its cancel passes its hold on at once (race 32)."""
 
     async def main() -> None:
         stage = Stage()
@@ -423,7 +425,7 @@ def test_the_hold_of_a_polite_holder_passes_on_at_its_end() -> None:
 
 
 def test_the_hold_of_a_deaf_holder_passes_on_after_its_grace() -> None:
-    """A holder that swallows every cancel is never resumed after its grace, which the next one is told (race 32)."""
+    """A holder that swallows every cancel is dropped after its grace, and the next holder is told (race 32)."""
 
     async def main() -> None:
         stage, clock = Stage(), asyncio.get_running_loop().time
@@ -448,7 +450,7 @@ def test_the_hold_of_a_deaf_holder_passes_on_after_its_grace() -> None:
 
 
 def test_the_hold_of_a_holder_that_cannot_be_ended_is_marked() -> None:
-    """At the latest after DRAIN_SECONDS it passes on, and the next holder is told whom it was taken from (race 32)."""
+    """A hold passes on after DRAIN_SECONDS at the latest, and the next holder is told who had it (race 32)."""
 
     async def main() -> None:
         stage, clock, stuck = Stage(), asyncio.get_running_loop().time, Clinging()
@@ -472,7 +474,8 @@ def test_the_hold_of_a_holder_that_cannot_be_ended_is_marked() -> None:
             final = await control.receipt(holder)
             assert (final.drain, final.holds, len(final.unconfirmed)) == ("unconfirmed", 1, 1)
             await control.stop(session="b")
-            await in_line(control, "c")  # b was seen gone, so c is told nothing of a
+            # Control saw b's body gone, so c is told nothing of a.
+            await in_line(control, "c")
             assert stage.holds["c"].unconfirmed is None
             stuck.set_result(None)
             await control.stop(session="c")
@@ -483,7 +486,7 @@ def test_the_hold_of_a_holder_that_cannot_be_ended_is_marked() -> None:
 
 
 def test_who_comes_later_is_told_too() -> None:
-    """Whoever next asks for a hold that was taken from a run not seen gone is told of it, however much later."""
+    """A run that asks much later for a hold that was taken from a run not seen gone is still told of that run."""
 
     async def main() -> None:
         stage, stuck = Stage(), Clinging()
@@ -506,7 +509,7 @@ def test_who_comes_later_is_told_too() -> None:
 
 
 def test_an_untaken_grant_keeps_the_mark() -> None:
-    """A waiter that falls before it takes a marked hold has not seen the mark: the next in line is told (race 33)."""
+    """A waiter that falls before it takes a marked hold leaves the mark for the next in line (race 33)."""
     holds, (a, b, c) = Holds(Numbers(1)), (_run(number) for number in range(3))
     first, _, third = (holds.enter(run, "x") for run in (a, b, c))
     holds.take(first)
@@ -519,7 +522,7 @@ def test_an_untaken_grant_keeps_the_mark() -> None:
 
 
 def test_a_takeover_waits_for_the_hold_and_not_for_the_seat() -> None:
-    """The new run of the session starts at once and gets the old one's hold when that is gone (races 22 and 32)."""
+    """A takeover's new run starts at once and gets the old run's hold when that run is gone (races 22 and 32)."""
 
     async def main() -> None:
         had: list[str] = []
@@ -551,7 +554,7 @@ def test_a_takeover_waits_for_the_hold_and_not_for_the_seat() -> None:
 
 
 def test_a_run_that_completes_with_a_task_in_the_block() -> None:
-    """A task the agent left behind keeps no hold beyond the run, and its late leaving frees nobody else's."""
+    """A task that outlives its run keeps no hold, and frees nobody else's when it leaves the block later."""
 
     async def main() -> None:
         left: list[asyncio.Task[None]] = []
@@ -587,7 +590,7 @@ def test_a_run_that_completes_with_a_task_in_the_block() -> None:
 
 
 def test_a_run_takes_a_hold_once() -> None:
-    """Asking again for what one has, or waits for, is refused; the first is not disturbed."""
+    """A run that asks again for a hold it has or waits for is refused, and keeps its first place."""
 
     async def main() -> None:
         async def agent(run: Run, message: Message) -> str:
@@ -609,7 +612,7 @@ def test_a_run_takes_a_hold_once() -> None:
 
 
 def test_a_child_that_wants_what_is_held_above_it() -> None:
-    """A child, or its child, that asks for what a run above it holds is refused at once: it would wait for ever."""
+    """A child or grandchild that asks for a hold of a run above it is refused at once, since it would wait for ever."""
 
     async def wants(run: Run, message: Message) -> str:
         try:
@@ -638,7 +641,7 @@ def test_a_child_that_wants_what_is_held_above_it() -> None:
 
 
 def test_a_detached_child_may_wait_for_its_parent_s_hold() -> None:
-    """Nobody waits for a detached child, so it stands in the line like any other."""
+    """A detached child may wait for its parent's hold, since its parent does not wait for it."""
 
     async def main() -> None:
         stage = Stage()
@@ -664,7 +667,7 @@ def test_a_detached_child_may_wait_for_its_parent_s_hold() -> None:
 
 
 def test_the_receipt_counts_the_holds_of_the_whole_tree() -> None:
-    """Holds of fallen children are kept and counted with their parent's, and free when all of them are gone."""
+    """A receipt counts the holds of fallen children with their parent's; all are free when the runs are gone."""
 
     async def child(run: Run, message: Message) -> None:
         async with run.hold("y"):
@@ -690,7 +693,7 @@ def test_the_receipt_counts_the_holds_of_the_whole_tree() -> None:
 
 
 def test_a_hold_is_refused_to_a_run_that_is_over() -> None:
-    """No hold is granted after the fall, and none appears in the stream or the line (race 31)."""
+    """A fallen run gets no hold, and neither the stream nor the line shows one (race 31)."""
 
     async def agent(run: Run, message: Message) -> None:
         await swallowed(anyio.sleep_forever())
@@ -711,7 +714,7 @@ def test_a_hold_is_refused_to_a_run_that_is_over() -> None:
 
 
 def test_holds_are_limited() -> None:
-    """A run has so many holds, a name is a name, and a refusal leaves nothing in any line."""
+    """One hold more than HOLDS and a wrong name are refused, and leave nothing in any line."""
 
     async def agent(run: Run, message: Message) -> str:
         async with AsyncExitStack() as stack:
@@ -736,7 +739,7 @@ def test_holds_are_limited() -> None:
 
 
 def test_a_line_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many runs may wait for one name; the next is refused and leaves nothing behind."""
+    """One waiter more than HOLD_WAITERS for a name is refused, and leaves nothing in the line."""
     monkeypatch.setattr(holds_module, "HOLD_WAITERS", 3)
     holds, runs = Holds(Numbers(1)), [_run(number) for number in range(5)]
     places = [holds.enter(run, "x") for run in runs[:4]]
@@ -771,18 +774,18 @@ def _run(number: int) -> LiveRun:
 
 
 class Model:
-    """Holds, and beside them a line per name as a plain list: the first has it."""
+    """Holds, and a model of them: for each name a plain list, whose first entry has the hold."""
 
     def __init__(self, runs: int) -> None:
         self.holds = Holds(Numbers(1))
         self.runs = [_run(number) for number in range(runs)]
         self.lines: dict[str, list[Place]] = {name: [] for name in NAMES}
-        self.marked: dict[str, RunId] = {}  # by name: who had it and was not seen gone; for the next to take it
+        self.marked: dict[str, RunId] = {}  # by name: the last holder not seen gone, which the next one is told
         self.granted: list[Place] = []
         self.tokens: list[int] = []
 
     def possible(self) -> list[tuple[str, LiveRun, str]]:
-        """What runs can do now, as the real runtime would let them."""
+        """Return the moves that the real runtime would let runs make now."""
         found = [("fall", run, "") for run in self.runs if not run.fallen]
         found += [(how, run, "") for run in self.runs if run.fallen for how in ("drained", "unconfirmed")]
         for name, line in self.lines.items():
@@ -794,7 +797,7 @@ class Model:
         return found
 
     def move(self, move: str, run: LiveRun, name: str) -> None:
-        """Do one thing."""
+        """Make one move."""
         mine = next((place for place in self.lines.get(name, ()) if place.run is run), None)
         match move:
             case "enter" if mine is not None:
@@ -810,7 +813,7 @@ class Model:
                 assert mine is not None
                 self._leaves(mine)
                 self.holds.leave(mine)
-                self.holds.leave(mine)  # the second time it is nobody's
+                self.holds.leave(mine)  # a second `leave` does nothing
             case "fall":
                 run.fence.fall(STOPPED)
                 for place in self._places(run):
@@ -832,7 +835,7 @@ class Model:
         self.lines[place.name].remove(place)
 
     def check(self) -> None:
-        """Exactly the first of each line has it, everyone who waits is asleep, and each grant was new and higher."""
+        """Assert that only the first of each line has the hold, the others sleep, and each token is new and higher."""
         for name, line in self.lines.items():
             assert [place.granted is not None for place in line] == [index == 0 for index in range(len(line))]
             assert [place.woken.is_set() for place in line] == [index == 0 for index in range(len(line))]
@@ -855,13 +858,14 @@ class Model:
 @settings(max_examples=300)
 @given(st.lists(st.integers(0, 1000), min_size=4, max_size=60))
 def test_no_grant_is_lost_or_doubled(choices: list[int]) -> None:
-    """Whatever runs do and whenever they fall, the first of the line alone has the hold (races 31, 32 and 33)."""
+    """Exactly the first in line has the hold, whatever runs do and whenever they fall (races 31, 32 and 33)."""
     model = Model(4)
     for choice in choices:
         possible = model.possible()
         model.move(*possible[choice % len(possible)])
         model.check()
-    for run in model.runs:  # in the end everybody goes, and the lines with them
+    # At the end every run goes, and its lines with it.
+    for run in model.runs:
         if not run.fallen:
             model.move("fall", run, "")
             model.check()
@@ -880,7 +884,7 @@ def test_no_grant_is_lost_or_doubled(choices: list[int]) -> None:
 def test_every_waiter_that_is_not_stopped_gets_it_once(
     seed: int, runs: int, stops: list[tuple[int, int]], deaf: set[int]
 ) -> None:
-    """Waiters and holders are stopped in any step: one holder, no lost grant, tokens rise (races 31, 32 and 33)."""
+    """Stops in any step leave one holder, no lost grant and rising tokens (races 31, 32 and 33)."""
     run_seeded(lambda: _crowd(seed, runs, stops, deaf), seed, on_close=lambda loop: _clean(loop.problems))
 
 
@@ -896,7 +900,8 @@ async def _crowd(seed: int, runs: int, stops: list[tuple[int, int]], deaf: set[i
         async with run.hold("x") as hold:
             live = control._registry.runs[run.id]
             assert not live.fallen, "a stopped waiter got the hold"
-            for before in holder:  # it left the block, or nothing of it is left
+            # The holder before this one has left the block or is drained.
+            for before in holder:
                 fall = control._registry.runs[before].fall if before in control._registry.runs else None
                 assert before not in control._registry.runs or (fall is not None and fall.drained.is_set())
             holder[:] = [run.id]
@@ -941,7 +946,7 @@ async def lingers(run: Run, message: Message) -> None:
 
 
 def test_a_hold_is_taken_again_while_a_child_drains() -> None:
-    """A run that leaves a hold and takes it again at once has it, though a child it gave up is not gone yet."""
+    """A run that leaves a hold and takes it again at once gets it, though a child that it gave up is not gone yet."""
 
     async def main() -> None:
         order: list[str] = []

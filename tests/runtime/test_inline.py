@@ -1,4 +1,4 @@
-"""Agents on a leash: whatever their code does, they are ended, and the embedder's loop closes."""
+"""Agents on a leash: each is ended whatever its code does, and the embedder's loop closes."""
 
 import asyncio
 import gc
@@ -14,7 +14,7 @@ from .scene import QUICK, deaf, echoes, idles, kinds, log_of, seeded, started, s
 
 
 def test_a_thousand_deaf_agents() -> None:
-    """1,000 agents that swallow every cancel: one stop each, and control and `asyncio.run` close promptly (race 38)."""
+    """Control and `asyncio.run` close promptly over 1,000 stopped agents that swallow every cancel (race 38)."""
     agents = 1000
 
     async def main() -> None:
@@ -43,7 +43,7 @@ def test_a_thousand_deaf_agents() -> None:
 
 
 def test_closing_over_deaf_agents() -> None:
-    """Leaving the block with agents that hear nothing ends them as shutdown within the bounds."""
+    """Closing ends agents that swallow every cancel as shutdown, within the bounds."""
 
     async def main() -> None:
         before = asyncio.get_running_loop().time()
@@ -58,7 +58,7 @@ def test_closing_over_deaf_agents() -> None:
 
 
 def test_a_dropped_agent_is_never_entered_again() -> None:
-    """After its grace the agent's code is not resumed, not even by the garbage collector."""
+    """A dropped agent's code is never resumed, not even by the garbage collector."""
     entered: list[str] = []
 
     async def agent(run: Run, message: Message) -> None:
@@ -87,7 +87,7 @@ def test_a_dropped_agent_is_never_entered_again() -> None:
 
 
 def test_cleanup_within_the_grace_is_awaited() -> None:
-    """A polite agent has its grace: what it awaits while it cleans up is done, and drained waits for it."""
+    """An agent that cleans up within its grace finishes, and drained waits for it."""
     cleaned: list[str] = []
 
     async def agent(run: Run, message: Message) -> None:
@@ -112,7 +112,7 @@ def test_cleanup_within_the_grace_is_awaited() -> None:
 
 
 def test_cleanup_beyond_the_grace_is_cut() -> None:
-    """Cleanup has a bound: after the grace the agent is not resumed and the receipt completes."""
+    """An agent whose cleanup takes longer than the grace is not resumed, and the receipt completes."""
     cleaned: list[str] = []
 
     async def agent(run: Run, message: Message) -> None:
@@ -139,7 +139,7 @@ def test_cleanup_beyond_the_grace_is_cut() -> None:
 
 
 def test_an_agent_that_stops_itself() -> None:
-    """An agent may stop its own run or session: the ending is complete although the caller is cut by it."""
+    """An agent that stops its own run or session gets a complete ending although the stop cuts its caller."""
     for scope in ("run", "session"):
         controls: list[Control] = []
 
@@ -163,7 +163,7 @@ def test_an_agent_that_stops_itself() -> None:
 
 
 def test_an_agent_that_takes_itself_over() -> None:
-    """An agent may send to its own session: it is superseded by its message, which then runs."""
+    """An agent that sends to its own session is superseded by its message, which then runs."""
     controls: list[Control] = []
 
     async def agent(run: Run, message: Message) -> str:
@@ -183,7 +183,7 @@ def test_an_agent_that_takes_itself_over() -> None:
 
 
 def test_an_agent_that_raises_in_cleanup() -> None:
-    """An error raised while it cleans up changes nothing and reaches nobody."""
+    """An error raised in cleanup changes no ending and reaches nobody."""
 
     async def agent(run: Run, message: Message) -> None:
         try:
@@ -204,7 +204,7 @@ def test_an_agent_that_raises_in_cleanup() -> None:
 
 @pytest.mark.parametrize("value", [42, b"bytes", ["list"], object()], ids=["int", "bytes", "list", "object"])
 def test_an_agent_that_returns_no_text(value: object) -> None:
-    """A reply that is no text fails the run with the remedy; what was said stays."""
+    """A reply that is no text fails the run with the remedy, and keeps the text said before."""
 
     async def agent(run: Run, message: Message) -> object:
         await run.say("said")
@@ -265,7 +265,7 @@ def test_an_agent_that_raises_beyond_exception(error: type[BaseException]) -> No
 
 
 def test_stale_inside_an_agent_s_task_group() -> None:
-    """Stale that arrives as an ExceptionGroup changes nothing: the ending had been decided."""
+    """A Stale that arrives in an ExceptionGroup changes nothing, since the ending was already decided."""
     groups: list[BaseException] = []
 
     async def agent(run: Run, message: Message) -> None:
@@ -321,7 +321,7 @@ def test_stale_inside_an_anyio_task_group() -> None:
 
 
 def test_a_swallowed_cancel_does_not_revive() -> None:
-    """An agent that catches the one cancel and begins anew is fenced from its first effect on."""
+    """An agent that catches its one cancel and goes on is fenced from its first effect on."""
     turns: list[str] = []
 
     async def agent(run: Run, message: Message) -> str:
@@ -344,7 +344,7 @@ def test_a_swallowed_cancel_does_not_revive() -> None:
 
 
 def test_agents_are_not_in_the_caller_s_scope() -> None:
-    """The cancel scope a message was sent from does not reach the agent: the run is control's own."""
+    """A cancel scope around a `send` does not reach the agent, since the run is control's own."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -357,7 +357,7 @@ def test_agents_are_not_in_the_caller_s_scope() -> None:
 
 
 def test_callable_objects_are_agents() -> None:
-    """An object with an async `__call__`, a partial and a method are agents like a function."""
+    """An object with an async `__call__` and a method are agents like a function."""
 
     class Assistant:
         async def __call__(self, run: Run, message: Message) -> str:
@@ -376,7 +376,7 @@ def test_callable_objects_are_agents() -> None:
 
 
 def test_many_sessions_at_once() -> None:
-    """Runs of many sessions go on side by side and leave nothing in the registry."""
+    """Runs of many sessions go on at the same time and leave nothing in the registry."""
 
     async def main() -> None:
         async with open_control(echoes, settings=Settings()) as control:

@@ -1,4 +1,4 @@
-"""What a message brings beside its text: the agent that is to answer it, and instructions for that."""
+"""A message may name, besides its text, the agent that answers it and instructions for that agent."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,7 @@ SETTINGS = Settings(collect_seconds=0.5)
 
 
 class Told:
-    """An agent that writes down what it is told, and waits for ever at `wait` but for messages steered to it."""
+    """An agent that records its messages, and at `wait` waits for a steered message."""
 
     def __init__(self, name: str = "served") -> None:
         self.name = name
@@ -34,7 +34,7 @@ class Told:
 
 
 def test_the_named_agent_answers_with_its_instructions() -> None:
-    """An agent that is not named is the served one; one that is not known is refused, and nothing is sent."""
+    """A message without an agent's name goes to the served agent; one with an unknown name is refused and not sent."""
 
     async def main() -> None:
         served, other = Told(), Told("other")
@@ -54,7 +54,7 @@ def test_the_named_agent_answers_with_its_instructions() -> None:
 
 @pytest.mark.parametrize("wrong", [3, b"bytes", " ", "x" * (INSTRUCTION_BYTES + 1), "half \ud83d"])
 def test_instructions_are_text_of_a_reasonable_length(wrong: Any) -> None:
-    """Anything else is refused by name."""
+    """Instructions that are no valid text, blank or too long are refused by name."""
 
     async def main() -> None:
         async with open_control(Told()) as control:
@@ -65,7 +65,7 @@ def test_instructions_are_text_of_a_reasonable_length(wrong: Any) -> None:
 
 
 def test_a_key_stands_for_all_that_was_sent_with_it() -> None:
-    """The same text with other instructions, or to another agent, is another message."""
+    """A key is refused with the same text and other instructions or another agent: that is another message."""
 
     async def main() -> None:
         async with open_control(Told(), agents={"other": Told()}) as control:
@@ -80,7 +80,7 @@ def test_a_key_stands_for_all_that_was_sent_with_it() -> None:
 
 
 def test_messages_that_want_different_things_are_not_one_turn() -> None:
-    """Collected are those with the same agent and the same instructions; the others have a turn of their own."""
+    """Only messages with the same agent and the same instructions are collected into one turn."""
 
     async def main() -> None:
         served, other = Told(), Told("other")
@@ -97,7 +97,7 @@ def test_messages_that_want_different_things_are_not_one_turn() -> None:
 
 
 def test_a_run_takes_in_what_is_for_its_own_agent() -> None:
-    """A steered message brings its instructions along; one for another agent waits for the seat instead."""
+    """A run absorbs a steered message with its instructions; a message for another agent waits for the seat."""
 
     async def main() -> None:
         served, other = Told(), Told("other")
@@ -117,7 +117,7 @@ def test_a_run_takes_in_what_is_for_its_own_agent() -> None:
 
 @pytest.fixture(params=["memory", "sqlite"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """A store of either kind."""
+    """Return a store of either kind."""
     return Place(request.param, tmp_path / "data")
 
 
@@ -129,7 +129,7 @@ async def _dies_with_one_waiting(place: Place, control: Control) -> None:
 
 
 def test_a_message_that_waits_over_a_crash_keeps_agent_and_instructions(place: Place) -> None:
-    """The next start runs it with both, and its key still stands for all of it."""
+    """The next start runs a waiting message with its agent and instructions, and its key still stands for all of it."""
 
     async def after(control: Control) -> None:
         assert (await control.wait(waiting)).text == "other"
@@ -145,7 +145,7 @@ def test_a_message_that_waits_over_a_crash_keeps_agent_and_instructions(place: P
 
 
 def test_an_agent_that_the_next_start_does_not_know_fails_its_message(place: Place) -> None:
-    """It is not answered by another, and its sender is told why."""
+    """A message whose agent the next start does not know fails with that reason and is answered by no other agent."""
 
     async def after(control: Control) -> None:
         outcome = await control.wait(waiting)

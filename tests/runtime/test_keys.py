@@ -1,4 +1,4 @@
-"""Keys: one answer per principal and key, whenever and however often it is asked for."""
+"""Keys: one answer per principal and key, whenever and however often the message is sent."""
 
 import asyncio
 
@@ -37,7 +37,7 @@ class Counting:
 
 
 def test_a_duplicate_gets_the_same_answer() -> None:
-    """The same key with the same body is the same run: while it runs, after it, and after it left memory.
+    """A message with the same key and body is the same run: while it runs, after it, and after it left memory.
 
     Races 102 and 105.
     """
@@ -79,7 +79,7 @@ def test_a_duplicate_joins_the_first_in_flight() -> None:
 
 
 def test_a_duplicate_takes_nobody_over() -> None:
-    """A duplicate is answered before a takeover is thought of: the run in the seat goes on (race 105)."""
+    """A duplicate gets its answer and takes over nobody: the run in the seat goes on (race 105)."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -125,7 +125,7 @@ def test_a_key_with_another_body_is_refused(other: str, forgotten: bool) -> None
 
 
 def test_the_same_key_of_another_principal() -> None:
-    """Keys belong to (principal, key): two people may use the same name for different messages."""
+    """Two principals may use the same key for different messages, since a key belongs to its principal."""
 
     async def main() -> None:
         async with open_control(echoes) as control:
@@ -138,7 +138,7 @@ def test_the_same_key_of_another_principal() -> None:
 
 
 def test_a_key_after_a_restart() -> None:
-    """A key answers after the control was closed and another opened on the same store (race 104)."""
+    """A key finds its run under another control on the same store (race 104)."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -158,7 +158,7 @@ def test_a_key_after_a_restart() -> None:
 
 
 def test_a_tombstone_after_a_restart() -> None:
-    """A key that was stopped before it was seen is born stopped under the next control too (race 1)."""
+    """A message whose key was stopped before it came is born stopped under the next control too (race 1)."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -174,7 +174,7 @@ def test_a_tombstone_after_a_restart() -> None:
 
 
 def test_a_duplicate_is_answered_before_a_tombstone_is_looked_for() -> None:
-    """A stop of a key whose run is over buries nothing that matters: the duplicate gets the first answer."""
+    """A duplicate of an ended run gets the first answer, though its key was stopped since."""
 
     async def main() -> None:
         agent = Counting()
@@ -192,7 +192,7 @@ def test_a_duplicate_is_answered_before_a_tombstone_is_looked_for() -> None:
 
 
 def test_a_tombstone_belongs_to_its_principal() -> None:
-    """Nobody can stop another's message by guessing its key."""
+    """A stop of another principal's key does not stop that principal's message."""
 
     async def main() -> None:
         async with open_control(echoes) as control:
@@ -204,7 +204,7 @@ def test_a_tombstone_belongs_to_its_principal() -> None:
 
 
 def test_tombstones_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who stops many unseen keys pushes out only their own oldest."""
+    """A principal who stops many unseen keys pushes out only their own oldest tombstones."""
     monkeypatch.setattr(registry, "TOMBSTONES", 3)
 
     async def main() -> None:
@@ -220,7 +220,7 @@ def test_tombstones_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_stop_of_a_key_in_the_same_instant_as_its_message() -> None:
-    """Whichever comes first, the stop by key ends the message (races 1 and 2)."""
+    """A stop by key ends its message, whichever of the two comes first (races 1 and 2)."""
     for order in (0, 1):
 
         async def main(order: int = order) -> None:
@@ -237,7 +237,7 @@ def test_a_stop_of_a_key_in_the_same_instant_as_its_message() -> None:
 
 @pytest.mark.parametrize("problem", ["store", "full"])
 def test_a_refused_message_frees_its_key(problem: str) -> None:
-    """A message that was not taken leaves its key free, also for another body; duplicates share the refusal."""
+    """A refused message leaves its key free, also for another body, and its duplicates share the refusal."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -291,7 +291,7 @@ def test_a_queued_duplicate_tells_the_same() -> None:
 
 
 def test_a_stop_that_overtakes_its_message_answers_after_the_end_is_told() -> None:
-    """A stop by key that learns from the store of a run born stopped meanwhile answers when that end is public."""
+    """A stop by key that finds a run born stopped in the store answers only after that run's end is published."""
 
     async def main() -> None:
         async with open_control(echoes, store=MemoryStore(latency_seconds=0.001)) as control:
@@ -320,7 +320,7 @@ def test_a_stop_that_overtakes_its_message_answers_after_the_end_is_told() -> No
 
 
 def test_a_key_of_another_method_is_refused() -> None:
-    """A key that another verb used is refused aloud and stays that verb's; the session goes on (race 103)."""
+    """A key that another verb used is refused and stays that verb's; the session goes on (race 103)."""
 
     async def main() -> None:
         store = MemoryStore()

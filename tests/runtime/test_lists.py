@@ -17,7 +17,7 @@ PEOPLE = ("alice", "bob", "eve", "mallory")
 
 
 async def some(control: Control) -> dict[str, str]:
-    """Two sessions of Alice, one of Bob in which Alice has spoken last, and may no longer; all over and forgotten."""
+    """Make two sessions of Alice and one of Bob, unshared after Alice spoke in it, and wait until memory is empty."""
     runs = {}
     for session, by in (("a", "alice"), ("b", "bob"), ("a2", "alice"), ("b", "alice")):
         runs[f"{session} {by}"] = (await control.send(session, f"{by} in {session}", by=by)).run_id
@@ -33,7 +33,7 @@ async def some(control: Control) -> dict[str, str]:
 
 
 def test_sessions_are_those_the_caller_may_see() -> None:
-    """Their owner and whoever may see everything find them, the latest first; the limit counts what is seen."""
+    """A caller's list has the sessions that the caller may see, latest first; the limit counts only those."""
 
     async def main() -> None:
         async with open_control(echoes, admins=["root"], readers=["eve"]) as control:
@@ -53,7 +53,7 @@ def test_sessions_are_those_the_caller_may_see() -> None:
 
 
 def test_a_live_session_is_shown_as_it_is() -> None:
-    """What memory decided and the store has not taken yet is in the list."""
+    """A live session is listed as memory has it, before the store has committed that state."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -76,7 +76,7 @@ def test_a_live_session_is_shown_as_it_is() -> None:
 
 
 def test_the_latest_runs_are_those_the_caller_may_see() -> None:
-    """Without a session, `latest` adds what the store knows of sessions that are one's own or shared with one."""
+    """`latest` adds stored runs of sessions that the caller owns or that are shared with the caller."""
 
     async def main() -> None:
         async with open_control(echoes, readers=["eve"]) as control:
@@ -98,7 +98,7 @@ def test_the_latest_runs_are_those_the_caller_may_see() -> None:
 
 
 def test_a_live_run_is_not_listed_twice() -> None:
-    """What is alive and stored is shown once, as it is now."""
+    """A run that is both alive and stored is listed once, as it is now."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -118,7 +118,7 @@ def test_a_live_run_is_not_listed_twice() -> None:
 
 
 def test_a_run_is_found_by_its_id_and_by_its_key() -> None:
-    """While it runs, and after it left memory; a key is its principal's alone, and so is the sight of the run."""
+    """A run is found by id for those who may see it and by key for its principal alone, alive or only stored."""
 
     async def main() -> None:
         async with open_control(idles, readers=["eve"]) as control:
@@ -148,7 +148,7 @@ def test_a_run_is_found_by_its_id_and_by_its_key() -> None:
 
 
 def test_what_is_alive_is_found_without_waiting() -> None:
-    """A store that answers nothing does not keep a live run from being found, in the step that asks."""
+    """A live run is found in the step that asks, though the store answers nothing."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -157,7 +157,8 @@ def test_what_is_alive_is_found_without_waiting() -> None:
             store.faults.stall = True
             for name in ("k", sent.run_id):
                 finding = control.find(name, by="alice")
-                with pytest.raises(StopIteration) as over:  # it never gives way to anyone else
+                # The call ends in its first step, without giving way to any other task.
+                with pytest.raises(StopIteration) as over:
                     finding.send(None)
                 assert over.value.value.id == sent.run_id
             store.resume()
@@ -167,7 +168,7 @@ def test_what_is_alive_is_found_without_waiting() -> None:
 
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_a_message_that_was_taken_in_is_found_as_the_run_that_took_it(forgotten: bool) -> None:
-    """A key or an id of a collected message leads to the one turn that answers it."""
+    """A key or an id of a collected message finds the one turn that answers it."""
 
     async def main() -> None:
         async with open_control(echoes, strategy="collect") as control:
@@ -192,12 +193,12 @@ def test_a_message_that_was_taken_in_is_found_as_the_run_that_took_it(forgotten:
 
 @tool(approval="ask")
 async def deploy(where: str) -> str:
-    """Something that must be allowed first."""
+    """Return the place, as a tool that a person must allow."""
     return where
 
 
 def test_open_questions_are_listed_for_those_who_may_answer() -> None:
-    """Session, text, tool and arguments, when it was put and until when; answered ones are gone from the list."""
+    """An open question is listed with session, text, tool, arguments and times; an answered one is not listed."""
 
     async def agent(run: Run, message: Message) -> str:
         if message.text == "ask":
@@ -229,7 +230,7 @@ def test_open_questions_are_listed_for_those_who_may_answer() -> None:
 
 
 def test_a_child_s_question_is_listed_under_the_session_at_the_top() -> None:
-    """Whoever looks at a session sees what keeps its runs waiting, also below them."""
+    """A session's list of questions includes those of the child runs below it."""
 
     async def agent(run: Run, message: Message) -> None:
         await run.delegate("other", "ask")
@@ -251,7 +252,7 @@ def test_a_child_s_question_is_listed_under_the_session_at_the_top() -> None:
 
 
 def test_how_many_wait() -> None:
-    """Messages without a seat are counted over all sessions."""
+    """`queued` counts the messages without a seat over all sessions."""
 
     async def main() -> None:
         async with open_control(idles, strategy="queue") as control:
@@ -268,7 +269,7 @@ def test_how_many_wait() -> None:
 
 
 def test_the_grade_is_what_receipts_say() -> None:
-    """How processes are held here, in the word of the receipts; `inline` where none can be started."""
+    """`grade` says how processes are held here, in the receipts' word, or `inline` where none can be started."""
 
     async def main() -> None:
         processes = VirtualProcesses(Random(0))

@@ -11,7 +11,7 @@ ALICE, BOB, OPERATOR = (Principal(name) for name in ("alice", "bob", "operator")
 
 @pytest.fixture
 def naming() -> Naming:
-    """Names with two sessions of an older version: `main` and `team/plans`, both the operator's."""
+    """Return names with two sessions of an older version, `main` and `team/plans`, both the operator's."""
     known = Naming()
     known.keep([(OPERATOR, SessionId("main")), (OPERATOR, SessionId("team/plans"))])
     return known
@@ -36,20 +36,20 @@ def naming() -> Naming:
     ],
 )
 def test_a_name_and_its_id(naming: Naming, by: Principal, name: str, session: str, again: str) -> None:
-    """A bare name is the caller's own, another's carries its owner; and the name that is told leads back to the id."""
+    """A bare name is the caller's own session, another's begins with its owner, and the name told leads to the id."""
     assert naming.id_of(name, by) == session
     assert naming.name_of(SessionId(session), by) == again
     assert naming.id_of(again, by) == session
 
 
 def test_the_embedder_names_its_sessions_itself(naming: Naming) -> None:
-    """What `local` writes is the id, slash or not."""
+    """A name that `local` writes is the id itself, with or without a slash."""
     for name in ("main", "alice/main", "project/x"):
         assert naming.id_of(name, LOCAL) == name
 
 
 @pytest.mark.parametrize("name", ["", "   ", "alice/", "alice/  ", "/main", " /main"])
 def test_half_a_name_is_refused(naming: Naming, name: str) -> None:
-    """A name without anything behind or before its slash says what to write."""
+    """A name with nothing before or after its slash is refused, and the error says what to write."""
     with pytest.raises(BadInput, match="OWNER/NAME"):
         naming.id_of(name, ALICE)

@@ -1,4 +1,4 @@
-"""A message written before a stop that arrives after it: compared by its own channel's order, and stopped."""
+"""A message that was written before a stop and arrives after it is stopped, by its place in its channel's order."""
 
 import asyncio
 import math
@@ -18,7 +18,7 @@ NO_PLACE = r"order= is \(channel|the channel must be"
 
 
 class Began:
-    """An agent that writes down what began."""
+    """An agent that records the messages it began."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -38,7 +38,7 @@ async def ending(control: Control, text: str, order: tuple[str, float] | None, *
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_message_written_before_the_stop_is_stopped(busy: bool) -> None:
-    """It ends `stopped` by whoever stopped, and is never dispatched; what was written later runs."""
+    """A message from before the stop ends `stopped` by the stop's caller and never begins; a later one runs."""
 
     async def main() -> None:
         agent = Began()
@@ -62,7 +62,7 @@ def test_a_message_written_before_the_stop_is_stopped(busy: bool) -> None:
 
 
 def test_a_late_message_takes_nobody_over() -> None:
-    """What was written before the stop ends nothing of what was written after it."""
+    """A message written before the stop takes over no run that was written after it."""
 
     async def main() -> None:
         agent = Began()
@@ -83,7 +83,7 @@ def test_a_late_message_takes_nobody_over() -> None:
     ids=["other channel", "no order", "other session", "another name"],
 )
 def test_nothing_else_is_compared(session: str, order: tuple[str, float] | None) -> None:
-    """Other channels, messages without a place and other sessions are not touched."""
+    """A stop's place does not touch other channels, messages without a place, or other sessions."""
 
     async def main() -> None:
         async with open_control(Began()) as control:
@@ -96,7 +96,7 @@ def test_nothing_else_is_compared(session: str, order: tuple[str, float] | None)
 
 
 def test_a_stop_without_a_place_marks_nothing() -> None:
-    """A stop ends what is there; only its place in a channel reaches what is still to come."""
+    """A stop without a place in a channel does not end messages that arrive later."""
 
     async def main() -> None:
         async with open_control(Began()) as control:
@@ -108,7 +108,7 @@ def test_a_stop_without_a_place_marks_nothing() -> None:
 
 
 def test_strangers_mark_only_what_they_may_stop() -> None:
-    """A stranger's stop reaches the stranger's own late messages; the owner's reaches everyone's."""
+    """A guest's stop reaches the guest's own late messages only; the owner's reaches everyone's."""
 
     async def main() -> None:
         agent = Began()
@@ -133,7 +133,7 @@ def test_strangers_mark_only_what_they_may_stop() -> None:
 
 
 def test_strangers_cannot_push_an_owners_stop_out() -> None:
-    """However many places others mark, the owner's stop holds."""
+    """The owner's stop stands, however many places others mark."""
 
     async def main() -> None:
         async with open_control(Began()) as control:
@@ -147,7 +147,7 @@ def test_strangers_cannot_push_an_owners_stop_out() -> None:
 
 
 def test_a_stop_before_the_session_exists() -> None:
-    """The first message of a session can come late too; it makes no session its sender's."""
+    """A stop reaches a late first message of a session, which does not make its sender the owner."""
 
     async def main() -> None:
         agent = Began()
@@ -157,14 +157,15 @@ def test_a_stop_before_the_session_exists() -> None:
             assert await ending(control, "late", ("chat", 4), by="alice") is Ending.STOPPED
             assert await ending(control, "bob's", ("chat", 4), by="bob") is Ending.COMPLETED
             assert agent.texts == ["bob's", "bob's"]
-            assert len(await control.history("s", by="bob")) > 0  # bob's was the first that was admitted
+            # Bob's message was the first one that was admitted.
+            assert len(await control.history("s", by="bob")) > 0
 
     seeded(main)
 
 
 @pytest.mark.parametrize("seen", [False, True])
 def test_the_next_control_remembers(seen: bool) -> None:
-    """A stop's place is kept, also of a session that had never been seen."""
+    """The next control remembers a stop's place, also of a session that had never been seen."""
 
     async def main() -> None:
         store, agent = MemoryStore(), Began()
@@ -181,7 +182,7 @@ def test_the_next_control_remembers(seen: bool) -> None:
 
 
 def test_a_place_is_kept_although_the_store_was_in_trouble() -> None:
-    """The stop does not wait for it; it is in the store as soon as that takes it."""
+    """A stop does not wait for a failing store to commit its place, which is stored as soon as the store works."""
 
     async def main() -> None:
         for fault in ("fail", "stall", "lose"):
@@ -202,7 +203,7 @@ def test_a_place_is_kept_although_the_store_was_in_trouble() -> None:
 
 
 def test_only_ever_later() -> None:
-    """An older stop that comes later takes nothing back, here or in the store."""
+    """An older stop that comes later moves no place back, in memory or in the store."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -220,7 +221,7 @@ def test_only_ever_later() -> None:
 
 
 def test_only_ever_later_in_memory() -> None:
-    """The same where the session is in memory all the time."""
+    """An older stop that comes later moves no place back while the session stays in memory."""
 
     async def main() -> None:
         async with open_control(Began()) as control:
@@ -237,7 +238,7 @@ def test_only_ever_later_in_memory() -> None:
 
 
 def test_a_stop_and_its_late_message_at_once() -> None:
-    """Whichever of the two arrives first, the message written before the stop is stopped."""
+    """A message written before a stop is stopped, whichever of the two arrives first."""
 
     async def main() -> None:
         for turned in (False, True):
@@ -254,7 +255,7 @@ def test_a_stop_and_its_late_message_at_once() -> None:
 
 
 def test_a_late_messages_key() -> None:
-    """A retry with the same key is told the same, also by the next control."""
+    """A retry of a late message with the same key gets the same answer, also from the next control."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -290,7 +291,7 @@ def test_a_late_messages_key() -> None:
     ids=repr,
 )
 def test_bad_places_are_named(order: Any) -> None:
-    """A place that is none is refused at the door, and nothing happens."""
+    """A value that is no place in a channel is refused, and nothing happens."""
 
     async def main() -> None:
         agent = Began()
@@ -308,7 +309,7 @@ def test_bad_places_are_named(order: Any) -> None:
 
 
 def test_a_place_belongs_to_the_stop_of_a_session() -> None:
-    """Only a session has messages still to come."""
+    """A place is refused in the stop of a run or a message, since only a session has messages still to come."""
 
     async def main() -> None:
         async with open_control(Began()) as control:
@@ -320,7 +321,7 @@ def test_a_place_belongs_to_the_stop_of_a_session() -> None:
 
 
 def test_a_stop_spares_what_was_written_after_it() -> None:
-    """Delivered late, or twice, it ends what was written before it, not what runs or waits behind (race 131)."""
+    """A stop that comes late or twice ends messages written before it, and none written after it (race 131)."""
 
     async def main() -> None:
         agent = Began()
@@ -346,7 +347,7 @@ def test_a_stop_spares_what_was_written_after_it() -> None:
 
 
 def test_a_stop_spares_a_message_that_is_just_coming_in() -> None:
-    """One that stands in the line and was written after the stop is admitted; one from before it is not."""
+    """A stop spares an arrival that was written after it, and ends one that was written before it."""
 
     async def main() -> None:
         async with open_control(Began()) as control:
@@ -363,20 +364,20 @@ def test_a_stop_spares_a_message_that_is_just_coming_in() -> None:
 
 
 def pass_by(control: Control, seconds: float) -> None:
-    """Put the clock on the wall forward, or back."""
+    """Put the wall clock forward, or back."""
     wall = control._clock.wall
     control._clock.wall = lambda: wall() + seconds
 
 
 def test_a_mark_stands_for_an_hour() -> None:
-    """A stop far ahead in its channel stops what comes within the hour, and nothing for good (race 132)."""
+    """A stop far ahead in its channel stops messages that come within an hour, and none after that (race 132)."""
 
     async def main() -> None:
         async with open_control(Began()) as control:
             await control.stop(session="s", by="alice", order=("chat", 1e18))
             pass_by(control, 1_800)
             assert await ending(control, "one", ("chat", 7), by="alice") is Ending.STOPPED
-            await control.stop(session="s", by="alice", order=("chat", 8))  # makes the first no younger
+            await control.stop(session="s", by="alice", order=("chat", 8))  # does not renew the first mark
             pass_by(control, 1_799)
             assert await ending(control, "two", ("chat", 9), by="alice") is Ending.STOPPED
             pass_by(control, 2)
@@ -389,7 +390,7 @@ def test_a_mark_stands_for_an_hour() -> None:
 
 
 def test_a_mark_from_before_the_clock_was_set_back_does_not_stand_for_good() -> None:
-    """Less than an hour ahead of the clock it counts; further ahead its clock was wrong, and it does not."""
+    """A mark less than an hour ahead of the clock counts; one further ahead was made by a wrong clock and does not."""
 
     async def main() -> None:
         async with open_control(Began()) as control:
@@ -403,7 +404,7 @@ def test_a_mark_from_before_the_clock_was_set_back_does_not_stand_for_good() -> 
 
 
 def test_a_message_that_was_born_stopped_says_so() -> None:
-    """Its sender is told in the answer, and whoever waits in the same words: by whom, and that it never came to run."""
+    """A message that was born stopped says so to its sender and its waiters alike, with the name of who stopped it."""
 
     async def main() -> None:
         async with open_control(Began()) as control:

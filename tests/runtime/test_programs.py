@@ -1,4 +1,4 @@
-"""What a program starts does not end a person's turn, unless it says so itself."""
+"""A program's message does not end a person's turn, unless the message itself says so."""
 
 import pytest
 
@@ -10,10 +10,7 @@ from .scene import idles, seeded, started
 
 @pytest.mark.parametrize("of_session", [None, "interrupt", "rollback", "steer", "collect", "queue"])
 def test_a_program_waits_for_a_persons_turn(of_session: str | None) -> None:
-    """It queues whatever the session's strategy is; the person's run goes on, and the next message takes over.
-
-    (race 133)
-    """
+    """A program's message is queued whatever the session's strategy; a person's next message takes over (race 133)."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -31,7 +28,7 @@ def test_a_program_waits_for_a_persons_turn(of_session: str | None) -> None:
 
 @pytest.mark.parametrize("strategy", ["interrupt", "rollback"])
 def test_a_program_takes_over_when_it_says_so(strategy: str) -> None:
-    """A strategy of the message's own counts for a program as for anyone."""
+    """A program's message takes over if it brings such a strategy of its own."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -45,7 +42,7 @@ def test_a_program_takes_over_when_it_says_so(strategy: str) -> None:
 
 
 def test_a_program_is_turned_away_where_the_session_rejects() -> None:
-    """An owner who wants nothing beside a run is obeyed by programs too; by the control's strategy likewise."""
+    """A program's message is rejected where the session's or the control's strategy is `reject`."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -63,7 +60,7 @@ def test_a_program_is_turned_away_where_the_session_rejects() -> None:
 
 
 def test_a_person_takes_over_a_programs_run() -> None:
-    """What a person writes is dominant, whoever has the seat."""
+    """A person's message takes over a program's run."""
 
     async def main() -> None:
         async with open_control(idles) as control:
