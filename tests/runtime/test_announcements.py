@@ -698,7 +698,7 @@ def test_what_a_close_cut_short_is_announced_by_the_next_start(place: Place) -> 
 
 
 def test_turns_in_a_row_are_bounded_over_a_restart(place: Place) -> None:
-    """Of many children that a shutdown ended, the first ANNOUNCED are announced as turns and the rest as notes."""
+    """The next start announces ANNOUNCED of many children that a shutdown ended as turns, and the rest as notes."""
     nest, many = Nest(), ANNOUNCED + 4
 
     async def scene(control: Control) -> None:

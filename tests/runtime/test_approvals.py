@@ -1,4 +1,4 @@
-"""Tools that must be allowed: which calls need an answer, who may answer, and what a no means for the run."""
+"""Tools that must be allowed: which calls need an answer, who may answer, and how a run goes on after a no."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""A child's parent is told the child's true ending at once and only once, whoever ended it."""
+"""A parent is told its child's true ending at once and only once, whatever ended the child."""
 
 import asyncio
 from typing import Any

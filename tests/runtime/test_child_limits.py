@@ -28,7 +28,7 @@ def limit_of(outcome: Outcome) -> Told:
 
 
 def late(seconds: float, of: LimitOf) -> Told:
-    """Return what is told of a run that this limit ended."""
+    """Return the ending, the milliseconds and the owner of a limit that ended a run."""
     return Ending.TIMED_OUT, round(seconds * 1000), of
 
 

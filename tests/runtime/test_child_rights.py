@@ -41,7 +41,7 @@ def test_depth_is_limited() -> None:
 
 @pytest.mark.parametrize("detached", [False, True])
 def test_the_number_of_children_is_limited(detached: bool) -> None:
-    """One child more than CHILDREN is refused, and there is room again when one has ended, drained or not."""
+    """A child beyond CHILDREN is refused, and there is room again when another has ended, drained or not."""
 
     async def main() -> None:
         async def agent(run: Run, message: Message) -> str:
@@ -162,7 +162,7 @@ def test_who_may_see_and_stop_a_child() -> None:
 
 @pytest.mark.parametrize("detached", [False, True])
 def test_the_owner_s_right_does_not_wait_for_the_store(detached: bool) -> None:
-    """The session's owner can end a child at any instant of its arrival, whoever it works for (race 44)."""
+    """The session's owner can end a child at any instant of its arrival, whatever its principal (race 44)."""
 
     async def main() -> None:
         for number in range(0, 24, 2):

@@ -299,7 +299,7 @@ def test_a_takeover_after_the_deadline() -> None:
 
 
 def test_a_tie_of_deadline_and_completion() -> None:
-    """A deadline and a completion in one instant leave one ending everywhere, and no later signal erases it (race 18)."""
+    """A deadline and a completion in one instant leave one ending everywhere, which nothing later erases (race 18)."""
     endings: set[Ending] = set()
 
     async def agent(run: Run, message: Message) -> str:

@@ -593,7 +593,7 @@ def test_a_thread_that_ends_within_the_grace_is_observed() -> None:
 
 
 def test_threads_are_bounded() -> None:
-    """One synchronous tool more than THREADS is refused with the remedy, and leaves nothing to drain."""
+    """A synchronous tool beyond THREADS at once is refused with the remedy, and leaves nothing to drain."""
     release = threading.Event()
 
     @tool(thread=True)

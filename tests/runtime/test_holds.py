@@ -714,7 +714,7 @@ def test_a_hold_is_refused_to_a_run_that_is_over() -> None:
 
 
 def test_holds_are_limited() -> None:
-    """One hold more than HOLDS and a wrong name are refused, and leave nothing in any line."""
+    """A hold beyond HOLDS and a wrong name are refused, and leave nothing in any line."""
 
     async def agent(run: Run, message: Message) -> str:
         async with AsyncExitStack() as stack:
@@ -739,7 +739,7 @@ def test_holds_are_limited() -> None:
 
 
 def test_a_line_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One waiter more than HOLD_WAITERS for a name is refused, and leaves nothing in the line."""
+    """A waiter beyond HOLD_WAITERS for a name is refused, and leaves nothing in the line."""
     monkeypatch.setattr(holds_module, "HOLD_WAITERS", 3)
     holds, runs = Holds(Numbers(1)), [_run(number) for number in range(5)]
     places = [holds.enter(run, "x") for run in runs[:4]]
