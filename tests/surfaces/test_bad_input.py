@@ -547,7 +547,7 @@ def test_whoever_leaves_in_the_middle_is_not_missed(server: House, bystander: By
 
 
 def test_the_bounds_are_those_that_are_told(server: House) -> None:
-    """The bounds in hello-ok are those that the server enforces."""
+    """hello-ok names the frame bound that the server enforces, and every method."""
     with server.connect() as talk:
         assert talk.hello["policy"]["maxPayload"] == frames.FRAME_BYTES
         assert sorted(talk.hello["features"]["methods"]) == sorted(frames.METHODS)
