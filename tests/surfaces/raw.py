@@ -50,7 +50,7 @@ def greeting(token: str | None, **more: Any) -> dict[str, Any]:
 
 
 class Talk:
-    """One connection that has read its challenge."""
+    """A connection that has read its challenge."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self.conversation = Conversation()

@@ -789,7 +789,7 @@ def test_every_value_is_cut(audit: Audit, value: object) -> None:
 
 
 def test_a_flood_of_refusals_is_limited_and_counted(audit: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of refusals at most twenty lines a second are written, then a count; stops and answers are always written."""
+    """At most twenty lines a second tell of refusals, then a count; stops and answers are always written."""
     now = 1000.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     for n in range(5_000):

@@ -50,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 @pytest.fixture(scope="module")
 def bystander(server: House) -> Iterator[Bystander]:
-    """One bystander for all tests: at the end its stream must have no hole."""
+    """A bystander for all tests: at the end its stream must have no hole."""
     there = Bystander(server)
     yield there
     there.unharmed()

@@ -138,7 +138,7 @@ def test_many_brackets_are_not_deep() -> None:
 
 
 def test_the_last_of_two_fields_counts() -> None:
-    """Of two equal fields in a frame or its params the last counts, as in every reader of JSON."""
+    """The last of two equal fields in a frame or its params counts, as in every reader of JSON."""
     raw = '{"type":"req","id":"1","method":"chat.abort","method":"health","params":{"x":1},"params":{}}'
     asked = frames.read_request(raw)
     assert (asked.method, bytes(asked.params)) == ("health", b"{}")

@@ -45,7 +45,7 @@ def test_the_figures_are_those_of_the_receipts(tmp_path: Path) -> None:
             late = await send("sleep", timeoutMs=200)
             await on.ended(late)
             first = await send("talk")
-            await on.event("chat", lambda event: event["runId"] == first)  # its process has begun by then
+            await on.event("chat", lambda event: event["runId"] == first)  # the run's process has begun by then
             await on.ended(await send("hello"))  # the message takes over
             deaf = await send("deaf", "elsewhere")
             await on.event("chat", lambda event: event["runId"] == deaf)

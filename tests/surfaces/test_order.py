@@ -16,7 +16,7 @@ ROUNDS = 20
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One server for all tests of this file."""
+    """A server for all tests of this file."""
     with served(AGENT, tmp_path_factory.mktemp("order") / "data", "--driver", "inline") as running:
         yield running
 

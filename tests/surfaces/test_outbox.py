@@ -240,7 +240,7 @@ def test_beyond_the_bound_the_reader_is_too_slow(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["answer", "whole", "text", "texts"])
 def test_one_large_frame_is_never_too_much(kind: str) -> None:
-    """One frame above the bound (a long run's end, a large answer) is sent, and its healthy reader stays connected."""
+    """A single frame above the bound (a long run's end, a large answer) is sent, and its reader stays connected."""
     box, large = Outbox(), "x" * (boxes.BUFFER_BYTES + 1)
     for number in range(10):
         if kind == "answer":

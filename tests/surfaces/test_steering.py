@@ -19,7 +19,7 @@ AGENT = "tests.surfaces.agents:agent"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One server for all tests of this file."""
+    """A server for all tests of this file."""
     with served(AGENT, tmp_path_factory.mktemp("steering") / "data", "--driver", "inline") as running:
         yield running
 

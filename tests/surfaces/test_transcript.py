@@ -1,4 +1,4 @@
-"""One run, watched on every surface while it is ended: one ending, the same everywhere, and nothing after it.
+"""Every surface tells the same single ending of a run, and nothing after it.
 
 Two connections hear the broadcast, one of them also watches in our own words, a third waits; the test also reads the
 task list, the session's row, the receipt, the conversation and the store, and compares all of them.
@@ -31,7 +31,7 @@ DRIVERS = ("host", "inline")
 
 
 class Stories:
-    """What each surface tells of one run's ending."""
+    """The ending of one run, as each surface tells it."""
 
     def __init__(self, run: str) -> None:
         self.run = run
@@ -171,7 +171,7 @@ ENDS: dict[str, tuple[str, dict[str, Any], Way, str]] = {
 
 @pytest.fixture(scope="module", params=DRIVERS)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One server for each driver."""
+    """A server for each driver."""
     data = tmp_path_factory.mktemp(request.param) / "data"
     with served(AGENT, data, "--driver", request.param) as running:
         yield running
