@@ -168,7 +168,7 @@ def test_questions_are_listed_and_answered(shell: Shell) -> None:
 
 
 def test_a_terminal_obeys_nothing_that_a_run_says(shell: Shell) -> None:
-    """Control characters of a reply are shown escaped; its newlines stay."""
+    """Control characters of a reply are replaced, so that a terminal obeys none; its newlines stay."""
     said = shell("send", "--watch", "--session", "paint", "paint")
     assert said.code == 0 and said.out == "\ufffd[31mred\ufffd[0m\ufffd\n\nsecond\ufffd part\n"
     followed = shell(

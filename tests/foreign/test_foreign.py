@@ -172,7 +172,7 @@ def test_it_connects(client: Client) -> None:
 
 
 def test_a_message_is_answered(client: Client, session: str) -> None:
-    """A message gets deltas, then one final event with the whole text; the history holds both."""
+    """A message gets deltas, then one final event with the whole text; the history holds message and reply."""
     run = send(client, session, "say one two three")
     outcome = ended(client, run, "completed", text="one two three", session=session)
     assert {"startedAt", "endedAt"} <= outcome.keys()

@@ -1,4 +1,4 @@
-"""The published schemas of the gateway, and whether what goes over a wire keeps to them.
+"""The published schemas of the gateway, and checks that frames on a wire keep to them.
 
 1. `protocol.schema.json` holds the definitions we speak, word for word as npm `@openclaw/gateway-protocol` publishes
    them (its version and MIT notice are inside); `python tests/surfaces/protocol.py PACKAGE` makes it again.

@@ -185,7 +185,7 @@ class Lasting(House):
 
 
 class People:
-    """For every scope: an owner of a busy session, two guests, a stranger, and a principal that was removed."""
+    """For every scope: an owner of a busy session, a writer, a guest, a stranger, and a principal that was removed."""
 
     def __init__(self, server: House) -> None:
         self.server = server

@@ -298,7 +298,7 @@ def test_the_main_of_two_people_are_two_sessions(scene: Scene) -> None:
 
 
 def test_what_an_earlier_version_and_an_embedder_kept_is_found_by_its_owner(tmp_path: Path) -> None:
-    """An owner writes an id without an owner's name as ever, and the embedder's session is `local/NAME`."""
+    """A session stored without an owner in its id keeps its name for its owner; the embedder's is `local/NAME`."""
 
     async def fill() -> None:
         async with open_control(busy.agent, store=f"sqlite:///{tmp_path / 'data'}") as control:
@@ -346,7 +346,7 @@ OLD = Path(__file__).parents[1] / "stores" / "corpus" / "0001.sql"
 
 
 def test_a_session_that_an_earlier_version_kept_is_told_like_one_that_never_was(tmp_path: Path) -> None:
-    """A stranger who puts the owner before an id that names no owner learns nothing from the answer."""
+    """A stranger who writes OWNER/NAME for a session stored as NAME gets the answer for one that never was."""
     data = tmp_path / "data"
     data.mkdir(mode=0o700)
     database = sqlite3.connect(data / "interlock.db")

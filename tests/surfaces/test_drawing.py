@@ -174,7 +174,7 @@ def test_what_is_in_the_picture() -> None:
 
 
 def test_output_claims_no_more_than_is_known() -> None:
-    """Output is a thin bar from the end of the text before, marked where it was whole; a tool's end closes none."""
+    """A thin bar runs from the close of the text before (a tool's start, not its end) to a mark at the whole text."""
     picture = Picture(
         begun(
             moment(1.0, "output", "", "said", "2 characters"),

@@ -78,7 +78,7 @@ def test_a_field_that_is_not_used_is_named_if_it_means_something(value: Any, mea
 
 
 def test_the_word_for_the_usual_way_means_nothing() -> None:
-    """The word for the usual way counts as nothing only in its own field."""
+    """A word for the usual way (`webchat`, `full`) asks for nothing in its own field, and for something in another."""
     asked = {"message": "hello", "idempotencyKey": "k", "channel": "webchat", "promptMode": "full", "to": "webchat"}
     assert frames.read_params(request("agent", asked), frames.METHODS["agent"]).refused == ("to",)
 

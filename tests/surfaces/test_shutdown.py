@@ -44,7 +44,7 @@ def alive(pid: int) -> bool:
 
 
 async def stubborn(served: Served) -> None:
-    """Wait until the agent's process ignores TERM; the process event comes before that."""
+    """Wait until the agent's process ignores TERM; its event comes earlier, when the run asks for the process."""
 
     def deaf(pid: int) -> bool:
         try:

@@ -134,7 +134,7 @@ def test_a_stop_is_not_delayed_by_stalled_readers(tmp_path: Path) -> None:
             calm.set()
             busy = sorted([await stop_seconds(fast, f"busy {n}") for n in range(15)])
             assert fast.chats(flooding, "delta")
-            # If stalled readers delayed a stop, it would take for ever.
+            # If stalled readers held up a stop, its ack would never come.
             assert busy[7] < 5 * idle[7] + 1, (idle[7], busy[7])
             await fast.request("chat.abort", sessionKey="flood")
             await fast.wait_for(ended(flooding))
