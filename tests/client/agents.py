@@ -1,4 +1,4 @@
-"""The agent that our own client talks to: the first word of a message says what it does."""
+"""The agent for our own client: the first word of a message says what it does."""
 
 import asyncio
 
@@ -16,11 +16,11 @@ async def agent(run: Run, message: Message) -> str | None:
     """Do what the message says."""
     verb, _, rest = message.text.partition(" ")
     match verb:
-        case "count":  # so many numbers, a few milliseconds apart
+        case "count":  # a given count of numbers, a few milliseconds apart
             for number in range(int(rest)):
                 await run.say(f"{number} ")
                 await asyncio.sleep(0.004)
-        case "flood":  # so many pieces as fast as they go, and then nothing
+        case "flood":  # a given count of pieces as fast as it can, then silence
             for number in range(int(rest)):
                 await run.say(f"{number} ")
             await run.post("that was the flood")
@@ -33,7 +33,8 @@ async def agent(run: Run, message: Message) -> str | None:
         case "use":
             await run.progress("half", done=1, total=2)
             return str(await run.call(look_up, word=rest))
-        case "work":  # is half done until it is told to go on: whoever looks late sees that as well
+        # Repeat the progress until a steered message says go on, so that a late watcher sees it as well.
+        case "work":
             while not await run.check():
                 await run.progress("half", done=1, total=2)
                 await asyncio.sleep(0.02)

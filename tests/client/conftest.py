@@ -1,4 +1,4 @@
-"""One server for all tests that leave it alive."""
+"""A server for all tests that leave it alive."""
 
 from collections.abc import Iterator
 

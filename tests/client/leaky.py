@@ -1,8 +1,8 @@
-"""A small gateway of the published protocol that keeps its promises, but for the faults it was given.
+"""A small gateway of the published protocol that keeps its promises, except for the faults it is given.
 
-1. It runs in a thread of its own, on a real socket. Every request is checked by the published schema, so whoever asks
-   anything that is not published fails there.
-2. A fault does one thing wrong and exactly so often, so that what a probe says of it can be asserted to the number.
+1. The gateway runs in a thread of its own, on a real socket. The published schema checks every request, so a client
+   that sends anything unpublished fails there.
+2. A fault does one thing wrong, an exact number of times, so that a test can assert what a probe says of it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 
 from surfaces.protocol import PARAMS, check_frame
 
-PAUSE_SECONDS = 0.02  # between two pieces of a reply
-LATE = 3  # events, where some come too late
+PAUSE_SECONDS = 0.02  # pause between two pieces of a reply
+LATE = 3  # events that a fault sends too late
 BOUND_SECONDS = 30.0
 METHODS = ["connect", "chat.send", "chat.abort", "agent", "agent.wait"]
 
@@ -37,7 +37,7 @@ NONSENSE: list[Any] = [
 
 
 class Run:
-    """A run: who asked for it, and how it ended."""
+    """A run: its request, and how it ended."""
 
     def __init__(self, id_: str, session: str, request: str | None) -> None:
         self.id, self.session, self.request = id_, session, request
@@ -65,7 +65,7 @@ LIFECYCLE: dict[str, Frame] = {
 
 
 class Connection:
-    """One client, and what it runs."""
+    """A client's connection, and its runs."""
 
     def __init__(self, gateway: Leaky, socket: ServerConnection) -> None:
         self.gateway, self.socket = gateway, socket
@@ -73,11 +73,11 @@ class Connection:
         self.tasks: set[asyncio.Task[None]] = set()
 
     def has(self, fault: str) -> bool:
-        """True if it does that wrong."""
+        """Return whether the gateway has this fault."""
         return fault in self.gateway.faults
 
     async def serve(self) -> None:
-        """Talk until it hangs up."""
+        """Serve the client until it hangs up."""
         await self.event("connect.challenge", {"nonce": "n", "ts": 1})
         try:
             async for raw in self.socket:
@@ -95,7 +95,7 @@ class Connection:
                 task.cancel()
 
     async def event(self, name: str, payload: Frame | None) -> None:
-        """Tell an event."""
+        """Send an event."""
         await self.socket.send(json.dumps({"type": "event", "event": name, "payload": payload}))
 
     async def answer(self, number: str, payload: Frame) -> None:
@@ -108,22 +108,22 @@ class Connection:
         await self.socket.send(json.dumps({"type": "res", "id": number, "ok": False, "error": error}))
 
     async def chat(self, run: Run, **payload: Any) -> None:
-        """Tell a chat event of a run."""
+        """Send a chat event of a run."""
         await self.event("chat", {"runId": run.id, "sessionKey": run.session, "seq": next(run.seq), **payload})
 
     async def agent(self, run: Run, stream: str, **data: Any) -> None:
-        """Tell an agent event of a run."""
+        """Send an agent event of a run."""
         await self.event("agent", {"runId": run.id, "seq": next(run.seq), "stream": stream, "ts": 1, "data": data})
 
     async def piece(self, run: Run) -> None:
-        """Tell a piece of a reply, on both streams."""
+        """Send a piece of a reply, on both streams."""
         await self.chat(run, state="delta", deltaText="word ")
         await self.agent(run, "assistant", delta="word ")
 
     # Requests
 
     async def on_connect(self, number: str, params: Frame) -> None:
-        """Let it in."""
+        """Answer connect with a hello."""
         assert params["client"]["id"] == "gateway-client" and params["auth"]["token"]
         if self.has("wants a device key"):
             return await self.refuse(number, "NOT_PAIRED", "pairing required")
@@ -139,7 +139,7 @@ class Connection:
         return await self.answer(number, hello)
 
     async def on_chat_send(self, number: str, params: Frame) -> None:
-        """Start a run for a person; the session's first run is taken over."""
+        """Start a run for a person; it takes over the session's earlier runs."""
         mode = params.get("queueMode")
         if self.has("grants nothing"):
             return await self.refuse(number, "FORBIDDEN", "missing scope: operator.write")
@@ -156,7 +156,7 @@ class Connection:
         return None
 
     async def register(self, number: str, params: Frame, wait: float = 0.2) -> None:
-        """Begin a run and say so."""
+        """Begin a run and answer its request."""
         await asyncio.sleep(wait)
         run = self.begin(params, None)
         await self.answer(number, {"runId": run.id, "status": "started"})
@@ -176,7 +176,7 @@ class Connection:
         return run
 
     async def perform(self, run: Run, text: str, limit: float | None) -> None:
-        """Talk, or use a tool, until somebody ends it."""
+        """Stream text, or use a tool, until the run is ended."""
         begun = time.monotonic()
         if self.has("says nothing"):
             await asyncio.sleep(BOUND_SECONDS)
@@ -200,7 +200,7 @@ class Connection:
         return None
 
     async def end(self, run: Run, ending: str) -> None:
-        """End a run, and tell so."""
+        """End a run, and send its terminal events."""
         if run.ending is not None:
             return
         run.ending = ending
@@ -214,7 +214,7 @@ class Connection:
             await self.answer(run.request, {"runId": run.id, **WAIT[ending]})
 
     async def on_chat_abort(self, number: str, params: Frame) -> None:
-        """Stop a run, or all of a session."""
+        """Stop a run, or all runs of a session."""
         if self.has("hangs up at a stop") or (
             self.has("hangs up at the first stop") and len(self.gateway.stops()) == 1
         ):
@@ -240,7 +240,7 @@ class Connection:
         return None
 
     async def on_agent_wait(self, number: str, params: Frame) -> None:
-        """Say how a run ended."""
+        """Answer how a run ended."""
         run = self.runs[params["runId"]]
         words = WAIT["completed" if self.has("a wait says ok") and run.ending == "stopped" else run.ending]
         await self.answer(number, {"runId": run.id, **words})
@@ -282,11 +282,11 @@ class Leaky:
         assert self.wrong == []
 
     def stops(self) -> list[Frame]:
-        """What it was asked to stop."""
+        """Return the params of the stops received."""
         return [frame["params"] for frame in self.asked if frame["method"] == "chat.abort"]
 
     def sessions(self) -> set[str]:
-        """The sessions that were written to."""
+        """Return the sessions that got messages."""
         return {frame["params"]["sessionKey"] for frame in self.asked if frame["method"] in ("chat.send", "agent")}
 
 
@@ -295,7 +295,7 @@ def _url(server: Server) -> str:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that another thread does."""
+    """Wait for a condition that another thread meets."""
     deadline = time.monotonic() + BOUND_SECONDS
     while not condition():
         assert time.monotonic() < deadline

@@ -17,12 +17,12 @@ T = TypeVar("T")
 
 
 def play(scene: Coroutine[Any, Any, T]) -> T:
-    """Run a scene in a loop of its own, bounded."""
+    """Run a coroutine in a loop of its own, within a bound."""
     return asyncio.run(asyncio.wait_for(scene, BOUND_SECONDS))
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for something to be so; whoever plays has the bound."""
+    """Wait until a condition is met; `play` bounds the time."""
     while not await condition():
         await asyncio.sleep(0.01)
 
@@ -50,11 +50,11 @@ class Served:
         self.token = (data / "token").read_text("ascii").strip()
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send the server a signal."""
         self._process.send_signal(number)
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """End it and wait until it is gone."""
+        """End the server and wait for its exit."""
         self._process.send_signal(number)
         self._process.wait(BOUND_SECONDS)
         if self._process.stdout is not None:
@@ -62,13 +62,13 @@ class Served:
 
 
 class Road:
-    """A way to a server on which bytes can be lost: in both directions, or all at once."""
+    """A proxy to a server that can lose bytes, in each direction, or cut all connections."""
 
     def __init__(self, port: int) -> None:
         self._to = port
-        self.lost_up = self.lost_down = False  # what is said upwards or downwards goes nowhere
-        self.passed = 0  # bytes downwards
-        self.lost = 0  # bytes that went nowhere
+        self.lost_up = self.lost_down = False  # drop bytes to the server, or from it
+        self.passed = 0  # bytes from the server
+        self.lost = 0  # bytes dropped
         self.cuts = 0
         self._ways: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -85,13 +85,13 @@ class Road:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def close(self) -> None:
-        """Let nobody pass any more."""
+        """Refuse connections from now on, and cut the open ones."""
         assert self._server is not None
         self._server.close()
         self.cut()
 
     def cut(self) -> None:
-        """Cut every way; new ones are open in both directions."""
+        """Cut every connection; new ones lose no bytes."""
         self.lost_up = self.lost_down = False
         self.cuts += 1
         for way in self._ways:

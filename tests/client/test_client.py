@@ -34,12 +34,12 @@ from interlock.surfaces.access import Access, Scope
 
 
 def text_of(told: list[events.Event]) -> str:
-    """The deltas of a reply."""
+    """Return the joined deltas of a reply."""
     return "".join(event.data.text for event in told if isinstance(event.data, events.Delta))
 
 
 def in_order(told: list[events.Event]) -> bool:
-    """Positions rise, and every run has one end at most."""
+    """Return whether positions rise and every run has at most one ending."""
     ends = [event.run_id for event in told if isinstance(event.data, events.Ended)]
     return all(a.position < b.position for a, b in pairwise(told)) and len(ends) == len(set(ends))
 
@@ -61,7 +61,7 @@ def test_the_client_has_controls_verbs() -> None:
 
 
 def test_a_message_and_everything_about_it(served: Served) -> None:
-    """What was sent is watched to its end, and found by every verb that looks."""
+    """A message can be watched to its end, and every verb that reads finds it."""
 
     async def scene() -> None:
         async with connect(served.url, served.token) as client:
@@ -87,7 +87,7 @@ def test_a_message_and_everything_about_it(served: Served) -> None:
 
 
 def test_stopping_by_session_run_and_key(served: Served) -> None:
-    """A stop answers with its receipt; a key may be stopped before its message comes."""
+    """A stop returns its receipt; a key may be stopped before its message comes."""
 
     async def scene() -> None:
         async with connect(served.url, data=served.data) as client:
@@ -116,7 +116,7 @@ async def _some(listing: object) -> bool:
 
 
 def test_questions_schedules_and_strategies(served: Served) -> None:
-    """Questions are answered, schedules made and removed, strategies set."""
+    """A client answers questions, makes and removes schedules, and sets strategies."""
 
     async def scene() -> None:
         async with connect(served.url, served.token) as client:
@@ -142,7 +142,7 @@ def test_questions_schedules_and_strategies(served: Served) -> None:
 
 
 def test_errors_are_the_same_classes(served: Served) -> None:
-    """What control raises on its side is raised on ours; what cannot be sent is refused here."""
+    """The client raises the class that control raised, and refuses itself what cannot be sent."""
 
     async def scene() -> None:
         async with connect(served.url, served.token) as client:
@@ -169,7 +169,7 @@ def test_errors_are_the_same_classes(served: Served) -> None:
     play(scene())
 
 
-# Being let in
+# Connecting
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_errors_are_the_same_classes(served: Served) -> None:
     ],
 )
 def test_a_wrong_url_is_told_at_once(url: str, kind: type[InterlockError], words: str) -> None:
-    """Nobody waits for a server that never was there, and no error repeats a secret."""
+    """A wrong URL, or one without a server, raises at once, and no error repeats a secret."""
 
     async def scene() -> None:
         with pytest.raises(kind, match=words) as refused:
@@ -200,7 +200,7 @@ def test_a_wrong_url_is_told_at_once(url: str, kind: type[InterlockError], words
 
 
 def test_a_wrong_token_is_refused_and_not_repeated(served: Served, tmp_path: Path) -> None:
-    """A token that is not one, and a directory that has none, are told at once with what to do."""
+    """A wrong token, and a directory without a token, raise at once with what to do."""
 
     async def scene() -> None:
         with pytest.raises(Refused, match="does not know this token") as refused:
@@ -220,7 +220,7 @@ def test_a_wrong_token_is_refused_and_not_repeated(served: Served, tmp_path: Pat
 
 
 def test_what_is_no_gateway_is_told_so() -> None:
-    """A server of another kind is not waited for, and nobody follows it elsewhere with a token."""
+    """The client gives up on a server of another kind at once, and follows no redirect with a token."""
 
     async def scene() -> None:
         answers = [
@@ -248,7 +248,7 @@ def test_what_is_no_gateway_is_told_so() -> None:
 
 
 def test_a_watch_survives_cuts_without_gap_or_duplicate(served: Served) -> None:
-    """However often the connection is cut while a run streams, the watcher is told everything once."""
+    """A watcher is told everything once, however often the connection is cut while a run streams."""
 
     async def scene() -> None:
         dice = random.Random(7)
@@ -275,7 +275,7 @@ def test_a_watch_survives_cuts_without_gap_or_duplicate(served: Served) -> None:
 
 
 def test_a_watch_of_a_run_ends_though_it_ended_meanwhile(served: Served) -> None:
-    """The end that happened while nobody was connected is told on the next connection."""
+    """An ending that came while the connection was down is told on the next connection."""
 
     async def scene() -> None:
         async with Road(served.port) as road, connect(road.url, served.token) as client:
@@ -295,7 +295,7 @@ def test_a_watch_of_a_run_ends_though_it_ended_meanwhile(served: Served) -> None
 
 
 def test_a_message_whose_answer_was_lost_runs_once(served: Served) -> None:
-    """The client's own key makes the second asking the same message."""
+    """A message whose answer was lost is sent again under the client's own key, and runs once."""
 
     async def scene() -> None:
         async with Road(served.port) as road, connect(road.url, served.token) as client:
@@ -321,7 +321,7 @@ async def _ended(client: Client, session: str) -> bool:
 
 
 def test_a_sessions_stop_is_not_repeated_behind_a_newer_message(served: Served) -> None:
-    """A stop whose answer was lost may have happened; once something newer was sent it must not hit that."""
+    """A session's stop whose answer was lost is not repeated after a newer message, which it would end."""
 
     async def scene() -> None:
         async with Road(served.port) as road, connect(road.url, served.token) as client:
@@ -349,7 +349,7 @@ def test_a_sessions_stop_is_not_repeated_behind_a_newer_message(served: Served) 
 
 
 def test_patience_ends(served: Served) -> None:
-    """Without a connection a verb waits so long and no longer; a schedule is not made twice."""
+    """A verb without a connection gives up after its patience; a schedule is not made twice."""
 
     async def scene() -> None:
         async with Road(served.port) as road, connect(road.url, served.token, patience=0.5) as client:
@@ -365,7 +365,8 @@ def test_patience_ends(served: Served) -> None:
             road.close()
             began = time.monotonic()
             with pytest.raises(Unavailable, match="no connection"):
-                while True:  # the first may still find the link that is about to be gone
+                # The first call may still find the connection that is about to close.
+                while True:
                     await client.runs()
             assert 0.4 < time.monotonic() - began < 15
 
@@ -373,7 +374,7 @@ def test_patience_ends(served: Served) -> None:
 
 
 def test_a_cancelled_waiter_leaves_the_run_alone(served: Served) -> None:
-    """Whoever stops waiting has stopped nothing, and close does not wait for those who do."""
+    """A cancelled wait stops nothing, and `close` does not wait for open waits."""
 
     async def scene() -> None:
         async with Road(served.port) as road, connect(road.url, served.token) as client:
@@ -398,7 +399,7 @@ def test_a_cancelled_waiter_leaves_the_run_alone(served: Served) -> None:
 
 
 def test_more_may_wait_than_the_gateway_takes_at_once(served: Served) -> None:
-    """A hundred waiters on one connection take turns; other verbs do not wait for them."""
+    """A hundred waits on one connection take turns; other verbs are not delayed."""
 
     async def scene() -> None:
         async with connect(served.url, served.token) as client:
@@ -417,7 +418,7 @@ async def _last(client: Client, run_id: str) -> events.Event:
 
 
 def test_a_slow_watcher_holds_up_nobody(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A watcher that does not read delays no verb and holds little; when it reads it is told the whole story."""
+    """A watcher that does not read delays no verb and holds little; once it reads, it gets every event."""
     monkeypatch.setattr(connection, "WATCH_EVENTS", 8)
 
     async def scene() -> None:
@@ -447,7 +448,7 @@ def test_a_slow_watcher_holds_up_nobody(served: Served, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("other", ["operator/alias", "alias"])
 def test_a_session_by_another_name_counts_as_newer(served: Served, other: str) -> None:
-    """`alias` and `operator/alias` are one session: a message to either spares what it began from the older stop."""
+    """`alias` and `operator/alias` are one session: a message to either protects its run from the older stop."""
     stopped = {"alias": "operator/alias", "operator/alias": "alias"}[other]
 
     async def scene() -> None:
@@ -471,7 +472,7 @@ def test_a_session_by_another_name_counts_as_newer(served: Served, other: str) -
 
 
 def test_a_session_is_shared_and_taken_back(served: Served) -> None:
-    """Whoever it is shared with writes or reads in it by its owner's name; a watch of theirs ends when it is over."""
+    """A guest reads or writes by the owner's name for the session; a watch and a wait end with the share."""
     token = Access(served.data).add("guest", [Scope.WRITE])
 
     async def scene() -> None:
@@ -482,7 +483,8 @@ def test_a_session_is_shared_and_taken_back(served: Served) -> None:
                 with pytest.raises(Unknown, match="no session"):
                     await verb
             given = await owner.share("shared", with_="guest", may="read")
-            assert given == await owner.share("operator/shared", with_="guest", may="read")  # asked again
+            # A repeated share gets the same answer.
+            assert given == await owner.share("operator/shared", with_="guest", may="read")
             assert (given.session, given.owner, given.shares) == ("operator/shared", "operator", {"guest": "read"})
             assert [each.session.shares for each in await guest.sessions()] == [{"guest": "read"}]
             with pytest.raises(Unknown):
@@ -510,7 +512,7 @@ def test_a_session_is_shared_and_taken_back(served: Served) -> None:
 
 
 def test_nothing_of_an_older_run_comes_behind_a_newer_one(served: Served) -> None:
-    """Over a takeover, no delta of the old run is told once the new one has begun."""
+    """After a takeover, no delta of the old run is told once the new run has begun."""
 
     async def scene() -> None:
         async with connect(served.url, served.token) as client:
@@ -531,7 +533,7 @@ def test_nothing_of_an_older_run_comes_behind_a_newer_one(served: Served) -> Non
 
 
 def test_stale_and_repeated_events_are_dropped() -> None:
-    """Whatever comes behind a newer beginning or an end, or for the second time, is not news."""
+    """The client drops events of an older run after a newer start, events after an ending, and repeated events."""
 
     def event(position: int, generation: int, data: events.Data) -> events.Event:
         return events.Event(
@@ -557,11 +559,11 @@ def test_stale_and_repeated_events_are_dropped() -> None:
     assert seen.position == 13
 
 
-# Servers that go
+# Servers that end
 
 
 def test_a_server_that_was_killed_and_came_back(tmp_path: Path) -> None:
-    """The watch goes on with the run's end as `lost`, the same key is the same run, and a new token is found."""
+    """After kill -9 the watch tells the run as `lost`, its key names the same run, and a rotated token is found."""
     server = Served(tmp_path / "data")
     port = server.port
 
@@ -583,7 +585,7 @@ def test_a_server_that_was_killed_and_came_back(tmp_path: Path) -> None:
             assert events.Gap in {type(event.data) for event in told}, "what was said and not kept is a gap"
             assert (await client.wait(sent.run_id)).ending is Ending.LOST
             assert (await client.send("killed", "hang so far", key="killed-1")).run_id == sent.run_id
-            async with connect(server.url, data=server.data) as other:  # the token is another, and both have it
+            async with connect(server.url, data=server.data) as other:  # the rotated token works for both clients
                 assert await other.runs("killed") == await client.runs("killed")
             queued = await client.send("killed", "hang")
             later = await client.send("killed", "late", strategy="queue")

@@ -1,4 +1,4 @@
-"""A store that stalls behind a real gateway: what could not be kept is sent again under its key, for a while."""
+"""A client sends a message again under its key, for a while, if a stalled store did not store it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ SETTINGS = Settings(commit_seconds=0.2, retry_seconds=0.1)
 
 
 class Stalling(MemoryStore):
-    """A store that stalls from its next decision on, not with the reads before it."""
+    """A store that stalls from its next decision on, but not for the reads before it."""
 
     armed = False
 
@@ -31,7 +31,7 @@ class Stalling(MemoryStore):
 
 
 async def agent(run: Run, message: Message) -> str:
-    """Wait for ever, or answer."""
+    """Wait for ever, or reply."""
     if message.text == "wait":
         await anyio.sleep_forever()
     return f"heard {message.text}"
@@ -55,12 +55,12 @@ async def served(data: Path, store: MemoryStore, *, patience: float = 30.0) -> A
 
 
 async def refused_once(client: Client, run: str) -> None:
-    """Wait until the run that a message took over was told as ended: the message was refused for the first time."""
+    """Wait until the taken-over run was told as ended: by then the message was refused for the first time."""
     assert (await client.wait(run)).ending is Ending.SUPERSEDED
 
 
 def test_a_message_gets_in_once_the_store_breathes(tmp_path: Path) -> None:
-    """The run it took over says that its successor was not kept, metrics count it, and the message runs (race 134)."""
+    """The superseded run says that its successor was not stored, metrics count it, and the message runs (race 134)."""
 
     async def main() -> None:
         store = Stalling()
@@ -84,7 +84,7 @@ def test_a_message_gets_in_once_the_store_breathes(tmp_path: Path) -> None:
 
 
 def test_patience_ends(tmp_path: Path) -> None:
-    """A store that never breathes: the sender is told, and nothing was kept."""
+    """A store that stays stalled makes the send raise, and nothing is stored."""
 
     async def main() -> None:
         store = Stalling()
@@ -101,7 +101,7 @@ def test_patience_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["session", "message"])
 def test_a_stop_means_what_waits_to_be_sent_again(how: str, tmp_path: Path) -> None:
-    """Whoever stops while the client insists has stopped that message too: it does not run when the store is back."""
+    """A stop while the client insists also stops that message: it does not run when the store works again."""
 
     async def main() -> None:
         store = Stalling()

@@ -1,4 +1,4 @@
-"""`interlock probe` against our own server, against gateways that leak on purpose, and against what is no gateway."""
+"""`interlock probe` against our own server, against gateways that leak on purpose, and against other servers."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "probe.md"
 
 
 class Said:
-    """What a probe printed and how it exited."""
+    """The output of a probe, and its exit code."""
 
     def __init__(self, code: object, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
 
     @property
     def report(self) -> Any:
-        """Its document."""
+        """Return the JSON document."""
         return json.loads(self.out)
 
     def row(self, scene: str) -> Any:
-        """A scene's part of its document."""
+        """Return a scene's row of the document."""
         return next(row for row in self.report["scenes"] if row["scene"] == scene)
 
 
@@ -74,14 +74,14 @@ QUICK = ("--say", "talk", "--tool-say", "tool", "--listen", "500ms", "--limit", 
 
 @pytest.fixture
 def probe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Probe:
-    """A shell that has a token, and little patience with those who do not answer."""
+    """A probe with a token, and with little patience for silent gateways."""
     monkeypatch.setenv("INTERLOCK_TOKEN", "a-token")
     monkeypatch.setattr(scenes, "CLEAN_SECONDS", 0.5)
     return Probe(capsys)
 
 
 def good(row: Any) -> bool:
-    """True if a scene was tried, and nothing of it leaked."""
+    """Return whether a scene was tried and nothing leaked."""
     return bool(
         row["tried"]
         and not row["leaked"]
@@ -98,7 +98,7 @@ def good(row: Any) -> bool:
 
 
 def test_a_gateway_that_keeps_its_promises_leaks_nothing(probe: Probe) -> None:
-    """Every scene is tried and is good; sessions are its own, and each is stopped as a whole at the end."""
+    """Every scene is tried and leaks nothing; the sessions are the probe's own, and each is stopped at the end."""
     with Leaky() as gateway:
         said = probe(gateway.url, *QUICK, "--times", "2", "--json")
     assert said.code == 0, said.out
@@ -119,7 +119,7 @@ def test_a_gateway_that_keeps_its_promises_leaks_nothing(probe: Probe) -> None:
 
 
 def test_a_stream_that_goes_on_is_counted(probe: Probe) -> None:
-    """Pieces behind the ack are counted by what they are, with how long after it the last of them came."""
+    """Pieces after the ack are counted by kind, with the time from the ack to the last of them."""
     said = probe.leaky("streams on after the ack", scenes=("mid-stream",))
     row = said.row("mid-stream")
     assert (said.code, row["tried"], row["leaked"]) == (1, 2, 2)
@@ -129,7 +129,7 @@ def test_a_stream_that_goes_on_is_counted(probe: Probe) -> None:
 
 
 def test_a_tool_that_goes_on_is_counted(probe: Probe) -> None:
-    """Tool events behind the ack are a leak of their own; what came before it will not do."""
+    """Tool events after the ack are a leak of their own; tool events before it are none."""
     said = probe.leaky("tells tools after the ack", scenes=("mid-tool",))
     row = said.row("mid-tool")
     assert (said.code, row["leaked"], row["events_after_ack"]) == (1, 2, {"agent tool": 2 * LATE})
@@ -137,7 +137,7 @@ def test_a_tool_that_goes_on_is_counted(probe: Probe) -> None:
 
 
 def test_two_endings_of_one_run_are_told(probe: Probe) -> None:
-    """A run has exactly one terminal event; a second one is no event after the ack, it is a second end."""
+    """A second terminal event of a run is told as a second ending, not as an event after the ack."""
     said = probe.leaky("tells two endings", scenes=("mid-stream", "agent", "timeout"))
     assert said.code == 1
     for row in said.report["scenes"]:
@@ -145,7 +145,7 @@ def test_two_endings_of_one_run_are_told(probe: Probe) -> None:
 
 
 def test_surfaces_that_contradict_each_other_are_told(probe: Probe) -> None:
-    """`aborted` on chat and `ok` for who waits cannot both be; the words of every surface are shown."""
+    """`aborted` on chat and `ok` from agent.wait contradict each other; the words of every surface are shown."""
     said = probe.leaky("a wait says ok", scenes=("mid-stream", "timeout"))
     row = said.row("mid-stream")
     assert (said.code, row["leaked"], row["disagreements"]) == (1, 2, 2)
@@ -157,7 +157,7 @@ def test_surfaces_that_contradict_each_other_are_told(probe: Probe) -> None:
 
 
 def test_a_takeover_that_is_ignored_is_a_leak_where_it_was_asked_for(probe: Probe) -> None:
-    """With queueMode interrupt the first run must end; by default it may go on, which is told and is no leak."""
+    """With queueMode interrupt a first run that goes on is a leak; by default that is told, and no leak."""
     said = probe.leaky("ignores the takeover", scenes=("takeover", "interrupt"))
     row = said.row("interrupt")
     assert (said.code, row["leaked"], row["courses"], row["terminals"]) == (1, 2, {WENT_ON: 2}, [0])
@@ -173,7 +173,7 @@ def test_a_takeover_that_is_ignored_is_a_leak_where_it_was_asked_for(probe: Prob
 
 
 def test_a_limit_that_is_told_as_a_reply_is_told(probe: Probe) -> None:
-    """All surfaces say `completed` of a run over its limit: they agree with each other, and not with what was asked."""
+    """Surfaces that all say `completed` of a run over its limit agree with each other, but not with the request."""
     said = probe.leaky("a limit is told as ok", scenes=("timeout", "agent-timeout"))
     assert said.code == 1
     for row in said.report["scenes"]:
@@ -184,14 +184,14 @@ def test_a_limit_that_is_told_as_a_reply_is_told(probe: Probe) -> None:
 
 
 def test_what_comes_behind_a_limit_is_counted(probe: Probe) -> None:
-    """Of a limit the terminal event is the ack; a piece behind it is late."""
+    """The terminal event counts as the ack of a limit; a piece after it is late."""
     said = probe.leaky("speaks after the limit", scenes=("timeout",))
     row = said.row("timeout")
     assert (said.code, row["events_after_ack"]) == (1, {"agent assistant": 2, "chat delta": 2})
 
 
 def test_a_limit_that_ends_nothing_is_told(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that goes on behind its limit is trouble, and is stopped by hand."""
+    """A run that goes on after its limit is told as trouble, and the probe stops it."""
     monkeypatch.setattr(scenes, "ANSWER_SECONDS", 0.5)
     said = probe.leaky("ignores the limit", scenes=("timeout",), times=1)
     row = said.row("timeout")
@@ -200,7 +200,7 @@ def test_a_limit_that_ends_nothing_is_told(probe: Probe, monkeypatch: pytest.Mon
 
 
 def test_a_stop_that_is_never_answered_is_told(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No ack, no time to it; that the run goes on is told as well."""
+    """A stop without an ack has no time to the ack; the document also tells that the run goes on."""
     monkeypatch.setattr(scenes, "ANSWER_SECONDS", 0.5)
     said = probe.leaky("never answers a stop", scenes=("mid-stream",), times=1)
     row = said.row("mid-stream")
@@ -210,13 +210,13 @@ def test_a_stop_that_is_never_answered_is_told(probe: Probe, monkeypatch: pytest
 
 
 def test_a_stop_that_is_refused_is_told(probe: Probe) -> None:
-    """Whoever may send and not stop is told in the gateway's own words."""
+    """A refused stop is told in the gateway's own words."""
     row = probe.leaky("refuses stops", scenes=("mid-stream",), times=1).row("mid-stream")
     assert (row["leaked"], row["trouble"]) == (1, {"the stop was refused: not allowed to stop": 1})
 
 
 def test_a_stop_that_was_too_early_for_the_gateway_is_a_leak(probe: Probe) -> None:
-    """A stop right behind its message that finds nothing leaves a run that nobody wants."""
+    """A stop right after its message that finds nothing is a leak: it leaves a run that nobody wants."""
     said = probe.leaky("registers late", scenes=("mid-stream", "ack-gap"))
     row = said.row("ack-gap")
     assert (said.code, row["tried"], row["leaked"], row["terminals"]) == (1, 2, 2, [0])
@@ -227,12 +227,12 @@ def test_a_stop_that_was_too_early_for_the_gateway_is_a_leak(probe: Probe) -> No
 
 
 def test_nonsense_beside_it_changes_nothing(probe: Probe) -> None:
-    """Frames that no protocol has are passed over, and what a run is told as is judged as ever."""
+    """Frames outside the protocol are ignored, and the run is judged as without them."""
     said = probe.leaky("talks nonsense beside it", scenes=("mid-stream",), times=1)
     assert said.code == 0 and good(said.row("mid-stream"))
 
 
-# Premises that never come about
+# Scenes that cannot be tried
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_nonsense_beside_it_changes_nothing(probe: Probe) -> None:
     ],
 )
 def test_what_was_not_reached_was_not_tried(probe: Probe, fault: str, scene: str, words: str) -> None:
-    """It is never told as good: the document says why, and a probe that tried nothing exits with 2."""
+    """A scene that was not tried is never told as good but with the reason; a probe without any try exits with 2."""
     said = probe.leaky(fault, scenes=(scene,), more=("--patience", "500ms"), times=1)
     row = said.row(scene)
     (why,) = row["not_tried"]
@@ -257,7 +257,7 @@ def test_what_was_not_reached_was_not_tried(probe: Probe, fault: str, scene: str
 
 
 def test_a_scene_that_was_not_tried_spoils_no_other(probe: Probe) -> None:
-    """Without a tool the others are judged as ever, and the table says that one is missing."""
+    """A scene that cannot be tried does not change the others, and the table says that it is missing."""
     with Leaky() as gateway:
         said = probe(gateway.url, *QUICK, "--tool-say", "talk", "--times", "1", "--patience", "500ms",
                      "--scene", "mid-tool", "--scene", "mid-stream")  # fmt: skip
@@ -266,11 +266,11 @@ def test_a_scene_that_was_not_tried_spoils_no_other(probe: Probe) -> None:
     assert "– stop while a tool runs: not tried 1x: within 0.5 s no tool began" in said.out
 
 
-# What people read
+# The table
 
 
 def test_the_table_says_what_leaked(probe: Probe) -> None:
-    """A line for each thing that is wrong, in words that need no knowledge of this project."""
+    """The table has a line for each fault, in words that need no knowledge of this project."""
     faults = ("streams on after the ack", "tells two endings", "a wait says ok")
     with Leaky(*faults) as gateway:
         said = probe(gateway.url, *QUICK, "--times", "2", "--scene", "mid-stream")
@@ -294,21 +294,21 @@ def test_the_table_says_what_leaked(probe: Probe) -> None:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The demo agent, served as `interlock serve` does."""
+    """The demo agent, served by `interlock serve`."""
     with served("interlock.demo:agent", tmp_path_factory.mktemp("probe") / "data") as server:
         yield server
 
 
 @pytest.fixture
 def at_demo(demo: Served, probe: Probe, monkeypatch: pytest.MonkeyPatch) -> Probe:
-    """A shell that knows the demo's token by its directory."""
+    """A probe that finds the demo's token by its directory."""
     monkeypatch.delenv("INTERLOCK_TOKEN")
     monkeypatch.setenv("INTERLOCK_DATA", str(demo.data))
     return probe
 
 
 def test_our_own_server_leaks_nothing(demo: Served, at_demo: Probe) -> None:
-    """Every scene is tried with the texts that a probe has of its own, and none of them leaks."""
+    """Every scene is tried with the probe's own texts, and none leaks."""
     said = at_demo(demo.url, "--times", "1", "--listen", "1s", "--json")
     assert said.code == 0, said.out
     for row in said.report["scenes"]:
@@ -320,7 +320,7 @@ def test_our_own_server_leaks_nothing(demo: Served, at_demo: Probe) -> None:
 
 
 def test_the_page_shows_what_our_own_server_does(demo: Served, at_demo: Probe) -> None:
-    """docs/probe.md, figures and address apart: the command that stands there, with less patience, prints that."""
+    """The first command in docs/probe.md, with shorter waits, prints what the page shows, figures and address apart."""
     words, shown = _shown(0)
     said = at_demo(demo.url, *words, "--times", "2", "--listen", "300ms", "--limit", "1")
     assert said.code == 0
@@ -328,7 +328,7 @@ def test_the_page_shows_what_our_own_server_does(demo: Served, at_demo: Probe) -
 
 
 def test_the_page_shows_what_a_gateway_that_leaks_does(probe: Probe) -> None:
-    """The same of its second example."""
+    """The second command in docs/probe.md prints what the page shows, figures and address apart."""
     words, shown = _shown(1)
     faults = ("streams on after the ack", "tells two endings", "a wait says ok", "queues by default", "registers late")
     with Leaky(*faults) as gateway:
@@ -338,13 +338,13 @@ def test_the_page_shows_what_a_gateway_that_leaks_does(probe: Probe) -> None:
 
 
 def _shown(number: int) -> tuple[list[str], str]:
-    """A command in the page, and what stands below it."""
+    """Return a command of the page, and the output below it."""
     found = re.findall(r"```console\n\$ interlock probe ([^\n]*)\n(.*?)\n```", PAGE.read_text("utf-8"), re.DOTALL)
     return found[number][0].split(), found[number][1]
 
 
 def _bare(text: str) -> list[str]:
-    """The text's words: no figures, no lines of a table."""
+    """Return the text's words, without figures and lines of a table."""
     text = re.sub(r"http://[\w.:]+|probe-[0-9a-f]+|\(server [^)]*\)", "", text)
     return re.findall(r"[^\s\d.,│┃┡┩┏┓┗┛└┘├┤┬┴┼━─╇╈┳]+", text)
 
@@ -352,7 +352,7 @@ def _bare(text: str) -> list[str]:
 def test_a_token_that_only_reads_is_refused_in_a_line(
     demo: Served, probe: Probe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who may not send cannot probe; a token that may write is enough."""
+    """A token that may only read is refused in one line; a token that may write is enough."""
     access = Access(demo.data)
     monkeypatch.setenv("INTERLOCK_TOKEN", access.add("reader", [Scope.READ]))
     said = probe(demo.url, "--scene", "ack-gap", "--times", "1")
@@ -372,13 +372,13 @@ def test_a_token_that_only_reads_is_refused_in_a_line(
 
 
 def hears_ctrl_c() -> None:
-    """Let Ctrl-C count: whoever runs these tests in the background has it ignored, and so would what they start."""
+    """Reset SIGINT to its default: a shell that runs tests in the background ignores it, and children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_probe_stops_what_it_started(number: signal.Signals, status: int) -> None:
-    """Ctrl-C in the middle: the session is stopped, a line says so, and nothing is printed."""
+    """A signal in the middle stops the session; the error output ends with a line about it, and no table is printed."""
     with Leaky() as gateway:
         with subprocess.Popen(
             [sys.executable, "-m", "interlock.cli", "probe", gateway.url, "--say", "talk", "--scene", "timeout",
@@ -402,7 +402,7 @@ def test_an_interrupted_probe_stops_what_it_started(number: signal.Signals, stat
 
 @pytest.mark.parametrize("streams", ["2>/dev/null", "--json 2>/dev/null", "2>&1"])
 def test_a_reader_that_is_gone_is_not_told_as_a_leak(streams: str) -> None:
-    """Into a pipe that nobody reads it exits as SIGPIPE ends a program, and what it started is stopped."""
+    """A probe whose output nobody reads exits as SIGPIPE ends a program, and stops its runs."""
     with Leaky() as gateway:
         line = (
             f'"$0" -m interlock.cli probe "$1" --say talk --scene mid-stream --times 1 --listen 50ms {streams} | true'
@@ -416,11 +416,11 @@ def test_a_reader_that_is_gone_is_not_told_as_a_leak(streams: str) -> None:
         assert {each["sessionKey"] for each in gateway.stops()} == set(gateway.sessions())
 
 
-# What is no gateway
+# Other servers
 
 
 class NoGateway(BaseHTTPRequestHandler):
-    """Some other web server."""
+    """A web server that is no gateway."""
 
     def do_GET(self) -> None:
         """Answer with a page."""
@@ -429,7 +429,7 @@ class NoGateway(BaseHTTPRequestHandler):
         self.wfile.write(b"hello")
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -445,18 +445,18 @@ def web() -> Iterator[str]:
 
 
 def refused(said: Said, words: str) -> None:
-    """A probe that could not begin: one line that says what to do, and 2."""
+    """Assert that a probe could not begin: exit code 2 and one line that says what to do."""
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1), said.err
     assert said.err.startswith("interlock: ") and words in said.err and "Traceback" not in said.err, said.err
 
 
 def test_a_web_server_is_no_gateway(probe: Probe, web: str) -> None:
-    """What answers in another way is told so."""
+    """A web server that is no gateway is told as such."""
     refused(probe(web), f"{web}: what answers is no gateway; check the URL")
 
 
 def test_a_closed_port_is_told(probe: Probe) -> None:
-    """Nobody listens there, and what could be started is named."""
+    """A closed port is told, with the command that would start a server."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -464,12 +464,12 @@ def test_a_closed_port_is_told(probe: Probe) -> None:
 
 
 def test_a_name_that_leads_nowhere_is_told(probe: Probe) -> None:
-    """A host that cannot be found is a line, too."""
+    """A host that cannot be found is told in one line."""
     refused(probe("http://no-such-host.invalid"), "check the URL")
 
 
 def test_a_server_that_never_answers_is_given_up(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is a bound, and it is named."""
+    """A server that never answers is given up after a bound, which the line names."""
     monkeypatch.setattr(connection, "OPEN_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         refused(probe(f"http://127.0.0.1:{silent.getsockname()[1]}"), "no answer within 0.3 s; check the URL")
@@ -477,7 +477,7 @@ def test_a_server_that_never_answers_is_given_up(probe: Probe, monkeypatch: pyte
 
 @pytest.mark.parametrize("garbage", ["this is no JSON", '["neither", "this"]', b"\x00\xff", '{"type": 7}'])
 def test_a_socket_that_speaks_garbage_is_told(probe: Probe, garbage: str | bytes) -> None:
-    """A WebSocket with something else behind it."""
+    """A WebSocket that does not speak the protocol is told as such."""
 
     def speak(peer: ServerConnection) -> None:
         peer.send(garbage)
@@ -495,13 +495,13 @@ def test_a_socket_that_speaks_garbage_is_told(probe: Probe, garbage: str | bytes
 
 
 def test_another_version_is_told(probe: Probe) -> None:
-    """A gateway that answers with a version that was not asked for is not probed."""
+    """A gateway that answers with another version than requested is not probed."""
     with Leaky("speaks another version") as gateway:
         refused(probe(gateway.url), "the gateway speaks protocol 3, and a probe only 4")
 
 
 def test_a_gateway_that_wants_a_device_key_is_told(probe: Probe) -> None:
-    """A probe has a token and nothing else, and says so."""
+    """A gateway that wants a device key is told in one line: a probe has only a token."""
     with Leaky("wants a device key") as gateway:
         refused(
             probe(gateway.url), f"{gateway.url}: pairing required: it asks for a device key, and there is none here"
@@ -509,7 +509,7 @@ def test_a_gateway_that_wants_a_device_key_is_told(probe: Probe) -> None:
 
 
 def test_a_gateway_that_lets_in_and_grants_nothing_is_told(probe: Probe) -> None:
-    """Who was granted nothing is told so before anything is announced or sent."""
+    """A token without scopes is refused before the probe announces or sends anything."""
     with Leaky("grants nothing") as gateway:
         said = probe(gateway.url, *QUICK)
     assert (said.code, said.out, len(said.err.splitlines())) == (2, "", 1)
@@ -517,7 +517,7 @@ def test_a_gateway_that_lets_in_and_grants_nothing_is_told(probe: Probe) -> None
 
 
 def test_a_connection_that_is_lost_ends_the_probe(probe: Probe) -> None:
-    """What was found until then is printed, why it is not all is a line, and 2 says that it is not all."""
+    """A lost connection prints the findings so far and a line with the reason, and exits with 2."""
     with Leaky("hangs up at a stop") as gateway:
         said = probe(gateway.url, *QUICK, "--scene", "mid-stream", "--times", "1")
         assert (said.code, said.out) == (2, "") and "the connection was lost: received 1011" in said.err
@@ -528,7 +528,7 @@ def test_a_connection_that_is_lost_ends_the_probe(probe: Probe) -> None:
 
 
 def test_a_session_is_stopped_though_its_connection_was_lost(probe: Probe) -> None:
-    """Another connection stops what was left behind on the first."""
+    """A second connection stops the run that the lost connection left."""
     with Leaky("hangs up at the first stop") as gateway:
         said = probe(gateway.url, *QUICK, "--scene", "mid-stream", "--times", "1")
     assert said.code == 2 and "the connection was lost" in said.err and "could not be stopped" not in said.err
@@ -553,7 +553,7 @@ def test_a_session_is_stopped_though_its_connection_was_lost(probe: Probe) -> No
     ],
 )
 def test_bad_numbers_are_told_before_anything_is_sent(probe: Probe, words: tuple[str, ...], told: str) -> None:
-    """One line that names the flag, and no gateway is asked for it."""
+    """A bad value is refused in one line that names the flag, before any request."""
     with Leaky() as gateway:
         refused(probe(gateway.url, *words), told)
     assert gateway.asked == []
@@ -570,7 +570,7 @@ def test_bad_numbers_are_told_before_anything_is_sent(probe: Probe, words: tuple
     ],
 )
 def test_a_bad_url_is_told_without_what_may_be_secret(probe: Probe, url: str, told: str) -> None:
-    """A token in a URL is refused, and not repeated."""
+    """A token in a URL is refused, and the error does not repeat it."""
     said = probe(url)
     refused(said, told)
     assert "secret" not in said.err
@@ -579,7 +579,7 @@ def test_a_bad_url_is_told_without_what_may_be_secret(probe: Probe, url: str, to
 def test_this_machines_token_stays_on_this_machine(
     probe: Probe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Somebody else's gateway gets a token of its own, or the one in a directory that was named."""
+    """A remote gateway never gets this machine's token, only one that the caller or a named directory gives."""
     monkeypatch.delenv("INTERLOCK_TOKEN")
     monkeypatch.delenv("INTERLOCK_DATA", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -590,7 +590,7 @@ def test_this_machines_token_stays_on_this_machine(
 
 
 def test_a_wrong_flag_exits_as_the_rest_does() -> None:
-    """What the command line does not know is 2 here, in one line."""
+    """An unknown flag exits with 2, in one line."""
     done = subprocess.run(
         [sys.executable, "-m", "interlock.cli", "probe", "--tiems", "3"],
         capture_output=True, text=True, timeout=BOUND_SECONDS, check=False,
@@ -603,7 +603,7 @@ def test_a_wrong_flag_exits_as_the_rest_does() -> None:
 
 
 def test_the_published_words_of_an_ending_agree_with_each_other() -> None:
-    """Read backwards, every row of the projection table tells one kind on every surface, the ending's own."""
+    """The words in every row of the projection table, read back, mean the row's ending on every surface."""
     for ending, row in TABLE.items():
         chat, life, wait = row.chat, row.lifecycle, row.wait
         kinds = (
@@ -635,12 +635,12 @@ def test_the_published_words_of_an_ending_agree_with_each_other() -> None:
     ],
 )
 def test_other_peoples_words_are_taken_for_what_they_say(words: tuple[str, frozenset[Kind]], kinds: set[Kind]) -> None:
-    """A word that could mean two kinds agrees with both; one that nobody knows agrees with all."""
+    """A word with two meanings agrees with both kinds; an unknown word agrees with all."""
     assert words[1] == kinds
 
 
 def test_figures_are_those_of_the_tries() -> None:
-    """p50 is the middle one, of an even number the lower; what was not tried has no part in it."""
+    """p50 is the middle figure, the lower of two; tries that were not made do not count."""
     takes = [Take(ack_ms=float(ms), silence_ms=ms * 2.0, terminals=1) for ms in (4, 1, 3, 2)]
     row = row_of("mid-stream", "", [*takes, Take(not_tried="asleep")])
     assert (row.tried, row.not_tried, row.leaked) == (4, {"asleep": 1}, 0)

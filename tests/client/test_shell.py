@@ -1,4 +1,4 @@
-"""The shell's verbs against a real server: what they print, and how they exit."""
+"""The shell's verbs against a real server: their output and exit codes."""
 
 import json
 import os
@@ -20,7 +20,7 @@ YES = "yes"
 
 
 class Said(NamedTuple):
-    """What a command said and how it exited."""
+    """The output of a command, and its exit code."""
 
     code: int
     out: str
@@ -28,7 +28,7 @@ class Said(NamedTuple):
 
     @property
     def json(self) -> Any:
-        """Its one document."""
+        """Return the JSON document."""
         return json.loads(self.out)
 
 
@@ -48,7 +48,7 @@ class Shell:
 
 @pytest.fixture
 def shell(served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
-    """A shell whose environment knows the server."""
+    """A shell whose environment names the server."""
     monkeypatch.setenv("INTERLOCK_URL", served.url)
     monkeypatch.setenv("INTERLOCK_DATA", str(served.data))
     monkeypatch.delenv("INTERLOCK_TOKEN", raising=False)
@@ -60,7 +60,7 @@ def shell(served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 
 @pytest.mark.parametrize("strategy", [None, "queue", "steer", "collect", "reject", "rollback"])
 def test_what_is_typed_in_a_hurry_stops(shell: Shell, strategy: str | None) -> None:
-    """A message that says stop and nothing else is no message, whatever the strategy; `--literal` sends it as it is."""
+    """A stop word stops the session under every strategy; `--literal` sends it as a message."""
     name, more = f"hurry-{strategy}", () if strategy is None else ("--strategy", strategy)
     for text in ("Do not do that", "Stop don't do anything", "STOP INTERLOCK"):
         run = shell("send", "--session", name, "hang").out.strip()
@@ -77,7 +77,7 @@ def test_what_is_typed_in_a_hurry_stops(shell: Shell, strategy: str | None) -> N
 
 
 def test_send_prints_the_runs_id(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The id is all that is printed, so that a script can use it; the text may come from the input."""
+    """`send` prints the run id alone, so that a script can use it; the text may come from the input."""
     sent = shell("send", "--session", "ids", "hello", "there")
     assert sent.code == 0 and sent.out.startswith("r-") and sent.err == ""
     done = shell("wait", sent.out.strip())
@@ -89,7 +89,7 @@ def test_send_prints_the_runs_id(shell: Shell, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_watching_prints_the_reply_and_notes_apart(shell: Shell, served: Served) -> None:
-    """The output is the reply and nothing else; tools and progress are lines of the error output."""
+    """The output is the reply alone; tools and progress are lines of the error output."""
     with subprocess.Popen(
         [sys.executable, "-m", "interlock.cli", "send", "--watch", "--session", "tools", "work", "words"],
         env={**os.environ, "INTERLOCK_URL": served.url, "INTERLOCK_DATA": str(served.data)},
@@ -99,7 +99,8 @@ def test_watching_prints_the_reply_and_notes_apart(shell: Shell, served: Served)
     ) as process:
         assert process.stderr is not None
         notes = [process.stderr.readline()]
-        while notes[-1] and "· half 1/2\n" not in notes:  # of progress a watch is told from when it began
+        # A watch is told only the progress after its beginning, so read on until it comes.
+        while notes[-1] and "· half 1/2\n" not in notes:
             notes.append(process.stderr.readline())
         assert shell("send", "--session", "tools", "--strategy", "steer", "go on").code == 0
         out, err = process.communicate(timeout=BOUND_SECONDS)
@@ -109,10 +110,10 @@ def test_watching_prints_the_reply_and_notes_apart(shell: Shell, served: Served)
 
 
 def test_each_ending_has_its_exit_code(shell: Shell) -> None:
-    """surfaces.md, section 1, last column; what has not ended is none of them."""
+    """Each ending exits with its code (surfaces.md, section 1, last column); a live run has another code."""
     failed = shell("send", "--watch", "--session", "codes", "fail")
     assert failed.code == 1 and "the kettle is empty" in failed.err
-    for limit in ("200 ms", "3 s", "20 s"):  # the first in which it comes to say a word
+    for limit in ("200 ms", "3 s", "20 s"):  # the run needs to say its first word within one of these limits
         late = shell("send", "--watch", "--session", "codes", "--deadline", limit.replace(" ", ""), "hang")
         assert late.code == 124 and f"timed out after {limit}" in late.err
         if late.out:
@@ -130,7 +131,7 @@ def test_each_ending_has_its_exit_code(shell: Shell) -> None:
 
 
 def test_stop_by_run_and_by_key(shell: Shell) -> None:
-    """A run is named by its id or by its key; what had ended is said to have."""
+    """`stop` takes a run's id or key; for an ended run it says how that ended."""
     run = shell("send", "--session", "keys", "--key", "my-key", "spawn").out.strip()
     stopped = shell("stop", "my-key", "--wait", "--json")
     assert stopped.json["runs"][0]["id"] == run and stopped.json["drain"] == "observed" and stopped.json["aborted"]
@@ -146,7 +147,7 @@ def test_stop_by_run_and_by_key(shell: Shell) -> None:
 
 
 def test_questions_are_listed_and_answered(shell: Shell) -> None:
-    """Yes and no are answers to a question without choices, and choices where there are some."""
+    """A question without choices takes yes and no; a question with choices takes those."""
     for word, answer, reply in (
         ("ask", YES, "answered True"),
         ("choose", YES, "chosen yes"),
@@ -167,7 +168,7 @@ def test_questions_are_listed_and_answered(shell: Shell) -> None:
 
 
 def test_a_terminal_obeys_nothing_that_a_run_says(shell: Shell) -> None:
-    """Control characters are shown; newlines of the reply stay."""
+    """Control characters of a reply are replaced, so that a terminal obeys none; its newlines stay."""
     said = shell("send", "--watch", "--session", "paint", "paint")
     assert said.code == 0 and said.out == "\ufffd[31mred\ufffd[0m\ufffd\n\nsecond\ufffd part\n"
     followed = shell(
@@ -182,7 +183,7 @@ def test_a_terminal_obeys_nothing_that_a_run_says(shell: Shell) -> None:
 
 
 def test_runs_and_show_over_the_gateway(shell: Shell, served: Served, tmp_path: Path) -> None:
-    """What a gateway tells is shown in the same words as what is read in a store."""
+    """`runs` and `show` print the same words from a gateway as from a store."""
     run = shell("send", "--session", "listed", "hello").out.strip()
     shell("wait", run, "--drained")
     listed = shell("runs", "--url", served.url, "--session", "listed", "--json").json
@@ -190,7 +191,7 @@ def test_runs_and_show_over_the_gateway(shell: Shell, served: Served, tmp_path: 
     shown = shell("show", run, "--url", served.url)
     assert shown.code == 0 and "reply     hello" in shown.out and "drain observed" in shown.out
     asked = shell("show", run, "--url", served.url, "--json").json["timeline"]
-    for _ in range(500):  # the store is told of the drain a moment later
+    for _ in range(500):  # the store learns of the drain a moment later
         if (kept := shell("show", run, "--json").json["timeline"]) == asked:
             break
     assert kept == asked
@@ -204,7 +205,7 @@ def test_runs_and_show_over_the_gateway(shell: Shell, served: Served, tmp_path: 
 def test_trouble_is_told_in_a_line(
     shell: Shell, served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """No server, no token, a wrong token, a wrong time: 125 and what to do."""
+    """No server, no token, a wrong token and a wrong time each exit with 125 and say what to do."""
     assert shell("wait", "r-1-1", "--url", "http://127.0.0.1:9").err.endswith(
         "start `interlock serve`, or name its URL\n"
     )
@@ -229,7 +230,7 @@ def test_trouble_is_told_in_a_line(
 
 
 def test_a_reader_that_is_gone_is_not_told_as_a_failed_run(served: Served) -> None:
-    """Into a pipe that nobody reads a verb exits as SIGPIPE ends a program: 1 would say that the run failed."""
+    """A verb whose output nobody reads exits as SIGPIPE ends a program: exit code 1 would mean a failed run."""
     done = subprocess.run(
         ["bash", "-c", '"$0" -m interlock.cli questions --json | true; exit ${PIPESTATUS[0]}', sys.executable],
         env={**os.environ, "INTERLOCK_URL": served.url, "INTERLOCK_DATA": str(served.data)},
@@ -242,7 +243,7 @@ def test_a_reader_that_is_gone_is_not_told_as_a_failed_run(served: Served) -> No
 
 
 def test_a_session_is_followed_until_one_leaves(served: Served, shell: Shell) -> None:
-    """`watch` tells a session's events as lines; leaving it stops nothing."""
+    """`watch` prints a session's events as lines; leaving it stops nothing."""
     run = shell("send", "--session", "followed", "hang").out.strip()
     process = subprocess.Popen(
         [sys.executable, "-m", "interlock.cli", "watch", "--session", "followed", "--json"],
@@ -260,7 +261,7 @@ def test_a_session_is_followed_until_one_leaves(served: Served, shell: Shell) ->
 
 
 def test_ctrl_c_stops_the_run_and_tells_the_receipt(served: Served) -> None:
-    """The first is the person's stop; the exit code is the ending's."""
+    """The first Ctrl-C stops the run; the exit code is the ending's."""
     following = _follow(served, "ctrl-c", "hang")
     following.send_signal(signal.SIGINT)
     out, err = following.communicate(timeout=BOUND_SECONDS)
@@ -270,7 +271,7 @@ def test_ctrl_c_stops_the_run_and_tells_the_receipt(served: Served) -> None:
 
 
 def test_a_second_ctrl_c_leaves_at_once(served: Served, tmp_path: Path) -> None:
-    """Whoever presses twice is not kept, whatever the server does."""
+    """The second Ctrl-C leaves at once, even if the server does not answer."""
     server = Served(tmp_path / "data")
     try:
         following = _follow(server, "twice", "hang")
@@ -315,11 +316,11 @@ async def _said(client: Any, session: str) -> bool:
     return False
 
 
-# Whose a session is
+# Owners of sessions
 
 
 def test_two_peoples_main_are_two_sessions(shell: Shell, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shell's default is the caller's own; another's is found by its owner once it is shared, and not before."""
+    """The default session is the caller's own; another's is found under its owner's name once shared, not before."""
     mine = shell("send", "--json", "my salary is 4711").json
     assert (mine["session"], mine["owner"]) == ("operator/main", "operator")
     assert shell("wait", mine["run_id"]).code == 0
@@ -346,7 +347,7 @@ def test_two_peoples_main_are_two_sessions(shell: Shell, served: Served, monkeyp
 
 
 def test_a_removed_principals_runs_go_on_or_are_stopped(shell: Shell, served: Served, tmp_path: Path) -> None:
-    """`token remove` says that they go on; with --stop each has its receipt, also when the token went before."""
+    """`token remove` says that runs go on; with --stop each has its receipt, even if the token is gone already."""
     token = Access(served.data).add("leaver", [Scope.WRITE])
 
     async def begin() -> str:
@@ -364,7 +365,7 @@ def test_a_removed_principals_runs_go_on_or_are_stopped(shell: Shell, served: Se
 
 
 def test_nothing_runs_where_nobody_serves(shell: Shell, tmp_path: Path) -> None:
-    """`token remove --stop` in a directory that no server has takes the token away and says that nothing runs."""
+    """`token remove --stop` in a directory without a server removes the token and says that nothing runs."""
     access = Access(tmp_path / "idle")
     access.open()
     access.add("leaver", [Scope.WRITE])
@@ -374,7 +375,7 @@ def test_nothing_runs_where_nobody_serves(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_not_reached_is_not_taken_for_none(shell: Shell, served: Served) -> None:
-    """Somebody has the directory and does not answer at the URL: nothing was stopped, and the command says so."""
+    """A server that has the directory but does not answer at the URL is told: nothing was stopped."""
     Access(served.data).add("leaver2", [Scope.WRITE])
     said = shell("token", "remove", "leaver2", "--stop", "--url", "http://127.0.0.1:9")
     assert said.code == 125 and "not stopped" in said.err and "--url" in said.err

@@ -1,4 +1,4 @@
-"""The agent that strangers talk to: the first word of a message says what it does, the rest is for that."""
+"""The agent for the foreign client: the first word of a message says what it does, the rest is its input."""
 
 import asyncio
 
@@ -19,10 +19,10 @@ async def agent(run: Run, message: Message) -> str | None:
         case "say":
             for at, word in enumerate(rest.split()):
                 await run.say(f" {word}" if at else word)
-        case "more":  # than it streams
+        case "more":  # returns more than it streams
             await run.say("Hello")
             return "Hello world, and more."
-        case "told":  # what stands beside the message
+        case "told":  # returns the message's instructions
             return f"{message.instructions}"
         case "sleep":
             await run.typing()

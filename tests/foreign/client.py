@@ -1,9 +1,9 @@
-"""A server of ours and a client of theirs, each a process of its own; what passes between them is checked as it passes.
+"""A server of ours and a foreign client, each in a process of its own, with every frame between them checked.
 
 1. The client is npm's `@openclaw/gateway-client`, unmodified, on the node it asks for (`make tools` installs both into
-   build/foreign). `driver.mjs` does what it is told and reports; what is expected is said in Python.
-2. Every frame of every connection goes through a `Conversation`; the first that breaks a rule fails whoever waits.
-3. Whatever is waited for has a bound, and says what did come instead.
+   build/foreign). `driver.mjs` obeys commands and reports; the expectations are in Python.
+2. Every frame of every connection goes through a `Conversation`; the first that breaks a rule fails the waiting test.
+3. Every wait has a bound; when it passes, the error says what came instead.
 """
 
 import json
@@ -23,12 +23,13 @@ from surfaces.protocol import Conversation, Wrong
 ROOT = Path(__file__).parent.parent.parent
 PARTS = ROOT / "build" / "foreign"
 MACHINE = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), "?")
-NODE = PARTS / "node_modules" / f"node-linux-{MACHINE}" / "bin" / "node"  # older npms make no link to it in .bin
+# Older versions of npm make no link to node in .bin.
+NODE = PARTS / "node_modules" / f"node-linux-{MACHINE}" / "bin" / "node"
 PACKAGE = PARTS / "node_modules" / "@openclaw" / "gateway-protocol"
 BOUND_SECONDS = 40.0
 TICK_SECONDS = 1.5
 
-# The server is the real command; only its ticks come faster, as nobody wants to watch it for half a minute.
+# The server is the real command, only with faster ticks: the default would make a test wait for half a minute.
 SERVE = f"""
 from interlock.surfaces import frames
 frames.TICK_SECONDS = {TICK_SECONDS}
@@ -41,7 +42,7 @@ Line = dict[str, Any]
 
 
 def missing() -> str | None:
-    """Return what the tests lack here, and how to get it; None if nothing."""
+    """Return what the tests lack here, and how to get it; None if they lack nothing."""
     if NODE.exists() and PACKAGE.exists():
         return None
     return "npm's gateway client is not installed: run `make tools` (needs npm; Debian: `apt-get install npm`)"
@@ -72,7 +73,7 @@ class Server:
         self.token = Path(ready["tokenFile"]).read_text("utf-8").strip()
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """End it and return its status."""
+        """End the server and return its exit status."""
         self._process.send_signal(number)
         try:
             return self._process.wait(BOUND_SECONDS)
@@ -89,7 +90,8 @@ class Node:
     def __init__(self, **tokens: str) -> None:
         program = Path(__file__).with_name("driver.mjs").read_text("utf-8")
         self._process = subprocess.Popen(
-            [NODE, "--input-type=module", "--eval", program],  # so that it finds its packages in its own directory
+            # Node resolves an evaluated module's packages from the working directory.
+            [NODE, "--input-type=module", "--eval", program],
             cwd=PARTS,
             env={"PATH": os.environ["PATH"], **tokens},
             stdin=subprocess.PIPE,
@@ -101,7 +103,7 @@ class Node:
         self._asked = 0
         self.conversations: dict[int, Conversation] = {}
         self.wrong: list[Exception] = []
-        self.on_purpose: set[str] = set()  # methods that are asked wrongly on purpose
+        self.on_purpose: set[str] = set()  # methods that a test calls wrongly on purpose
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
@@ -143,7 +145,7 @@ class Node:
             conversation.client(line["client"], lenient=lenient)
 
     def tell(self, **command: Any) -> None:
-        """Give it a command."""
+        """Send a command to the driver."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command) + "\n")
         self._process.stdin.flush()
@@ -154,12 +156,12 @@ class Node:
         return self._asked
 
     def lines(self) -> list[Line]:
-        """Return what it has reported so far."""
+        """Return the reports so far."""
         with self._news:
             return list(self._lines)
 
     def until(self, found: Callable[[list[Line]], T | None], what: str) -> T:
-        """Return what is found in its reports, once it is."""
+        """Wait until `found` finds something in the reports; return it."""
         deadline = time.monotonic() + BOUND_SECONDS
         with self._news:
             while True:
@@ -174,7 +176,7 @@ class Node:
 
 
 class Refused(Exception):
-    """What the foreign client raised for a request."""
+    """An error that the foreign client raised for a request."""
 
     def __init__(self, error: Line) -> None:
         super().__init__(f"{error.get('code')}: {error['message']}")
@@ -184,7 +186,7 @@ class Refused(Exception):
 
 
 class Client:
-    """One foreign client."""
+    """A foreign client of the node process."""
 
     def __init__(self, node: Node, name: str) -> None:
         self.node = node
@@ -196,16 +198,16 @@ class Client:
         return self.reported("hello")
 
     def dial(self, url: str, *, token: str = "TOKEN", **options: Any) -> None:
-        """Dial."""
+        """Start to connect."""
         self.node.tell(do="open", **{"as": self.name}, url=url, token=token, options=options)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.node.tell(do="close", **{"as": self.name})
         self.reported("gone")
 
     def reported(self, what: str, *, times: int = 1) -> Any:
-        """Return the latest report of a kind, once there have been so many."""
+        """Wait for this many reports of a kind; return the latest."""
 
         def found(lines: list[Line]) -> Any:
             values = [line[what] for line in lines if line.get("as") == self.name and what in line]
@@ -214,17 +216,17 @@ class Client:
         return self.node.until(found, f"{what} of {self.name}, {times} times")
 
     def count(self, what: str) -> int:
-        """Return how often something was reported."""
+        """Return how many reports of a kind there are."""
         return sum(line.get("as") == self.name and what in line for line in self.node.lines())
 
     def begin(self, method: str, *, final: bool = False, **params: Any) -> int:
-        """Ask, and return the number to look for the answer by."""
+        """Send a request; return its number, which finds the answer."""
         number = self.node.number()
         self.node.tell(do="ask", **{"as": self.name}, n=number, method=method, params=params, final=final)
         return number
 
     def accepted(self, number: int) -> Any:
-        """Return the first of two answers."""
+        """Return the first of a request's two answers."""
         return self.node.until(
             lambda lines: next(
                 (line["accepted"] for line in lines if line.get("n") == number and "accepted" in line), None
@@ -247,7 +249,7 @@ class Client:
         return self.answer(self.begin(method, **params))
 
     def event(self, name: str, wanted: Callable[[Line], object]) -> Line:
-        """Return the payload of the first event that is wanted, once it comes."""
+        """Wait for the first event that is wanted; return its payload."""
         return self.node.until(
             lambda lines: next((each for each in self._payloads(lines, name) if wanted(each)), None), f"an event {name}"
         )
@@ -257,7 +259,7 @@ class Client:
         return [each for each in self._payloads(self.node.lines(), name) if each.get("runId") == run]
 
     def shown(self, run: str) -> Line:
-        """Return how the foreign client's own reading of the events shows a run."""
+        """Return how the foreign client's own projection of the events shows a run."""
         runs = [line["shown"] for line in self.node.lines() if line.get("as") == self.name and line.get("run") == run]
         return runs[-1]
 

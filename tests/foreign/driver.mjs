@@ -1,10 +1,10 @@
-// Somebody else's client, driven from Python: the published GatewayClient as it comes, one per name.
+// Python drives the published GatewayClient, unmodified, through this program: one client per name.
 //
-// Reads commands from stdin and writes what happened to stdout, a line of JSON each:
+// The driver reads commands from stdin and writes reports to stdout, each a line of JSON:
 //   {do: "open", as, url, token: NAME, options}   token: the environment variable that holds it
 //   {do: "ask", as, n, method, params, final}      final: the client waits for the second frame
 //   {do: "close", as}
-// It looks on at the socket below the client and reports each frame in both directions as it was on the wire.
+// The driver also wraps the socket below the client, and reports each frame in both directions as it is on the wire.
 import { createInterface } from "node:readline";
 import { GatewayClient, createSessionProjection, reduceSessionProjectionRunEvent } from "@openclaw/gateway-client";
 import { WebSocket } from "ws";

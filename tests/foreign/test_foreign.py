@@ -1,7 +1,7 @@
-"""Somebody else's client: npm's published gateway client, unmodified, on the node it asks for, and `interlock serve`.
+"""npm's published gateway client, unmodified, on the node it asks for, against `interlock serve`.
 
 Every frame in both directions is checked against the published schemas or our own, and nothing of a run may follow its
-terminal event (see surfaces/protocol.py). The words are those of one ending on every surface.
+terminal event (see surfaces/protocol.py). The table WORDS has the words of each ending on every surface.
 """
 
 import os
@@ -21,13 +21,13 @@ keys = count(1)
 
 
 class Words(NamedTuple):
-    """One ending, as this client meets it."""
+    """The words of one ending on every surface that this client reads."""
 
     wait: tuple[str, str | None]  # agent.wait: status, stopReason
     chat: tuple[str, str | None, str | None]  # the chat event: state, stopReason, errorKind
     lifecycle: tuple[str, str | None]  # the agent event: phase, status
     task: str
-    shown: str  # what the client's own reading of the events makes of it
+    shown: str  # the run's state in the client's own projection
     session: str
 
 
@@ -63,7 +63,7 @@ WORDS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def parts() -> None:
-    """What this needs; on a machine of one's own its absence is no failure."""
+    """Fail in CI, and skip elsewhere, if node or the client is not installed."""
     absent = missing()
     if absent is not None and os.environ.get("CI"):
         pytest.fail(absent)
@@ -73,7 +73,7 @@ def parts() -> None:
 
 @pytest.fixture(scope="module")
 def server(parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A real server; stopped while nobody runs, it says so with status 0."""
+    """A real server; stopped without a live run, it exits with status 0."""
     serving = Server(tmp_path_factory.mktemp("foreign"))
     try:
         yield serving
@@ -84,7 +84,7 @@ def server(parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 @pytest.fixture(scope="module")
 def node(server: Server) -> Iterator[Node]:
-    """A node process; at the end, everything it was told was right and nothing it asked is unanswered."""
+    """A node process; at the end every frame to it was right and every request of it was answered."""
     with Node(TOKEN=server.token, WRONG="not-the-token") as node:
         yield node
     all_was_right(node)
@@ -107,7 +107,7 @@ def client(node: Node, server: Server) -> Client:
 
 @pytest.fixture(scope="module", autouse=True)
 def idle(node: Node, server: Server) -> Client:
-    """A client that asks nothing and wants to be told nothing, from the beginning on."""
+    """A client that requests nothing and subscribes to nothing, from its connection on."""
     client = Client(node, "idle")
     client.open(server.url, caps=["interlock.quiet"])
     return client
@@ -115,7 +115,7 @@ def idle(node: Node, server: Server) -> Client:
 
 @pytest.fixture
 def session() -> str:
-    """A session nobody has used."""
+    """Return a new session's name."""
     return f"session-{next(keys)}"
 
 
@@ -135,7 +135,7 @@ def begun(client: Client, session: str, text: str = "sleep", **more: Any) -> str
 
 
 def ended(client: Client, run: str, word: str, *, text: str | None = None, session: str | None = None) -> Line:
-    """Require that a run ended so, in every word this client can read; return its outcome."""
+    """Assert that every surface this client reads tells this ending of a run; return its outcome."""
     words, ending = WORDS[word], "stopped" if word == "typed" else word
     waited = client.ask("agent.wait", runId=run, timeoutMs=30_000)
     assert (waited["runId"], waited["status"], waited.get("stopReason")) == (run, *words.wait)
@@ -161,7 +161,7 @@ def ended(client: Client, run: str, word: str, *, text: str | None = None, sessi
 
 
 def test_it_connects(client: Client) -> None:
-    """The hello has what the client needs to go on: protocol, methods, events, policy, its own rights."""
+    """The hello has what the client needs: protocol, methods, events, policy, its own rights."""
     hello = client.reported("hello")
     assert (hello["type"], hello["protocol"]) == ("hello-ok", 4)
     assert {"chat.send", "chat.abort", "agent", "agent.wait", "receipts.get"} <= set(hello["features"]["methods"])
@@ -172,7 +172,7 @@ def test_it_connects(client: Client) -> None:
 
 
 def test_a_message_is_answered(client: Client, session: str) -> None:
-    """Deltas, then one final with the whole text; the conversation can be read again."""
+    """A message gets deltas, then one final event with the whole text; the history holds message and reply."""
     run = send(client, session, "say one two three")
     outcome = ended(client, run, "completed", text="one two three", session=session)
     assert {"startedAt", "endedAt"} <= outcome.keys()
@@ -184,12 +184,12 @@ def test_a_message_is_answered(client: Client, session: str) -> None:
 
 
 def test_a_reply_is_whole_before_its_end(client: Client, session: str) -> None:
-    """An agent may return more than it streamed: this client joins the deltas, and has all of it."""
+    """The joined deltas hold all of a reply, even if the agent returns more than it streamed."""
     ended(client, send(client, session, "more"), "completed", text="Hello world, and more.", session=session)
 
 
 def test_what_a_message_asks_for_is_done_refused_or_listed(client: Client, session: str) -> None:
-    """Instructions reach the agent; a field with another meaning is refused by name; a hint is listed."""
+    """Instructions reach the agent; a field with another meaning is refused by name; a hint is listed as ignored."""
     asked = {"sessionKey": session, "message": "told", "extraSystemPrompt": "Be brief.", "thinking": "high"}
     begun = client.begin("agent", final=True, idempotencyKey=f"key-{next(keys)}", deliver=False, **asked)
     assert client.accepted(begun)["ignored"] == ["thinking"]
@@ -200,7 +200,7 @@ def test_what_a_message_asks_for_is_done_refused_or_listed(client: Client, sessi
 
 
 def test_tools_and_processes_are_told(client: Client, session: str) -> None:
-    """A call and a command are seen on the agent's stream, and the run completes."""
+    """A tool call and a command appear on the agent's stream, and the run completes."""
     run = send(client, session, "use tea")
     ended(client, run, "completed", text="found tea, tea")
     streams = [(event["stream"], event["data"].get("phase")) for event in client.events("agent", run)]
@@ -211,7 +211,7 @@ def test_tools_and_processes_are_told(client: Client, session: str) -> None:
 
 
 def test_a_failure_says_why(client: Client, session: str) -> None:
-    """An agent that raises: an error with a message, and what was said so far."""
+    """An agent that raises makes an error with a message, and keeps the text said so far."""
     run = send(client, session, "fail")
     ended(client, run, "failed", text="so far", session=session)
     last = client.events("chat", run)[-1]
@@ -221,7 +221,7 @@ def test_a_failure_says_why(client: Client, session: str) -> None:
 
 @pytest.mark.parametrize("named", ["by its key", "by its id", "by its session"])
 def test_a_stop(client: Client, session: str, named: str) -> None:
-    """`chat.abort`, however the run is named: one story, a receipt, and a second stop that finds it done."""
+    """`chat.abort` by each name of the run: one ending everywhere, a receipt, and a second stop that finds it ended."""
     key = f"stop-{next(keys)}"
     run = begun(client, session, key=key)
     name = {"by its key": {"runId": key}, "by its id": {"runId": run}, "by its session": {}}[named]
@@ -239,7 +239,7 @@ def test_a_stop(client: Client, session: str, named: str) -> None:
 
 
 def typed_in(client: Client, session: str) -> list[Line]:
-    """Return what was told of typing in a session."""
+    """Return the typing events of a session."""
     lines = [line["event"] for line in client.node.lines() if line.get("as") == client.name and "event" in line]
     return [
         each["payload"]
@@ -249,14 +249,14 @@ def typed_in(client: Client, session: str) -> list[Line]:
 
 
 def test_nothing_to_stop_is_no_error(client: Client, session: str) -> None:
-    """A stop that finds nothing says so."""
+    """A stop that finds nothing says so, and is no error."""
     told = client.ask("chat.abort", sessionKey=session)
     assert (told["ok"], told["aborted"], told["runIds"]) == (True, False, [])
     assert client.ask("chat.abort", sessionKey=session, runId="nobody")["aborted"] is False
 
 
 def test_a_typed_stop(client: Client, session: str) -> None:
-    """`stop` as a message stops what runs, and is not answered by the agent."""
+    """The message `stop` stops the run, and the agent does not answer it."""
     run = begun(client, session)
     told = client.ask("chat.send", sessionKey=session, message="Stop!", idempotencyKey=f"key-{next(keys)}")
     assert (told["ok"], told["aborted"], told["runIds"]) == (True, True, [run])
@@ -265,7 +265,7 @@ def test_a_typed_stop(client: Client, session: str) -> None:
 
 
 def test_a_second_message_takes_over(client: Client, session: str) -> None:
-    """The first run is superseded by the second, which answers; the answer says what it interrupted."""
+    """The second message supersedes the first run and is answered; its answer names the run it interrupted."""
     first = begun(client, session)
     told = client.ask("chat.send", sessionKey=session, message="say tea", idempotencyKey=f"key-{next(keys)}")
     assert told["interruptedActiveRun"] is True
@@ -275,7 +275,7 @@ def test_a_second_message_takes_over(client: Client, session: str) -> None:
 
 
 def test_a_message_that_waits_its_turn(client: Client, session: str) -> None:
-    """queueMode followup: nothing is interrupted; a stop of the run leaves it, and it goes on."""
+    """A message with queueMode followup interrupts nothing, and runs after a stop of the run before it."""
     first = begun(client, session)
     second = send(client, session, "say tea", queueMode="followup")
     assert client.ask("tasks.get", taskId=second)["task"]["status"] == "queued"
@@ -285,8 +285,8 @@ def test_a_message_that_waits_its_turn(client: Client, session: str) -> None:
 
 
 def test_a_run_out_of_time(client: Client, session: str) -> None:
-    """timeoutMs: an error of kind timeout, told in which phase."""
-    for limit in (300, 3_000, 20_000):  # the first in which it comes so far
+    """A run beyond its timeoutMs ends with an error of kind timeout that names the phase."""
+    for limit in (300, 3_000, 20_000):  # the run needs to reach its phase within one of these limits
         run = send(client, session, "sleep", timeoutMs=limit)
         if client.ask("agent.wait", runId=run, timeoutMs=30_000)["outcome"].get("phase") == "provider":
             break
@@ -297,7 +297,7 @@ def test_a_run_out_of_time(client: Client, session: str) -> None:
 
 
 def test_the_phases_of_a_timeout_are_published_ones() -> None:
-    """Every word we may tell as timeoutPhase is in the set that the published schema closes."""
+    """Every word that we tell as timeoutPhase is in the closed set of the published schema."""
     source = PARTS / "node_modules" / "@openclaw" / "gateway-protocol" / "dist" / "index.d.mts"
     found = re.findall(r"timeoutPhase\?: ([^;]+);", source.read_text("utf-8"))
     assert found
@@ -306,7 +306,7 @@ def test_the_phases_of_a_timeout_are_published_ones() -> None:
 
 
 def test_a_child_ends_with_its_parent(client: Client, session: str) -> None:
-    """Who stops the parent ends the child, which has a word of its own for it."""
+    """A stop of the parent ends the child, which is told as parent_ended."""
     run = send(client, session, "delegate sleep")
     child = client.event("chat", lambda chat: chat["state"] == "delta" and told_child(client, run) == chat["runId"])
     stopped = client.ask("chat.abort", sessionKey=session, runId=run)
@@ -316,13 +316,13 @@ def test_a_child_ends_with_its_parent(client: Client, session: str) -> None:
 
 
 def told_child(client: Client, run: str) -> str | None:
-    """Return the child that a run's events named."""
+    """Return the child that a run's events name."""
     named = (event["data"]["runId"] for event in client.events("agent", run) if event["stream"] == "child")
     return next(named, None)
 
 
 def test_agent_answers_twice(client: Client, session: str) -> None:
-    """Accepted at once, then how it ended, under the same id; the words are those of agent.wait."""
+    """`agent` answers `accepted` at once, then the ending under the same id, in the words of agent.wait."""
     number = client.begin("agent", final=True, message="say tea", idempotencyKey="agent-1", sessionKey=session)
     first, last = client.accepted(number), client.answer(number)
     assert first["status"] == "accepted"
@@ -333,13 +333,13 @@ def test_agent_answers_twice(client: Client, session: str) -> None:
 
 @pytest.mark.parametrize("word", ["stopped", "superseded", "timed_out", "failed"])
 def test_agents_second_answer_tells_the_ending(client: Client, session: str, word: str) -> None:
-    """However it ends, the second frame says so."""
+    """The second answer of `agent` tells each ending."""
     more = {"timeout": 1} if word == "timed_out" else {}
     text = "fail" if word == "failed" else "sleep"
     key = f"key-{next(keys)}"
     number = client.begin("agent", final=True, message=text, idempotencyKey=key, sessionKey=session, **more)
     run = client.accepted(number)["runId"]
-    if word != "timed_out":  # where it is slow, that one never comes to say a word
+    if word != "timed_out":  # on a slow machine this run times out before its first word
         client.event("chat", lambda chat: chat["runId"] == run and chat["state"] == "delta")
     if word == "stopped":
         assert client.ask("sessions.abort", runId=key)["abortedRunId"] == run
@@ -351,7 +351,7 @@ def test_agents_second_answer_tells_the_ending(client: Client, session: str, wor
 
 
 def test_a_stop_right_behind_the_request(client: Client, session: str) -> None:
-    """Sent in one breath, the stop wins: the agent never begins, and both frames come."""
+    """A stop sent right after the request wins: the agent never begins, and both answers come."""
     number = client.begin("agent", final=True, message="sleep", idempotencyKey="gap-1", sessionKey=session)
     stop = client.begin("chat.abort", sessionKey=session)
     stopped, last = client.answer(stop), client.answer(number)
@@ -361,7 +361,7 @@ def test_a_stop_right_behind_the_request(client: Client, session: str) -> None:
 
 
 def test_a_stop_that_comes_first(client: Client, session: str) -> None:
-    """A key that was stopped before it was used is born stopped."""
+    """A message whose key was stopped before is born stopped."""
     key = f"key-{next(keys)}"
     assert client.ask("chat.abort", sessionKey=session, runId=key)["aborted"] is False
     told = client.ask("chat.send", sessionKey=session, message="say tea", idempotencyKey=key)
@@ -370,7 +370,7 @@ def test_a_stop_that_comes_first(client: Client, session: str) -> None:
 
 
 def test_a_waiter_may_give_up(client: Client, session: str) -> None:
-    """`pending` when the wait runs out; a run that never was is `unknown`; neither is a timeout."""
+    """A wait that runs out gets `pending`, and a run that never was is `unknown`; neither is told as a timeout."""
     run = begun(client, session)
     assert client.ask("agent.wait", runId=run, timeoutMs=0)["status"] == "pending"
     assert client.ask("agent.wait", runId="nobody", timeoutMs=0)["status"] == "unknown"
@@ -380,7 +380,7 @@ def test_a_waiter_may_give_up(client: Client, session: str) -> None:
 
 
 def test_a_key_is_used_once(client: Client, session: str) -> None:
-    """The same key and body: the same answer. Another body: an error."""
+    """A repeated key with the same body gets the same answer; with another body it gets an error."""
     body = {"sessionKey": session, "message": "say tea", "idempotencyKey": f"key-{next(keys)}"}
     run = client.ask("chat.send", **body)["runId"]
     ended(client, run, "completed", text="tea")
@@ -392,7 +392,7 @@ def test_a_key_is_used_once(client: Client, session: str) -> None:
 
 
 def test_sessions(client: Client, session: str) -> None:
-    """Listed, described, stopped with what waits, and begun anew."""
+    """Sessions are listed, described, stopped with their queue, and reset."""
     first = begun(client, session)
     second = send(client, session, "say tea", queueMode="followup")
     assert session in [row["key"] for row in client.ask("sessions.list")["sessions"]]
@@ -412,7 +412,7 @@ def test_sessions(client: Client, session: str) -> None:
 
 
 def test_tasks(client: Client, session: str) -> None:
-    """A run is a task: listed by state, read, cancelled once."""
+    """A run is a task that is listed by state, read, and cancelled once."""
     run = begun(client, session)
     listed = client.ask("tasks.list", sessionKey=session, status="running")["tasks"]
     assert [task["id"] for task in listed] == [run]
@@ -427,7 +427,7 @@ def test_tasks(client: Client, session: str) -> None:
 
 
 def test_children_are_tasks_of_the_session_that_asked(client: Client, session: str) -> None:
-    """A session's list has what its runs delegated, and what that delegated, each with the task above it."""
+    """A session's list has its runs' children and grandchildren, each with its parent task."""
     root = send(client, session, "delegate delegate sleep")
     below = root
     for _ in range(2):
@@ -443,7 +443,7 @@ def test_children_are_tasks_of_the_session_that_asked(client: Client, session: s
 
 @pytest.mark.parametrize(("decision", "reply"), [("allow-once", "allowed"), ("deny", "denied")])
 def test_a_question_is_answered(client: Client, session: str, decision: str, reply: str) -> None:
-    """Asked on the wire, listed, decided, told as resolved; the first answer stands."""
+    """A question is told, listed, decided and told as resolved; the first answer stands."""
     run = send(client, session, "ask Deploy?")
     asked = client.event("exec.approval.requested", lambda each: each["runId"] == run)
     listed = client.ask("exec.approval.list")
@@ -457,7 +457,7 @@ def test_a_question_is_answered(client: Client, session: str, decision: str, rep
 
 
 def test_a_question_is_void_when_its_run_falls(client: Client, session: str) -> None:
-    """A stop takes the question back, before the run's terminal event; an answer comes too late."""
+    """A stop voids an open question before the run's terminal event; a later answer is refused."""
     run = send(client, session, "ask Deploy?")
     asked = client.event("exec.approval.requested", lambda each: each["runId"] == run)
     client.ask("chat.abort", sessionKey=session)
@@ -469,7 +469,7 @@ def test_a_question_is_void_when_its_run_falls(client: Client, session: str) -> 
 
 
 def test_our_own_methods_by_a_stranger(client: Client, session: str) -> None:
-    """What the published protocol has no word for goes by methods of our own, which this client can ask as well."""
+    """The foreign client can call our own methods, for which the published protocol has no word."""
     run = client.ask("interlock.send", session=session, text="sleep", key="own-1", strategy="reject")["run_id"]
     assert client.ask("interlock.watch", watch=7, session=session) == {"watch": 7}
     client.event("interlock.event", lambda each: each["watch"] == 7 and each["event"]["data"]["type"] == "delta")
@@ -507,7 +507,7 @@ def test_two_clients_see_the_same(client: Client, node: Node, server: Server, se
 
 
 def test_what_is_wrong_is_refused(client: Client, node: Node, session: str) -> None:
-    """An unknown method, an unknown field, a wrong type, an attachment: a typed error, and the connection goes on."""
+    """An unknown method, an unknown field, a wrong type and an attachment get typed errors; the connection goes on."""
     wrong: list[tuple[str, Line]] = [
         ("no.such.method", {}),
         ("chat.send", {"sessionKey": session, "message": "hi", "idempotencyKey": "w-1", "own": 1}),
@@ -532,7 +532,7 @@ def test_what_is_wrong_is_refused(client: Client, node: Node, session: str) -> N
 
 @pytest.mark.parametrize("token", ["WRONG", "NOTHING"])
 def test_a_wrong_token_is_told_once(node: Node, server: Server, token: str) -> None:
-    """A client with a wrong token, or none, is told so in a word at which it gives up, instead of dialling for ever."""
+    """A client with a wrong token, or none, gets an error at which it gives up, instead of dialling for ever."""
     stranger = Client(node, f"stranger-{token}")
     stranger.dial(server.url, token=token)
     paused = stranger.reported("paused")
@@ -541,31 +541,31 @@ def test_a_wrong_token_is_told_once(node: Node, server: Server, token: str) -> N
 
 
 def test_another_protocol_is_refused(node: Node, server: Server) -> None:
-    """A client of another version is told which is spoken here, and gives up."""
+    """A client of another version is told the version that is spoken here, and gives up."""
     old = Client(node, "old")
     old.dial(server.url, minProtocol=3, maxProtocol=3)
     assert old.reported("paused")["detailCode"] == "PROTOCOL_MISMATCH"
 
 
 def test_ticks_keep_it_alive(node: Node, idle: Client) -> None:
-    """A client that is told nothing else would leave after two intervals of silence; the ticks keep it."""
+    """Ticks keep a client connected that would leave after two intervals of silence."""
     node.until(lambda lines: [each for each in told_to(idle, lines) if each != "tick"] or ticked(idle, lines), "a tick")
     assert set(told_to(idle, node.lines())) == {"tick"}
     assert idle.count("closed") == 0
 
 
 def told_to(client: Client, lines: list[Line]) -> list[str]:
-    """Return the names of the events that a client was told."""
+    """Return the names of the events that a client received."""
     return [line["event"]["event"] for line in lines if line.get("as") == client.name and "event" in line]
 
 
 def ticked(client: Client, lines: list[Line]) -> bool | None:
-    """Return whether a client was told ticks for longer than it would bear silence; None if not yet."""
+    """Return whether ticks came for longer than the client bears silence; None if it is too early to tell."""
     return told_to(client, lines).count("tick") >= 4 or None
 
 
 def test_a_restart(tmp_path: Path, parts: None) -> None:
-    """Killed, then told to go: the client comes back by itself, every key has its answer again, nothing runs twice."""
+    """After a kill and a TERM the client reconnects by itself, each key has its answer, and nothing runs twice."""
     server = Server(tmp_path)
     try:
         with Node(TOKEN=server.token) as node:
@@ -587,7 +587,8 @@ def test_a_restart(tmp_path: Path, parts: None) -> None:
                 lambda lines: [1012 for line in lines if line.get("closed", [0])[0] == 1012] or None, "1012"
             )
             server = Server(tmp_path, port=server.port)
-            later = Client(node, "later")  # the first would come back as well, but dials less and less often
+            # A new client: the first would reconnect as well, but dials less and less often.
+            later = Client(node, "later")
             later.open(server.url)
             after_a_restart(later, cut, "shutdown")
             for each, run, word in ((done, first, "completed"), (body("lost"), lost, "lost")):
@@ -599,12 +600,12 @@ def test_a_restart(tmp_path: Path, parts: None) -> None:
 
 
 def body(word: str) -> Line:
-    """Return the message that a restart cuts."""
+    """Return the message whose run a restart cuts."""
     return {"sessionKey": word, "message": "sleep", "idempotencyKey": f"cut-{word}"}
 
 
 def after_a_restart(client: Client, run: str, word: str) -> None:
-    """Require that a run which was cut by a restart is told so, wherever one asks."""
+    """Assert that every surface tells how a restart ended a run."""
     again = client.ask("chat.send", **body(word))
     assert (again["runId"], again["status"], again["stopReason"]) == (run, *WORDS[word].wait)
     waited = client.ask("agent.wait", runId=f"cut-{word}")

@@ -1,4 +1,4 @@
-"""Agents that are served in tests: the first word of a message says what it does."""
+"""Agents that tests serve: the first word of a message says what the agent does."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ FOREVER_SECONDS = 600.0
 
 
 async def look_up(word: str) -> str:
-    """A tool that is done at once."""
+    """Return at once."""
     return f"found {word}"
 
 
@@ -19,7 +19,7 @@ async def _lasts() -> None:
 
 
 async def helper(run: Run, message: Message) -> str:
-    """Another agent: it says who it is."""
+    """Say which agent this is."""
     return f"helper: {message.text}, {message.instructions}"
 
 
@@ -27,7 +27,7 @@ async def agent(run: Run, message: Message) -> str | None:
     """Do what the message says."""
     verb, _, rest = message.text.partition(" ")
     match verb:
-        case "talk":  # for ever, with everything an agent does
+        case "talk":  # talks for ever, with everything an agent does
             return await _talk(run)
         case "deaf":
             return await _deaf(run)
@@ -35,30 +35,30 @@ async def agent(run: Run, message: Message) -> str | None:
             for number in range(int(rest)):
                 await run.say(f"{number} ")
             return None
-        case "fill":  # the same, a hundred at a time
+        case "fill":  # like count, a hundred numbers at a time
             for number in range(0, int(rest), 100):
                 await run.say("".join(f"{each} " for each in range(number, number + 100)))
             return None
-        case "told":  # what stands beside the message
+        case "told":  # returns the message's instructions
             return f"{message.instructions}"
-        case "more":  # than it streams
+        case "more":  # returns more than it streams
             await run.say("Hello")
             return "Hello world, and more."
-        case "else":  # than it streams
+        case "else":  # returns something else than it streams
             await run.say("Hello")
             return "Something else."
-        case "parts":  # of a reply, streamed and whole
+        case "parts":  # replies in parts, streamed and whole
             await run.say("one")
             await run.post("two")
             await run.say("thr")
             await run.call(look_up, word="kettle")
             await run.say("fo")
             return "four"
-        case "detach":  # and go on
+        case "detach":  # detaches a process and goes on
             await run.spawn("sleep", "600", detached=True)
             await run.say("detached ")
             await asyncio.sleep(FOREVER_SECONDS)
-        case "call":  # a tool that takes long, and one behind it
+        case "call":  # calls a long tool, and another after it
             await run.batch([(_lasts, {}), (_lasts, {})])
         case "fail":
             await run.say("so far ")
@@ -67,14 +67,14 @@ async def agent(run: Run, message: Message) -> str | None:
             return "allowed" if await run.ask(rest or "May I?") else "denied"
         case "delegate":
             return (await run.delegate("agent", rest)).text
-        case "leave":  # a child behind, which is announced as the next word says
+        case "leave":  # leaves a detached child, announced as the next word says
             how, _, text = rest.partition(" ")
             await run.delegate("agent", text, detached=True, announce="note" if how == "note" else "turn")
             return "left"
-        case "release":  # a child, and be done
+        case "release":  # leaves a detached child unannounced, and completes
             await run.delegate("agent", rest, detached=True, announce=None)
             return "released"
-        case "die":  # as a host: like a crash of the agent's process
+        case "die":  # kills its own process: on the host driver, a crash of the agent's process
             await run.say("so far ")
             os.kill(os.getpid(), signal.SIGKILL)
         case "listen":  # says again what is steered to it

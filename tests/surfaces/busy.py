@@ -1,4 +1,4 @@
-"""An agent that is busy in every way at once, for those who try to take it from its owner."""
+"""An agent that is busy in every way at once, for tests in which others try to take its session from the owner."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Agents for the tests of transport: the first word of a message says what is done."""
+"""Agents for the tests of transport: the first word of a message says what the agent does."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ async def agent(run: Run, message: Message) -> str | None:
     """Do what the message says."""
     verb, _, rest = message.text.partition(" ")
     match verb:
-        case "flood":  # as fast as it goes, until it is stopped
+        case "flood":  # as fast as it can, until a stop
             text = "x" * int(rest or 1000)
             while True:
                 await run.say(text)
@@ -26,7 +26,7 @@ async def agent(run: Run, message: Message) -> str | None:
             for _ in range(1_500):
                 await run.say("x" * 2_000)
                 await asyncio.sleep(0)
-        case "say":  # so many numbers
+        case "say":  # a given count of numbers
             for number in range(int(rest)):
                 await run.say(f"{number} ")
         case "wait":

@@ -1,6 +1,7 @@
-"""A gateway whose store is in memory and outlives it: `python -m surfaces.lasting AGENT --json --data DIR --port 0`.
+"""A gateway over a store in memory: `python -m surfaces.lasting AGENT --json --data DIR --port 0`.
 
-A line on the input closes control and gateway in order and opens them anew over the same store, on the same port.
+The store outlives the gateway: a line on the input closes control and gateway in order and opens them anew over the
+same store, on the same port.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The published schemas of the gateway, and whether what goes over a wire keeps to them.
+"""The published schemas of the gateway, and checks that frames on a wire keep to them.
 
 1. `protocol.schema.json` holds the definitions we speak, word for word as npm `@openclaw/gateway-protocol` publishes
    them (its version and MIT notice are inside); `python tests/surfaces/protocol.py PACKAGE` makes it again.
@@ -56,12 +56,12 @@ EVENTS = {
     "exec.approval.requested": None,
     "exec.approval.resolved": None,
 }
-DETAILS = {"MISSING_SCOPE": "MissingScopeErrorDetails"}  # of an error, by its details' code
+DETAILS = {"MISSING_SCOPE": "MissingScopeErrorDetails"}  # by the code in an error's details
 SPOKEN = sorted({FRAME, *PARAMS.values(), *RESULTS.values(), *EVENTS.values(), *DETAILS.values()} - {None})  # type: ignore[type-var]
 
 TERMINAL_STATES = ("final", "aborted", "error")
 TERMINAL_PHASES = ("end", "error")
-AFTER_THE_END = ("receipt", "gap", "correction")  # events of the session, which alone may follow
+AFTER_THE_END = ("receipt", "gap", "correction")  # only these events of the session may follow a run's terminal event
 
 Frame = dict[str, Any]
 
@@ -72,13 +72,13 @@ class Wrong(AssertionError):
 
 @cache
 def published(definition: str) -> jsonschema_rs.Draft7Validator:
-    """Return what checks a published definition."""
+    """Return the validator of a published definition."""
     return jsonschema_rs.Draft7Validator(json.loads(EXTRACT.read_text("utf-8"))["definitions"][definition])
 
 
 @cache
 def own(group: str, name: str, part: str = "") -> jsonschema_rs.Draft202012Validator | None:
-    """Return what checks a part of one of our own methods or events; None if it is not ours."""
+    """Return the validator of a part of one of our own methods or events; None if the name is not ours."""
     from interlock.surfaces.frames import schema  # noqa: PLC0415 - the published half works without our own
 
     ours = schema()
@@ -156,10 +156,10 @@ def _short(value: Any) -> str:
 
 
 class Conversation:
-    """One connection, from its opening; raises Wrong at the first frame that breaks a rule."""
+    """The frames of one connection from its opening; the first that breaks a rule raises Wrong."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, str] = {}  # what has still to be answered
+        self._asked: dict[str, str] = {}  # request id → method, until its answer comes
         self._all: set[str] = set()
         self._seq: int | None = None
         self._latest: dict[tuple[str, Any], int] = {}  # by stream and run
@@ -168,7 +168,7 @@ class Conversation:
         self.frames = 0
 
     def client(self, raw: str | bytes, *, lenient: bool = False) -> Frame:
-        """Take what the client sent; `lenient`: it is wrong on purpose, only remember that it was asked."""
+        """Check a frame that the client sent; a `lenient` one is wrong on purpose: only remember its request."""
         self.frames += 1
         frame: Frame = json.loads(raw) if lenient else check_frame(raw, sent_by_client=True)
         if frame["id"] in self._all:
@@ -178,7 +178,7 @@ class Conversation:
         return frame
 
     def server(self, raw: str | bytes) -> Frame:
-        """Take what the server sent."""
+        """Check a frame that the server sent."""
         self.frames += 1
         frame: Frame = json.loads(raw)
         asked = self._asked.get(frame.get("id", "")) if frame.get("type") == "res" else None
@@ -197,7 +197,7 @@ class Conversation:
 
     @property
     def unanswered(self) -> list[str]:
-        """The methods whose answer has not come."""
+        """Return the methods whose answer has not come."""
         return sorted(self._asked.values())
 
     def _order(self, frame: Frame) -> None:
@@ -244,7 +244,7 @@ class Conversation:
 
 
 def extract(package: Path) -> str:
-    """Return the extract of an unpacked package: a line for each definition, so that a change is seen."""
+    """Return the extract of an unpacked package: one line for each definition, so that a diff shows a change."""
     version = json.loads((package / "package.json").read_text("utf-8"))["version"]
     whole = json.loads((package / "protocol.schema.json").read_text("utf-8"))
     head = {

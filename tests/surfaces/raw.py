@@ -1,8 +1,8 @@
-"""A client that says whatever it likes, and a server that is asked about it afterwards.
+"""A client that may send wrong frames on purpose, and a server that tests examine afterwards.
 
-1. Every frame it reads goes through a `Conversation`; what it sends may be wrong on purpose.
-2. Whatever is waited for has a bound, and says what did come instead.
-3. What a server wrote anywhere can be searched: `House` knows all of its places.
+1. Every frame that the client reads goes through a `Conversation`; a frame that it sends may be wrong on purpose.
+2. Every wait has a bound; when it passes, the error says what came instead.
+3. `House` knows every place where a server writes, so that a test can search all of them.
 """
 
 import base64
@@ -50,7 +50,7 @@ def greeting(token: str | None, **more: Any) -> dict[str, Any]:
 
 
 class Talk:
-    """One connection that has read its challenge."""
+    """A connection that has read its challenge."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self.conversation = Conversation()
@@ -65,7 +65,8 @@ class Talk:
             "max_size": None,
             "max_queue": None,
         } | options
-        self.socket: ClientConnection = connect(url, **options).__enter__()  # newer ones want it so
+        # Newer versions of websockets want the connection to be entered.
+        self.socket: ClientConnection = connect(url, **options).__enter__()
         self.read()
 
     def ask(self, method: str, /, **params: Any) -> str:
@@ -80,7 +81,7 @@ class Talk:
         return str(frame["id"])
 
     def answer(self, asked: str, *, times: int = 1, seconds: float = BOUND_SECONDS) -> Any:
-        """Wait for the n-th answer to a request and return its payload, or raise what was refused."""
+        """Wait for the n-th answer to a request and return its payload, or raise the refusal."""
         self.until(lambda: len(self.answers.get(asked, ())) >= times, f"answer {times} to {asked}", seconds)
         frame = self.answers[asked][times - 1]
         if not frame["ok"]:
@@ -88,7 +89,7 @@ class Talk:
         return frame["payload"]
 
     def request(self, method: str, /, **params: Any) -> Any:
-        """Ask and wait; ask again if it says so."""
+        """Send a request and wait for its answer; send again if the error is retryable."""
         for _ in range(AGAIN):
             try:
                 return self.answer(self.ask(method, **params))
@@ -98,7 +99,7 @@ class Talk:
         return self.answer(self.ask(method, **params))
 
     def refused(self, method: str, /, **params: Any) -> Frame:
-        """Ask for what must be refused; return the error."""
+        """Send a request that must be refused; return the error."""
         try:
             payload = self.request(method, **params)
         except WireError as refused:
@@ -106,7 +107,7 @@ class Talk:
         raise AssertionError(f"{method} was not refused: {payload}")
 
     def event(self, name: str, met: Callable[[Frame], bool] = lambda _: True) -> Frame:
-        """Wait for an event, among those that came as well; return its payload."""
+        """Wait for an event, among those already read too; return its payload."""
 
         def found() -> Frame | None:
             return next((e["payload"] for e in self.events if e["event"] == name and met(e["payload"])), None)
@@ -115,7 +116,7 @@ class Talk:
         return found() or {}
 
     def until(self, met: Callable[[], bool], what: str, seconds: float = BOUND_SECONDS) -> None:
-        """Read frames until something is so."""
+        """Read frames until a condition is met."""
         end = time.monotonic() + seconds
         while not met():
             left = end - time.monotonic()
@@ -141,7 +142,7 @@ class Talk:
         return frame
 
     def closed(self) -> Closed:
-        """Read until the server closes; return how it did."""
+        """Read until the server closes; return the code and reason of the close."""
         try:
             self.until(lambda: False, "close")
         except Closed as closed:
@@ -160,12 +161,12 @@ class Talk:
 
 
 class House(Served):
-    """A server, and what can be asked about it from outside."""
+    """A server, and what a test can ask about it from outside."""
 
     _judged = 0
 
     def connect(self, token: str | None = None, *, url: str | None = None, **more: Any) -> Talk:
-        """Return a connection that was let in; `more` is put into connect's params."""
+        """Return a connection that the server let in; `more` goes into connect's params."""
         talk = Talk(url or self.url)
         try:
             talk.hello = talk.request("connect", **greeting(token or self.token, **more))
@@ -175,7 +176,7 @@ class House(Served):
         return talk
 
     def refused(self, token: str | None, **more: Any) -> tuple[Frame, Closed]:
-        """Connect with what must not let anybody in; return the error and the close."""
+        """Connect with a token or params that must be refused; return the error and the close."""
         with Talk(self.url) as talk:
             return talk.refused("connect", **greeting(token, **more)), talk.closed()
 
@@ -191,7 +192,7 @@ class House(Served):
         return Access(self.data).add(name, [Scope(scope) for scope in scopes])
 
     def get(self, path: str, headers: Headers = (), *, host: bool = True) -> tuple[int, str]:
-        """GET a path; return status and body. `host=False`: the headers say it, or nobody does."""
+        """GET a path; return status and body. With `host=False` only `headers` may carry a Host."""
         asked = http.client.HTTPConnection("127.0.0.1", self.port, timeout=BOUND_SECONDS)
         try:
             asked.putrequest("GET", path, skip_host=not host, skip_accept_encoding=True)
@@ -204,22 +205,23 @@ class House(Served):
             asked.close()
 
     def healthy(self) -> bool:
-        """Return whether it answers; nothing that must not happen is in its log."""
+        """Return whether the server answers /health; raise if its log holds a trace of a fault."""
         assert self.process.poll() is None, self.log()[-4000:]
         log = self.log()
         wrong = [line for line in log[self._judged :].splitlines() if any(word in line for word in TRACES)]
-        self._judged = len(log)  # who caused it is told, and nobody after
+        # Remember how far the log was judged, so that only the test that caused a fault fails for it.
+        self._judged = len(log)
         assert not wrong, wrong[0][:2000]
         return self.get("/health") == (200, '{"ok":true}')
 
     @property
     def audit(self) -> list[Frame]:
-        """What it has noted."""
+        """Return the lines of the audit."""
         path = self.data / "audit.jsonl"
         return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
 
     def noted(self, **facts: Any) -> list[Frame]:
-        """Return the audit's lines that say this."""
+        """Return the audit's lines with these facts."""
         return [line for line in self.audit if facts.items() <= line.items()]
 
 
@@ -242,12 +244,13 @@ def house(data: Path, agent: str = "surfaces.busy:agent", *options: str) -> Iter
 
 
 class Bytes:
-    """A bare TCP connection, upgraded if asked; it reads frames as they come and checks nothing."""
+    """A bare TCP connection, upgraded unless told otherwise; it reads frames and checks nothing."""
 
     def __init__(self, port: int, *, upgrade: bool = True, extra: str = "", unread_bytes: int | None = None) -> None:
         self.socket = socket.socket()
         self.socket.settimeout(BOUND_SECONDS)
-        if unread_bytes is not None:  # what the kernel takes for it while it does not read
+        # The kernel takes this many bytes while the connection does not read.
+        if unread_bytes is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, unread_bytes)
         self.socket.connect(("127.0.0.1", port))
         self._read = b""
@@ -260,21 +263,22 @@ class Bytes:
             self.head = self.until(b"\r\n\r\n")
 
     def until(self, end: bytes) -> bytes:
-        """Read up to some bytes, or all there is."""
+        """Read up to these bytes, or to the end of the connection."""
         while end not in self._read and (more := self.socket.recv(65_536)):
             self._read += more
         found, between, self._read = self._read.partition(end)
         return found + between
 
     def send(self, first: int, payload: bytes, *, masked: bool = True) -> None:
-        """Send a frame whose first byte (final, reserved, opcode) is as it is given."""
+        """Send a frame with this first byte (final, reserved, opcode)."""
         size = len(payload)
         mask = 0x80 if masked else 0
         head = bytes([first, mask | size]) if size < 126 else b""
         head = head or bytes([first, mask | (126 if size < 65_536 else 127)])
         if size >= 126:
             head += struct.pack("!H" if size < 65_536 else "!Q", size)
-        with suppress(BrokenPipeError, ConnectionResetError):  # it was cut before all was said
+        # The server may cut the connection before the whole frame is sent.
+        with suppress(BrokenPipeError, ConnectionResetError):
             self.socket.sendall(head + (bytes(4) if masked else b"") + payload)  # a mask of zeroes changes nothing
 
     def frame(self) -> tuple[int, bytes]:
@@ -306,7 +310,7 @@ class Bytes:
                 return 1006
 
     def let_in(self, token: str) -> None:
-        """Say connect and be let in."""
+        """Send connect and read the hello."""
         asked = {"type": "req", "id": "hello", "method": "connect", "params": greeting(token, caps=[QUIET])}
         self.frame()
         self.send(0x81, json.dumps(asked).encode())

@@ -1,6 +1,6 @@
-"""Who may do what over the wire, as one table; and the people who walk it on a gateway that serves.
+"""The rights over the wire as one table, and the people who try each of them on a real gateway.
 
-The table is complete: every method of the gateway has a row, and what is not a method is denied.
+The table is complete: every method of the gateway has a row, and a name that is not a method is denied.
 """
 
 import json
@@ -16,10 +16,10 @@ from interlock.surfaces.access import Access, Scope
 from interlock.surfaces.frames import QUIET
 from surfaces.raw import BOUND_SECONDS, House, Talk, WireError, greeting
 
-# What each caller gets who asks for something of the owner's. Whoever may write is the owner, or somebody the session
-# was shared with to write in (`writer`) or to read (`guest`), or a `stranger`; for the other scopes it makes no
-# difference which of them they are. `unknown`: what anybody gets who asks for something that never was. `ok`; `scope`:
-# FORBIDDEN, the token is not good for it; `404`: NOT_FOUND; `none`: an answer that says there is nothing; `again`:
+# The columns say what a caller gets who asks for something of the owner's. With scope write, the caller is the owner,
+# somebody the session is shared with to write in (`writer`) or to read (`guest`), or a `stranger`; for the other scopes
+# this makes no difference. Column `unknown`: what every caller gets for a thing that never was. Cells: `ok`; `scope`:
+# FORBIDDEN, the token lacks the scope; `404`: NOT_FOUND; `none`: an answer that says there is nothing; `again`:
 # INVALID_REQUEST.
 TABLE = """
     method                 admin  owner  writer  guest  stranger  approve  read   unknown
@@ -72,13 +72,13 @@ CALLERS = [(scope, relation) for scope in Scope for relation in RELATIONS]
 
 
 def cell(method: str, scope: Scope, relation: str) -> str:
-    """Return what the table says."""
+    """Return a cell of the table."""
     return ROWS[method][relation if scope is Scope.WRITE else scope]
 
 
 @dataclass
 class Thing:
-    """A busy session with all that can be in one. Or names of what never was."""
+    """A busy session with everything that can be in one, or names of things that never were."""
 
     session: str
     run: str
@@ -98,7 +98,7 @@ def key() -> str:
     return f"key-{next(KEY)}"
 
 
-# How each method names what it is about; some in more than one way.
+# The params by which each method names its subject; some methods have several ways.
 ASKED: dict[str, tuple[Asked, ...]] = {
     "connect": (lambda t: greeting("x"),),
     "health": (lambda t: {},),
@@ -152,7 +152,7 @@ ASKED: dict[str, tuple[Asked, ...]] = {
     "interlock.stopall": (lambda t: {}, lambda t: {"of": t.session.partition("/")[0]}),
 }
 
-# Answers that may say there is nothing: what they say if there is something.
+# For methods whose answer may say that there is nothing: what the answer says if there is something.
 SAYS: dict[str, Callable[[Any, Thing], object]] = {
     "chat.abort": lambda p, t: p["aborted"],
     "chat.history": lambda p, t: p["messages"],
@@ -172,12 +172,12 @@ SAYS: dict[str, Callable[[Any, Thing], object]] = {
 
 
 class Lasting(House):
-    """The same gateway over a store in memory that outlives it."""
+    """The same gateway over a store in memory, which outlives the gateway."""
 
     command = (sys.executable, "-m", "surfaces.lasting")
 
     def again(self) -> None:
-        """Close it in order, and open it anew over what it kept."""
+        """Close the gateway in order, and open it anew over the same store."""
         assert self.process.stdin is not None
         self.process.stdin.write(b"again\n")
         self.process.stdin.flush()
@@ -185,7 +185,7 @@ class Lasting(House):
 
 
 class People:
-    """For every scope somebody who owns a busy session, two it is shared with, a stranger, and one who was removed."""
+    """For every scope: an owner of a busy session, a writer, a guest, a stranger, and a principal that was removed."""
 
     def __init__(self, server: House) -> None:
         self.server = server
@@ -197,7 +197,8 @@ class People:
         gone = [server.connect(token, caps=[QUIET]) for token in self.removed.values()]
         for scope in Scope:
             self.things[scope] = self._found(scope)
-        for name, scope in self._founders.items():  # from here on each has the scope it is to be tried with
+        # Founding needs the scope write. From here on each founder has the scope under test.
+        for name, scope in self._founders.items():
             Access(server.data).remove(name)
             self.tokens[name] = server.add(name, scope)
             self.talks.pop(name).closed()
@@ -207,7 +208,7 @@ class People:
             assert talk.closed().code == 4001
 
     def name(self, scope: Scope, relation: str) -> str:
-        """Return somebody's name."""
+        """Return the name of a principal."""
         return f"{relation}-{scope}"
 
     def _token(self, scope: Scope, relation: str) -> str:
@@ -219,7 +220,7 @@ class People:
         return {f"owner-{scope}": scope for scope in Scope if scope is not Scope.WRITE}
 
     def connect(self) -> None:
-        """Connect whoever is not, and forget connections that are over."""
+        """Connect everybody who is not connected, and forget connections that are closed."""
         for name, token in {**self.tokens, "operator": self.server.token}.items():
             if name not in self.talks:
                 self.talks[name] = self.server.connect(token, caps=[QUIET])
@@ -231,7 +232,7 @@ class People:
         self.talks.clear()
 
     def _found(self, scope: Scope) -> Thing:
-        """Begin a session of an owner's and share it; it stays theirs, whatever their token is good for later."""
+        """Begin and share a session of the owner's, who keeps it whatever scope the owner's token has later."""
         owner, session = self.talks[f"owner-{scope}"], f"owner-{scope}/thing"
         stopped = owner.request("interlock.send", session="thing", text="sleep", key=key())["run_id"]
         receipt = owner.request("interlock.stop", run=stopped)["id"]
@@ -241,7 +242,7 @@ class People:
         return Thing(session, "", "", "", stopped, receipt)
 
     def busy(self, scope: Scope) -> Thing:
-        """Return an owner's session, busy: made so again if it is not any more."""
+        """Return an owner's session, and make it busy again if it is not any more."""
         thing, talk = self.things[scope], self.talks["operator"]
         runs = talk.request("interlock.runs", session=thing.session)
         live = [run["id"] for run in runs if run["outcome"] is None]
@@ -249,7 +250,8 @@ class People:
         asked = [each["id"] for each in talk.request("interlock.questions", session=thing.session)]
         if len(live) != 2 or live[0] != thing.run or thing.wake not in wakes or thing.question not in asked:
             talk.request("interlock.stop", session=thing.session)
-            for run in talk.request("interlock.runs", session=thing.session):  # what drains later would be a change
+            # Wait for the drain: a run that drained later would look like a change of state.
+            for run in talk.request("interlock.runs", session=thing.session):
                 if not run["outcome"].get("drained"):
                     talk.request("interlock.wait", run=run["id"], drained=True, timeout=BOUND_SECONDS)
             thing.run = talk.request("interlock.send", session=thing.session, text="busy", key=key())["run_id"]
@@ -271,12 +273,12 @@ class People:
         raise AssertionError("the run asked nothing")
 
     def state(self, thing: Thing) -> Any:
-        """Return all there is of it, as the operator sees it."""
+        """Return everything about a session, as the operator sees it."""
         return state_of(self.talks["operator"], thing)
 
 
 def state_of(operator: Talk, thing: Thing) -> Any:
-    """Return all there is of a session."""
+    """Return everything about a session."""
     look, session = operator.request, {"session": thing.session}
     return (
         look("interlock.runs", **session),
@@ -289,7 +291,7 @@ def state_of(operator: Talk, thing: Thing) -> Any:
 
 
 def ask(talk: Talk, method: str, params: dict[str, Any], thing: Thing) -> tuple[str, str]:
-    """Return what somebody gets, as the table says it, and as it came over the wire."""
+    """Return what a caller gets: as the table's word, and as the raw answer."""
     if method == "interlock.watch":
         params = params | {"watch": next(WATCH)}
     asked = talk.ask(method, **params)
@@ -315,14 +317,14 @@ def same(raw: str, thing: Thing) -> str:
 
 
 def people(kind: str, data: Path) -> People:
-    """Serve `surfaces.busy` over a store of this kind, with everybody there."""
+    """Serve `surfaces.busy` over a store of this kind, with everybody connected."""
     if kind == "memory":
         return People(Lasting("surfaces.busy:agent", data, env={"PYTHONPATH": TESTS}))
     return People(House("surfaces.busy:agent", data, *OPTIONS, env={"PYTHONPATH": TESTS}))
 
 
 def again(they: People) -> None:
-    """Close the server in order, and serve what it kept."""
+    """Close the server in order, and open it anew over its store."""
     they.leave()
     if isinstance(they.server, Lasting):
         they.server.again()

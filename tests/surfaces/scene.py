@@ -18,11 +18,11 @@ from .protocol import Conversation
 
 ROOT = Path(__file__).parent.parent.parent
 WAIT_SECONDS = 30.0
-AGAIN = 20  # times that a message is sent again to a store that says so, half a second each
+AGAIN = 20  # sends of a message to a store that answers "again", half a second apart
 
 
 class Served:
-    """`interlock serve` in a process of its own; `url`, `token`, `data`, and its log when it is over."""
+    """`interlock serve` in a process of its own; `url`, `token`, `data`, and its log when the process has exited."""
 
     command: tuple[str, ...] = (str(Path(sys.executable).with_name("interlock")), "serve")
 
@@ -43,7 +43,7 @@ class Served:
         self.read_ready()
 
     def read_ready(self) -> None:
-        """Wait until it serves."""
+        """Wait until the server is ready."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -55,16 +55,16 @@ class Served:
         self.token = Path(self.ready["tokenFile"]).read_text().strip()
 
     def log(self) -> str:
-        """What it logged so far."""
+        """Return the log so far."""
         return self.log_path.read_text(errors="replace")
 
     def kill(self) -> None:
-        """End it with -9."""
+        """Kill the server with -9."""
         self.process.kill()
         self.process.wait(WAIT_SECONDS)
 
     def close(self) -> int:
-        """End it in order; return its status."""
+        """End the server in order; return its exit status."""
         if self.process.poll() is None:
             self.process.terminate()
         status = self.process.wait(WAIT_SECONDS)
@@ -94,12 +94,12 @@ class WireError(Exception):
 
     @property
     def again(self) -> bool:
-        """Whether a disk was slow for a moment: nothing was kept, and whoever asked is told to ask again."""
+        """Return whether the store was slow for a moment: nothing was stored, and the error asks for a retry."""
         return "nothing was kept, send it again" in str(self.error["message"])
 
 
 async def insisting(ask: Callable[[], Awaitable[Any]]) -> Any:
-    """Ask, and ask again if the answer says so."""
+    """Send a request, and send it again if the error is retryable."""
     for _ in range(AGAIN):
         try:
             return await ask()
@@ -110,7 +110,7 @@ async def insisting(ask: Callable[[], Awaitable[Any]]) -> Any:
 
 
 class Wire:
-    """One raw connection; everything it hears is checked by the schemas and kept in order."""
+    """A raw connection; the schemas check every frame it receives, and `heard` keeps them in order."""
 
     def __init__(self, socket: websockets.ClientConnection) -> None:
         self.socket = socket
@@ -151,7 +151,7 @@ class Wire:
         return frame["payload"]
 
     async def request(self, method: str, **params: Any) -> Any:
-        """Ask and wait for the answer; ask again if it says so."""
+        """Send a request and wait for its answer; send it again if the error is retryable."""
 
         async def once() -> Any:
             return await self.answer(await self.ask(method, **params))
@@ -159,7 +159,7 @@ class Wire:
         return await insisting(once)
 
     async def until(self, found: Callable[[], Any], seconds: float = WAIT_SECONDS) -> Any:
-        """Wait until something is there in what was heard."""
+        """Wait until `found` finds something in the frames received."""
         async with asyncio.timeout(seconds), self._news:
             while (value := found()) is None:
                 if self._reader.done():
@@ -168,7 +168,7 @@ class Wire:
         return value
 
     def events(self, name: str | None = None, run: str | None = None) -> list[dict[str, Any]]:
-        """Payloads of the events heard so far."""
+        """Return the payloads of the events received so far."""
         frames = [f for f in self.heard if f["type"] == "event" and (name is None or f["event"] == name)]
         return [f["payload"] for f in frames if run is None or f["payload"].get("runId") == run]
 
@@ -181,7 +181,7 @@ class Wire:
         return await self.event("chat", lambda e: e["runId"] == run and e["state"] in ("final", "aborted", "error"))
 
     async def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         await self.socket.close()
         await self._reader
 
@@ -190,7 +190,7 @@ class Wire:
 async def wire(
     url: str, token: str | None, *, caps: tuple[str, ...] = (), scopes: tuple[str, ...] = ()
 ) -> AsyncIterator[Wire]:
-    """Connect and say hello; with token=None only the socket is opened."""
+    """Connect and say hello; with token=None only open the socket."""
     async with websockets.connect(url, max_size=64 * 1024 * 1024, compression=None) as socket:
         connection = Wire(socket)
         await connection.event("connect.challenge")

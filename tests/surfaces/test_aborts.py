@@ -1,4 +1,4 @@
-"""`chat.abort` and `sessions.abort`: the same for a session, and an answer that says what was left alone."""
+"""`chat.abort` and `sessions.abort` stop a session alike, and the answer lists what goes on."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -18,7 +18,7 @@ def key() -> str:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """A gateway with two people beside the operator."""
+    """A gateway with two principals besides the operator."""
     with house(tmp_path_factory.mktemp("aborts") / "data", "surfaces.agents:agent", "--driver=inline") as server:
         yield server
         assert server.healthy()
@@ -26,20 +26,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 @pytest.fixture(scope="module")
 def alice(server: House) -> Iterator[Talk]:
-    """Somebody who may write."""
+    """A connection of a principal with scope write."""
     with server.connect(server.add("alice", "write")) as talk:
         yield talk
 
 
 @pytest.fixture(scope="module")
 def bob(server: House) -> Iterator[Talk]:
-    """Somebody else who may."""
+    """A connection of another principal with scope write."""
     with server.connect(server.add("bob", "write")) as talk:
         yield talk
 
 
 def busy(talk: Talk) -> tuple[str, str, str]:
-    """Fill a session: a run that has detached a process, and a message that waits; return it and the two runs."""
+    """Start a run that detaches a process, and queue a message; return the session and the two runs."""
     session = key()
     first = talk.request("chat.send", sessionKey=session, message="detach", idempotencyKey=key())["runId"]
     talk.event("chat", lambda event: event["runId"] == first and event["state"] == "delta")
@@ -49,12 +49,12 @@ def busy(talk: Talk) -> tuple[str, str, str]:
 
 
 def left(talk: Talk, session: str) -> list[str]:
-    """The processes of a session."""
+    """Return the processes of a session."""
     return [each["command"] for each in talk.request("interlock.processes", session=session)]
 
 
 def emptied(talk: Talk, session: str) -> None:
-    """Wait until nothing of a session is left."""
+    """Wait until a session has no live run and no process."""
     talk.until(lambda: not left(talk, session), "end of its processes")
     runs = talk.request("interlock.runs", session=session)
     assert all(run["outcome"] is not None for run in runs)
@@ -69,7 +69,7 @@ WHOLE: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("method", "asked"), WHOLE)
 def test_the_stop_of_a_session_leaves_nothing(alice: Talk, method: str, asked: Any) -> None:
-    """What runs, what waits and what is detached ends, and so the answer names nothing that remains."""
+    """The stop of a session ends runs, waiting messages and detached processes; the answer lists none as left."""
     session, first, _ = busy(alice)
     answer = alice.request(method, **asked(session, first))
     assert first in (answer.get("runIds") or [answer["abortedRunId"]])
@@ -78,7 +78,7 @@ def test_the_stop_of_a_session_leaves_nothing(alice: Talk, method: str, asked: A
 
 
 def test_the_stop_of_what_is_detached_alone_is_a_stop(alice: Talk) -> None:
-    """Also where no run is left: the answer says that something was stopped."""
+    """The stop of a session in which only a detached process is left says that something was stopped."""
     session, first, second = busy(alice)
     for run in (second, first):
         alice.request("chat.abort", sessionKey=session, runId=run)
@@ -97,7 +97,7 @@ PARTS: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("method", "asked"), PARTS)
 def test_the_stop_of_a_run_lists_what_remains(alice: Talk, method: str, asked: Any) -> None:
-    """The message that waited runs now; the detached process goes on, and is named."""
+    """After the stop of one run the queued message runs and the detached process goes on; the answer names both."""
     session, first, second = busy(alice)
     answer = alice.request(method, **asked(session, first))
     assert first in (answer.get("runIds") or [answer["abortedRunId"]])
@@ -110,7 +110,7 @@ def test_the_stop_of_a_run_lists_what_remains(alice: Talk, method: str, asked: A
 
 
 def test_what_waits_is_counted(alice: Talk) -> None:
-    """The stop of one message that waits leaves the run and the other one."""
+    """The stop of one waiting message leaves the run and the other waiting message."""
     session, first, second = busy(alice)
     asked = {"sessionKey": session, "message": "sleep", "idempotencyKey": key(), "queueMode": "followup"}
     alice.request("chat.send", **asked)
@@ -125,7 +125,7 @@ def test_what_waits_is_counted(alice: Talk) -> None:
 def test_a_run_is_stopped_by_who_may_whatever_session_is_named_beside_it(
     alice: Talk, bob: Talk, server: House, named: str
 ) -> None:
-    """Whoever may not is told that there is no such run, in the words for one that never was, and nothing ends."""
+    """A stop by somebody without the right gets the same answer as for a run that never was, and ends nothing."""
     session, first, _ = busy(bob)
     hers, _, _ = busy(alice)
     beside = {"its own": session, "hers": hers, "nobody's": key()}[named]
@@ -144,7 +144,7 @@ def test_a_run_is_stopped_by_who_may_whatever_session_is_named_beside_it(
 
 
 def test_a_key_that_was_not_seen_is_kept_and_the_answer_says_so(alice: Talk) -> None:
-    """The message that comes with it does not run."""
+    """A stop by an unknown key keeps the message that comes later with that key from running."""
     name = key()
     answer = alice.request("chat.abort", sessionKey=key(), runId=name)
     assert (answer["aborted"], "will not run" in answer["reason"]) == (False, True)

@@ -45,7 +45,7 @@ from interlock.surfaces.access import (
     sites,
 )
 
-BOUND = 30.0  # seconds that any command may take on a busy machine
+BOUND = 30.0  # seconds for any command on a busy machine
 INTERLOCK = (sys.executable, "-m", "interlock.cli")
 WRITE = frozenset({Scope.WRITE})
 
@@ -57,7 +57,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def opened(data: Path) -> Access:
-    """Return the access of a gateway that has started."""
+    """Return the access of a gateway after its start."""
     access = Access(data)
     access.open()
     return access
@@ -69,13 +69,13 @@ def mode(path: Path) -> int:
 
 
 def operator_token(data: Path) -> str:
-    """Return what the shell on this machine reads."""
+    """Return the token that the shell on this machine reads."""
     return (data / "token").read_text().strip()
 
 
 @contextmanager
 def file_bytes(limit: int) -> Iterator[None]:
-    """Let no file grow beyond this: the kernel's own stand-in for a full disk."""
+    """Forbid files to grow beyond a limit: the kernel's own stand-in for a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
@@ -88,7 +88,7 @@ def file_bytes(limit: int) -> Iterator[None]:
 
 
 def test_the_first_start_makes_an_operators_token_for_our_eyes_only(data: Path) -> None:
-    """Directory 0700, files 0600 whatever the umask; the token is long; a second start keeps it."""
+    """The first start makes a long token, directory 0700 and files 0600 under any umask; a second start keeps them."""
     before = os.umask(0)
     try:
         access = opened(data)
@@ -106,7 +106,7 @@ def test_the_first_start_makes_an_operators_token_for_our_eyes_only(data: Path) 
 
 
 def test_a_principals_token_is_kept_as_its_hash(data: Path) -> None:
-    """The token that `add` returns comes in; no file holds it."""
+    """The token that `add` returns is accepted; no file holds it."""
     access = opened(data)
     token = access.add("alice", [Scope.APPROVE, Scope.WRITE])
     assert access.who(token) == Caller("alice", frozenset({Scope.WRITE, Scope.APPROVE}))
@@ -119,7 +119,7 @@ def test_a_principals_token_is_kept_as_its_hash(data: Path) -> None:
 
 @pytest.mark.parametrize("token", ["", " ", "\n", "x", "\ud800", "é", "a" * 100_000, "token\n", "null"])
 def test_what_is_no_token_is_nobodys(data: Path, token: str) -> None:
-    """Also the empty one and what is no text."""
+    """The empty token, a wrong token and a text that is no Unicode belong to no principal."""
     access = opened(data)
     access.add("alice", WRITE)
     assert access.who(token) is None
@@ -127,7 +127,7 @@ def test_what_is_no_token_is_nobodys(data: Path, token: str) -> None:
 
 
 def test_before_it_was_opened_nobody_comes_in(data: Path) -> None:
-    """There is no moment in which everybody may."""
+    """An access that was not opened yet accepts no token."""
     opened(data)
     closed = Access(data)
     assert closed.who(operator_token(data)) is None
@@ -136,7 +136,7 @@ def test_before_it_was_opened_nobody_comes_in(data: Path) -> None:
 
 @pytest.mark.parametrize("which", ["first", "last", "operator", "nobody"])
 def test_every_principal_is_compared_whoever_it_is(data: Path, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
-    """No early exit tells how many there are before the right one; comparing is the constant-time one."""
+    """A check compares in constant time with every principal, so no early exit tells how many come before a match."""
     access = opened(data)
     tokens = [access.add(f"p{n}", WRITE) for n in range(5)]
     token = {"first": tokens[0], "last": tokens[-1], "operator": operator_token(data), "nobody": "x" * 43}[which]
@@ -150,7 +150,7 @@ def test_every_principal_is_compared_whoever_it_is(data: Path, monkeypatch: pyte
 
 
 def test_an_admin_may_everything_and_others_what_they_were_given() -> None:
-    """Scopes do not imply one another but for admin."""
+    """Admin implies every scope; no other scope implies another."""
     admin = Caller(OPERATOR, frozenset({Scope.ADMIN}))
     assert all(admin.may(scope) for scope in Scope)
     for scope in set(Scope) - {Scope.ADMIN}:
@@ -158,7 +158,7 @@ def test_an_admin_may_everything_and_others_what_they_were_given() -> None:
 
 
 def test_rotate_makes_the_old_token_nobodys(data: Path) -> None:
-    """Also for whoever came in with it; the principals stay; the path is told, not the token."""
+    """After a rotation the old token is refused everywhere; principals keep theirs; `rotate` tells the path alone."""
     access = opened(data)
     alice, old = access.add("alice", WRITE), operator_token(data)
     assert access.rotate() == data / "token"
@@ -170,7 +170,7 @@ def test_rotate_makes_the_old_token_nobodys(data: Path) -> None:
 
 
 def test_remove_takes_a_token_away_and_a_name_may_come_again(data: Path) -> None:
-    """A name that is there is refused aloud until it is removed; the old token never comes back."""
+    """A name in use is refused until its removal; the old token is never accepted again."""
     access = opened(data)
     old = access.add("alice", WRITE)
     with pytest.raises(Refused, match="remove alice"):
@@ -204,23 +204,23 @@ def test_remove_takes_a_token_away_and_a_name_may_come_again(data: Path) -> None
     ],
 )
 def test_a_bad_name_is_refused(data: Path, name: str) -> None:
-    """Names of our own, and what could be mistaken for another in a log or a path; nothing is written."""
+    """Reserved names, and names that a log or a path could confuse with another, are refused; no file changes."""
     with pytest.raises(BadInput):
         Access(data).add(name, WRITE)
     assert not data.exists()
 
 
 def test_a_principal_needs_a_scope(data: Path) -> None:
-    """A token that is good for nothing is not made."""
+    """A principal without a scope is refused: its token would be good for nothing."""
     with pytest.raises(BadInput, match="admin, write, approve, read"):
         Access(data).add("alice", [])
 
 
-# Others change the files
+# Changes by other processes
 
 
 def test_refresh_sees_what_another_process_changed(data: Path) -> None:
-    """Add by the real command, then rotate and remove; nothing changed is told as nothing."""
+    """`refresh` reports what the real command added, rotated and removed, and reports nothing if nothing changed."""
     access = opened(data)
     old = operator_token(data)
     assert access.refresh() is False
@@ -238,7 +238,7 @@ def test_refresh_sees_what_another_process_changed(data: Path) -> None:
 
 
 def test_many_changes_in_one_tick_of_the_clock_are_all_seen(data: Path) -> None:
-    """Same size, an inode that came back, a time that is the same: the contents tell."""
+    """`refresh` compares contents: size, inode and time of two versions may be equal."""
     mine, other = opened(data), opened(data)
     first = (data / "token").stat()
     for _ in range(50):
@@ -255,7 +255,10 @@ def test_many_changes_in_one_tick_of_the_clock_are_all_seen(data: Path) -> None:
     b'{"bob":{"hash":"%s","scopes":["planted-token-0123456789"],"created_at":""}}' % (b"0" * 64),
 ])  # fmt: skip
 def test_broken_principals_keep_the_last_good_state(data: Path, bad: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """Told once, not at every look; put right it counts again; a start or a change refuses to build upon it."""
+    """A broken file is logged once and ignored until it is repaired; a start or a change refuses to build upon it.
+
+    The principals that were read last stay valid meanwhile.
+    """
     access = opened(data)
     alice = access.add("alice", WRITE)
     good = (data / "principals.json").read_bytes()
@@ -277,7 +280,7 @@ def test_broken_principals_keep_the_last_good_state(data: Path, bad: bytes, capl
 
 @pytest.mark.parametrize("bad", [b"", b"\n", b"short", b"a b" * 20, b"\xff" * 43, b"x" * 600])
 def test_a_broken_operators_token_is_none(data: Path, bad: bytes) -> None:
-    """An empty or short file is nobody's token; what was read before stands, and `rotate` heals it."""
+    """An empty or short file is no token; the token that was read last stays valid, and `rotate` repairs the file."""
     access = opened(data)
     old = operator_token(data)
     (data / "token").write_bytes(bad)
@@ -292,7 +295,7 @@ def test_a_broken_operators_token_is_none(data: Path, bad: bytes) -> None:
 
 
 def test_a_file_that_is_gone_lets_nobody_in(data: Path) -> None:
-    """Whoever removes a file means it; the next start makes a new operator's token."""
+    """A removed token file means that its token is refused; the next start makes a new operator's token."""
     access = opened(data)
     alice, old = access.add("alice", WRITE), operator_token(data)
     (data / "token").unlink()
@@ -304,7 +307,7 @@ def test_a_file_that_is_gone_lets_nobody_in(data: Path) -> None:
 
 
 def test_files_open_to_others_are_closed_and_it_is_said(data: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """At a start and while it goes on; the token itself is not in what is said."""
+    """Files that others can read are closed and logged, at the start and later; the log does not hold the token."""
     opened(data)
     data.chmod(0o755)
     (data / "token").chmod(0o644)
@@ -321,7 +324,7 @@ def test_files_open_to_others_are_closed_and_it_is_said(data: Path, caplog: pyte
 
 
 def test_what_belongs_to_another_user_is_refused(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is changed in it, and nobody comes in."""
+    """A directory of another user is refused: nothing in it changes, and no token is accepted."""
     opened(data)
     data.chmod(0o755)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
@@ -332,7 +335,7 @@ def test_what_belongs_to_another_user_is_refused(data: Path, monkeypatch: pytest
 
 
 def test_strange_places_are_refused(tmp_path: Path) -> None:
-    """A shared directory, a file, a link or a pipe in a token's place: refused in words, never waited for."""
+    """A shared directory, or a file, link or pipe in a token's place, is refused with an error and never blocks."""
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -352,7 +355,7 @@ def test_strange_places_are_refused(tmp_path: Path) -> None:
             opened(data)
 
 
-# Deaths, crowds and full disks
+# Crashes, concurrent changes and full disks
 
 KILLED = """
 import itertools, json, os, signal, sys
@@ -415,7 +418,7 @@ print(json.dumps({"facts": facts, "left": sorted(path.name for path in data.iter
 
 
 def script(text: str, *arguments: str | Path) -> Any:
-    """Run a program of ours and return what it found."""
+    """Run a script in a child process and return its JSON result."""
     done = subprocess.run(
         [sys.executable, "-c", text, *map(str, arguments)],
         capture_output=True, check=True, timeout=BOUND, text=True, stdin=subprocess.DEVNULL,
@@ -425,7 +428,7 @@ def script(text: str, *arguments: str | Path) -> Any:
 
 @pytest.mark.parametrize("verb", ["add", "rotate"])
 def test_kill_9_at_every_step_leaves_the_old_or_the_new(data: Path, verb: str) -> None:
-    """A child dies before each call to the system, also in the middle of a write: the files parse, nobody is lost."""
+    """A child that dies before any system call, or within a write, leaves files that parse and every token in them."""
     found = script(KILLED, data, verb)
     facts = found["facts"]
     assert len(facts) > 15
@@ -435,7 +438,8 @@ def test_kill_9_at_every_step_leaves_the_old_or_the_new(data: Path, verb: str) -
     if verb == "rotate":
         assert all(fact["changed"] != fact["old"] for fact in facts)
     changed = [fact["changed"] for fact in facts]
-    assert changed == sorted(changed)  # before its rename no step changes anything, after it all do
+    # Each step before the rename leaves the old state, each step after it the new one.
+    assert changed == sorted(changed)
     assert True in changed[:-1]
     assert found["left"] == ["access.lock", "principals.json", "token"]
 
@@ -479,14 +483,14 @@ print(json.dumps({"won": len(won), "right": sorted(right), "callers": sorted(acc
 
 
 def test_adders_in_several_processes_lose_nothing(data: Path) -> None:
-    """Four at once, also on the first start: every token comes in, and of the same name there is one."""
+    """Four processes add at once, also on the first start: every token is accepted, and each name exists once."""
     found = script(CROWD, data)
     names = sorted([f"p{who}-{n}" for who in range(4) for n in range(12)] + [f"same-{n}" for n in range(12)])
     assert found == {"won": 60, "right": names, "callers": sorted([*names, "operator"])}
 
 
 def test_a_full_disk_changes_nothing(data: Path) -> None:
-    """The old files stand, nothing is left beside them, and the error says what to do."""
+    """On a full disk the old files stay, no temporary file is left, and the error says what to do."""
     access = opened(data)
     alice, token = access.add("alice", WRITE), operator_token(data)
     with file_bytes(2):
@@ -499,7 +503,7 @@ def test_a_full_disk_changes_nothing(data: Path) -> None:
 
 
 def test_a_lock_that_is_held_is_waited_for_but_not_for_ever(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever holds it too long is told of, and nothing was changed."""
+    """A lock that is held too long raises an error, and no file changes."""
     access = opened(data)
     monkeypatch.setattr(module, "LOCK_SECONDS", 0.05)
     with access._changing(), pytest.raises(AccessFailed, match="try again"):
@@ -507,7 +511,7 @@ def test_a_lock_that_is_held_is_waited_for_but_not_for_ever(data: Path, monkeypa
 
 
 def test_a_token_is_in_no_repr_no_log_and_no_error(data: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever goes wrong is told without it, down to the traceback."""
+    """No error shows a token, down to the traceback."""
     caplog.set_level(logging.DEBUG)
     access = opened(data)
     planted = [operator_token(data), access.add("alice", WRITE)]
@@ -556,14 +560,14 @@ ALLOW = ("gw.example", "only.example:8443", "[2001:db8::1]", "tls.example:443")
 
 @pytest.mark.parametrize(("host", "allowed"), HOSTS, ids=lambda value: repr(value)[:40])
 def test_which_hosts_are_allowed(host: str, allowed: bool) -> None:
-    """Loopback by any port and what the operator named; nothing that only looks like it."""
+    """Loopback names with any port and hosts that the operator named are allowed; look-alikes are not."""
     assert allowed_host(host, ALLOW) is allowed
 
 
 @pytest.mark.parametrize(("host", "allowed"), HOSTS, ids=lambda value: repr(value)[:40])
 def test_an_origins_host_is_judged_alike(host: str, allowed: bool) -> None:
-    """Whatever host is refused is refused in an origin, and with any scheme."""
-    if host != "tls.example":  # behind http it is another port
+    """An origin whose host is refused is refused with any scheme."""
+    if host != "tls.example":  # with http this name means another port
         assert allowed_origin(f"http://{host}", host=host, allow=ALLOW) is allowed
     assert allowed_origin(f"https://{host}", host=host, allow=ALLOW) is allowed
     assert allowed_origin(f"ftp://{host}", host=host, allow=ALLOW) is False
@@ -578,16 +582,16 @@ def test_an_origins_host_is_judged_alike(host: str, allowed: bool) -> None:
         ("HTTP://LOCALHOST:8080", "localhost:8080", True),
         ("https://localhost", "localhost:443", True),
         ("http://localhost:80", "[::1]", True),
-        ("https://gw.example", "localhost:8080", True),  # a proxy that says our own name to us
+        ("https://gw.example", "localhost:8080", True),  # a proxy that passes our own name as Host
         ("https://gw.example:1234", "gw.example", True),
         ("https://only.example:8443", "localhost:8080", True),
         ("https://tls.example", "tls.example", True),
         ("http://tls.example", "tls.example", False),
-        ("http://localhost:3000", "localhost:8080", False),  # another program's page on this machine
+        ("http://localhost:3000", "localhost:8080", False),  # the page of another program on this machine
         ("http://localhost", "localhost:8080", False),
-        ("http://localhost:8080", "gw.example:8080", False),  # a page on the visitor's machine, not on ours
+        ("http://localhost:8080", "gw.example:8080", False),  # a page on the visitor's machine, not on this one
         ("http://localhost:8080", "evil.example:8080", False),
-        ("http://evil.example:8080", "evil.example:8080", False),  # rebinding: it is what the Host says, too
+        ("http://evil.example:8080", "evil.example:8080", False),  # DNS rebinding: the Host header says the same name
         ("null", "localhost:8080", False),
         ("", "localhost:8080", False),
         ("http://", "localhost:8080", False),
@@ -604,13 +608,13 @@ def test_an_origins_host_is_judged_alike(host: str, allowed: bool) -> None:
     ],
 )
 def test_which_origins_are_allowed(origin: str | None, host: str, allowed: bool | None) -> None:
-    """Missing is neither yes nor no; a page comes from us or from where the operator said."""
+    """A missing origin is neither allowed nor refused; an origin is allowed if it is ours or named by the operator."""
     assert allowed_origin(origin, host=host, allow=ALLOW) is allowed
 
 
 @given(st.one_of(st.text(), st.text(alphabet=string.ascii_letters + "localhost127.:[]@,/ \\%0", max_size=24)))
 def test_no_host_is_allowed_that_a_browser_reads_as_another(text: str) -> None:
-    """Whatever is allowed means loopback to somebody else's parser as well; nothing raises."""
+    """A host that is allowed means loopback to another parser as well; no text makes the check raise."""
     if allowed_host(text):
         hostname = urlsplit(f"//{text}").hostname
         assert hostname in ("localhost", "127.0.0.1") or ipaddress.IPv6Address(hostname).is_loopback
@@ -619,7 +623,7 @@ def test_no_host_is_allowed_that_a_browser_reads_as_another(text: str) -> None:
 
 @given(st.sampled_from(sorted(LOOPBACK | {"gw.example"})), st.text(min_size=1), st.booleans())
 def test_nothing_added_to_a_name_is_allowed(name: str, more: str, before: bool) -> None:
-    """A name with anything before or behind it is another, but for a port behind it."""
+    """A name with anything before or after it is another name, but for a port after it."""
     name = f"[{name}]" if ":" in name else name
     host = more + name if before else name + more
     digits = more[1:]
@@ -631,7 +635,7 @@ def test_nothing_added_to_a_name_is_allowed(name: str, more: str, before: bool) 
     "wrong", ["", "*", "*.example", "http://gw.example", "gw.example/", "a b", "bücher.example", "x."]
 )
 def test_a_host_that_the_operator_misspelt_is_told(wrong: str) -> None:
-    """Rather than never matching in silence, or matching all."""
+    """A misspelt host raises at the start; it would otherwise never match, or match everything."""
     with pytest.raises(BadInput, match=r"example\.org"):
         sites(["gw.example", wrong])
 
@@ -655,12 +659,12 @@ def test_a_host_that_the_operator_misspelt_is_told(wrong: str) -> None:
     ],
 )
 def test_addresses_are_folded(address: str, folded: str) -> None:
-    """Whoever has many addresses for the asking is counted as one."""
+    """Addresses that one client can have in any number are counted as one."""
     assert fold(address) == folded
 
 
 def test_ten_failures_in_a_minute_and_then_a_wait() -> None:
-    """The wait ends when the first of the ten is a minute old; others are not kept waiting."""
+    """The wait ends when the first of ten failures is a minute old; other addresses do not wait."""
     failures = AuthFailures()
     for n in range(FAILURES):
         assert failures.blocked("10.0.0.1", 100.0 + n) is None
@@ -674,7 +678,7 @@ def test_ten_failures_in_a_minute_and_then_a_wait() -> None:
 
 
 def test_failures_are_remembered_within_bounds() -> None:
-    """Of too many addresses the one that failed longest ago is forgotten."""
+    """Beyond the bound on addresses, the address that failed longest ago is forgotten."""
     failures = AuthFailures()
     for _ in range(1_000):
         failures.failed("10.0.0.1", 0.0)
@@ -689,7 +693,7 @@ def test_failures_are_remembered_within_bounds() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.floats(0, 20)), max_size=60))
 def test_an_address_is_kept_waiting_exactly_after_ten_in_sixty_seconds(steps: list[tuple[str, float]]) -> None:
-    """As a plain count of the last minute says."""
+    """An address waits exactly when a plain count of its failures in the last minute is ten."""
     failures, now, times = AuthFailures(), 0.0, {"a": [], "b": []}
     for address, pause in steps:
         now += pause
@@ -706,19 +710,19 @@ def test_an_address_is_kept_waiting_exactly_after_ten_in_sixty_seconds(steps: li
 
 @pytest.fixture
 def audit(tmp_path: Path) -> Iterator[Audit]:
-    """An audit that is let go of at the end."""
+    """An audit that is closed after the test."""
     audit = Audit(tmp_path / "audit.jsonl")
     yield audit
     audit.close()
 
 
 def lines(audit: Audit) -> list[dict[str, Any]]:
-    """Return what was written, each line by itself."""
+    """Return the lines of the audit, each parsed by itself."""
     return [json.loads(line) for line in audit.path.read_bytes().split(b"\n") if line]
 
 
 def test_a_line_tells_who_what_when_and_from_where(audit: Audit) -> None:
-    """One JSON object a line, for our eyes only, and appended to what there was."""
+    """Each entry is one JSON object on a line, in a file of mode 0600, appended to the lines before."""
     audit.note("stop", by="alice", address="127.0.0.1", run="r-1", aborted=True, after=0.5, count=3, receipt=None)
     Audit(audit.path).note("answer", by="bob", address="::1", question="q-1")
     first, second = lines(audit)
@@ -733,10 +737,10 @@ def test_a_line_tells_who_what_when_and_from_where(audit: Audit) -> None:
 
 
 class Unspeakable:
-    """A value that cannot be told."""
+    """A value whose str() raises."""
 
     def __str__(self) -> str:
-        """Fail."""
+        """Raise."""
         raise RuntimeError
 
 
@@ -756,7 +760,7 @@ class Unspeakable:
     ids=lambda value: type(value).__name__,
 )
 def test_whatever_is_noted_is_one_line_of_plain_ascii(audit: Audit, value: object) -> None:
-    """Control characters and lone surrogates cannot reach a terminal or break a line; nothing is raised."""
+    """Control characters and lone surrogates reach no terminal and break no line; no value makes the audit raise."""
     audit.note("stop", by=str(value)[:50] if isinstance(value, str) else "x", address="a", fact=value, time="mine")
     data = audit.path.read_bytes()
     assert data.count(b"\n") == 1
@@ -764,12 +768,12 @@ def test_whatever_is_noted_is_one_line_of_plain_ascii(audit: Audit, value: objec
     (line,) = lines(audit)
     assert line["kind"] == "stop"
     assert line["time"] != "mine"
-    json.dumps(line, ensure_ascii=False, allow_nan=False).encode()  # every reader can: no lone surrogate is left
+    json.dumps(line, ensure_ascii=False, allow_nan=False).encode()  # no lone surrogate is left
 
 
 @given(value=st.text(st.characters(), max_size=40), key=st.integers(0, 3))
 def test_any_text_comes_back_or_is_told_escaped(tmp_path_factory: pytest.TempPathFactory, value: str, key: int) -> None:
-    """What is text is kept as it was."""
+    """A text is stored as it was, or escaped."""
     audit = Audit(tmp_path_factory.getbasetemp() / f"any-{key}.jsonl")
     audit.note("stop", by=value, address=value, fact=value)
     audit.close()
@@ -778,14 +782,14 @@ def test_any_text_comes_back_or_is_told_escaped(tmp_path_factory: pytest.TempPat
 
 @pytest.mark.parametrize("value", ["x" * 10**6, "\ud800" * 1000, ["y" * 10**6]])
 def test_every_value_is_cut(audit: Audit, value: object) -> None:
-    """However long it came."""
+    """A value of any length is cut to the bound."""
     audit.note("stop", by="b" * 10**6, address="a" * 10**6, fact=value)
     (line,) = lines(audit)
     assert [len(line[name]) for name in ("by", "address", "fact")] == [500] * 3
 
 
 def test_a_flood_of_refusals_is_limited_and_counted(audit: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twenty lines in any second, then a count; stops and answers are never left out."""
+    """At most twenty lines a second tell of refusals, then a count; stops and answers are always written."""
     now = 1000.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     for n in range(5_000):
@@ -798,7 +802,7 @@ def test_a_flood_of_refusals_is_limited_and_counted(audit: Audit, monkeypatch: p
     assert (kinds.count(REFUSED), kinds.count("left_out")) == (96, 4)
     at = [line["at"] for line in lines(audit) if line["kind"] == REFUSED]
     assert all(later - earlier >= 1 for earlier, later in zip(at, at[20:], strict=False))
-    audit.tell_left_out()  # the second is not over
+    audit.tell_left_out()  # within the same second
     now += 1
     audit.tell_left_out()
     audit.tell_left_out()
@@ -808,7 +812,7 @@ def test_a_flood_of_refusals_is_limited_and_counted(audit: Audit, monkeypatch: p
 
 
 def test_closing_tells_what_was_left_out(tmp_path: Path) -> None:
-    """Also when the second is not over."""
+    """Closing writes the count of omitted lines, also within the same second."""
     audit = Audit(tmp_path / "audit.jsonl")
     for _ in range(30):
         audit.note(REFUSED, by="", address="")
@@ -820,7 +824,7 @@ def test_closing_tells_what_was_left_out(tmp_path: Path) -> None:
 def test_a_full_disk_is_logged_once_a_minute_and_nothing_is_raised(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """/dev/full takes nothing; whoever stops something does not notice."""
+    """A stop whose audit line meets a full disk (/dev/full) succeeds; the fault is logged once a minute."""
     now, before = 1000.0, os.stat("/dev/full").st_mode
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     audit = Audit(Path("/dev/full"))
@@ -834,7 +838,7 @@ def test_a_full_disk_is_logged_once_a_minute_and_nothing_is_raised(
 
 
 def test_a_line_the_disk_took_half_of_stays_alone(audit: Audit) -> None:
-    """The next one begins on its own line, and the count of the missing is told."""
+    """After a half-written line the next line begins on its own, and the count of missing lines is written."""
     audit.note("stop", by="alice", address="a", n=1)
     with file_bytes(audit.path.stat().st_size + 20):
         audit.note("stop", by="alice", address="a", n=2)
@@ -854,7 +858,7 @@ def test_a_line_the_disk_took_half_of_stays_alone(audit: Audit) -> None:
 def test_a_missing_place_a_pipe_or_a_link_costs_the_caller_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A pipe nobody reads is not waited for, a link not followed; when the place is there again lines are written."""
+    """The audit blocks on no pipe and follows no link; lines are written again once the directory is back."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     for name in ("pipe", "link", "missing/audit.jsonl"):
@@ -891,7 +895,7 @@ def called(*arguments: str, data: Path) -> None:
 
 
 def test_the_command_makes_lists_and_takes_away(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The token alone on the output, once, the hint beside it; a program gets one document."""
+    """`token add` prints the token alone on the output, once, and the hint on the error output; --json one document."""
     added = interlock("add", "bob", "--scope", "approve, write", "--scope", "read", data=data)
     token = added.stdout.removesuffix("\n")
     assert len(token) == 43
@@ -911,7 +915,7 @@ def test_the_command_makes_lists_and_takes_away(data: Path, capsys: pytest.Captu
 
 
 def test_the_command_rotates_and_tells_the_place(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Never the token; without --scope a principal may write."""
+    """`token rotate` prints the path and never the token; a principal added without --scope may write."""
     opened(data)
     old = operator_token(data)
     called("rotate", data=data)
@@ -923,7 +927,7 @@ def test_the_command_rotates_and_tells_the_place(data: Path, capsys: pytest.Capt
 
 
 def test_the_command_refuses_in_one_line(data: Path) -> None:
-    """As every command does."""
+    """A refusal of `interlock token` is one line, as of every command."""
     done = interlock("rotate", data=data, good=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"interlock: there is no {data}; name the gateway's directory with --data\n"
@@ -942,7 +946,7 @@ def test_the_command_refuses_in_one_line(data: Path) -> None:
     ],
 )
 def test_a_command_that_is_refused_makes_nothing(data: Path, arguments: tuple[str, ...], words: str) -> None:
-    """A mistyped directory stays as it was: nobody believes to have rotated a token that still comes in."""
+    """A refused command creates nothing, so that a mistyped directory does not pass for a rotated token."""
     with pytest.raises(InterlockError, match=words):
         called(*arguments, data=data)
     assert not data.exists()

@@ -1,4 +1,4 @@
-"""`interlock serve --agent-user`: what the agent sees of the server, through a real server and its shell."""
+"""`interlock serve --agent-user`: what an agent of another user sees of a real server."""
 
 import json
 import os
@@ -28,7 +28,7 @@ async def agent(run, message):
 
 
 def test_an_agent_of_another_user_has_what_was_named_and_no_more(tmp_path: Path) -> None:
-    """It sees the variable that --env names and no other, no process but its own, and cannot truncate the log."""
+    """The agent sees its own processes and the variable that --env names, nothing else, and cannot truncate the log."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to give rights away")
     (tmp_path / "written.py").write_text(textwrap.dedent(AGENT))

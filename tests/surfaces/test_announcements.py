@@ -1,4 +1,4 @@
-"""What a detached child announces, on every wording: chat of the session that it belongs to."""
+"""Announcements of detached children over the wire: published clients and our own method see them in the home."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -22,19 +22,19 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def leave(talk: Any, how: str) -> tuple[str, str]:
-    """Have a child begun and announced; return its session's name and the run that began it."""
+    """Begin a child that is announced; return the session's name and the run that began the child."""
     where = f"announced-{next(NUMBERS)}"
     asked = {"sessionKey": where, "message": f"leave {how} echo 42", "idempotencyKey": f"leave-{where}"}
     return where, talk.request("chat.send", **asked)["runId"]
 
 
 def announces(data: dict[str, Any]) -> bool:
-    """Return whether an event is of a message that announces a child."""
+    """Return whether an event belongs to a message that announces a child."""
     return data.get("type") == "message" and data.get("child") is not None
 
 
 def test_published_clients_see_its_turn_as_chat_of_the_session(server: House) -> None:
-    """The reply streams and ends under the session's own name, behind the run that began the child."""
+    """The announcement's reply streams and ends under the session's own name, after the run that began the child."""
     with server.connect() as talk:
         where, first = leave(talk, "turn")
         final = talk.event(
@@ -55,7 +55,7 @@ def test_published_clients_see_its_turn_as_chat_of_the_session(server: House) ->
 
 
 def test_published_clients_see_a_note_as_one_final_event(server: House) -> None:
-    """It has no turn: its one `chat` event has what was noted, as what was said to the agent and not by it."""
+    """A note has no turn: one `chat` event carries its text, as something said to the agent and not by it."""
     with server.connect() as talk:
         where, first = leave(talk, "note")
         final = talk.event("chat", lambda event: event["sessionKey"] == where and event["runId"] != first)
@@ -71,7 +71,7 @@ def test_published_clients_see_a_note_as_one_final_event(server: House) -> None:
 
 
 def test_a_stop_of_everything_begins_nothing(server: House) -> None:
-    """A child that falls with all the rest is not announced: no turn begins after the answer, and nothing is noted."""
+    """A child that falls with its home is not announced: after the stop's answer no turn begins and no note comes."""
     with server.connect() as talk:
         where = f"announced-{next(NUMBERS)}"
         run = talk.request("chat.send", sessionKey=where, message="leave turn sleep", idempotencyKey=where)["runId"]
@@ -88,7 +88,7 @@ def test_a_stop_of_everything_begins_nothing(server: House) -> None:
 
 
 def test_our_own_wording_names_the_child(server: House) -> None:
-    """Whoever watches the session is told whose ending it is, and finds that run."""
+    """A watcher of the session is told which child ended, and can read that run."""
     with server.connect(caps=["interlock.quiet"]) as talk:
         where, _ = leave(talk, "turn")
         talk.request("interlock.watch", watch=1, session=where)

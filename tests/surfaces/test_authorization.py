@@ -1,6 +1,7 @@
-"""Who may do what over the wire: every method, every kind of caller, everybody's runs.
+"""The rights over the wire: every method, every kind of caller, everybody's runs.
 
-`rights.TABLE` is complete: a method of the gateway without a row fails the suite, and what is not a method is denied.
+`rights.TABLE` is complete: a method of the gateway without a row fails the suite, and a name that is not a method is
+denied.
 """
 
 import asyncio
@@ -53,7 +54,7 @@ SCOPES = {"owner": "write", "other": "write", "approve": "approve", "read": "rea
     scope="module", params=[f"{kind} {when}" for kind in ("sqlite", "memory") for when in ("before", "after")]
 )
 def they(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[People]:
-    """Everybody of the table: on each kind of store, before and after the server was closed and served again."""
+    """Everybody of the table, on each kind of store, before and after the server was closed and opened again."""
     kind, _, when = request.param.partition(" ")
     made = people(kind, tmp_path_factory.mktemp("rights") / "data")
     if when == "after":
@@ -67,13 +68,13 @@ def they(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_every_method_has_a_row() -> None:
-    """And nothing else has."""
+    """The rows of the table are exactly the methods of the gateway."""
     assert set(ROWS) == set(frames.METHODS) == set(ASKED)
 
 
 @pytest.mark.parametrize("method", ROWS)
 def test_the_table(they: People, method: str) -> None:
-    """Every caller gets what its row says. A denial changes nothing, and a stranger's is as if there were nothing."""
+    """Every caller gets what its row says; a denial changes nothing, and a stranger's reveals nothing."""
     for scope, relation in CALLERS:
         talk, expected = they.talks[they.name(scope, relation)], cell(method, scope, relation)
         for asked in ASKED[method]:
@@ -93,7 +94,7 @@ def test_the_table(they: People, method: str) -> None:
 
 @pytest.mark.parametrize("method", ROWS)
 def test_a_removed_token_is_good_for_nothing(they: People, method: str) -> None:
-    """Whatever it was good for, and though a session is still shared with its bearer: nobody comes in with it."""
+    """A removed token opens no connection, whatever its scope, even while a session is shared with its principal."""
     scopes = list(Scope)
     scope = scopes[list(ROWS).index(method) % len(scopes)]
     assert they.server.refused(they.removed[scope])[1].code == 4001
@@ -103,7 +104,7 @@ def test_a_removed_token_is_good_for_nothing(they: People, method: str) -> None:
 
 
 class Scene:
-    """A server, everybody connected, and something of the owner's."""
+    """A server, a connection of everybody, and a busy session of the owner's."""
 
     def __init__(self, server: House) -> None:
         self.server = server
@@ -114,7 +115,7 @@ class Scene:
         self.thing = self.make()
 
     def make(self) -> Thing:
-        """Make a busy session of the owner's, named as others name it."""
+        """Make a busy session of the owner's; return it by the names that others use."""
         owner, self._things = self.talks["owner"], self._things + 1
         session = f"a-session-{self._things}"
         stopped = owner.request("chat.send", sessionKey=session, message="sleep", idempotencyKey=key())["runId"]
@@ -126,13 +127,13 @@ class Scene:
         return Thing(f"owner/{session}", run, question, wake, stopped, receipt)
 
     def state(self, thing: Thing) -> Any:
-        """Return all there is of it, as the operator sees it."""
+        """Return everything about a session, as the operator sees it."""
         return state_of(self.talks["operator"], thing)
 
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    """Everybody, connected to a server that was told of a host and an origin besides its own."""
+    """Everybody, connected to a server that allows one host and one origin besides its own."""
     named = ("--allow-host", "good.example", "--allow-origin", "page.example")
     data = tmp_path_factory.mktemp("house") / "data"
     with house(data, "surfaces.busy:agent", "--driver", "inline", *named) as server:
@@ -154,13 +155,13 @@ def _answered(talk: Talk, method: str, params: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("method", ["nothing", "Health", "health ", "interlock", "config.set", "__class__", "", "\0"])
 def test_what_is_no_method_is_denied(scene: Scene, method: str) -> None:
-    """To everybody, the operator too (race 112)."""
+    """A name that is no method is denied to everybody, the operator included (race 112)."""
     for talk in scene.talks.values():
         assert talk.refused(method)["code"] == "INVALID_REQUEST"
 
 
 def test_a_missing_scope_is_named(scene: Scene) -> None:
-    """In the published protocol's words, so that a client can say what is missing."""
+    """A refusal for a missing scope names that scope in the published protocol's words."""
     error = scene.talks["read"].refused("chat.abort", sessionKey="s")
     details = {"code": "MISSING_SCOPE", "missingScope": "operator.write", "requiredScopes": ["operator.write"]}
     assert error == {"code": "FORBIDDEN", "message": "chat.abort needs a token with scope write", "details": details}
@@ -211,7 +212,7 @@ STOPS: dict[str, Asked] = {
 
 @pytest.mark.parametrize("begin", [by_chat, by_agent, by_send, by_delegation, by_wake])
 def test_a_run_of_any_origin_is_stopped_by_those_who_may(scene: Scene, begin: Callable[[Talk], str]) -> None:
-    """By every method that stops; the others change nothing, and the run goes on."""
+    """Every stopping method works for the owner and the operator; for others it changes nothing and the run goes on."""
     run, operator = begin(scene.talks["owner"]), scene.talks["operator"]
     thing = Thing(*([run] * 6))
     for caller, scope in (("other", Scope.WRITE), ("approve", Scope.APPROVE), ("read", Scope.READ)):
@@ -227,17 +228,17 @@ def test_a_run_of_any_origin_is_stopped_by_those_who_may(scene: Scene, begin: Ca
 
 
 def share(scene: Scene, thing: Thing, who: str, may: str = "write") -> Any:
-    """Share something of the owner's."""
+    """Share a session of the owner's."""
     return scene.talks["owner"].request("interlock.share", session=thing.session, may=may, **{"with": who})
 
 
 def unshare(scene: Scene, thing: Thing, who: str) -> Any:
-    """Take that away again."""
+    """Take the share away again."""
     return scene.talks["owner"].request("interlock.unshare", session=thing.session, **{"with": who})
 
 
 def test_whoever_speaks_in_anothers_session_waits_and_may_stop_itself(scene: Scene) -> None:
-    """It takes nothing over, is told whose session it is, and its stop of the session ends its own message only."""
+    """A writer's message waits and names the owner; the writer's stop of the session ends only that message."""
     thing, other = scene.make(), scene.talks["other"]
     share(scene, thing, "other")
     sent = other.request("chat.send", sessionKey=thing.session, message="sleep", idempotencyKey=key())
@@ -251,7 +252,7 @@ def test_whoever_speaks_in_anothers_session_waits_and_may_stop_itself(scene: Sce
 
 @pytest.mark.parametrize("strategy", ["interrupt", "steer", "queue", "collect", "rollback"])
 def test_no_strategy_takes_over_what_is_anothers(scene: Scene, strategy: str) -> None:
-    """Whatever a message of somebody else's asks for, it waits: nothing is cut, steered or rolled back."""
+    """A writer's message waits under every strategy: it cuts, steers and rolls back nothing of the owner's."""
     thing, other = scene.make(), scene.talks["other"]
     share(scene, thing, "other")
     runs = scene.state(thing)[0]
@@ -262,11 +263,11 @@ def test_no_strategy_takes_over_what_is_anothers(scene: Scene, strategy: str) ->
     assert scene.talks["owner"].request("tasks.get", taskId=thing.run)["task"]["status"] == "running"
 
 
-# Whose a session is
+# Owners of sessions
 
 
 def test_the_main_of_two_people_are_two_sessions(scene: Scene) -> None:
-    """Each finds what it said there, by every wording; nobody learns that somebody else has a session of that name."""
+    """Each of two people finds only their own texts in `main`, by every method, and learns of no other `main`."""
     owner, other, operator = (scene.talks[name] for name in ("owner", "other", "operator"))
     for name, talk in (("owner", owner), ("other", other)):
         sent = talk.request("chat.send", sessionKey="main", message=f"secret of {name}", idempotencyKey=key())
@@ -284,7 +285,8 @@ def test_the_main_of_two_people_are_two_sessions(scene: Scene) -> None:
             "interlock.history", session="main"
         )
         keys = [row["key"] for row in talk.request("sessions.list")["sessions"]]
-        assert keys.count("main") == 1 and not [each for each in keys if each.endswith("/main")]  # others were shared
+        # The caller's own `main` is listed once; the other keys are sessions shared with the caller.
+        assert keys.count("main") == 1 and not [each for each in keys if each.endswith("/main")]
         heard = [each["payload"] for each in talk.events if each["event"] == "chat"]
         assert {each["sessionKey"] for each in heard if "secret" in json.dumps(each)} == {"main"}
         runs = talk.request("tasks.list", sessionKey="main")["tasks"]
@@ -296,7 +298,7 @@ def test_the_main_of_two_people_are_two_sessions(scene: Scene) -> None:
 
 
 def test_what_an_earlier_version_and_an_embedder_kept_is_found_by_its_owner(tmp_path: Path) -> None:
-    """A session whose id does not say whose it is: its owner writes it as ever; the embedder's is `local/NAME`."""
+    """A session stored without an owner in its id keeps its name for its owner; the embedder's is `local/NAME`."""
 
     async def fill() -> None:
         async with open_control(busy.agent, store=f"sqlite:///{tmp_path / 'data'}") as control:
@@ -304,7 +306,8 @@ def test_what_an_earlier_version_and_an_embedder_kept_is_found_by_its_owner(tmp_
                 await control.wait((await control.send(session, f"kept of {by}", by=by)).run_id, drained=True)
 
     asyncio.run(fill())
-    with closing(sqlite3.connect(tmp_path / "data" / "interlock.db")) as kept, kept:  # as the migration leaves it
+    # The migration of an earlier version's store leaves the row like this.
+    with closing(sqlite3.connect(tmp_path / "data" / "interlock.db")) as kept, kept:
         assert kept.execute("UPDATE sessions SET plain = 1 WHERE id = 'main'").rowcount == 1
     with house(tmp_path / "data", "surfaces.busy:agent", "--driver", "inline") as server:
         talks = {name: server.connect(server.add(name, "write")) for name in ("owner", "other")}
@@ -326,7 +329,7 @@ def test_what_an_earlier_version_and_an_embedder_kept_is_found_by_its_owner(tmp_
 
 
 def test_a_name_that_is_taken_is_told_like_one_that_is_not(scene: Scene) -> None:
-    """A stranger who writes another's session in full is told the same, whether there is one or not."""
+    """A stranger who writes another's session in full gets the same answer, whether that session exists or not."""
     other = scene.talks["other"]
     for method, name in (("chat.send", "sessionKey"), ("agent", "sessionKey"), ("interlock.send", "session")):
         told = []
@@ -343,11 +346,11 @@ OLD = Path(__file__).parents[1] / "stores" / "corpus" / "0001.sql"
 
 
 def test_a_session_that_an_earlier_version_kept_is_told_like_one_that_never_was(tmp_path: Path) -> None:
-    """Its id does not say whose it is; a stranger who writes its owner before it is told nothing by the words."""
+    """A stranger who writes OWNER/NAME for a session stored as NAME gets the answer for one that never was."""
     data = tmp_path / "data"
     data.mkdir(mode=0o700)
     database = sqlite3.connect(data / "interlock.db")
-    database.executescript(OLD.read_text())  # it has a session `talk` of alice's
+    database.executescript(OLD.read_text())  # holds a session `talk` of alice's
     database.close()
     with house(data, "surfaces.busy:agent", "--driver", "inline") as server:
         alice, mallory = (server.connect(server.add(name, "write")) for name in ("alice", "mallory"))
@@ -363,7 +366,7 @@ def test_a_session_that_an_earlier_version_kept_is_told_like_one_that_never_was(
 
 
 def test_a_right_that_is_taken_away_is_gone_at_once(scene: Scene) -> None:
-    """A watch and a wait by it end in that step, and its holder is told nothing that happens later; then it is 404."""
+    """The end of a share ends the guest's watch and wait in that step; later events and requests are denied (404)."""
     owner, other = scene.talks["owner"], scene.talks["other"]
     session = key()
     full = f"owner/{session}"
@@ -400,7 +403,7 @@ def test_a_right_that_is_taken_away_is_gone_at_once(scene: Scene) -> None:
 
 
 def test_a_session_is_shared_with_some_and_not_with_its_owner(scene: Scene) -> None:
-    """Sharing with the owner, or for what there is no word, is a mistake; asking again changes nothing."""
+    """Sharing with the owner, or with an unknown right, is refused; a repeated share or unshare changes nothing."""
     owner, thing = scene.talks["owner"], scene.make()
     for params in ({"with": "owner"}, {"with": "local"}, {"with": ""}, {"with": "other", "may": "all"}):
         assert owner.refused("interlock.share", session=thing.session, **params)["code"] == "INVALID_REQUEST"
@@ -409,7 +412,7 @@ def test_a_session_is_shared_with_some_and_not_with_its_owner(scene: Scene) -> N
 
 
 def test_a_stop_ahead_of_its_message_is_its_callers_own(scene: Scene) -> None:
-    """A stop of somebody else's session, ordered far ahead or before there is one, keeps no message from running."""
+    """A stop of another's session, ordered far ahead or before the session exists, keeps no message from running."""
     owner, other = scene.talks["owner"], scene.talks["other"]
     for session in (scene.make().session, key()):
         for params in ({"order": ["c", 1e300]}, {}):
@@ -420,7 +423,7 @@ def test_a_stop_ahead_of_its_message_is_its_callers_own(scene: Scene) -> None:
 
 
 def test_a_key_is_its_callers_own(scene: Scene) -> None:
-    """Somebody else's key names nothing, and a stop of it keeps nobody's message from running."""
+    """Another's key names nothing, and a stop by that key keeps no message from running."""
     owner, other, mine = scene.talks["owner"], scene.talks["other"], key()
     assert other.request("chat.abort", sessionKey="s", runId=mine)["aborted"] is False
     run = owner.request("chat.send", sessionKey=key(), message="sleep", idempotencyKey=mine)["runId"]
@@ -431,7 +434,7 @@ def test_a_key_is_its_callers_own(scene: Scene) -> None:
 
 
 def test_typed_commands_are_as_bound_as_methods(scene: Scene) -> None:
-    """A stop word or /new typed into somebody else's session does nothing to what is not one's own (race 29)."""
+    """A stop word or /new typed into another's session ends nothing that belongs to others (race 29)."""
     thing, other = scene.thing, scene.talks["other"]
     before = scene.state(thing)
     for text in ("stop", "/stop", "/stop@interlock", "/new", "/reset"):
@@ -442,7 +445,7 @@ def test_typed_commands_are_as_bound_as_methods(scene: Scene) -> None:
 
 
 def test_events_are_told_to_those_who_may_see_them(scene: Scene) -> None:
-    """Not to others; whoever may only approve hears of questions, and nothing of what is said."""
+    """Events go to principals who may see the session; a principal who may only approve hears of questions alone."""
     heard = {name: scene.server.connect(token) for name, token in scene.tokens.items()}
     thing = scene.make()
     for name, talk in heard.items():
@@ -475,7 +478,7 @@ def test_events_are_told_to_those_who_may_see_them(scene: Scene) -> None:
     ],
 )
 def test_scopes_can_be_narrowed(scene: Scene, asked: list[str], granted: set[str]) -> None:
-    """A connection has what it asked for and no more, whatever its token is good for."""
+    """A connection has the scopes it asked for and no more, whatever its token is good for."""
     with scene.server.connect(scene.tokens["operator"], scopes=asked) as talk:
         assert set(talk.hello["auth"]["scopes"]) == granted
         for method, scope in (("chat.abort", "operator.write"), ("sessions.list", "operator.read")):
@@ -485,14 +488,14 @@ def test_scopes_can_be_narrowed(scene: Scene, asked: list[str], granted: set[str
 
 
 def test_scopes_cannot_be_widened(scene: Scene) -> None:
-    """Asking for more than the token has gives what the token has."""
+    """A connection that asks for more scopes than its token has gets those of the token."""
     with scene.server.connect(scene.tokens["read"], scopes=["operator.admin", "operator.write"]) as talk:
         assert set(talk.hello["auth"]["scopes"]) <= {"operator.read"}
         assert talk.refused("chat.abort", sessionKey=scene.thing.session)["code"] == "FORBIDDEN"
 
 
 def test_narrowed_to_approvals_hears_of_questions_only(scene: Scene) -> None:
-    """The operator's token, narrowed, is told what an approver is told."""
+    """A connection of the operator's, narrowed to approvals, is told what an approver is told."""
     with scene.server.connect(scene.tokens["operator"], scopes=["operator.approvals"]) as talk:
         thing = scene.make()
         talk.event("exec.approval.requested", lambda each: each["runId"] == thing.run)
@@ -502,7 +505,7 @@ def test_narrowed_to_approvals_hears_of_questions_only(scene: Scene) -> None:
 
 
 def test_the_owner_may_still_stop_after_a_reconnect(scene: Scene) -> None:
-    """The right is the principal's, not the connection's."""
+    """The right to stop belongs to the principal, not to the connection."""
     with scene.server.connect(scene.tokens["owner"]) as talk:
         run = talk.request("chat.send", sessionKey=key(), message="sleep", idempotencyKey=key())["runId"]
     with scene.server.connect(scene.tokens["other"]) as talk:
@@ -512,7 +515,7 @@ def test_the_owner_may_still_stop_after_a_reconnect(scene: Scene) -> None:
 
 
 def test_the_owner_may_still_stop_after_a_restart(tmp_path: Path) -> None:
-    """What waited in the queue runs in the next process, and is still the owner's alone to stop."""
+    """A message that waited in the queue runs in the next process, and only its owner may stop it."""
     data, options = tmp_path / "data", ("surfaces.busy:agent", "--driver", "inline", "--drain-seconds", "1")
     with house(data, *options) as server:
         owner, other = server.add("owner", "write"), server.add("other", "write")
@@ -533,7 +536,7 @@ def test_the_owner_may_still_stop_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_nobody_gets_in_without_a_token(scene: Scene) -> None:
-    """A wrong or a missing token is refused and the connection closed with 4001; the two are told apart."""
+    """A wrong token and a missing one are refused with different errors and the close code 4001."""
     for token, code in (("wrong-token-wrong", "AUTH_TOKEN_MISMATCH"), ("", "AUTH_TOKEN_MISSING")):
         error, closed = scene.server.refused(token)
         assert (error["code"], error["details"]["code"], closed.code) == ("FORBIDDEN", code, 4001)
@@ -543,7 +546,7 @@ def test_nobody_gets_in_without_a_token(scene: Scene) -> None:
 
 @pytest.mark.parametrize("method", [name for name in ROWS if name != "connect"])
 def test_nothing_is_answered_before_connect(scene: Scene, method: str) -> None:
-    """The first request is connect, whatever else is asked."""
+    """Every method but connect is refused as a first request."""
     with Talk(scene.server.url) as talk:
         error = talk.refused(method, **ASKED[method][0](scene.thing))
         assert (error["code"], error["message"]) == ("INVALID_REQUEST", "the first request is connect")
@@ -551,7 +554,7 @@ def test_nothing_is_answered_before_connect(scene: Scene, method: str) -> None:
 
 
 def test_tokens_come_and_go_while_it_serves(tmp_path: Path) -> None:
-    """A token rotated or removed closes its live sockets with 4001; one that was added lets in; runs go on."""
+    """Rotating or removing a token closes its sockets with 4001 and ends no run; an added token works at once."""
     with house(tmp_path / "data", "surfaces.busy:agent", "--driver", "inline") as server:
         late = server.add("late", "write")
         operator, other = server.connect(), server.connect(late)
@@ -569,7 +572,7 @@ def test_tokens_come_and_go_while_it_serves(tmp_path: Path) -> None:
         assert server.refused(late)[1].code == 4001
         with server.connect() as operator:
             assert operator.request("tasks.get", taskId=run)["task"]["status"] == "running"
-            late = server.add("late", "write")  # whoever is given the name again finds what is the name's
+            late = server.add("late", "write")  # a new principal of the same name owns the sessions of that name
             with server.connect(late) as other:
                 assert other.request("chat.abort", sessionKey="s")["runIds"] == [run]
         closings = server.noted(kind="closed", address="127.0.0.1")
@@ -578,7 +581,7 @@ def test_tokens_come_and_go_while_it_serves(tmp_path: Path) -> None:
 
 
 def until(met: Callable[[], bool]) -> None:
-    """Ask until something is so."""
+    """Wait until a condition is met."""
     end = time.monotonic() + BOUND_SECONDS
     while not met():
         assert time.monotonic() < end
@@ -587,7 +590,7 @@ def until(met: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("stop", [False, True])
 def test_a_removed_token_that_does_not_read_has_nothing_more_accepted(tmp_path: Path, stop: bool) -> None:
-    """From the step in which the server learns of it, whatever lies in the socket; with --stop what it ran is ended."""
+    """After the server learns of the removal it accepts nothing from the socket; --stop also ends what was running."""
     with house(tmp_path / "data", "surfaces.busy:agent", "--driver", "inline") as server, server.connect() as operator:
         sent, over = 0, threading.Event()
         deaf = Bytes(server.port, unread_bytes=4_096)
@@ -600,14 +603,15 @@ def test_a_removed_token_that_does_not_read_has_nothing_more_accepted(tmp_path: 
                 asked = {"type": "req", "id": f"m{sent}", "method": "interlock.send", "params": params}
                 deaf.send(0x81, json.dumps(asked).encode())
                 sent += 1
-                over.wait(0.0 if sent < 200 else 0.004)  # faster, and it would be closed for what it does not read
+                # A faster flood would make the server close the connection as a reader that is too slow.
+                over.wait(0.0 if sent < 200 else 0.004)
 
         flooding = threading.Thread(target=flood)
         flooding.start()
         try:
             until(lambda: len(operator.request("interlock.runs")) > 50)
             server.tokens("remove", "late", *(("--stop", "--url", server.ready["url"]) if stop else ()))
-            server.connect().close()  # the server reads its tokens when somebody comes
+            server.connect().close()  # the server reads its tokens when somebody connects
             (learnt,) = server.noted(kind="closed", by="late")
             known = sent
             until(lambda: sent > known + 200)
@@ -616,23 +620,23 @@ def test_a_removed_token_that_does_not_read_has_nothing_more_accepted(tmp_path: 
             flooding.join(BOUND_SECONDS)
             deaf.socket.close()
         until(lambda: operator.request("interlock.overview")["connections"] == 1)
-        at = datetime.fromisoformat(learnt["time"]).timestamp() + 0.001  # that is how exact it is
+        at = datetime.fromisoformat(learnt["time"]).timestamp() + 0.001  # the audit's times are exact to a millisecond
         runs = operator.request("interlock.runs", latest=10_000)
         late = [run["admitted_at"] - at for run in runs if run["admitted_at"] > at]
         assert len(runs) > 50 and not late, (len(runs), len(late), late[-1:])
         live = [run for run in runs if run["outcome"] is None]
-        assert not live if stop else live  # without --stop they go on until an admin stops them
+        assert not live if stop else live  # without --stop the runs go on until an admin stops them
         receipts = operator.request("interlock.stopall", of="late")
         assert bool(receipts) is not stop
         assert not [run for run in operator.request("interlock.runs") if run["outcome"] is None]
         assert server.healthy()
 
 
-# What is written down
+# The audit
 
 
 def test_refusals_stops_and_answers_are_written_down(tmp_path: Path) -> None:
-    """Each with who and from where; also what was refused before anybody had a name."""
+    """The audit names who and from where for each refusal, stop and answer, also before a caller has a name."""
     with house(tmp_path / "data", "surfaces.busy:agent", "--driver", "inline") as server:
         scene = Scene(server)
         owner, other, approver, reader = (scene.talks[name] for name in ("owner", "other", "approve", "read"))
@@ -684,7 +688,7 @@ PLACES: dict[str, Callable[[str], dict[str, Any]]] = {
 
 
 def test_a_token_is_found_nowhere(tmp_path: Path) -> None:
-    """Sent rightly and wrongly: not in output, log, audit, metrics, health, errors or closes, nor in the store."""
+    """A token, sent rightly or wrongly, is not in output, log, audit, metrics, health, errors, closes or the store."""
     with house(tmp_path / "data", "surfaces.busy:agent", "--driver", "inline", "--log-level", "debug") as server:
         planted = (server.token, server.add("owner", "write"))
         told: list[str] = []
@@ -725,7 +729,8 @@ def test_a_token_is_found_nowhere(tmp_path: Path) -> None:
         for at, token in enumerate(planted):
             assert not [text[:300] for text in told if token in text], at
         places = [path for path in server.data.rglob("*") if path.is_file() and path.name != "token"]
-        for path in places:  # what a person writes is that person's business, and is kept as it was written
+        # A token that a person writes into a message is stored as it was written.
+        for path in places:
             kept = path.read_bytes()
             for token in planted:
                 assert kept.count(token.encode()) == kept.count(f"my token is {token}".encode()), path
@@ -746,7 +751,7 @@ WELCOME: list[tuple[list[str], list[str]]] = [
 ]
 UNWELCOME: list[tuple[list[str], list[str]]] = [
     (["evil.example"], []),
-    (["evil.example:PORT"], ["http://evil.example:PORT"]),  # a name that was made to point here
+    (["evil.example:PORT"], ["http://evil.example:PORT"]),  # DNS rebinding: a foreign name that points to this machine
     (["127.0.0.1.evil.example"], []),
     (["localhost.evil.example:PORT"], []),
     (["evil.example@127.0.0.1"], []),
@@ -781,7 +786,7 @@ ROUTES |= {"/web/endings.js": (200, 403), "/pair": (405, 403), "/timeline/r-1-1.
 
 
 def knock(server: House, path: str, hosts: list[str], origins: list[str], *, upgrade: bool) -> int:
-    """Ask for a path, or for a WebSocket there; return the status."""
+    """Request a path, as a WebSocket if `upgrade`; return the status."""
     pairs: Headers = tuple(("Host", host) for host in hosts) + tuple(("Origin", origin) for origin in origins)
     lines = "".join(f"{name}: {value}\r\n".replace("PORT", str(server.port)) for name, value in pairs)
     if upgrade:
@@ -794,7 +799,7 @@ def knock(server: House, path: str, hosts: list[str], origins: list[str], *, upg
 
 @pytest.mark.parametrize(("hosts", "origins"), WELCOME)
 def test_ours_and_what_was_named_is_served(scene: Scene, hosts: list[str], origins: list[str]) -> None:
-    """On every route, and as a WebSocket where there is one."""
+    """Every route, plain or as a WebSocket, serves our own hosts and origins and those that the operator named."""
     for path, statuses in ROUTES.items():
         assert knock(scene.server, path, hosts, origins, upgrade=False) == statuses[0], path
     assert knock(scene.server, "/", hosts, origins, upgrade=True) == 101
@@ -802,14 +807,14 @@ def test_ours_and_what_was_named_is_served(scene: Scene, hosts: list[str], origi
 
 @pytest.mark.parametrize(("hosts", "origins"), UNWELCOME)
 def test_everything_else_is_refused(scene: Scene, hosts: list[str], origins: list[str]) -> None:
-    """On every route before it is looked up, plain or as a WebSocket."""
+    """Every route, plain or as a WebSocket, refuses other hosts and origins before it looks anything up."""
     for path in ROUTES:
         for upgrade in (False, True):
             assert knock(scene.server, path, hosts, origins, upgrade=upgrade) in (400, 403), (path, upgrade)
 
 
 def test_a_page_of_another_port_is_another_programs(scene: Scene) -> None:
-    """Serving on an address allows that address with its port, not every page of the machine."""
+    """A server allows pages from its own address and port, not from every port of the machine."""
 
     async def play(origin: str) -> int:
         try:
@@ -824,7 +829,7 @@ def test_a_page_of_another_port_is_another_programs(scene: Scene) -> None:
 
 
 def test_metrics_need_a_token_that_may_read(scene: Scene) -> None:
-    """As a bearer; not in the URL, not as anything else."""
+    """/metrics accepts a token as a bearer only, not in the URL."""
     for name, status in (("operator", 200), ("read", 200), ("approve", 403), ("owner", 403)):
         token = scene.tokens[name]
         assert scene.server.get("/metrics", (("Authorization", f"Bearer {token}"),))[0] == status, name
@@ -835,14 +840,14 @@ def test_metrics_need_a_token_that_may_read(scene: Scene) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_an_address_that_others_can_reach_must_be_wanted(tmp_path: Path, host: str) -> None:
-    """Without --public the command refuses and says so."""
+    """Without --public the command refuses to serve on such an address, and says so."""
     command = [str(INTERLOCK), "serve", "--host", host, "--port", "0", "--data", str(tmp_path / "data")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_SECONDS, check=False)
     assert done.returncode != 0 and "--public" in done.stderr and not done.stdout
 
 
 def test_nobody_founds_a_session_of_the_embedder_s(tmp_path: Path) -> None:
-    """What the program that embeds control calls `jobs` is its own to begin: taken or not, it is not found."""
+    """A stranger who writes the embedder's session `jobs` gets 404, whether the session exists or not."""
     with (
         house(tmp_path / "data", "surfaces.agents:agent") as server,
         server.connect(server.add("ann", "write")) as ann,
@@ -860,7 +865,7 @@ def test_nobody_founds_a_session_of_the_embedder_s(tmp_path: Path) -> None:
 
 
 def test_nobody_learns_the_names_of_sessions_that_an_earlier_version_kept(tmp_path: Path) -> None:
-    """Their ids do not say whose they are; to a stranger each is named, and not found, as one that never was."""
+    """A stranger gets the same 404 for an id that names no owner as for an id that never was."""
     data = tmp_path / "data"
     data.mkdir(mode=0o700)
     with closing(sqlite3.connect(data / "interlock.db")) as kept:
@@ -893,7 +898,7 @@ def test_nobody_learns_the_names_of_sessions_that_an_earlier_version_kept(tmp_pa
 
 
 def test_a_replay_is_whole_whatever_is_shared_meanwhile(tmp_path: Path) -> None:
-    """What waits to be written to a slow reader, of a session that is not in memory, is not taken back for nothing."""
+    """A share elsewhere takes back no event that waits for a slow reader, of a session that is not in memory."""
     quiet, runs = {"caps": [frames.QUIET]}, 60
     with house(tmp_path / "data", "surfaces.agents:agent") as server:
         token = server.add("ann", "write")
@@ -910,7 +915,8 @@ def test_a_replay_is_whole_whatever_is_shared_meanwhile(tmp_path: Path) -> None:
             request = {"type": "req", "id": str(number), "method": method, "params": params}
             slow.send(0x81, json.dumps(request).encode())
         heard = [json.loads(slow.frame()[1])]
-        while "watch" not in json.dumps(heard[-1].get("payload", {})):  # it is being replayed, and nobody reads
+        # Wait until the replay has begun; from here on nobody reads.
+        while "watch" not in json.dumps(heard[-1].get("payload", {})):
             heard.append(json.loads(slow.frame()[1]))
         for _ in range(20):
             ann.request("interlock.share", session="main", **{"with": "bob", "may": "read"})

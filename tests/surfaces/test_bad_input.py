@@ -1,6 +1,6 @@
-"""What is wrong is refused with a word or a close code; whoever behaves notices nothing, and nothing is lost.
+"""Bad input gets an error or a close code; other connections notice nothing, and no event is lost.
 
-Every test leaves the server well: a bystander's stream goes on, the log holds no traceback, health is answered.
+Every test leaves the server well: a bystander's stream goes on, the log holds no traceback, /health answers.
 """
 
 import json
@@ -19,7 +19,7 @@ INVALID = "INVALID_REQUEST"
 
 
 class Bystander:
-    """Somebody who is told a stream of words while others misbehave."""
+    """A connection that is told a stream of words while others misbehave."""
 
     def __init__(self, server: House) -> None:
         self.server = server
@@ -28,7 +28,7 @@ class Bystander:
         self._heard = 0
 
     def unharmed(self) -> None:
-        """See that the stream goes on, without a hole, and that the server is well."""
+        """Assert that the stream goes on without a hole, and that the server is well."""
         self.talk.request("health")
         words = self._words()
         self.talk.until(lambda: len(self._words()) > max(self._heard, len(words)), "more of the stream")
@@ -50,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 @pytest.fixture(scope="module")
 def bystander(server: House) -> Iterator[Bystander]:
-    """One for all tests: nothing may be missing from its stream at the end."""
+    """A bystander for all tests: at the end its stream must have no hole."""
     there = Bystander(server)
     yield there
     there.unharmed()
@@ -60,23 +60,23 @@ def bystander(server: House) -> Iterator[Bystander]:
 
 
 def framed(method: str, params: str, number: str = '"1"') -> str:
-    """Return a request frame with params as they are."""
+    """Return a request frame with these raw params."""
     return f'{{"type":"req","id":{number},"method":"{method}","params":{params}}}'
 
 
 def send(talk: Talk, method: str, params: str) -> str:
-    """Send a request whose params are as they are; return its id."""
+    """Send a request with these raw params; return its id."""
     talk.conversation.client(framed(method, "{}"), lenient=True)
     talk.socket.send(framed(method, params))
     return "1"
 
 
 def deep(levels: int) -> str:
-    """Return a list in a list in a list."""
+    """Return a list nested to this depth."""
     return "[" * levels + "]" * levels
 
 
-# Frames that are none: nobody can be answered, so the connection is closed.
+# Texts that are no frame: there is no request to answer, so the server closes the connection.
 NO_FRAMES: dict[str, tuple[str, int]] = {
     "nothing": ("", 1007),
     "no JSON": ("hello", 1007),
@@ -107,7 +107,7 @@ NO_FRAMES: dict[str, tuple[str, int]] = {
 
 @pytest.mark.parametrize("what", NO_FRAMES)
 def test_what_is_no_request_closes_the_connection(server: House, bystander: Bystander, what: str) -> None:
-    """After connect and instead of it, with the same code (race 111)."""
+    """A text that is no request closes the connection with the same code before and after connect (race 111)."""
     raw, code = NO_FRAMES[what]
     with server.connect() as talk:
         talk.socket.send(raw)
@@ -119,7 +119,8 @@ def test_what_is_no_request_closes_the_connection(server: House, bystander: Byst
     bystander.unharmed()
 
 
-# Params that are too deep. Pythons differ in how deep a frame they can read: a frame that cannot be read is none.
+# Params that are too deep. Python versions differ in how deep a frame they can read; an unreadable frame counts as
+# none.
 TOO_DEEP = {
     "very deep": f'{{"probe":{deep(1_000)}}}',
     "bottomless": f'{{"probe":{deep(100_000)}}}',
@@ -129,7 +130,7 @@ TOO_DEEP = {
 
 @pytest.mark.parametrize("what", TOO_DEEP)
 def test_what_is_too_deep_is_refused(server: House, bystander: Bystander, what: str) -> None:
-    """The connection is closed as for any frame that is none, or the request is answered with an error."""
+    """The server closes the connection as for an unreadable frame, or answers the request with an error."""
     with server.connect() as talk:
         asked = send(talk, "health", TOO_DEEP[what])
         with pytest.raises((Closed, WireError)) as refused:
@@ -214,7 +215,7 @@ WRONG: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_what_is_wrong_is_said(server: House, bystander: Bystander, what: str) -> None:
-    """An error with a code and a short text; the same connection is served on."""
+    """A wrong request gets an error with a code and a short text, and its connection goes on."""
     method, params = WRONG[what]
     with server.connect() as talk:
         asked = send(talk, method, params)
@@ -243,7 +244,7 @@ ODD: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("what", ODD)
 def test_what_is_odd_is_answered(server: House, bystander: Bystander, what: str) -> None:
-    """Values that are unusual and not wrong."""
+    """Unusual values that are not wrong get an answer."""
     method, params = ODD[what]
     with server.connect() as talk:
         talk.request(method, **params)
@@ -251,7 +252,7 @@ def test_what_is_odd_is_answered(server: House, bystander: Bystander, what: str)
 
 
 def test_names_and_texts_of_every_kind_come_back_as_they_were(server: House, bystander: Bystander) -> None:
-    """Zeroes, every plane of Unicode, quotes and what looks like an escape."""
+    """Zeroes, every plane of Unicode, quotes and texts like escapes come back unchanged."""
     text = "say \0\x1b[2J\u2028\U0001f9e8\U0010ffff\\ud800 \"'</script> {}"
     name = "s\0\u202e\U0001f9e8"
     with server.connect() as talk:
@@ -267,7 +268,7 @@ def test_names_and_texts_of_every_kind_come_back_as_they_were(server: House, bys
 
 
 def test_a_frame_has_a_limit(server: House, bystander: Bystander) -> None:
-    """1 MiB is read, a byte more closes with 1009; counted in bytes, whatever the characters."""
+    """A frame of 1 MiB is read and a byte more closes with 1009, counted in bytes for any characters."""
     room = frames.FRAME_BYTES - len(framed("nothing", '{"x":""}'))
     for filling in ("x" * room, "\u20ac" * (room // 3)):
         with server.connect() as talk:
@@ -280,12 +281,12 @@ def test_a_frame_has_a_limit(server: House, bystander: Bystander) -> None:
 
 
 def test_a_stranger_has_a_smaller_one(server: House, bystander: Bystander) -> None:
-    """8 KiB before a token is shown, in bytes."""
+    """Before a token is shown, a frame may have 8 KiB, counted in bytes."""
     room = frames.PRE_AUTH_BYTES - len(framed("health", '{"x":""}'))
     for filling, more in (("x" * room, "x"), ("\u20ac" * (room // 3), "\u20ac")):
         with Talk(server.url) as talk:
             send(talk, "health", f'{{"x":"{filling}"}}')
-            assert talk.closed().code == 1008  # read, and not what comes first
+            assert talk.closed().code == 1008  # the frame was read, but the first request must be connect
         with Talk(server.url) as talk:
             send(talk, "health", f'{{"x":"{filling}{more}"}}')
             assert talk.closed().code == 1009
@@ -324,7 +325,7 @@ def test_a_stranger_has_a_smaller_one(server: House, bystander: Bystander) -> No
 def test_frames_below_json(
     server: House, bystander: Bystander, head: int, payload: bytes, masked: bool, codes: set[int], first: bool
 ) -> None:
-    """Closed with the code RFC 6455 has for it, before and after a token."""
+    """A frame that breaks RFC 6455 closes with the code that the RFC has for it, before and after connect."""
     with Bytes(server.port) as wire:
         if first:
             wire.frame()
@@ -336,7 +337,7 @@ def test_frames_below_json(
 
 
 def test_a_stranger_who_is_closed_while_it_is_answered(server: House, bystander: Bystander) -> None:
-    """A request, and behind it what closes the connection: nobody is there to be answered, and nothing breaks."""
+    """A request followed at once by bytes that close the connection gets no answer, and breaks nothing."""
     for _ in range(10):
         with Bytes(server.port) as wire:
             wire.frame()
@@ -347,7 +348,7 @@ def test_a_stranger_who_is_closed_while_it_is_answered(server: House, bystander:
 
 
 def test_fragments_make_a_frame(server: House, bystander: Bystander) -> None:
-    """Cut inside a character and with a ping between; the whole is as bounded as one."""
+    """Fragments, cut inside a character and with a ping in between, make one frame under the same bound."""
     raw = framed("health", "{}", '"\u20ac"').encode()
     with Bytes(server.port) as wire:
         wire.let_in(server.token)
@@ -366,13 +367,13 @@ def test_fragments_make_a_frame(server: House, bystander: Bystander) -> None:
     with Bytes(server.port) as wire:
         wire.let_in(server.token)
         wire.send(0x01, b" ")
-        wire.send(0x81, b" ")  # another message inside of one
+        wire.send(0x81, b" ")  # another message before the first is complete
         assert wire.closed() == 1002
     bystander.unharmed()
 
 
 def test_compression_is_not_offered(server: House, bystander: Bystander) -> None:
-    """Whoever asks for it is served without, so there is no bomb."""
+    """A client that asks for compression is served without, so a compressed bomb cannot be sent."""
     with Bytes(server.port, extra="Sec-WebSocket-Extensions: permessage-deflate\r\n") as wire:
         assert b" 101 " in wire.head and b"permessage" not in wire.head.lower()
     bystander.unharmed()
@@ -394,7 +395,7 @@ def test_compression_is_not_offered(server: House, bystander: Bystander) -> None
     ids=["TLS", "a version", "a zero", "a length", "a chunk", "a long header", "no key", "an old WebSocket"],
 )
 def test_http_that_is_none(server: House, bystander: Bystander, raw: bytes) -> None:
-    """Refused or cut; nothing is upgraded and nothing breaks."""
+    """Bytes that are no HTTP are refused or cut; the server upgrades nothing and goes on."""
     with Bytes(server.port, upgrade=False) as wire:
         wire.socket.sendall(raw)
         try:
@@ -429,7 +430,7 @@ def test_http_that_is_none(server: House, bystander: Bystander, raw: bytes) -> N
 def test_a_wrong_connect_is_turned_away(
     server: House, bystander: Bystander, more: dict[str, Any], code: str | None, close: int
 ) -> None:
-    """Also with the right token: an error that says why, and a close."""
+    """A wrong connect gets an error that says why, and a close, even with the right token."""
     error, closed = server.refused(server.token, **more)
     assert (error["code"], closed.code) == (INVALID, close)
     assert code is None or error["details"]["code"] == code
@@ -437,13 +438,13 @@ def test_a_wrong_connect_is_turned_away(
 
 
 def test_a_range_that_holds_our_protocol_is_served(server: House) -> None:
-    """A client of several versions is served in ours."""
+    """A client that speaks several versions is served in ours."""
     with server.connect(minProtocol=1, maxProtocol=99) as talk:
         assert talk.hello["protocol"] == frames.PROTOCOL
 
 
 def test_a_connect_is_not_taken_twice(server: House, bystander: Bystander) -> None:
-    """Replayed on the same connection it is refused; what the connection may do does not change."""
+    """A second connect on the same connection is refused, and the connection's rights do not change."""
     with server.connect(scopes=["operator.read"]) as talk:
         assert talk.refused("connect", **greeting(server.token))["code"] == INVALID
         assert talk.refused("chat.abort", sessionKey="bystander")["code"] == "FORBIDDEN"
@@ -451,7 +452,7 @@ def test_a_connect_is_not_taken_twice(server: House, bystander: Bystander) -> No
 
 
 def test_every_challenge_is_another(server: House) -> None:
-    """A nonce is never used again."""
+    """Every connection gets another nonce."""
     nonces = set()
     for _ in range(8):
         with Talk(server.url) as talk:
@@ -459,11 +460,11 @@ def test_every_challenge_is_another(server: House) -> None:
     assert len(nonces) == 8
 
 
-# Too much
+# Limits on counts
 
 
 def test_too_many_requests_at_once(server: House, bystander: Bystander) -> None:
-    """The 65th is told to come back; a stop is not among them, and has a budget of its own."""
+    """The 65th request in flight gets a retryable error; stops are counted apart, with a budget of their own."""
     with server.connect() as talk:
         run = talk.request("chat.send", sessionKey="many", message="sleep", idempotencyKey="many-1")["runId"]
         waiting = [talk.ask("agent.wait", runId=run, timeoutMs=60_000) for _ in range(REQUESTS)]
@@ -473,7 +474,8 @@ def test_too_many_requests_at_once(server: House, bystander: Bystander) -> None:
         assert {talk.answer(each)["stopReason"] for each in waiting} == {"rpc"}
         assert talk.request("health")["ok"] is True
         stops = [talk.ask("chat.abort", sessionKey=f"many-{at}") for at in range(4 * STOPS)]
-        for each in stops:  # as fast as they can be read: answered, or told to come back, each once
+        # More stops than the budget: each is answered or refused as retryable, exactly once.
+        for each in stops:
             try:
                 assert talk.answer(each)["aborted"] is False
             except WireError as refused:
@@ -483,7 +485,7 @@ def test_too_many_requests_at_once(server: House, bystander: Bystander) -> None:
 
 
 def test_a_used_key_with_another_body_changes_nothing(server: House, bystander: Bystander) -> None:
-    """Same key and body: the same answer. Another body: refused."""
+    """A repeated key with the same body gets the same answer; with another body it is refused."""
     with server.connect() as talk:
         asked: dict[str, Any] = {"sessionKey": "keys", "message": "say", "idempotencyKey": "keys-1"}
         first = talk.request("chat.send", **asked)
@@ -498,7 +500,7 @@ def test_a_used_key_with_another_body_changes_nothing(server: House, bystander: 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::ffff:127.0.0.1"])
 def test_after_ten_wrong_tokens_an_address_is_told_to_wait(tmp_path: Path, host: str) -> None:
-    """Counted over connect and /metrics, also where IPv4 comes as IPv6; whoever has a right token still gets in."""
+    """Wrong tokens on connect and /metrics are counted together, also for IPv4 in IPv6; a right token still works."""
     if host != "127.0.0.1" and not _mapped():
         pytest.skip("this machine has no IPv6")
     options = ("surfaces.busy:agent", "--driver", "inline", "--host", host, "--public")
@@ -530,7 +532,7 @@ def _mapped() -> bool:
 
 
 def test_whoever_leaves_in_the_middle_is_not_missed(server: House, bystander: Bystander) -> None:
-    """Half a frame, half a header, a reset with an answer on its way."""
+    """A client that leaves after half a frame, half a header or with an answer on its way disturbs nobody."""
     with Bytes(server.port) as wire:
         wire.let_in(server.token)
         wire.socket.sendall(b"\x81\xfe\x10\x00\0\0\0\0half")
@@ -545,7 +547,7 @@ def test_whoever_leaves_in_the_middle_is_not_missed(server: House, bystander: By
 
 
 def test_the_bounds_are_those_that_are_told(server: House) -> None:
-    """hello-ok says what a frame may have."""
+    """hello-ok names the frame bound that the server enforces, and every method."""
     with server.connect() as talk:
         assert talk.hello["policy"]["maxPayload"] == frames.FRAME_BYTES
         assert sorted(talk.hello["features"]["methods"]) == sorted(frames.METHODS)

@@ -1,4 +1,4 @@
-"""What an agent says and what it returns, on every wording: all of it before the end, and nothing twice."""
+"""Streamed and returned text over the wire: a reply is whole before its end, and no part is told twice."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ import pytest
 from surfaces.raw import BOUND_SECONDS, House, house
 
 NUMBERS = count()
-SAID = {  # by what is asked: the blocks of the reply
+SAID = {  # message → blocks of the reply
     "more": ["Hello world, and more."],
     "else": ["Hello", "Something else."],
     "parts": ["one", "two", "thr", "four"],
@@ -28,13 +28,13 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def session() -> str:
-    """Return the name of a session that nobody used."""
+    """Return a new session's name."""
     return f"block-{next(NUMBERS)}"
 
 
 @pytest.mark.parametrize("asked", SAID)
 def test_the_published_streams_hold_the_whole_reply_before_its_end(server: House, asked: str) -> None:
-    """The deltas of `chat`, and those of `agent`, joined, are the reply that the terminal event tells."""
+    """The joined deltas of `chat`, and those of `agent`, are the reply in the terminal event."""
     whole = "\n\n".join(SAID[asked])
     with server.connect() as talk:
         run = talk.request("chat.send", sessionKey=session(), message=asked, idempotencyKey=session())["runId"]
@@ -49,7 +49,7 @@ def test_the_published_streams_hold_the_whole_reply_before_its_end(server: House
 
 @pytest.mark.parametrize("asked", SAID)
 def test_our_own_wording_and_the_conversation_hold_each_block_once(server: House, asked: str) -> None:
-    """A block stands in the place of its deltas, and begins with them."""
+    """A block replaces its deltas, and begins with their text."""
     where = session()
     with server.connect(caps=["interlock.quiet"]) as talk:
         run = talk.request("interlock.send", session=where, text=asked)["run_id"]
@@ -72,7 +72,7 @@ def test_our_own_wording_and_the_conversation_hold_each_block_once(server: House
 
 @pytest.mark.parametrize("asked", SAID)
 def test_the_shell_prints_the_reply_once(server: House, asked: str) -> None:
-    """By `send`, as it comes, and by `watch`, afterwards."""
+    """`send` prints the reply as it comes and `watch` prints it afterwards, each once."""
     where, whole = session(), "\n\n".join(SAID[asked]) + "\n"
     assert shell(server, "send", asked, "--watch", "--session", where) == whole
     with server.connect(caps=["interlock.quiet"]) as talk:
@@ -81,7 +81,7 @@ def test_the_shell_prints_the_reply_once(server: House, asked: str) -> None:
 
 
 def shell(server: House, *arguments: Any) -> str:
-    """Run a verb of the shell and return what it printed."""
+    """Run a verb of the shell and return its output."""
     command = [sys.executable, "-m", "interlock.cli", *arguments, "--url", server.ready["url"]]
     done = subprocess.run(
         [*command, "--data", str(server.data)], capture_output=True, text=True, timeout=2 * BOUND_SECONDS, check=False
@@ -105,7 +105,7 @@ def shell(server: House, *arguments: Any) -> str:
 def test_a_call_that_an_end_left_without_a_result_says_which_and_whose(
     server: House, stop: str, ran: str, waited: str
 ) -> None:
-    """In the conversation, and in the terminal event."""
+    """The conversation and the terminal event say of each open call whether it ran, what ended its run and by whom."""
     where = session()
     with server.connect(caps=["interlock.quiet"]) as talk:
         run = talk.request("chat.send", sessionKey=where, message="call", idempotencyKey=session())["runId"]

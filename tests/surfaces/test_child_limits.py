@@ -1,4 +1,4 @@
-"""Limits of children and of agents over the wire: set where the server is started, told in every word for an ending."""
+"""Limits of children and of agents over the wire: the server's options set them, and every surface names them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAIT_SECONDS = 30.0
 
 @pytest.fixture(scope="module", params=["host", "inline"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """A gateway that gives children, and one of its agents, little time."""
+    """A gateway that gives little time to children, and to one of its agents."""
     data = tmp_path_factory.mktemp("limits") / "data"
     with house(data, "surfaces.agents:agent", f"--driver={request.param}", *OPTIONS) as server:
         yield server
@@ -27,7 +27,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_whoever_asks_is_told_whose_limit_ended_a_child(server: House) -> None:
-    """Whoever waits, lists, reads the receipt or was listening; the parent goes on and completes."""
+    """Waits, lists, receipts and events all name the limit that ended a child; the parent goes on and completes."""
     with server.connect() as talk:
         run = talk.request("chat.send", sessionKey="s", message="delegate sleep", idempotencyKey="1")["runId"]
         assert talk.request("agent.wait", runId=run, timeoutMs=30_000)["status"] == "ok"
@@ -47,7 +47,7 @@ def test_whoever_asks_is_told_whose_limit_ended_a_child(server: House) -> None:
 
 
 def test_no_request_lengthens_an_agent_s_limit(server: House) -> None:
-    """A minute is asked for, or no limit at all: the agent has what the operator gave it."""
+    """A request for a minute, or for no limit, does not lengthen the limit that the operator gave the agent."""
     with server.connect() as talk:
         asked: list[tuple[str, dict[str, Any]]] = [("agent", {"timeout": 60}), ("chat.send", {"timeoutMs": 0})]
         for number, (method, more) in enumerate(asked):
@@ -72,7 +72,7 @@ def test_no_request_lengthens_an_agent_s_limit(server: House) -> None:
     ],
 )
 def test_a_wrong_limit_is_one_clear_line(option: str, said: str, tmp_path: Path) -> None:
-    """Nothing is served, and the line says what is wrong and what is right."""
+    """A wrong limit keeps the server from starting; one line says what is wrong and what would be right."""
     command = [str(INTERLOCK), "serve", "surfaces.agents:agent", "--driver=inline", "--port=0", option]
     done = subprocess.run(
         [*command, "--data", str(tmp_path / "data")],

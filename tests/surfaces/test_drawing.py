@@ -1,4 +1,4 @@
-"""The picture of a run: whatever happened in it, it is sound, bounded and says what the timeline says."""
+"""The picture of a run is sound and bounded, and says what the timeline says."""
 
 import asyncio
 import xml.etree.ElementTree as ET
@@ -17,7 +17,7 @@ HOURS = 3 * 3600.0
 
 
 class Picture:
-    """A drawing, read back."""
+    """A drawing, parsed."""
 
     def __init__(self, moments: Sequence[Moment], title: str = "run r-1-1") -> None:
         self.source = draw(moments, title=title)
@@ -30,23 +30,23 @@ class Picture:
         self.lines = [element for element in self.root.iter(f"{SVG}path") if element.get("class") == "line"]
 
     def told(self, words: str) -> bool:
-        """Whether one of the texts is this."""
+        """Return whether one of the texts is `words`."""
         return words in self.texts
 
 
 def edges(element: ET.Element) -> tuple[float, float]:
-    """Where something on paper begins and ends, in pixels."""
+    """Return where an element begins and ends on paper, in pixels."""
     x = float(element.get("x", "0"))
     return x, x + float(element.get("width", "0"))
 
 
 def moment(at: float, what: str, name: str = "", state: str = "", detail: str = "", count: int = 1) -> Moment:
-    """Something that happened."""
+    """Return a moment of a timeline."""
     return Moment(at=at, what=what, name=name, state=state, detail=detail, count=count)
 
 
 def over(at: float, ending: str = "stopped", by: str = "alice", drained: float = 0.04) -> list[Moment]:
-    """How a run ends."""
+    """Return the moments of a run's end."""
     return [
         moment(at, "fell", by, ending),
         moment(at + 0.001, "ended", "", ending),
@@ -55,12 +55,12 @@ def over(at: float, ending: str = "stopped", by: str = "alice", drained: float =
 
 
 def begun(*more: Moment) -> list[Moment]:
-    """How a run begins, and more."""
+    """Return the moments of a run's beginning, and more."""
     return [moment(0.0, "admitted", "alice"), moment(0.5, "started"), *more]
 
 
 def call(name: str, start: float, end: float, state: str = "finished") -> list[Moment]:
-    """One call of a tool."""
+    """Return the moments of one tool call."""
     return [
         moment(start, "tool", name, "pending"),
         moment(start, "tool", name, "running"),
@@ -69,22 +69,22 @@ def call(name: str, start: float, end: float, state: str = "finished") -> list[M
 
 
 async def search(query: str) -> str:
-    """A tool."""
+    """Return at once."""
     return query
 
 
 async def endless() -> None:
-    """A tool that never returns."""
+    """Never return."""
     await asyncio.sleep(3600)
 
 
 async def helper(run: Run, message: Message) -> str:
-    """A child."""
+    """Reply as a child."""
     return "helped"
 
 
 async def agent(run: Run, message: Message) -> str:
-    """Do a little of everything, and then wait in a tool with a daemon beside it."""
+    """Do a little of everything, and then wait in a tool while a daemon runs."""
     async with run.phase("provider"):
         await run.say("hello")
     await run.call(search, query="a")
@@ -97,7 +97,7 @@ async def agent(run: Run, message: Message) -> str:
 
 
 def test_real_runs() -> None:
-    """What a stopped and a completed run with tools, a process and a child left behind, drawn."""
+    """The timelines of a stopped and of a completed run with tools, a process and a child can be drawn."""
 
     async def main() -> None:
         async with open_control(agent, agents={"helper": helper}) as control:
@@ -122,7 +122,7 @@ def test_real_runs() -> None:
 
 
 def test_what_is_in_the_picture() -> None:
-    """A bar for everything that took a while, in the colour of how it ended, with its time beside it."""
+    """Each thing that took a while is a bar in the colour of its ending, with its time next to it."""
     moments = begun(
         moment(0.5, "phase", "provider"),
         moment(0.8, "output", "", "said", "12 characters"),
@@ -148,7 +148,7 @@ def test_what_is_in_the_picture() -> None:
         *over(4.0, drained=1.0)[1:],
     )
     picture = Picture(moments)
-    assert len(picture.panels) == 1  # the stop took a fifth of it all
+    assert len(picture.panels) == 1  # the stop took a fifth of the time, enough to see
     assert picture.kinds == {"none": 4, "live": 1, "gone": 2, "phase": 1, "good": 4, "bad": 2, "cut": 2, "hollow": 1}
     assert picture.texts[:2] == [
         "run r-1-1",
@@ -174,7 +174,7 @@ def test_what_is_in_the_picture() -> None:
 
 
 def test_output_claims_no_more_than_is_known() -> None:
-    """A thin bar from what closed the text before, a mark where it was whole; a tool that ends closes nothing."""
+    """A thin bar runs from the close of the text before (a tool's start, not its end) to a mark at the whole text."""
     picture = Picture(
         begun(
             moment(1.0, "output", "", "said", "2 characters"),
@@ -197,12 +197,12 @@ def test_output_claims_no_more_than_is_known() -> None:
 
 @pytest.mark.parametrize("drained", [0.04, 4.0], ids=["enlarged", "alone"])
 def test_what_was_refused_is_hollow_and_right_of_the_fall(drained: float) -> None:
-    """Outlined, from the fall to the drain, as often as the fall is drawn; what failed is filled."""
+    """A refused effect is an outline from fall to drain in each panel with the fall; a failed call is filled."""
     fall = over(4.0, drained=drained)
     moments = [*call("bad", 1.0, 2.0, "failed"), fall[0], moment(4.001, "refused", "delta", count=3), *fall[1:]]
     picture = Picture(begun(*moments))
     hollow = [edges(bar) for bar in picture.bars if bar.get("class") == "hollow bar"]
-    assert hollow == [edges(bar) for bar in picture.bars if bar.get("class") == "gone bar"]  # fall to drain
+    assert hollow == [edges(bar) for bar in picture.bars if bar.get("class") == "gone bar"]  # from fall to drain
     lines = [line for line in picture.lines if line.get("stroke-dasharray") == "1 0"]
     assert len(hollow) == len(lines) == len(picture.panels)
     for (start, _), line in zip(hollow, lines, strict=True):
@@ -211,7 +211,7 @@ def test_what_was_refused_is_hollow_and_right_of_the_fall(drained: float) -> Non
 
 
 def test_a_stop_after_three_hours() -> None:
-    """The fall is drawn a second time, large enough to see: 40 ms take most of the second panel."""
+    """After a long run a second panel draws the fall large: 40 ms take most of it."""
     moments = begun(moment(1.0, "process", "daemon", "running"), *over(HOURS, drained=0.04))
     picture = Picture(moments)
     whole, stop = picture.panels
@@ -227,14 +227,14 @@ def test_a_stop_after_three_hours() -> None:
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_every_ending_in_its_words(ending: str) -> None:
-    """As everybody else says it; whoever did it is named."""
+    """The picture tells each ending in the words of every other surface, and names who caused it."""
     words = TABLE[ending].client.partition("{")[0]
     assert Picture(begun(*over(2.0, ending, by=""))).texts[1].startswith(f"{words} after 2 s")
     assert Picture(begun(*over(2.0, ending, by="bob"))).texts[1].startswith(f"{words} by bob after 2 s")
 
 
 def test_a_run_without_an_end_and_one_without_a_beginning() -> None:
-    """What is still going on is drawn up to now; a run that never began waited; nothing at all is said to be so."""
+    """A live run is drawn up to now, one that never began as waiting; a run without moments is told so in words."""
     running = Picture(
         begun(moment(0.6, "phase", "provider"), *call("search", 1.0, 2.0)[:2], moment(2.0, "joined", "b"))
     )
@@ -247,7 +247,7 @@ def test_a_run_without_an_end_and_one_without_a_beginning() -> None:
 
 
 def test_calls_of_one_tool_at_once() -> None:
-    """They share a name, not a row; the pending one is skipped and the running ones are cut."""
+    """Calls of one tool at once share a name, not a row; the pending one is skipped and the running ones are cut."""
     moments = begun(*(moment(1.0, "tool", "t", "pending") for _ in range(3)))
     moments += [moment(1.0, "tool", "t", "running"), moment(1.0, "tool", "t", "running"), *over(2.0)[:1]]
     states = ("skipped", "interrupted", "interrupted")
@@ -269,7 +269,7 @@ HOSTILE = (
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_text_is_only_text(text: str) -> None:
-    """Wherever it stands, it is cut, printable and no markup; the picture stays small."""
+    """A text in any place is cut, printable and no markup; the picture stays small."""
     plain = Picture(hostile("x"), "x")
     picture = Picture(hostile(text), text)
     assert Counter(each.tag for each in picture.root.iter()) == Counter(each.tag for each in plain.root.iter())
@@ -282,7 +282,7 @@ def test_text_is_only_text(text: str) -> None:
 
 
 def hostile(text: str) -> list[Moment]:
-    """A run in which everything is called so."""
+    """Return the moments of a run in which every name is this text."""
     return begun(
         *call(text, 1.0, 1.1),
         moment(1.0, "process", text, "running"),
@@ -299,14 +299,14 @@ def hostile(text: str) -> list[Moment]:
 
 
 def test_nothing_from_elsewhere() -> None:
-    """No link, script, font or image: it can be looked at offline and mailed."""
+    """The picture has no link, script, font or image, so that it can be read offline and mailed."""
     source = draw(hostile("x"), title="x").replace('xmlns="http://www.w3.org/2000/svg"', "")
     assert not any(word in source for word in ("http", "href", "url(", "@import", "<script", "<image", "foreignObject"))
     assert "prefers-color-scheme:dark" in source
 
 
 def test_it_is_bounded() -> None:
-    """At most so many rows and bars; what is left out is counted."""
+    """The picture has a bounded number of rows and bars, and counts those that it leaves out."""
     names = Picture(begun(*(each for n in range(300) for each in call(f"tool {n}", 1.0 + n, 2.0 + n)), *over(400.0)))
     assert len({bar.get("y") for bar in names.bars}) == ROWS
     assert names.told("and 103 more, not drawn")
@@ -317,7 +317,7 @@ def test_it_is_bounded() -> None:
 
 @pytest.mark.parametrize("at", [float("nan"), float("inf"), -float("inf"), 1e300])
 def test_times_that_are_none(at: float) -> None:
-    """They are left out; clocks that go back draw no negative width."""
+    """Moments without a real time are left out; a clock that goes back draws no negative width."""
     picture = Picture(begun(moment(at, "tool", "t", "pending"), *call("u", 3.0, 1.0), *over(2.0)))
     assert not picture.told("t") and picture.told("u")
     assert all(float(bar.get("width", "0")) > 0 for bar in picture.bars)

@@ -12,7 +12,7 @@ from surfaces.raw import House, Talk, house
 
 NUMBERS = count()
 OPTIONS = ("--driver=inline", "--agent=helper=surfaces.agents:helper")
-MEANT: dict[str, Any] = {  # values that are not the usual ones, by name; "x" for the others
+MEANT: dict[str, Any] = {  # unusual values, by field name; "x" for the fields not listed
     "deliver": True, "bestEffortDeliver": True, "intent": {"kind": "session-goal-start"}, "toolBindings": {"a": 1},
     "systemInputProvenance": {"kind": "external_user"}, "inputProvenance": {"kind": "external_user"},
     "expectedToolOverrides": {"mcpServers": {"a": False}}, "modelRun": True, "promptMode": "none",
@@ -23,13 +23,13 @@ MEANT: dict[str, Any] = {  # values that are not the usual ones, by name; "x" fo
 
 
 def key() -> str:
-    """Return a key that nobody used."""
+    """Return a new key."""
     return f"field-{next(NUMBERS)}"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """A gateway that serves an agent and knows another."""
+    """A gateway that serves one agent and has another by name."""
     with house(tmp_path_factory.mktemp("fields") / "data", "surfaces.agents:agent", *OPTIONS) as server:
         yield server
         assert server.healthy()
@@ -43,12 +43,12 @@ def talk(server: House) -> Iterator[Talk]:
 
 
 def send(method: str, **more: Any) -> dict[str, Any]:
-    """Return a message's params."""
+    """Return the params of a message."""
     return {"sessionKey": key(), "message": "told", "idempotencyKey": key(), **more}
 
 
 def reply(talk: Talk, method: str, **more: Any) -> str:
-    """Send a message and return what came of it."""
+    """Send a message and return the reply."""
     run = talk.request(method, **send(method, **more))["runId"]
     return str(talk.request("agent.wait", runId=run)["result"]["payloads"][0]["text"])
 
@@ -58,7 +58,7 @@ PAIRS = [(method, name) for method in ("agent", "chat.send") for name in sorted(
 
 @pytest.mark.parametrize(("method", "name"), PAIRS)
 def test_a_field_that_changes_meaning_is_refused_by_name(talk: Talk, method: str, name: str) -> None:
-    """Its sender wants something else to be done than would be: nothing is, and the error says which field it was."""
+    """A field that asks for something we do not do is refused by name, and nothing runs."""
     asked = send(method, **{name: MEANT.get(name, "x")})
     error = talk.refused(method, **asked)
     assert (error["code"], name in error["message"]) == ("INVALID_REQUEST", True)
@@ -67,7 +67,7 @@ def test_a_field_that_changes_meaning_is_refused_by_name(talk: Talk, method: str
 
 @pytest.mark.parametrize("method", ["agent", "chat.send"])
 def test_what_asks_for_what_is_done_anyway_is_taken(talk: Talk, method: str) -> None:
-    """Clients fill in defaults: null, false, empty, and the words for the usual way."""
+    """Fields with defaults that clients fill in (null, false, empty, the words for the usual way) are accepted."""
     usual: dict[str, Any] = {name: None for name in frames.METHODS[method].refused}
     usual |= {"deliver": False} | ({"channel": "webchat", "promptMode": "full"} if method == "agent" else {})
     answer = talk.request(method, **send(method, **usual))
@@ -84,7 +84,7 @@ def test_what_clients_always_send_is_listed_as_ignored(talk: Talk, method: str) 
 
 
 def test_a_stop_is_not_refused_for_what_else_it_asks(talk: Talk) -> None:
-    """A stop that is typed, and one by method, stop whatever stands beside them, and say what had no effect."""
+    """A typed stop and a stop by method work with any other fields, and list those that had no effect."""
     for method, more in (
         ("chat.send", {"message": "stop", "idempotencyKey": key(), "toolBindings": {"a": 1}, "agentId": "nobody"}),
         ("chat.abort", {"agentId": "nobody", "preserveSideRuns": True}),
@@ -97,7 +97,7 @@ def test_a_stop_is_not_refused_for_what_else_it_asks(talk: Talk) -> None:
 
 
 def test_instructions_reach_the_agent(talk: Talk) -> None:
-    """`extraSystemPrompt` and the `instructions` of our own method are what the agent is told beside the message."""
+    """`extraSystemPrompt`, and `instructions` of our own method, reach the agent with the message."""
     assert reply(talk, "agent", extraSystemPrompt="Be brief.") == "Be brief."
     assert reply(talk, "agent", extraSystemPrompt="") == "None"
     own = talk.request("interlock.send", session=key(), text="told", instructions="Be kind.")["run_id"]
@@ -105,7 +105,7 @@ def test_instructions_reach_the_agent(talk: Talk) -> None:
 
 
 def test_instructions_are_part_of_what_a_key_stands_for(talk: Talk) -> None:
-    """The same key with others is another message; with the same it is the same run."""
+    """The same key with other instructions is refused; with the same instructions it names the same run."""
     asked = send("agent", extraSystemPrompt="one")
     run = talk.request("agent", **asked)["runId"]
     assert talk.request("agent", **asked)["runId"] == run
@@ -114,14 +114,14 @@ def test_instructions_are_part_of_what_a_key_stands_for(talk: Talk) -> None:
 
 
 def test_instructions_are_bounded(talk: Talk) -> None:
-    """Longer ones are refused, with the bound."""
+    """Instructions that are too long are refused, and the error names the bound."""
     error = talk.refused("agent", **send("agent", extraSystemPrompt="x" * (INSTRUCTION_BYTES + 1)))
     assert f"more than {INSTRUCTION_BYTES}" in error["message"]
 
 
 @pytest.mark.parametrize("method", ["agent", "chat.send"])
 def test_an_agent_is_named(talk: Talk, method: str) -> None:
-    """One that is known answers; the served one has names that clients know; any other is refused, with those there."""
+    """A known agent answers, the served one also by the names that clients know; another is refused with a list."""
     assert reply(talk, method, agentId="helper", message="hi") == "helper: hi, None"
     for served in ("main", "interlock", "agent"):
         assert reply(talk, method, agentId=served, message="hi") == "hi"
@@ -133,7 +133,7 @@ def test_an_agent_is_named(talk: Talk, method: str) -> None:
 
 
 def test_tasks_are_listed_by_agent(talk: Talk) -> None:
-    """The list of an agent holds its runs and no other; there is none of an agent that is not there."""
+    """An agent's list holds its own runs only; a list of an unknown agent is refused."""
     session = key()
     for agent in ("helper", "main"):
         run = talk.request("chat.send", sessionKey=session, message="hi", idempotencyKey=key(), agentId=agent)["runId"]
@@ -144,6 +144,6 @@ def test_tasks_are_listed_by_agent(talk: Talk) -> None:
 
 
 def test_a_list_says_what_it_did_not_look_at(talk: Talk) -> None:
-    """A filter that is not there would make a list that is not what was asked for."""
+    """A list names a filter that it ignored, or refuses one that would make the answer a different list."""
     assert talk.request("sessions.list", activeMinutes=5, includeGlobal=False)["ignored"] == ["activeMinutes"]
     assert "cursor" in talk.refused("chat.history", sessionKey=key(), cursor="3")["message"]

@@ -1,6 +1,6 @@
-"""Frames without a wire: what is read, what is refused, what errors and events are called.
+"""Frames without a wire: which are read, which are refused, and how errors and events are worded.
 
-`make prove` reads a million changed frames (`python -m proofs frames`); here are some of the same.
+`make prove` reads a million changed frames (`python -m proofs frames`); this file reads some of the same.
 """
 
 import json
@@ -23,18 +23,18 @@ WIRE_INPUTS = 500
 
 
 def request(method: str, params: Any = None, **more: Any) -> frames.Request:
-    """Return a request as it is read."""
+    """Return a request after reading its frame."""
     frame = {"type": "req", "id": "1", "method": method, **({} if params is None else {"params": params}), **more}
     return frames.read_request(json.dumps(frame))
 
 
 def read(method: str, params: Any) -> Any:
-    """Read a method's params."""
+    """Read the params of a method."""
     return frames.read_params(request(method, params), frames.METHODS[method]).params
 
 
 def deep(levels: int) -> Any:
-    """Return a list in a list in a list."""
+    """Return a list nested to this depth."""
     return json.loads("[" * levels + "]" * levels)
 
 
@@ -43,18 +43,18 @@ def deep(levels: int) -> Any:
 
 @pytest.mark.parametrize("method", frames.METHODS)
 def test_what_is_right_is_read(method: str) -> None:
-    """Every method has an example among the proofs' inputs, and it is read."""
+    """The proofs' example of every method is read."""
     assert isinstance(read(method, fuzz.PARAMS[method]), frames.METHODS[method].params)
 
 
 def test_every_method_has_an_example() -> None:
-    """The proofs change frames of every method there is."""
+    """The proofs have an example of every method."""
     assert set(fuzz.PARAMS) == set(frames.METHODS)
 
 
 @pytest.mark.parametrize("method", [name for name, definition in PARAMS.items() if definition is not None])
 def test_fields_of_the_published_schema_are_known(method: str) -> None:
-    """Each is read, refused or ignored; none is unknown to us, and none is named that is not published."""
+    """Each published field is read, refused or ignored by us, and we name no field that is not published."""
     shape = json.loads(EXTRACT.read_text("utf-8"))["definitions"][PARAMS[method]]
     published = {name for part in (shape, *shape.get("anyOf", [])) for name in part.get("properties", {})}
     entry = frames.METHODS[method]
@@ -70,7 +70,7 @@ def test_fields_of_the_published_schema_are_known(method: str) -> None:
     [(None, False), (False, False), ("", False), ([], False), ({}, False), (0, False), (True, True), ("x", True)],
 )
 def test_a_field_that_is_not_used_is_named_if_it_means_something(value: Any, meant: bool) -> None:
-    """A value that asks for nothing asks for what is done anyway."""
+    """A field that we do not use is named only if its value asks for something else than we do."""
     asked = {"message": "hello", "idempotencyKey": "k", "model": value, "thinking": value}
     found = frames.read_params(request("agent", asked), frames.METHODS["agent"])
     assert found.params == frames.Agent(message="hello", idempotency_key="k")
@@ -78,20 +78,20 @@ def test_a_field_that_is_not_used_is_named_if_it_means_something(value: Any, mea
 
 
 def test_the_word_for_the_usual_way_means_nothing() -> None:
-    """For the field it belongs to."""
+    """A word for the usual way (`webchat`, `full`) asks for nothing in its own field, and for something in another."""
     asked = {"message": "hello", "idempotencyKey": "k", "channel": "webchat", "promptMode": "full", "to": "webchat"}
     assert frames.read_params(request("agent", asked), frames.METHODS["agent"]).refused == ("to",)
 
 
 def test_a_request_has_params_and_may_have_none() -> None:
-    """No params are no fields."""
+    """A request without params has no fields."""
     assert bytes(request("health").params) == b"{}"
     assert request("health", {}, traceparent="00-1-2-01").traceparent == "00-1-2-01"
 
 
 @pytest.mark.parametrize("number", ["x", "x" * 256, "\u20ac", "a b"])
 def test_an_id_is_printable_and_not_long(number: str) -> None:
-    """And comes back as it was."""
+    """A printable id comes back unchanged."""
     frame = frames.read_request(json.dumps({"type": "req", "id": number, "method": "health"}))
     assert json.loads(frames.response(frame.id, {"a": 1})) == {
         "type": "res", "id": number, "ok": True, "payload": {"a": 1},
@@ -102,14 +102,14 @@ def test_an_id_is_printable_and_not_long(number: str) -> None:
 
 @pytest.mark.parametrize("number", ["", "x" * 257, "a\nb", "\0", "\u202e", "\u2028"])
 def test_any_other_id_closes(number: str) -> None:
-    """Nobody can be answered."""
+    """A request with another id cannot be answered, so the connection is closed."""
     with pytest.raises(frames.BadFrame) as bad:
         frames.read_request(json.dumps({"type": "req", "id": number, "method": "health"}))
     assert bad.value.code == frames.BROKEN_RULE
 
 
 def test_what_is_wrong_is_not_told_again() -> None:
-    """A frame's own words are not in the reason: somebody may have put a token in the wrong place."""
+    """The reason of a close does not quote the frame: a client may have put a token in the wrong place."""
     for raw in (
         '{"type":"SECRET"}',
         '{"SECRET":1}',
@@ -124,7 +124,7 @@ def test_what_is_wrong_is_not_told_again() -> None:
 
 @pytest.mark.parametrize(("levels", "right"), [(1, True), (31, True), (32, False), (100, False), (500, False)])
 def test_how_deep_params_may_be(levels: int, right: bool) -> None:
-    """32 levels, the params themselves among them; also in a field that is ignored."""
+    """Params may have 32 levels, themselves included, also in a field that is ignored."""
     if right:
         read("health", {"probe": deep(levels)})
     else:
@@ -133,19 +133,19 @@ def test_how_deep_params_may_be(levels: int, right: bool) -> None:
 
 
 def test_many_brackets_are_not_deep() -> None:
-    """Width is no depth."""
+    """Many brackets side by side do not count as depth."""
     read("health", {"probe": [[] for _ in range(1_000)]})
 
 
 def test_the_last_of_two_fields_counts() -> None:
-    """In a frame and in its params, as every reader of JSON has it."""
+    """The last of two equal fields in a frame or its params counts, as in every reader of JSON."""
     raw = '{"type":"req","id":"1","method":"chat.abort","method":"health","params":{"x":1},"params":{}}'
     asked = frames.read_request(raw)
     assert (asked.method, bytes(asked.params)) == ("health", b"{}")
 
 
 def test_a_token_is_in_no_repr() -> None:
-    """Whoever logs what was asked logs no token."""
+    """The repr of a request shows no token, so that no log does."""
     params = {**fuzz.PARAMS["connect"], "auth": {"token": "SECRET", "password": "SECRET", "deviceToken": "SECRET"}}
     assert read("connect", params).auth.token == "SECRET"
     assert "SECRET" not in repr(read("connect", params))
@@ -159,14 +159,14 @@ def test_numbers_are_whole_and_not_huge(number: Any) -> None:
 
 
 def test_changed_frames_break_nothing() -> None:
-    """Inputs that are almost right: read, refused or closed."""
+    """Frames that are almost right are read, refused or closed, and raise nothing else."""
     played = fuzz.play(1, READ_INPUTS)
     assert played.broken == []
     assert min(played.seen[word] for word in ("read", "refused", "closed", "no method")) > 100, played.seen
 
 
 def test_changed_frames_break_no_server() -> None:
-    """The same over a socket: it answers, closes with a code it has, logs no traceback and does not grow."""
+    """A server that gets changed frames answers or closes with a known code, logs no traceback and does not grow."""
     played, grown = fuzz.over_the_wire(1, WIRE_INPUTS)
     assert played.broken == []
     assert played.seen["sent"] > WIRE_INPUTS / 2
@@ -179,7 +179,7 @@ def test_changed_frames_break_no_server() -> None:
 
 @pytest.mark.parametrize("kind", frames.ERRORS)
 def test_an_error_names_its_kind(kind: str) -> None:
-    """So that our client raises what control raised."""
+    """An error on the wire names its class, so that our client raises the error that control raised."""
     told = frames.error_of(frames.ERRORS[kind]("try again"))
     assert (told["details"], told["message"]) == ({"kind": kind}, "try again")
     codes = {"Unknown": "NOT_FOUND", "Unavailable": "UNAVAILABLE", "QueueFull": "UNAVAILABLE"}
@@ -188,7 +188,7 @@ def test_an_error_names_its_kind(kind: str) -> None:
 
 
 def test_an_error_of_another_kind_is_told_as_what_it_is_of() -> None:
-    """Subclasses as their base; an error without words says its kind."""
+    """A subclass is told as its base; an error without a text says its kind."""
 
     class Odd(errors.Rejected):
         pass
@@ -202,7 +202,7 @@ def test_an_error_of_another_kind_is_told_as_what_it_is_of() -> None:
 
 
 def test_our_own_schema_is_one() -> None:
-    """It has every method of ours and no other, closed, and our examples keep to it."""
+    """Our schema is valid JSON Schema with exactly our own methods, closed, and our examples keep to it."""
     shape = frames.schema()
     assert set(shape["methods"]) == set(frames.METHODS) - frames.PUBLISHED
     for method, parts in shape["methods"].items():
@@ -218,7 +218,7 @@ RUN, SESSION = RunId("r-1-1"), SessionId("s")
 
 
 class Told:
-    """A teller, and what it told: checked as a connection would be."""
+    """A teller and its frames, checked as a connection would be."""
 
     def __init__(self) -> None:
         self.teller = telling.Teller()
@@ -239,13 +239,13 @@ class Told:
 
 
 def ended(ending: Ending = Ending.COMPLETED, **more: Any) -> Ended:
-    """Return an end."""
+    """Return the data of an ending."""
     return Ended(outcome=Outcome(run_id=RUN, ending=ending, started_at=1.0, ended_at=2.0, **more))
 
 
 @pytest.mark.parametrize("ending", [each for each in Ending if each not in (Ending.PENDING, Ending.UNKNOWN)])
 def test_an_end_is_told_once_in_each_stream_and_last(ending: Ending) -> None:
-    """With the native outcome and the generation beside the foreign words."""
+    """Each stream tells an ending once and last, with the native outcome and the generation."""
     told = Told()
     told.tell(Started(), Typing(on=True), Delta(text="a"))
     lifecycle, last = told.tell(ended(ending, text="a"))[-2:]
@@ -257,7 +257,7 @@ def test_an_end_is_told_once_in_each_stream_and_last(ending: Ending) -> None:
 
 
 def test_what_is_open_is_taken_back_before_the_end() -> None:
-    """Typing is switched off and open questions are void, in the same step and before the terminal."""
+    """Typing is switched off and open questions are void in the same step, before the terminal event."""
     told = Told()
     told.tell(
         Started(), Typing(on=True), QuestionData(question_id=QuestionId("q-1"), text="may I?", state=QuestionState.OPEN)
@@ -270,7 +270,7 @@ def test_what_is_open_is_taken_back_before_the_end() -> None:
 
 
 def test_what_was_closed_is_not_taken_back() -> None:
-    """An answered question stays answered, typing that ended is not ended again."""
+    """An answered question stays answered, and typing that has ended is not ended again."""
     told = Told()
     told.tell(Typing(on=True), Typing(on=False))
     for state in (QuestionState.OPEN, QuestionState.ANSWERED):
@@ -279,7 +279,7 @@ def test_what_was_closed_is_not_taken_back() -> None:
 
 
 def test_a_block_is_told_once() -> None:
-    """Its text was told as it came, or is told now; paragraphs are parted."""
+    """A block's text is told once, streamed or whole; paragraphs are separated."""
     told = Told()
     assert len(told.tell(Delta(text="one "), Delta(text="two"))) == 4
     assert told.tell(Block(text="one two")) == []
@@ -289,7 +289,7 @@ def test_a_block_is_told_once() -> None:
 
 
 def said(told: Told, stream: str) -> str:
-    """The text of a run's stream so far."""
+    """Return the text of a run's stream so far."""
     payloads = [frame["payload"] for frame in told.frames]
     if stream == "chat":
         return "".join(each["deltaText"] for each in payloads if each.get("state") == "delta")
@@ -298,7 +298,7 @@ def said(told: Told, stream: str) -> str:
 
 @pytest.mark.parametrize("stream", ["chat", "assistant"])
 def test_what_a_block_adds_to_its_deltas_is_told_before_the_end(stream: str) -> None:
-    """A block may be longer than what was streamed of it, and may follow another that was whole at once."""
+    """A block may be longer than its deltas, and may follow another that was posted whole."""
     told = Told()
     told.tell(Delta(text="Hel"), Delta(text="lo"), Block(text="Hello world."), Block(text="Second."))
     assert said(told, stream) == "Hello world.\n\nSecond."
@@ -308,14 +308,14 @@ def test_what_a_block_adds_to_its_deltas_is_told_before_the_end(stream: str) -> 
 
 @pytest.mark.parametrize("stream", ["chat", "assistant"])
 def test_a_block_whose_beginning_was_not_heard_is_not_told_in_pieces(stream: str) -> None:
-    """A teller that began in the middle of a block does not know what it lacks; the next one it tells again."""
+    """A teller that began inside a block does not tell the block's rest, and tells the next block whole."""
     told = Told()
     told.tell(Delta(text="lo"), Block(text="Hello world."), Block(text="Second."))
     assert said(told, stream) == "lo\n\nSecond."
 
 
 def test_texts_of_a_stream_can_be_joined() -> None:
-    """Deltas of one run and stream have the same head, so that those which wait become one frame."""
+    """Deltas of one run and stream have the same head, so that waiting ones can be joined into one frame."""
     teller = telling.Teller()
 
     def items(position: int, run: str) -> list[telling.Item]:
@@ -330,7 +330,7 @@ def test_texts_of_a_stream_can_be_joined() -> None:
 
 
 def test_tools_phases_and_progress_are_told_to_agents_streams() -> None:
-    """And none of them in chat."""
+    """Tools, phases and progress are told in `agent`, and none of them in `chat`."""
     told = Told()
     call = CallId("c-1")
     told.tell(
@@ -347,7 +347,7 @@ def test_tools_phases_and_progress_are_told_to_agents_streams() -> None:
 
 
 def test_what_may_carry_the_generation_carries_it() -> None:
-    """Every event of the agent's streams, and questions: who looks at it can drop what is stale."""
+    """Every event of the agent's streams, and every question, carries the generation: a reader can drop stale ones."""
     told = Told()
     told.tell(
         Started(),
@@ -362,13 +362,13 @@ def test_what_may_carry_the_generation_carries_it() -> None:
 
 
 def test_what_belongs_to_no_run_has_no_word() -> None:
-    """The published protocol tells of runs."""
+    """An event without a run is not told: the published protocol tells of runs only."""
     assert Told().tell(Typing(on=True), run=None) == []
 
 
 @pytest.mark.parametrize("ending", Ending)
 def test_a_wait_is_answered_with_what_there_is(ending: Ending) -> None:
-    """Pending and unknown are said alone, and never as a timeout."""
+    """A wait tells pending and unknown as such, and never as a timeout."""
     payload = telling.wait_payload(Outcome(run_id=RUN, ending=ending, started_at=1.0, ended_at=2.0, text="a"))
     if ending in (Ending.PENDING, Ending.UNKNOWN):
         assert payload == {"runId": RUN, "status": str(ending)}

@@ -1,4 +1,4 @@
-"""Idempotency keys over the wire: one run per key, method and owner, also after the server was killed."""
+"""Idempotency keys over the wire: one run per key, method and owner, also after kill -9."""
 
 import asyncio
 from pathlib import Path
@@ -10,7 +10,7 @@ from .transport import Served, Serving, chat, in_loop
 
 
 def test_a_key_over_the_wire(tmp_path: Path) -> None:
-    """The same body gets the same run, from any connection of its owner; another body is refused; race 102."""
+    """A key with the same body gets the same run on any connection of its owner; another body is refused; race 102."""
 
     async def main(served: Serving) -> None:
         async with await served.dial() as one, await served.dial() as other:
@@ -27,14 +27,14 @@ def test_a_key_over_the_wire(tmp_path: Path) -> None:
             assert (await one.request("agent.wait", runId="k", timeoutMs=1))["status"] == "pending"
             assert len((await one.request("tasks.list"))["tasks"]) == 1
             await one.request("chat.abort", sessionKey="s")
-            again = await chat(other, "wait", "k")  # after its end, too
+            again = await chat(other, "wait", "k")  # the key answers after the run's end, too
             assert again["runId"] == answers[0]["runId"]
 
     in_loop(main, tmp_path)
 
 
 def test_a_key_of_another_method_over_the_wire(tmp_path: Path) -> None:
-    """chat.send and agent do not share a key's answer; the refused one takes nothing away; race 103."""
+    """chat.send and agent do not share the answer of a key; a refused use of a key changes nothing; race 103."""
 
     async def main(served: Serving) -> None:
         async with await served.dial() as wire:
@@ -50,7 +50,7 @@ def test_a_key_of_another_method_over_the_wire(tmp_path: Path) -> None:
 
 
 def test_a_key_after_the_server_was_killed(tmp_path: Path) -> None:
-    """After kill -9 the key still names its run, which is told as lost; it does not run again; races 80, 104."""
+    """After kill -9 the key still names its run, which is told as lost and does not run again; races 80, 104."""
 
     async def before(served: Served) -> str:
         wire = await served.dial()

@@ -1,4 +1,4 @@
-"""What Prometheus is told is what everybody else was told: endings, receipts, refusals, processes, hosts."""
+"""/metrics agrees with the other surfaces: endings, receipts, refusals, processes, hosts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AGENT = "tests.surfaces.agents:agent"
 
 
 def metrics(server: Served) -> dict[tuple[str, str], float]:
-    """Read /metrics: by name and the one label's value."""
+    """Return the figures of /metrics, by name and the one label's value."""
     asked = urllib.request.Request(
         f"{server.ready['url']}/metrics", headers={"Authorization": f"Bearer {server.token}"}
     )
@@ -30,7 +30,7 @@ def metrics(server: Served) -> dict[tuple[str, str], float]:
 
 
 def test_the_figures_are_those_of_the_receipts(tmp_path: Path) -> None:
-    """One run of each ending; then the counts, the histograms and the gauges say just that."""
+    """After runs with each ending, the counts, histograms and gauges agree with the receipts."""
 
     async def play(server: Served) -> list[dict[str, object]]:
         async with wire(server.url, server.token) as on:
@@ -45,8 +45,8 @@ def test_the_figures_are_those_of_the_receipts(tmp_path: Path) -> None:
             late = await send("sleep", timeoutMs=200)
             await on.ended(late)
             first = await send("talk")
-            await on.event("chat", lambda event: event["runId"] == first)  # so its process has begun
-            await on.ended(await send("hello"))  # takes over
+            await on.event("chat", lambda event: event["runId"] == first)  # the run's process has begun by then
+            await on.ended(await send("hello"))  # the message takes over
             deaf = await send("deaf", "elsewhere")
             await on.event("chat", lambda event: event["runId"] == deaf)
             waiting = await send("count 1", "elsewhere", queueMode="followup")
@@ -60,7 +60,8 @@ def test_the_figures_are_those_of_the_receipts(tmp_path: Path) -> None:
     with served(AGENT, tmp_path / "data", "--driver", "host") as server:
         taken_over, stopped = asyncio.run(play(server))
         told, end = metrics(server), time.monotonic() + 30
-        while told["interlock_connections", ""] and time.monotonic() < end:  # it hears a moment later that we have left
+        # The server notices a moment later that the client has left.
+        while told["interlock_connections", ""] and time.monotonic() < end:
             told = metrics(server)
         endings = {ending: told.get(("interlock_runs_total", ending), 0) for ending in ENDINGS}
         assert endings == ENDINGS

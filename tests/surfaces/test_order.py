@@ -1,4 +1,4 @@
-"""Frames are taken in the order they come, also where several come at once."""
+"""Frames are handled in the order in which they come, also if one write carries several."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUNDS = 20
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One server for all."""
+    """A server for all tests of this file."""
     with served(AGENT, tmp_path_factory.mktemp("order") / "data", "--driver", "inline") as running:
         yield running
 
@@ -37,7 +37,7 @@ async def batch(on: Wire, *requests: tuple[str, dict[str, Any]]) -> list[str]:
 
 
 def test_a_stop_in_the_same_batch_ends_the_message_before_it(server: Served) -> None:
-    """Message and stop in one write: the message is taken, ends as stopped, and its agent never begins (race 24)."""
+    """A message and a stop in one write: the message ends as stopped, and its agent never begins (race 24)."""
 
     async def play() -> None:
         async with wire(server.url, server.token) as on:
@@ -56,7 +56,7 @@ def test_a_stop_in_the_same_batch_ends_the_message_before_it(server: Served) -> 
 
 
 def test_a_message_in_the_same_batch_behind_a_stop_runs(server: Served) -> None:
-    """Stop and message in one write: the stop ends what was there, the message runs."""
+    """A stop and a message in one write: the stop ends what was there, and the message runs."""
 
     async def play() -> None:
         async with wire(server.url, server.token) as on:
@@ -74,7 +74,7 @@ def test_a_message_in_the_same_batch_behind_a_stop_runs(server: Served) -> None:
 
 
 def test_a_stop_ahead_of_its_message_prevents_it(server: Served) -> None:
-    """A stop that names a key nobody has seen yet: the message with that key is born stopped, also when sent later."""
+    """A stop by a key that is not known yet: the message with that key is born stopped, whenever it comes."""
 
     async def play() -> None:
         async with wire(server.url, server.token) as on:

@@ -1,4 +1,4 @@
-"""The outbox: whatever is put, hastened, dropped and taken, in any order, its rules hold."""
+"""The rules of the outbox hold for any order of puts, hastened answers, drops and takes."""
 
 import asyncio
 import json
@@ -15,35 +15,35 @@ from interlock.surfaces.outbox import Outbox
 from interlock.surfaces.telling import Item, event_item
 
 SESSIONS = ("s1", "s2")
-RUNS = ("r1", "r2", "r3")  # r1 and r3 are of one session
+RUNS = ("r1", "r2", "r3")  # r1 and r3 belong to one session
 STREAMS = ("chat", "agent")
 
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts are written at once: there is no loop here to wait on."""
+    """Write texts at once: there is no loop here to wait on."""
     monkeypatch.setattr(boxes, "PAUSE_SECONDS", 0.0)
 
 
 def first(box: Outbox) -> bytes | None:
-    """Take one frame."""
+    """Take one frame from the outbox."""
     return next(iter(box.take()), None)
 
 
 def session_of(run: str) -> SessionId:
-    """The session of a run."""
+    """Return the session of a run."""
     return SessionId(SESSIONS[RUNS.index(run) % 2])
 
 
 def text_item(run: str, stream: str, text: str, number: int) -> Item:
-    """A delta, as telling makes it."""
+    """Return a delta, as telling makes it."""
     head = b'{"type":"event","event":"%b","payload":{"runId":"%b","text":' % (stream.encode(), run.encode())
     tail = b',"last":%d}' % number
     return Item(session_of(run), RunId(run), head, text=text, tail=tail, passing=True)
 
 
 def whole_item(run: str, number: int, *, passing: bool) -> Item:
-    """An event that is no text."""
+    """Return an event that is no text."""
     payload = {"runId": run, "last": number}
     item = event_item("tool" if passing else "end", payload, session=session_of(run), run_id=RunId(run))
     item.passing = passing
@@ -51,12 +51,12 @@ def whole_item(run: str, number: int, *, passing: bool) -> Item:
 
 
 def answer(number: int) -> bytes:
-    """An answer."""
+    """Return an answer."""
     return b'{"type":"res","last":%d}' % number
 
 
 def drained(box: Outbox) -> list[dict[str, Any]]:
-    """Everything that is still to be written."""
+    """Return everything that is still to be written."""
     frames = []
     while not box.empty:
         frame = first(box)
@@ -66,17 +66,17 @@ def drained(box: Outbox) -> list[dict[str, Any]]:
 
 
 class Story:
-    """What was put into an outbox and what came out of it."""
+    """The items put into an outbox, and the frames taken from it."""
 
     def __init__(self) -> None:
         self.box = Outbox()
-        self.put: dict[int, tuple[str, str, str | None, bool]] = {}  # number → run, kind, text, passing
+        self.put: dict[int, tuple[str, str, str | None, bool]] = {}  # by number: run, kind, text, passing
         self.dropped: set[int] = set()
         self.out: list[dict[str, Any]] = []
         self.number = 0
 
     def play(self, step: tuple[Any, ...]) -> None:
-        """Do one thing."""
+        """Do one step."""
         match step:
             case ("text", run, stream, text):
                 self.number += 1
@@ -109,7 +109,7 @@ class Story:
             assert number not in self.dropped, "a cut run's delta was written after the fall"
 
     def finish(self) -> None:
-        """Write the rest, and look at all of it."""
+        """Take the remaining frames, and check all of them."""
         while not self.box.empty:
             self.take()
         assert self.box._bytes == 0
@@ -127,12 +127,12 @@ class Story:
         assert len(answers) == len(set(answers))
 
     def in_order(self, events: list[dict[str, Any]], *kinds: str) -> None:
-        """What was put later is written later; a joined text stands for its last one."""
+        """Assert that frames come in the order of their items; a joined text counts as its last item."""
         numbers = [told["payload"]["last"] for told in events if told["event"] in kinds]
         assert numbers == sorted(numbers)
 
     def same_text(self, events: list[dict[str, Any]], run: str, stream: str) -> None:
-        """What was not dropped was said, in the same words; nothing was lost or doubled."""
+        """Assert that every text that was not dropped is written once, unchanged."""
         mine = [told["payload"] for told in events if told["event"] == stream]
         said = "".join(payload["text"] for payload in mine)
         ours = {n: text for n, (whose, kind, text, _) in self.put.items() if (whose, kind) == (run, stream)}
@@ -154,7 +154,7 @@ steps = st.one_of(
 @given(st.lists(steps, max_size=40))
 @settings(max_examples=300)
 def test_any_order_of_doings_keeps_the_rules(story: list[tuple[Any, ...]]) -> None:
-    """Order within a session, joined texts, rising numbers, nothing of a cut run after the fall, bytes back to 0."""
+    """Any order keeps a session's order, rising numbers and whole texts, drops a fallen run, and leaves 0 bytes."""
     played = Story()
     for step in story:
         played.play(step)
@@ -162,7 +162,7 @@ def test_any_order_of_doings_keeps_the_rules(story: list[tuple[Any, ...]]) -> No
 
 
 def test_a_hastened_delta_is_dropped_too() -> None:
-    """A delta that overtook with another run's answer is still the cut run's: a fall takes it out."""
+    """A delta that was hastened with an answer still belongs to its run: the fall of that run drops it."""
     box = Outbox()
     box.put(text_item("r1", "chat", "late", 1))
     box.answer(answer(2), hasten=session_of("r1"))
@@ -172,7 +172,7 @@ def test_a_hastened_delta_is_dropped_too() -> None:
 
 
 def test_the_answer_to_a_stop_overtakes_the_others() -> None:
-    """What other sessions say waits; what the stopped session was told before stays before the answer."""
+    """The answer to a stop overtakes other sessions' events, but no earlier event of the stopped session."""
     box = Outbox()
     for number in range(100):
         box.put(text_item("r2", "chat", "y", number))
@@ -184,7 +184,7 @@ def test_the_answer_to_a_stop_overtakes_the_others() -> None:
 
 
 def test_deltas_that_wait_are_joined() -> None:
-    """Waiting deltas become fewer frames with the same text; one that was written alone stays alone."""
+    """Waiting deltas are joined into fewer frames with the same text; a delta that was written alone stays alone."""
     box = Outbox()
     texts = [f"{number} " for number in range(500)]
     for number, text in enumerate(texts):
@@ -198,7 +198,7 @@ def test_deltas_that_wait_are_joined() -> None:
 
 
 def test_a_joined_frame_is_short() -> None:
-    """What is handed over cannot be taken back, so one frame does not hold all that waited."""
+    """A joined frame is bounded: a frame that was handed over cannot be taken back, so it must not hold everything."""
     box = Outbox()
     for number in range(2000):
         box.put(text_item("r1", "chat", "x" * 500, number))
@@ -210,7 +210,7 @@ def test_a_joined_frame_is_short() -> None:
 
 
 def fill(box: Outbox, make: Callable[[int], Item]) -> int:
-    """Put until it overflows; return how many went in."""
+    """Put items until the outbox overflows; return how many it took."""
     for number in range(100_000):
         box.put(make(number))
         if box.overflowed:
@@ -220,7 +220,7 @@ def fill(box: Outbox, make: Callable[[int], Item]) -> int:
 
 @pytest.mark.parametrize("kind", ["whole", "text"])
 def test_beyond_the_bound_the_reader_is_too_slow(kind: str) -> None:
-    """Bytes are bounded; beyond them everything is forgotten, and nothing later is told with a hole before it."""
+    """An outbox that exceeds its bytes forgets everything and takes nothing later, so that no frame follows a hole."""
     box = Outbox()
 
     def make(number: int) -> Item:
@@ -240,7 +240,7 @@ def test_beyond_the_bound_the_reader_is_too_slow(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["answer", "whole", "text", "texts"])
 def test_one_large_frame_is_never_too_much(kind: str) -> None:
-    """A frame above the bound, a long run's end or an answer asked for, is sent; a healthy reader is not let go."""
+    """A single frame above the bound (a long run's end, a large answer) is sent, and its reader stays connected."""
     box, large = Outbox(), "x" * (boxes.BUFFER_BYTES + 1)
     for number in range(10):
         if kind == "answer":
@@ -259,7 +259,7 @@ def test_one_large_frame_is_never_too_much(kind: str) -> None:
 
 
 def test_whoever_can_read_again_waits_for_room() -> None:
-    """A watch stops putting at half of the bound, goes on when it drains, and does not hang when the box closes."""
+    """A watch stops putting at half of the bound, goes on when the outbox drains, and does not hang when it closes."""
 
     async def main() -> None:
         box = Outbox()
@@ -283,7 +283,7 @@ def test_whoever_can_read_again_waits_for_room() -> None:
 
 
 def test_a_closed_box_takes_nothing_and_sends_what_it_has() -> None:
-    """After close what is held is still written, in order, and `wait` says when nothing more will come."""
+    """After close the outbox writes what it holds, in order, and `wait` returns False when nothing more will come."""
 
     async def main() -> None:
         box = Outbox()
@@ -299,7 +299,7 @@ def test_a_closed_box_takes_nothing_and_sends_what_it_has() -> None:
 
 
 def test_a_flood_of_texts_is_written_now_and_then_and_everything_else_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first text goes at once; the next ones wait for a moment and are joined; an answer takes them along."""
+    """The first text is written at once; the next ones wait for a moment and are joined, or leave with an answer."""
     monkeypatch.setattr(boxes, "PAUSE_SECONDS", 60.0)
 
     async def play() -> None:
@@ -323,9 +323,9 @@ def test_a_flood_of_texts_is_written_now_and_then_and_everything_else_at_once(mo
 
 
 def test_the_answer_to_a_message_is_not_overtaken_by_its_run() -> None:
-    """A stop hastens its session's events; what was answered about that session before goes along, in its place."""
+    """A stop hastens its session's events; an earlier answer about that session goes with them, in its place."""
     box = Outbox()
-    box.put(whole_item("r2", 1, passing=False))  # of another session
+    box.put(whole_item("r2", 1, passing=False))  # an event of another session
     box.answer(answer(2), about=session_of("r1"))
     box.put(whole_item("r1", 3, passing=False))
     box.answer(answer(4), hasten=session_of("r1"))

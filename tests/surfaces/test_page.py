@@ -1,4 +1,4 @@
-"""The page's door: its files, its pairing, an outline, the overview, a stop of everything, and a run's picture."""
+"""The gateway for the page: its files, pairing, outline, overview, a stop of everything, and a run's picture."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ALWAYS = {
 
 
 async def agent(run: Run, message: Message) -> str | None:
-    """Be busy, or have processes that write."""
+    """Be busy, or start processes that write."""
     verb, _, rest = message.text.partition(" ")
     match verb:
         case "detach":
@@ -63,7 +63,7 @@ async def agent(run: Run, message: Message) -> str | None:
 
 
 class Answer(NamedTuple):
-    """What came back over HTTP."""
+    """A response over HTTP."""
 
     status: int
     headers: dict[str, str]
@@ -71,12 +71,12 @@ class Answer(NamedTuple):
 
     @property
     def json(self) -> Any:
-        """Its body as JSON."""
+        """Return the body, parsed as JSON."""
         return json.loads(self.body)
 
 
 def ask(server: House, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
-    """Send a request as it is: nothing is made of its path here."""
+    """Send a request with this exact path: nothing normalizes it."""
     asked = http.client.HTTPConnection("127.0.0.1", server.port, timeout=BOUND_SECONDS)
     try:
         asked.request(method, path, body, headers)
@@ -87,7 +87,7 @@ def ask(server: House, method: str, path: str, body: bytes | None = None, **head
 
 
 def pair(server: House, code: str) -> Answer:
-    """Bring a code."""
+    """Send a pairing code."""
     return ask(server, "POST", "/pair", json.dumps({"code": code}).encode())
 
 
@@ -97,13 +97,13 @@ def code_in(url: str) -> str:
 
 
 def bear(server: House, method: str, path: str, token: str) -> Answer:
-    """Ask with a token."""
+    """Send a request with a token."""
     return ask(server, method, path, Authorization=f"Bearer {token}")
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """A server for what does not change who may come in."""
+    """A server for the tests that do not change tokens."""
     with house(tmp_path_factory.mktemp("page") / "data", AGENT, "--driver", "inline") as made:
         yield made
         assert made.healthy()
@@ -111,7 +111,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 @pytest.fixture(scope="module")
 def tokens(server: House) -> dict[str, str]:
-    """The tokens of people with every kind of scope."""
+    """The tokens of principals with every kind of scope."""
     scopes = {"ann": "write", "bob": "write", "eve": "read", "joe": "approve"}
     return {name: server.add(name, scope) for name, scope in scopes.items()}
 
@@ -124,7 +124,7 @@ def alone(path: Path, *options: str) -> Iterator[House]:
 
 
 def send(talk: Talk, session: str, text: str, **more: Any) -> str:
-    """Send a message; return its run."""
+    """Send a message; return its run id."""
     key = f"{session} {time.monotonic_ns()}"
     return str(talk.request("chat.send", sessionKey=session, message=text, idempotencyKey=key, **more)["runId"])
 
@@ -133,7 +133,7 @@ def send(talk: Talk, session: str, text: str, **more: Any) -> str:
 
 
 def test_the_page_and_its_files_are_served_with_their_types(server: House) -> None:
-    """Each file of the package's directory, byte for byte, as what it is; the page itself is at /."""
+    """Each file of the package's directory is served unchanged with its type; the page itself is at /."""
     types = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
     files = [path for path in page.WEB.iterdir() if path.suffix in page.TYPES]
     assert {"index.html", "marked.js", "purify.js"} <= {path.name for path in files}
@@ -147,7 +147,7 @@ def test_the_page_and_its_files_are_served_with_their_types(server: House) -> No
 
 
 def test_a_file_that_is_known_is_not_sent_again(server: House) -> None:
-    """It is asked for every time (no-cache), and answered 304 as long as it is the same."""
+    """A browser asks for a file every time (no-cache), and gets 304 as long as the file is the same."""
     for path in ("/", "/web/marked.js", "/web/endings.js"):
         first = ask(server, "GET", path)
         assert first.headers["cache-control"] == "no-cache"
@@ -157,7 +157,7 @@ def test_a_file_that_is_known_is_not_sent_again(server: House) -> None:
 
 
 def test_the_words_of_endings_are_the_tables(server: House) -> None:
-    """The page fills the same templates as every other client, and writes down no list of endings of its own."""
+    """The page fills the same templates as every other client, and holds no list of endings of its own."""
     text = ask(server, "GET", "/web/endings.js").body.decode()
     tables = {
         name: json.loads(table) for name, table in re.findall(r"^export const (\w+) = (.*);$", text, re.MULTILINE)
@@ -170,7 +170,7 @@ def test_the_words_of_endings_are_the_tables(server: House) -> None:
 
 
 def test_every_answer_of_the_page_carries_the_headers(server: House) -> None:
-    """Files, what is missing, pairings, refusals and pictures alike."""
+    """Files, missing files, pairings, refusals and pictures all carry the security headers."""
     for method, path in (
         ("GET", "/"), ("GET", "/web/endings.js"), ("GET", "/web/nothing.js"), ("POST", "/pair"), ("DELETE", "/pair"),
         ("GET", "/timeline/r-1-1.svg"),
@@ -191,16 +191,17 @@ def test_every_answer_of_the_page_carries_the_headers(server: House) -> None:
     ],
 )  # fmt: skip
 def test_nothing_but_the_table_is_served(server: House, path: str) -> None:
-    """A name is looked up as it is; whatever else it could mean is not found."""
+    """A path is looked up unchanged: a path that would mean a file only after decoding or joining is not found."""
     answer = ask(server, "GET", path)
     assert answer.status in (307, 404), answer
     assert b"root:" not in answer.body and b"import" not in answer.body
-    if answer.status == 307:  # a slash was missing; nothing is there either
+    # The redirect adds a missing slash; the new path is not found either.
+    if answer.status == 307:
         assert ask(server, "GET", answer.headers["location"].partition(str(server.port))[2]).status == 404
 
 
 def test_only_plain_files_get_into_the_table(tmp_path: Path) -> None:
-    """No link out of the directory, no directory, no file of another kind; without a directory only what is made."""
+    """Links, directories and files of other kinds are not served; without the directory only endings.js is."""
     (tmp_path / "secret.js").write_text("secret")
     web = tmp_path / "web"
     web.mkdir()
@@ -214,7 +215,7 @@ def test_only_plain_files_get_into_the_table(tmp_path: Path) -> None:
 
 
 def test_the_page_is_light_and_its_own() -> None:
-    """What a visit fetches weighs at most 200 kB, with the libraries; every file it asks for is one of its own."""
+    """A visit fetches at most 200 kB, libraries included, and every file that the page asks for is its own."""
     files = page.read_files()
     modules = {name: file.data.decode() for name, file in files.items() if name.endswith((".js", ".html", ".css"))}
     later = {name for text in modules.values() for name in re.findall(r'import\("\./([^"]+)"\)', text)}
@@ -230,7 +231,7 @@ def test_the_page_is_light_and_its_own() -> None:
 
 
 def test_a_code_works_once(tmp_path: Path) -> None:
-    """It gives a token that is its principal's equal; again, or another, gives nothing. Of many at once one wins."""
+    """A code gives one token with its principal's rights; a used or wrong code gives none; of many at once one wins."""
     with alone(tmp_path) as server:
         code = code_in(server.ready["page"])
         assert server.ready["page"] == f"{server.ready['url']}/#pair={code}" and len(code) >= 22
@@ -251,11 +252,11 @@ def test_a_code_works_once(tmp_path: Path) -> None:
 
 
 def test_a_code_is_over_after_an_hour_and_few_wait() -> None:
-    """Also to the second; of a principal's codes the newest stay, and nobody pushes out another's."""
+    """A code is valid for an hour to the second; a principal's newest codes stay, and push out nobody else's."""
     codes, ann, bob = Codes(), Principal("ann"), Principal("bob")
     first = codes.make(ann, "d", 0.0)
     assert codes.take(first, access.CODE_SECONDS) is None
-    assert codes.take(first, 1.0) is None  # it was used up by whoever came too late
+    assert codes.take(first, 1.0) is None  # the late attempt used the code up
     second = codes.make(ann, "d", 0.0)
     assert codes.take(second, access.CODE_SECONDS - 0.1) == (ann, "d", access.CODE_SECONDS)
     mine = codes.make(bob, "e", 0.0)
@@ -266,7 +267,7 @@ def test_a_code_is_over_after_an_hour_and_few_wait() -> None:
 
 
 def test_wrong_codes_are_counted_like_wrong_tokens(tmp_path: Path) -> None:
-    """After so many they are told to wait, in the same count; a right code still comes in."""
+    """Wrong codes count with wrong tokens towards the wait; a right code still works."""
     with alone(tmp_path) as server:
         for _ in range(access.FAILURES // 2):
             assert pair(server, "wrong").status == 403
@@ -286,13 +287,13 @@ def test_wrong_codes_are_counted_like_wrong_tokens(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_code_is_refused_in_words(server: House, body: bytes, status: int) -> None:
-    """And changes nothing."""
+    """A body that is no code is refused with a text, and changes nothing."""
     answer = ask(server, "POST", "/pair", body)
     assert answer.status == status and answer.json["error"]
 
 
 def test_a_page_survives_what_its_server_does_not(tmp_path: Path) -> None:
-    """Its token is good after an orderly restart and after kill -9; codes that waited are not."""
+    """A page's token is valid after an orderly restart and after kill -9; unused codes are not."""
     with alone(tmp_path) as server:
         token = pair(server, code_in(server.ready["page"])).json["token"]
         with server.connect() as talk:
@@ -311,13 +312,13 @@ def test_a_page_survives_what_its_server_does_not(tmp_path: Path) -> None:
 
 
 def closed(talk: Talk) -> Closed:
-    """Return how a connection was closed."""
+    """Return the code and reason with which a connection was closed."""
     with talk:
         return talk.closed()
 
 
 def test_a_new_token_forgets_the_pages_of_the_old(tmp_path: Path) -> None:
-    """Their sockets are closed and their codes void; so does taking a principal away, also if its name comes again."""
+    """A rotation or removal closes the sockets of a principal's pages and voids its codes, also for a reused name."""
     with alone(tmp_path) as server:
         server.add("ann", "write")
         with server.connect() as talk:
@@ -338,7 +339,7 @@ def test_a_new_token_forgets_the_pages_of_the_old(tmp_path: Path) -> None:
 
 
 def test_a_page_that_leaves_is_forgotten(server: House) -> None:
-    """Its sockets are closed, the others stay; a principal's own token cannot be given up this way."""
+    """A page that unpairs loses its sockets, other pages keep theirs; a principal's own token cannot be unpaired."""
     with server.connect() as talk:
         tokens = [pair(server, talk.request("interlock.pair")["code"]).json["token"] for _ in range(2)]
     talks = [server.connect(token) for token in tokens]
@@ -353,7 +354,7 @@ def test_a_page_that_leaves_is_forgotten(server: House) -> None:
 
 
 def test_a_page_is_its_principals_and_no_more(server: House, tokens: dict[str, str]) -> None:
-    """With its scopes; nobody but an admin pairs for somebody else, and nobody for whom there is no token."""
+    """A page has its principal's scopes; only an admin pairs for another principal, who must have a token."""
     with server.connect(tokens["ann"]) as talk:
         assert "admin" in talk.refused("interlock.pair", name="bob")["message"]
         assert "admin" in talk.refused("interlock.pair", name="nobody")["message"]
@@ -368,7 +369,7 @@ def test_a_page_is_its_principals_and_no_more(server: House, tokens: dict[str, s
 
 
 def test_the_oldest_of_too_many_pages_goes(tmp_path: Path) -> None:
-    """Of the same principal; and what stands on a token that is gone is swept out."""
+    """Beyond the bound a principal's oldest page is forgotten, and a removed principal's pages are, too."""
     keeper = Access(tmp_path / "data")
     keeper.open()
     ann, bob = (digest_of(keeper.add(name, [Scope.WRITE])) for name in ("ann", "bob"))
@@ -385,7 +386,7 @@ def test_the_oldest_of_too_many_pages_goes(tmp_path: Path) -> None:
 
 
 def test_pages_that_cannot_be_read_change_nothing_and_keep_nobody_out(tmp_path: Path) -> None:
-    """A spoilt file is told in the log; who was in stays, a pairing says that it could not be kept."""
+    """A broken file is logged; open connections stay, and a pairing fails with 503 because it cannot be stored."""
     with alone(tmp_path) as server:
         token = pair(server, code_in(server.ready["page"])).json["token"]
         kept = (server.data / "pages.json").read_bytes()
@@ -401,7 +402,7 @@ def test_pages_that_cannot_be_read_change_nothing_and_keep_nobody_out(tmp_path: 
 
 
 def test_no_code_and_no_token_is_written_down(tmp_path: Path) -> None:
-    """Not in the log, not in the audit, not in a file but as a digest; not even where it is in the wrong place."""
+    """The log, the audit and the files hold no code or token but as a digest, even if sent in a wrong place."""
     with alone(tmp_path, "--log-level", "debug") as server:
         with server.connect() as talk:
             codes = [code_in(server.ready["page"]), *(talk.request("interlock.pair")["code"] for _ in range(3))]
@@ -422,7 +423,7 @@ def test_no_code_and_no_token_is_written_down(tmp_path: Path) -> None:
 
 
 def test_the_shell_prints_a_page(server: House, tokens: dict[str, str], tmp_path: Path) -> None:
-    """`interlock pair` gives a URL that works once, for oneself or by name; `serve` says it to people, too."""
+    """`interlock pair` prints a URL that works once, for the caller or by name; `serve` prints one to people, too."""
     command = [str(INTERLOCK), "pair", "--url", server.ready["url"], "--data", str(server.data)]
 
     def run(*more: str) -> subprocess.CompletedProcess[str]:
@@ -446,20 +447,23 @@ def test_the_shell_prints_a_page(server: House, tokens: dict[str, str], tmp_path
 
 
 def outlined(talk: Talk, run: str | None = None) -> list[dict[str, Any]]:
-    """Return the events an outline was told so far."""
+    """Return the events that an outline was told so far."""
     told = [each["payload"] for each in talk.events if each["event"] == "interlock.event"]
     mine = [each["event"] for each in told if each["watch"] == 0]
     return [each for each in mine if run in (None, each["run_id"])]
 
 
 def until_told(talk: Talk, run: str, kind: str) -> list[dict[str, Any]]:
-    """Read until an outline has told a kind of event of a run; return the run's."""
+    """Read until an outline has told this kind of event of a run; return the run's events."""
     talk.until(lambda: any(each["data"]["type"] == kind for each in outlined(talk, run)), f"{kind} of {run}")
     return outlined(talk, run)
 
 
 def test_an_outline_tells_what_begins_ends_and_is_asked(server: House) -> None:
-    """In Control's words and order, with short texts; nothing else of anybody, unless it is watched besides."""
+    """An outline tells beginnings, endings and questions in Control's words and order, with short texts.
+
+    Other events come only to a connection that watches the session besides.
+    """
     long = "say " + "x" * 500
     with server.connect() as talk, server.connect(caps=[frames.OUTLINE]) as told:
         assert frames.OUTLINE in told.hello["features"]["capabilities"]
@@ -493,7 +497,7 @@ def test_an_outline_tells_what_begins_ends_and_is_asked(server: House) -> None:
 
 
 def test_an_outline_is_of_what_its_principal_may_see(server: House, tokens: dict[str, str]) -> None:
-    """Another's session is not told; a reader is told all, and whoever may only answer questions alone."""
+    """An outline tells an owner only their own sessions, a reader all, and an approver questions alone."""
     talks = {name: server.connect(token, caps=[frames.OUTLINE]) for name, token in tokens.items()}
     busy = send(talks["ann"], "anns", "busy")
     question = until_told(talks["ann"], busy, "question")[-1]["data"]["question_id"]
@@ -505,7 +509,7 @@ def test_an_outline_is_of_what_its_principal_may_see(server: House, tokens: dict
         assert kinds[:2] == ["message", "started"] and kinds[-1] == "ended"
     talks["joe"].until(lambda: len(outlined(talks["joe"])) >= 2, "the question and its end")
     for talk in talks.values():
-        talk.request("health")  # what was told before is here now
+        talk.request("health")  # events told before have arrived with this answer
     states = [(each["data"]["question_id"], each["data"]["state"]) for each in outlined(talks["joe"])]
     assert states == [(question, "open"), (question, "void")]
     assert {each["session"] for each in outlined(talks["bob"])} == {"bob/bobs"}
@@ -516,7 +520,7 @@ def test_an_outline_is_of_what_its_principal_may_see(server: House, tokens: dict
 
 
 def test_an_outline_cuts_every_text_and_no_name() -> None:
-    """Texts deep inside too; a session's long name is whole, or it would be another's."""
+    """An outline cuts nested texts too, and never a session's name: a cut name could be another session's."""
     session, long = SessionId("s" * 500), "x" * 1_000
     outcome = Outcome(run_id=RunId("r-1-1"), ending=Ending.FAILED, text=long, error=long)
 
@@ -531,7 +535,7 @@ def test_an_outline_cuts_every_text_and_no_name() -> None:
     ended = told(Ended(outcome=outcome, cut=long))
     assert {len(ended["cut"]), len(ended["outcome"]["text"]), len(ended["outcome"]["error"])} == {PREVIEW}
     asked = told(QuestionData(question_id=QuestionId("q"), text=long, state=QuestionState.OPEN, choices=(long,)))
-    assert len(asked["text"]) == PREVIEW and asked["choices"] == [long]  # who answers says it as it was given
+    assert len(asked["text"]) == PREVIEW and asked["choices"] == [long]  # an answer must repeat a choice exactly
     assert EventKind.RECEIPT in OUTLINE and ReceiptData.kind in OUTLINE
 
 
@@ -539,7 +543,7 @@ def test_an_outline_cuts_every_text_and_no_name() -> None:
 
 
 def test_the_overview_is_the_figures_of_everybody_else(tmp_path: Path) -> None:
-    """Endings by kind and minute, stops by how long they took, what waits, and how processes are held."""
+    """The overview tells endings by kind and minute, the times of stops, what waits, and how processes are held."""
     with alone(tmp_path) as server, server.connect() as talk:
         before = talk.request("interlock.overview")
         assert before["stops"]["fenced"]["count"] == 0 and before["endings"] == {} and before["minutes"] == []
@@ -567,14 +571,14 @@ def test_the_overview_is_the_figures_of_everybody_else(tmp_path: Path) -> None:
 
 
 def test_hosts_stand_in_the_overview_where_there_are_some(tmp_path: Path) -> None:
-    """With what became of them."""
+    """The overview counts hosts and what became of them, on the host driver."""
     with house(tmp_path / "data", AGENT, "--driver", "host") as server, server.connect() as talk:
         talk.request("agent.wait", runId=send(talk, "one", "say"))
         assert talk.request("interlock.overview")["hosts"]["started"] >= 1
 
 
 def test_a_stop_of_everything_is_an_admins_and_gives_receipts(tmp_path: Path) -> None:
-    """Every session's runs, those that wait and children; each session has its receipt, noted like any stop."""
+    """Only an admin may stop everything: runs, queues and children end, and each session has an audited receipt."""
     with alone(tmp_path) as server, server.connect() as admin:
         ann = server.connect(server.add("ann", "write"))
         runs = {name: send(ann, name, "sleep") for name in ("a", "b")}
@@ -600,7 +604,7 @@ def test_a_stop_of_everything_is_an_admins_and_gives_receipts(tmp_path: Path) ->
 
 
 def test_a_stop_of_everything_reaches_what_is_detached(tmp_path: Path) -> None:
-    """A process that outlived its run is ended with its session, too."""
+    """A stop of everything also ends a detached process that outlived its run."""
     with alone(tmp_path) as server, server.connect() as talk:
         run = send(talk, "daemons", "detach")
         talk.request("agent.wait", runId=run)
@@ -616,11 +620,11 @@ def test_a_stop_of_everything_reaches_what_is_detached(tmp_path: Path) -> None:
         assert talk.request("interlock.processes") == []
 
 
-# Tails
+# Output of processes
 
 
 def test_what_a_process_wrote_last_is_told(server: House) -> None:
-    """While it runs in the list, and with its exit; whole characters, no more than so many."""
+    """The list, and the event of the exit, hold the end of a process's output: whole characters, bounded."""
     with server.connect() as talk:
         run = send(talk, "tails", "write 5000")
         talk.event("agent", lambda each: each["runId"] == run and each["stream"] == "progress")
@@ -641,7 +645,7 @@ def test_what_a_process_wrote_last_is_told(server: House) -> None:
 
 
 def test_a_message_may_roll_back(server: House) -> None:
-    """`rollback` is no published queueMode; `interlock.chat` has it: the turn it takes over is hidden."""
+    """`rollback` is no published queueMode; through `interlock.chat` it hides the turn that it takes over."""
     with server.connect() as talk:
         first = send(talk, "rolled", "sleep")
         message = {"sessionKey": "rolled", "message": "say", "idempotencyKey": "rolled", "queueMode": "rollback"}
@@ -655,7 +659,7 @@ def test_a_message_may_roll_back(server: House) -> None:
 
 
 def test_a_picture_is_for_those_who_may_see_the_run(server: House, tokens: dict[str, str]) -> None:
-    """The same as `interlock timeline` draws; somebody else's looks like none."""
+    """The gateway draws what `interlock timeline` draws; another's run looks like one that never was."""
     with server.connect(tokens["ann"]) as talk:
         run = send(talk, "drawn", "<b>&say")
         talk.request("agent.wait", runId=run)

@@ -1,4 +1,4 @@
-"""The schema kit: its extract is what is published, and it says no where no is right."""
+"""The schema kit: the extract equals the published package, and the checks refuse wrong frames."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def answer(number: int, payload: Any) -> str:
 
 
 def test_the_extract_is_what_is_published() -> None:
-    """Every definition is that of the package just installed, letter by letter, with its notice and version."""
+    """Every definition equals that of the installed package, letter by letter, with its notice and version."""
     absent = missing()
     if absent is not None and os.environ.get("CI"):
         pytest.fail(absent)
@@ -41,7 +41,7 @@ def test_the_extract_is_what_is_published() -> None:
 
 
 def test_the_extract_stands_alone() -> None:
-    """It names its version, carries the licence, holds what we speak and refers to nothing outside."""
+    """The extract names its version, carries the licence, has all we speak and refers to nothing outside."""
     kept = json.loads(EXTRACT.read_text("utf-8"))
     assert (kept["version"], sorted(kept["definitions"])) == (VERSION, SPOKEN)
     assert "MIT License" in kept["license"]
@@ -67,7 +67,7 @@ def test_the_extract_stands_alone() -> None:
     ],
 )
 def test_what_is_right_passes(raw: str, by_client: bool) -> None:
-    """Frames of either side, of the published protocol and of our own methods."""
+    """Right frames of either side, of the published protocol and of our own methods, pass."""
     check_frame(raw, sent_by_client=by_client)
 
 
@@ -93,7 +93,7 @@ def test_what_is_right_passes(raw: str, by_client: bool) -> None:
     ],
 )
 def test_what_is_wrong_is_seen(raw: str, by_client: bool) -> None:
-    """A wrong side, a missing or unknown field, a null, a word that is not in the list, an unknown name."""
+    """A wrong side, a missing or unknown field, a null, a word outside the list and an unknown name are refused."""
     with pytest.raises(Wrong):
         check_frame(raw, sent_by_client=by_client)
 
@@ -110,7 +110,7 @@ def test_an_answer_is_checked_by_what_was_asked() -> None:
 
 
 def test_an_answer_comes_once_and_agents_twice() -> None:
-    """An answer too many is seen, and so is one to nothing."""
+    """An answer too many is refused, and so is an answer to no request."""
     talk = Conversation()
     talk.client(request(1, "agent", {"message": "m", "idempotencyKey": "k"}))
     talk.client(request(2, "health", {}))
@@ -133,7 +133,7 @@ def test_an_answer_comes_once_and_agents_twice() -> None:
     ],
 )
 def test_nothing_of_a_run_follows_its_end(after: tuple[str, dict[str, Any]]) -> None:
-    """One terminal event on each stream; then nothing, on either."""
+    """After its one terminal event on each stream, any further event of a run is refused, on either stream."""
     name, payload = after
     payload = {key: value for key, value in payload.items() if value is not None}
     talk = Conversation()
@@ -146,7 +146,7 @@ def test_nothing_of_a_run_follows_its_end(after: tuple[str, dict[str, Any]]) -> 
 
 
 def test_numbers_rise() -> None:
-    """A run's numbers rise and may have holes; a connection's have none."""
+    """A run's numbers may have holes but must rise; a connection's must have no holes."""
     talk = Conversation()
     talk.server(event("chat", {**CHAT, "seq": 5}, seq=1))
     talk.server(event("chat", {**CHAT, "seq": 9}, seq=2))

@@ -1,4 +1,4 @@
-"""Clients that come back: they get exactly the rest, one end of each run, and they still own what they sent."""
+"""Clients that reconnect get exactly the rest and one ending of each run, and still own what they sent."""
 
 import asyncio
 import random
@@ -14,14 +14,14 @@ RACES = 200
 
 
 def kept(events: list[Frame]) -> list[Frame]:
-    """What a store keeps, up to the last ending: deltas go when a block holds their text."""
+    """Return the events that a store keeps, up to the last ending: no deltas, since a block holds their text."""
     while events[-1]["data"]["type"] != "ended":
         events = events[:-1]
     return [event for event in events if event["data"]["type"] != "delta"]
 
 
 async def watch_to_the_end(wire: Wire, number: int, count: int, **wanted: Any) -> list[Frame]:
-    """Watch until so many endings were told; return all that came."""
+    """Watch until this many endings were told; return all events."""
     await wire.request("interlock.watch", watch=number, **wanted)
     await wire.until(lambda: len(endings(wire.watched(number))) >= count, f"{count} endings")
     return wire.watched(number)
@@ -56,9 +56,9 @@ def test_replay_from_any_position(tmp_path: Path) -> None:
 
 
 def test_a_reconnect_while_the_run_ends(tmp_path: Path) -> None:
-    """A client that returns around the end of a run has the whole story, with one terminal event; races 99, 100."""
+    """A client that reconnects around the end of a run gets the whole story, with one ending; races 99, 100."""
     random_ = random.Random(7)
-    seen: list[int] = []  # how many events each had seen before it came back
+    seen: list[int] = []  # the events each client had seen before it reconnected
 
     async def talks(run: Run, message: Message) -> None:
         for number in range(12):
@@ -101,7 +101,7 @@ def test_a_reconnect_while_the_run_ends(tmp_path: Path) -> None:
 
 
 def test_the_owner_comes_back_and_stops(tmp_path: Path) -> None:
-    """A run belongs to who sent it, not to the connection it came by; a stranger's stop finds nothing; race 101."""
+    """A run belongs to its sender, not to a connection; a stranger's stop finds nothing; race 101."""
 
     async def main(served: Serving) -> None:
         token = served.gateway.access.add("ann", ["write"])
@@ -115,7 +115,7 @@ def test_the_owner_comes_back_and_stops(tmp_path: Path) -> None:
             assert not (await stranger.request("chat.abort", sessionKey="s", runId=run))["aborted"]
         async with await Wire.dial(served.url, token) as again:
             assert again.hello["server"]["connId"] != first.hello["server"]["connId"]
-            stop = await again.request("chat.abort", sessionKey="s", runId="k")  # by the key it was sent with
+            stop = await again.request("chat.abort", sessionKey="s", runId="k")  # named by the message's key
             assert (stop["aborted"], stop["runIds"]) == (True, [run])
             await again.wait_for(ended(run))
 

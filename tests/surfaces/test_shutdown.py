@@ -1,4 +1,4 @@
-"""The end of a server, by a signal, by kill -9 or with its control: everybody is told and nothing is left."""
+"""The end of a server, by a signal, by kill -9 or with its control: clients are told, no process is left."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from .transport import Served, chat, ended, eventually
 
 
 async def echo(run: Run, message: Message) -> str:
-    """Say it again."""
+    """Reply with the message's text."""
     return message.text
 
 
 def processes_of(pid: int) -> list[int]:
-    """The processes below a process."""
+    """Return the descendants of a process."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # it has gone meanwhile
+        with contextlib.suppress(OSError):  # the process may have exited meanwhile
             for child in task.read_text().split():
                 found += [int(child), *processes_of(int(child))]
     return found
 
 
 def alive(pid: int) -> bool:
-    """Say whether a process is there and no corpse."""
+    """Return whether a process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -44,12 +44,12 @@ def alive(pid: int) -> bool:
 
 
 async def stubborn(served: Served) -> None:
-    """Wait until the agent's process lives and ignores TERM; its event is told when it is asked for, before that."""
+    """Wait until the agent's process ignores TERM; its event comes earlier, when the run asks for the process."""
 
     def deaf(pid: int) -> bool:
         try:
             status, command = (Path(f"/proc/{pid}/{name}").read_text() for name in ("status", "cmdline"))
-        except OSError:  # it has gone
+        except OSError:  # the process has exited
             return False
         ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
         return STUBBORN in command and bool(ignored >> signal.SIGTERM - 1 & 1)
@@ -63,7 +63,7 @@ async def gone(pids: list[int]) -> None:
 
 @pytest.mark.parametrize("driver", ["host", "inline"])
 def test_a_signal_is_heard_while_the_agent_is_imported(tmp_path: Path, driver: str) -> None:
-    """A signal during the import ends the server at once: it has nothing to close yet."""
+    """A signal during the import ends the server at once, since nothing is open yet."""
     begun = tmp_path / "begun"
     module = "import time, pathlib\npathlib.Path({!r}).touch()\ntime.sleep(60)\nasync def agent(run, message): ...\n"
     (tmp_path / "slowly.py").write_text(module.format(str(begun)))
@@ -81,7 +81,7 @@ def test_a_signal_is_heard_while_the_agent_is_imported(tmp_path: Path, driver: s
 
 
 def test_a_mounted_gateway_ends_with_its_control(tmp_path: Path) -> None:
-    """A mounted gateway has no server to close it: it ends with its control and leaves no task."""
+    """A mounted gateway, which no server closes, ends with its control and leaves no task."""
 
     async def play() -> list[str]:
         async with open_control(echo) as control:
@@ -103,7 +103,7 @@ def test_a_mounted_gateway_ends_with_its_control(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("driver", "text"), [("inline", "wait"), ("host", "deaf"), ("host", "stubborn")])
 def test_a_terminated_server_tells_everybody(driver: str, text: str, tmp_path: Path) -> None:
-    """TERM: runs end as `shutdown`, watchers are told, sockets close with 1012, in time; no process is left."""
+    """After TERM, runs end as `shutdown`, watchers hear it, sockets close with 1012 in time, and no process is left."""
 
     async def main(served: Served) -> str:
         one, other = await served.dial(), await served.dial()
@@ -142,7 +142,7 @@ def test_a_terminated_server_tells_everybody(driver: str, text: str, tmp_path: P
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_at_once(number: signal.Signals, tmp_path: Path) -> None:
-    """A second signal does not wait for the drain; the next start tells the ending and ends what was left."""
+    """A second signal ends the server before the drain; the next start tells the ending and ends what was left."""
 
     async def main(served: Served) -> tuple[str, list[int]]:
         wire = await served.dial()
@@ -173,7 +173,7 @@ def test_a_second_signal_ends_at_once(number: signal.Signals, tmp_path: Path) ->
 
 
 def test_the_port_is_free_after_a_kill(tmp_path: Path) -> None:
-    """Nothing that the killed server started holds its port or its directory; the next start takes both; race 68."""
+    """No process that the killed server started holds its port or directory; the next start gets both; race 68."""
 
     async def main(served: Served) -> tuple[str, list[int]]:
         wire = await served.dial()

@@ -1,4 +1,4 @@
-"""A message that a run took in, over the wire: it is told, listed and answered as the run that took it."""
+"""An absorbed message over the wire: every surface tells, lists and answers it as the run that absorbed it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AGENT = "tests.surfaces.agents:agent"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One server for all."""
+    """A server for all tests of this file."""
     with served(AGENT, tmp_path_factory.mktemp("steering") / "data", "--driver", "inline") as running:
         yield running
 
@@ -32,7 +32,7 @@ async def send(on: Wire, message: str, session: str, key: str, **more: Any) -> s
 
 
 def test_a_message_that_was_taken_in_is_told_as_its_taker(server: Served) -> None:
-    """A steered message is no task of its own that runs for ever, and does not hide how its session ended."""
+    """An absorbed message is no task that runs for ever, and does not hide how its session ended."""
 
     async def play() -> None:
         async with wire(server.url, server.token) as on:
@@ -53,7 +53,7 @@ def test_a_message_that_was_taken_in_is_told_as_its_taker(server: Served) -> Non
 
 
 def test_a_teller_forgets_every_run_it_told() -> None:
-    """The teller forgets a steered message with the run that took it: such a message has no end of its own."""
+    """A teller forgets an absorbed message with the run that absorbed it: the message has no ending of its own."""
 
     def event(run: str, data: Any) -> Event:
         return Event(position=1, session=SessionId("s"), run_id=RunId(run), generation=1, data=data)
@@ -67,7 +67,7 @@ def test_a_teller_forgets_every_run_it_told() -> None:
 
 
 def test_the_retry_of_a_message_that_was_taken_in_is_answered_at_once(server: Served) -> None:
-    """A retry with the key of a steered message gets the same answer at once, while the run that took it goes on."""
+    """A retry with an absorbed message's key gets the same answer at once, while the absorbing run goes on."""
 
     async def play() -> None:
         async with wire(server.url, server.token) as on:

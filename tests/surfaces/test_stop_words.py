@@ -1,4 +1,4 @@
-"""What people type to stop an agent stops it: by every method that reads chat, whatever the strategy."""
+"""A typed stop word stops its session by every method that reads chat, under every strategy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ numbers = itertools.count()
 
 @pytest.fixture(scope="module", params=list(Strategy))
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server for each strategy; sessions have no other of their own."""
+    """A server for each strategy, which its sessions do not override."""
     options = ("--driver", "inline", "--strategy", request.param, "--name", NAME)
     with served(AGENT, tmp_path_factory.mktemp("typed") / "data", *options) as running:
         yield running
@@ -40,14 +40,14 @@ async def say(on: Wire, session: str, message: str, *, method: str = "chat.send"
 
 
 async def working(on: Wire, session: str) -> str:
-    """Begin a run that says something for ever; return it once it speaks."""
+    """Begin a run that speaks for ever; return it once it speaks."""
     run: str = (await say(on, session, "talk"))["runId"]
     await on.event("chat", lambda event: event["runId"] == run and event["state"] == "delta")
     return run
 
 
 def test_what_is_typed_stops_the_run_whatever_the_strategy(server: Served) -> None:
-    """Each of the messages, by each method and with each way of sending, ends what runs and what waits behind it."""
+    """Each stop word, by each method and in each mode, ends the running run and the queued ones."""
 
     async def play() -> None:
         async with wire(server.url, server.token) as on:
@@ -67,7 +67,7 @@ def test_what_is_typed_stops_the_run_whatever_the_strategy(server: Served) -> No
 
 
 def test_the_name_and_the_words_are_configured(tmp_path: Path) -> None:
-    """Without a name the agent is called as its callable is, and interlock; a word of one's own stops as well."""
+    """An agent without a name answers to its callable's name and to interlock; configured words stop as well."""
 
     async def play(running: Served, stops: list[str], ordinary: list[str]) -> None:
         async with wire(running.url, running.token) as on:
@@ -90,7 +90,7 @@ def test_the_name_and_the_words_are_configured(tmp_path: Path) -> None:
 
 
 def test_a_message_that_is_to_be_taken_literally_is_no_stop(tmp_path: Path) -> None:
-    """Where the client asks for no commands, the words reach the agent."""
+    """With suppressCommandInterpretation the stop words reach the agent as text."""
 
     async def play(running: Served) -> None:
         async with wire(running.url, running.token) as on:

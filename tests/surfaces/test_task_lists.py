@@ -1,4 +1,4 @@
-"""Lists of tasks: a session's has all that its runs delegated, however deep, each with its parent."""
+"""Lists of tasks: a session's list has all that its runs delegated, at any depth, each with its parent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Task = dict[str, Any]
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Where a server keeps what it knows."""
+    """The data directory of a server."""
     return tmp_path / "data"
 
 
@@ -41,13 +41,13 @@ def send(talk: Talk, session: str, message: str, **more: Any) -> str:
 
 
 def listed(talk: Talk, session: str, **more: Any) -> list[Task]:
-    """The tasks of a session, as a list tells them."""
+    """Return the tasks in a session's list."""
     tasks: list[Task] = talk.request("tasks.list", sessionKey=session, **more)["tasks"]
     return tasks
 
 
 def family(talk: Talk, session: str, count: int, status: str = "running") -> list[Task]:
-    """Wait until so many tasks of a session have a status, and return all of them, the oldest first."""
+    """Wait until this many tasks of a session have a status; return all its tasks, the oldest first."""
     talk.until(
         lambda: len([task for task in listed(talk, session) if task["status"] == status]) == count,
         f"{count} tasks of {session} that are {status}",
@@ -56,12 +56,12 @@ def family(talk: Talk, session: str, count: int, status: str = "running") -> lis
 
 
 def parents(tasks: list[Task]) -> list[str | None]:
-    """Whose child each task is."""
+    """Return the parent of each task."""
     return [task.get("parentTaskId") for task in tasks]
 
 
 def test_a_session_s_list_has_every_generation(server: House) -> None:
-    """Children and theirs, attached and detached, at work and ended, each with its parent; no other session's."""
+    """A list has children and grandchildren, attached and detached, live and ended, each with its parent, no others."""
     with server.connect() as talk:
         send(talk, "other", "delegate sleep")
         first = send(talk, "s", "delegate delegate sleep")
@@ -82,7 +82,7 @@ def test_a_session_s_list_has_every_generation(server: House) -> None:
 
 
 def test_pages_of_a_list_have_each_task_once(server: House) -> None:
-    """The latest first, whatever is whose child, over as many pages as it takes."""
+    """Pages of a list hold each task once, the latest first, in any number of pages."""
     with server.connect() as talk:
         send(talk, "s", "delegate delegate sleep")
         family(talk, "s", 3)
@@ -101,7 +101,7 @@ def test_pages_of_a_list_have_each_task_once(server: House) -> None:
 
 
 def test_whoever_sees_the_session_sees_all_below_it(server: House) -> None:
-    """A guest of the session sees its children too; a stranger, and whoever was put out again, finds nothing."""
+    """A guest of the session sees its children too; a stranger, and a guest whose share ended, find nothing."""
     owner, guest, other = (server.add(name, "write") for name in ("owner", "guest", "other"))
     with server.connect(owner) as talk, server.connect(guest) as visitor, server.connect(other) as stranger:
         send(talk, "s", "delegate sleep")
@@ -118,7 +118,7 @@ def test_whoever_sees_the_session_sees_all_below_it(server: House) -> None:
 
 
 def test_the_next_server_lists_what_the_last_one_left(data: Path) -> None:
-    """Ended children and those that a crash took are there with their parents, and still their owner's alone."""
+    """The next server lists ended and crashed children with their parents, to their owner alone."""
     with house(data, *OPTIONS) as server:
         owner, other = server.add("owner", "write"), server.add("other", "write")
         with server.connect(owner) as talk:
@@ -137,7 +137,7 @@ def test_the_next_server_lists_what_the_last_one_left(data: Path) -> None:
 
 
 def test_lists_hold_the_beginning_of_a_reply_and_one_run_the_whole(server: House) -> None:
-    """One large reply makes no list too large to be read, and is there where it is asked for."""
+    """A list holds the beginning of a large reply, so that it stays readable; the task itself holds all of it."""
 
     async def play() -> None:
         async with wire(server.url, server.token) as on:

@@ -1,4 +1,4 @@
-"""A timed-out run names a phase of the published set to whoever waits for it, whatever its agent named."""
+"""A wait on a timed-out run names a phase of the published set, whatever phase the agent named."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from .scene import Served, Wire, served, wire
 
 AGENT = "tests.contracts.lingering:agent"
-LIMITS_MS = (300, 3_000, 20_000)  # the first in which a run comes so far is enough
-POINTS = {  # what the agent is asked for: our word, and the published one
+LIMITS_MS = (300, 3_000, 20_000)  # a run needs to reach its point within one of these limits
+POINTS = {  # message → our phase, published phase
     "silent": ("start", "preflight"),
     "spoken": ("agent", "provider"),
     "phase": ("research", "provider"),
@@ -33,14 +33,14 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 async def late(on: Wire, point: str, **more: Any) -> dict[str, Any]:
-    """Let a run go out of time; return what its waiter is told."""
+    """Let a run exceed its limit; return the answer of its wait."""
     sent = await on.request("chat.send", sessionKey=point, message=point, idempotencyKey=f"{point} {more}", **more)
     told: dict[str, Any] = await on.request("agent.wait", runId=sent["runId"], timeoutMs=30_000)
     return told
 
 
 def test_whoever_waits_is_told_a_phase(server: Served) -> None:
-    """Each of them on `agent.wait`; what began is never told as queued, since that would invite another try."""
+    """`agent.wait` names each phase; a run that began is never told as queued, which would invite a retry."""
 
     async def play() -> None:
         async with wire(server.url, server.token) as on:
@@ -59,7 +59,7 @@ def test_whoever_waits_is_told_a_phase(server: Served) -> None:
 
 
 def test_what_never_began_was_queued(server: Served) -> None:
-    """A message that waited too long for the seat is told as `queue`, and that no provider began."""
+    """A message that waited too long for the seat times out in phase `queue`, with no provider started."""
 
     async def play() -> None:
         async with wire(server.url, server.token) as on:

@@ -1,7 +1,7 @@
-"""One run, watched everywhere at once while it is ended: nothing after the end, one end, the same end everywhere.
+"""Every surface tells the same single ending of a run, and nothing after it.
 
-Two connections hear the broadcast, one of them watches in our own words as well, a third waits; the task list, the
-session's row, the receipt, the conversation and the store are asked too. What each says is set against the others.
+Two connections hear the broadcast, one of them also watches in our own words, a third waits; the test also reads the
+task list, the session's row, the receipt, the conversation and the store, and compares all of them.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ DRIVERS = ("host", "inline")
 
 
 class Stories:
-    """What each surface says of one run's end."""
+    """The ending of one run, as each surface tells it."""
 
     def __init__(self, run: str) -> None:
         self.run = run
-        self.told: dict[str, dict[str, Any]] = {}  # surface → the native outcome, or what stands for it
+        self.told: dict[str, dict[str, Any]] = {}  # surface → the native outcome, or its equivalent
         self.words: dict[str, Any] = {}  # surface → its own words
 
     def tell(self, surface: str, outcome: dict[str, Any]) -> None:
-        """Take down an outcome; whether it was drained or durable by then is a fact beside it."""
+        """Record an outcome without `drained` and `durable`, which may change later."""
         self.told[surface] = {name: value for name, value in outcome.items() if name not in ("drained", "durable")}
 
     def broadcast(self, name: str, heard: Wire) -> None:
-        """Take down what a connection heard: exactly one end on each stream, and nothing behind it."""
+        """Record what a connection heard: exactly one ending on each stream, and nothing after it."""
         chat, agent = heard.events("chat", self.run), heard.events("agent", self.run)
         ends = [event for event in chat if event["state"] in ("final", "aborted", "error")]
         lives = [event for event in agent if event["stream"] == "lifecycle" and event["data"]["phase"] != "start"]
@@ -60,7 +60,7 @@ class Stories:
         self.words[f"{name} agent"] = {key: lives[0]["data"].get(key) for key in ("phase", "status")}
 
     def agree(self) -> Outcome:
-        """Every surface tells the same, in the words of the table."""
+        """Assert that every surface tells the same outcome, in the words of the table; return it."""
         first = next(iter(self.told.values()))
         for surface, outcome in self.told.items():
             assert outcome == first, f"{surface} says {outcome}, {next(iter(self.told))} says {first}"
@@ -90,7 +90,7 @@ def _story_of(outcome: Outcome) -> dict[str, Any]:
 
 
 async def ask_everywhere(stories: Stories, asker: Wire) -> None:
-    """Take down what is said to those who ask."""
+    """Record what each requested surface tells."""
     run = stories.run
     answer = await asker.request("agent.wait", runId=run, timeoutMs=20_000)
     stories.tell("agent.wait", answer["outcome"])
@@ -113,7 +113,7 @@ async def ask_everywhere(stories: Stories, asker: Wire) -> None:
 
 
 def ask_the_store(stories: Stories, data: Path) -> None:
-    """Take down what the store holds, read by another process's eyes."""
+    """Record what the store holds, read as another process reads it."""
     shown = reading.look(data, lambda store: reading.show(store, RunId(stories.run)))
     assert shown.run.outcome is not None
     stories.tell("store", _story_of(shown.run.outcome))
@@ -123,7 +123,7 @@ Way = Callable[[Wire, str], Awaitable[Any]]
 
 
 async def by_abort(on: Wire, run: str) -> None:
-    """Press the button."""
+    """Stop the session, as a stop button does."""
     answer = await on.request("chat.abort", sessionKey=SESSION)
     assert answer["aborted"] and answer["runIds"] == [run]
 
@@ -134,25 +134,25 @@ async def by_run(on: Wire, run: str) -> None:
 
 
 async def by_task(on: Wire, run: str) -> None:
-    """Stop it in the task list."""
+    """Stop the run as a task."""
     assert (await on.request("tasks.cancel", taskId=run))["cancelled"]
 
 
 async def by_word(on: Wire, run: str) -> None:
-    """Type it."""
+    """Type a stop word."""
     answer = await on.request("chat.send", sessionKey=SESSION, message="Stop!", idempotencyKey=f"stop {run}")
     assert answer["aborted"] and answer["runIds"] == [run]
 
 
 async def by_message(on: Wire, run: str) -> None:
-    """Say something else."""
+    """Send another message, which takes over."""
     answer = await on.request("chat.send", sessionKey=SESSION, message="hello", idempotencyKey=f"new {run}")
     assert answer["superseded"] == run
     await on.ended(answer["runId"])
 
 
 async def by_itself(on: Wire, run: str) -> None:
-    """Wait for it."""
+    """Do nothing: the run ends by itself."""
 
 
 ENDS: dict[str, tuple[str, dict[str, Any], Way, str]] = {
@@ -171,7 +171,7 @@ ENDS: dict[str, tuple[str, dict[str, Any], Way, str]] = {
 
 @pytest.fixture(scope="module", params=DRIVERS)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One server for each driver."""
+    """A server for each driver."""
     data = tmp_path_factory.mktemp(request.param) / "data"
     with served(AGENT, data, "--driver", request.param) as running:
         yield running
@@ -179,7 +179,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 async def play(server: Served, way: str, instant: float) -> Stories:
-    """Begin a run, watch it everywhere, end it, and set the stories against each other."""
+    """Begin a run, watch it on every surface, end it, and record what each surface tells."""
     text, options, end, _ = ENDS[way]
     async with contextlib.AsyncExitStack() as stack:
         first, second, third = [await stack.enter_async_context(wire(server.url, server.token)) for _ in range(3)]
@@ -198,7 +198,7 @@ async def play(server: Served, way: str, instant: float) -> Stories:
         await second.event("interlock.event", lambda e: _is_receipt_of(e, run))
         await ask_everywhere(stories, first)
         for name, each in (("first", first), ("second", second), ("third", third)):
-            await each.request("health")  # whatever was on its way behind the end has come by now
+            await each.request("health")  # anything sent after the ending has arrived with this answer
             stories.broadcast(name, each)
         told = [e["event"] for e in second.events("interlock.event") if (e.get("event") or {}).get("run_id") == run]
         ends = [event for event in told if event["data"]["type"] == "ended"]
@@ -208,7 +208,7 @@ async def play(server: Served, way: str, instant: float) -> Stories:
 
 
 def story(server: Served, way: str, instant: float) -> Outcome:
-    """Play it and return the one story that all tell, the store included."""
+    """Play one ending and return the outcome that all surfaces and the store agree on."""
     stories = asyncio.run(play(server, way, instant))
     ask_the_store(stories, server.data)
     return stories.agree()
@@ -221,7 +221,7 @@ def _is_receipt_of(watched: dict[str, Any], run: str) -> bool:
 
 @pytest.mark.parametrize("way", ENDS)
 def test_every_surface_tells_the_same_end(server: Served, way: str) -> None:
-    """Whatever ends a run, and whenever: one terminal event per stream, nothing behind it, one story everywhere."""
+    """Each way to end a run, at any instant: one terminal event per stream, nothing after it, one same outcome."""
     instants = random.Random(way)
     for _ in range(2):
         outcome = story(server, way, instants.uniform(0.02, 0.2))
@@ -230,7 +230,7 @@ def test_every_surface_tells_the_same_end(server: Served, way: str) -> None:
 
 
 def test_a_host_that_dies_is_told_as_failed_everywhere(tmp_path: Path) -> None:
-    """The agent's process is killed: the run failed, on every surface."""
+    """A run whose agent's process was killed is told as failed on every surface."""
     ENDS["killed"] = ("die", {}, by_itself, "failed")
     try:
         with served(AGENT, tmp_path / "data", "--driver", "host") as running:
@@ -243,7 +243,7 @@ def test_a_host_that_dies_is_told_as_failed_everywhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("how", "ending"), [("term", "shutdown"), ("kill", "lost")])
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_after_a_restart_the_story_is_the_same(tmp_path: Path, driver: str, how: str, ending: str) -> None:
-    """A server that was stopped in order, or killed: the next one tells what was told, or what can be known."""
+    """After an orderly stop the next server tells the same outcome; after a kill it tells what can be known."""
     data, stories = tmp_path / "data", Stories("")
     with served(AGENT, data, "--driver", driver) as running:
         heard = asyncio.run(_die(running, how, stories))
@@ -255,7 +255,7 @@ def test_after_a_restart_the_story_is_the_same(tmp_path: Path, driver: str, how:
 
 
 async def _die(server: Served, how: str, stories: Stories) -> str | None:
-    """Begin a run, end the server, and return what its end was called on the wire, if it was."""
+    """Begin a run, end the server, and return the state that the wire told, if any."""
     async with wire(server.url, server.token) as first:
         sent = await first.request("chat.send", sessionKey=SESSION, message="talk", idempotencyKey="k")
         stories.run = sent["runId"]

@@ -1,6 +1,6 @@
-"""Sockets that stall, vanish, dawdle or come by the thousand: nobody else waits, and nothing of them is left.
+"""Sockets that stall, vanish, dawdle or come by the thousand delay nobody else and leave nothing.
 
-Readers here are real sockets. A stalled one leaves what comes in its kernel; a cut one gets no packet any more.
+Readers here are real sockets. A stalled one leaves incoming bytes in its kernel; a cut one gets no packet any more.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ KIB = 1024
 RECALL_BYTES = 128 * KIB
 HOST, OTHER_HOST = "127.0.0.1", "127.0.0.2"
 
-# Uvicorn as it comes: its own protocols, its own buffers, and an outbox that never says "too slow".
+# Plain uvicorn: its own protocols and buffers, and an outbox that is never too slow.
 PLAIN = """
 from interlock.surfaces import outbox, server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -44,14 +44,14 @@ server._protocols = lambda door: (HttpToolsProtocol, WebSocketsSansIOProtocol)
 
 
 def deltas(events: list[Frame], run: str) -> list[Frame]:
-    """What a run said, of some events."""
+    """Return the deltas of a run among these events."""
     payloads = [event["payload"] for event in events if event["event"] in ("chat", "agent")]
     mine = [each for each in payloads if each["runId"] == run]
     return [each for each in mine if each.get("state") == "delta" or each.get("stream") == "assistant"]
 
 
 def spoken(payloads: list[Frame]) -> int:
-    """About how many bytes they had on the wire."""
+    """Return about how many bytes these payloads had on the wire."""
     return sum(len(each.get("deltaText") or each["data"]["delta"]) + 100 for each in payloads)
 
 
@@ -63,7 +63,7 @@ async def send(wire: Wire, text: str, session: str = "s") -> str:
 
 
 async def stalled_bytes(served: Served, *, stream: int) -> int:
-    """Stall two readers while a run streams, stop it, let them read on; return the most that was beyond recall."""
+    """Stall two readers while a run streams, stop the run, read on; return the most bytes that could not be dropped."""
     async with await served.dial() as one, await served.dial() as other, await served.dial() as fast:
         one.stall()
         run = await send(fast, "flood 200")
@@ -81,7 +81,7 @@ async def stalled_bytes(served: Served, *, stream: int) -> int:
             await slow.wait_for(ended(run))
             rest = slow.events[seen:]
             most = max(most, spoken(deltas(rest, run)))
-            await slow.request("health")  # nothing of the run comes behind its end
+            await slow.request("health")  # nothing of the run comes after its ending
             assert ended(run)(slow.events[-1])
             assert [event["seq"] for event in slow.events[-20:]] == list(
                 range(slow.events[-1]["seq"] - 19, slow.events[-1]["seq"] + 1)
@@ -90,7 +90,7 @@ async def stalled_bytes(served: Served, *, stream: int) -> int:
 
 
 def test_a_stalled_reader_holds_little_that_cannot_be_taken_back(tmp_path: Path) -> None:
-    """At most 128 KiB of what a run said reach stalled readers after its stop: 0.05 of what plain uvicorn gives."""
+    """At most 128 KiB of a stopped run's text still reach stalled readers: 0.05 of what plain uvicorn delivers."""
     ours, plain = tmp_path / "ours", tmp_path / "plain"
     ours.mkdir(), plain.mkdir()
     with Served(ours, "--driver=inline") as served:
@@ -103,7 +103,7 @@ def test_a_stalled_reader_holds_little_that_cannot_be_taken_back(tmp_path: Path)
 
 
 def test_a_stop_is_not_delayed_by_stalled_readers(tmp_path: Path) -> None:
-    """Ack and terminal event come to a third connection as soon as without the stalled ones; race 98."""
+    """A third connection gets ack and terminal event as soon as without the stalled readers; race 98."""
 
     async def stop_seconds(wire: Wire, session: str) -> float:
         run = await send(wire, "flow some words", session)
@@ -130,13 +130,15 @@ def test_a_stop_is_not_delayed_by_stalled_readers(tmp_path: Path) -> None:
             flooding = await send(fast, "flood", "flood")
             held = [served.connection(wire).outbox for wire in slow]
             await eventually(lambda: all(box._bytes > 200 * KIB for box in held), "stalled outboxes")
-            calm.set()  # else they overflow where the machine is slow, and are let go
+            # Calm the flood: on a slow machine the stalled outboxes would overflow, and the server would close them.
+            calm.set()
             busy = sorted([await stop_seconds(fast, f"busy {n}") for n in range(15)])
             assert fast.chats(flooding, "delta")
-            assert busy[7] < 5 * idle[7] + 1, (idle[7], busy[7])  # those who stall would hold it up for ever
+            # If stalled readers held up a stop, its ack would never come.
+            assert busy[7] < 5 * idle[7] + 1, (idle[7], busy[7])
             await fast.request("chat.abort", sessionKey="flood")
             await fast.wait_for(ended(flooding))
-            assert all(box._bytes < 200 * KIB for box in held)  # the fall emptied those that nobody reads
+            assert all(box._bytes < 200 * KIB for box in held)  # the fall emptied the outboxes that nobody reads
             for wire in slow:
                 await wire.vanish()
 
@@ -144,7 +146,7 @@ def test_a_stop_is_not_delayed_by_stalled_readers(tmp_path: Path) -> None:
 
 
 def test_a_fall_drops_from_every_outbox(tmp_path: Path) -> None:
-    """In the step of the stop the run's unwritten deltas leave all outboxes; what others say stays."""
+    """In the step of the stop the run's unwritten deltas leave all outboxes; other runs' events stay."""
 
     async def main() -> None:
         async with serving(tmp_path, agent) as served, await served.dial() as fast:
@@ -171,7 +173,7 @@ def test_a_fall_drops_from_every_outbox(tmp_path: Path) -> None:
 
 
 def descriptors(pid: int | str = "self") -> int:
-    """How many sockets a process has open."""
+    """Return how many sockets a process has open."""
     links = (Path(f"/proc/{pid}/fd") / name for name in os.listdir(f"/proc/{pid}/fd"))
     count = 0
     for link in links:
@@ -183,12 +185,12 @@ def descriptors(pid: int | str = "self") -> int:
 
 
 def rss(pid: int) -> int:
-    """The memory a process has, in bytes."""
+    """Return the memory of a process, in bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_a_slow_reader_is_let_go(tmp_path: Path) -> None:
-    """Deltas coalesce for one that reads slowly; one that does not read is closed with 1008 and a reason; race 97."""
+    """A slow reader gets joined deltas; a reader that stopped reading is closed with 1008 and a reason; race 97."""
 
     async def main() -> None:
         async with serving(tmp_path, agent) as served, await served.dial() as fast, await served.dial() as slow:
@@ -206,7 +208,7 @@ def test_a_slow_reader_is_let_go(tmp_path: Path) -> None:
             await eventually(lambda: descriptors() < sockets, "the slow one's socket")
             assert time.monotonic() - at < gateway.FLUSH_SECONDS + server.CLOSE_SECONDS + 20
             seen = len(fast.events)
-            await fast.wait_for(lambda event: event["event"] == "chat", after=seen)  # the others go on
+            await fast.wait_for(lambda event: event["event"] == "chat", after=seen)  # other connections go on
             await fast.request("chat.abort", sessionKey="s")
             await fast.wait_for(ended(run))
             await slow.wait_for(ended(run))
@@ -219,7 +221,7 @@ def test_a_slow_reader_is_let_go(tmp_path: Path) -> None:
 
 
 def test_whoever_reads_late_is_told_why_it_was_let_go(tmp_path: Path) -> None:
-    """The close frame says 1008 and why, behind what the kernel had, and the numbers up to it have no hole; race 97."""
+    """A late reader finds a close frame with 1008 and the reason after the kernel's bytes, and no hole; race 97."""
 
     async def main() -> None:
         async with serving(tmp_path, agent) as served, await served.dial() as fast:
@@ -237,7 +239,7 @@ def test_whoever_reads_late_is_told_why_it_was_let_go(tmp_path: Path) -> None:
 
 
 def test_stalled_readers_cost_a_bounded_memory(tmp_path: Path) -> None:
-    """Fifty clients that never read cost less than their bounds together, and their sockets are gone soon; race 97."""
+    """Fifty clients that never read cost less than the sum of their bounds, and their sockets close soon; race 97."""
 
     async def main(served: Served) -> None:
         async with await served.dial(caps=(frames.QUIET,)) as fast:
@@ -262,7 +264,7 @@ def test_stalled_readers_cost_a_bounded_memory(tmp_path: Path) -> None:
 
 
 def test_a_stop_has_a_budget_of_its_own(tmp_path: Path) -> None:
-    """With 64 waits in flight a 65th request is refused, and a stop on the same connection is not."""
+    """With 64 waits in flight a 65th request is refused, but a stop on the same connection is answered."""
 
     async def main() -> None:
         async with serving(tmp_path, agent) as served, await served.dial() as wire:
@@ -284,7 +286,7 @@ def test_a_stop_has_a_budget_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_client_that_vanished_without_a_word_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No FIN, no packets: after the ping timeout socket, task and outbox are freed; the run goes on; race 95."""
+    """Without FIN or packets, the ping timeout frees socket, task and outbox, while the run goes on; race 95."""
     monkeypatch.setattr(server, "PING_SECONDS", 0.6)
 
     async def main() -> None:
@@ -309,7 +311,7 @@ def test_a_client_that_vanished_without_a_word_is_let_go(tmp_path: Path, monkeyp
 
 
 def test_what_was_sent_into_a_dead_link_is_replayed(tmp_path: Path) -> None:
-    """Sends succeed though nothing arrives; what counts is the position the client asks to go on from; race 96."""
+    """Sends into a dead link succeed; a replay begins at the position that the client names; race 96."""
 
     async def main() -> None:
         async with serving(tmp_path, agent) as served:
@@ -325,7 +327,7 @@ def test_what_was_sent_into_a_dead_link_is_replayed(tmp_path: Path) -> None:
                 sent = await served.control.send(f"{there.by}/s", f"more {number}", by=there.by)
                 await served.control.wait(sent.run_id, by=there.by)
             await eventually(lambda: there.outbox._seq >= wrote + 5, "sends that succeed")
-            assert lost.watched(1) == known  # and none of it arrived
+            assert lost.watched(1) == known  # none of these events arrived
             async with await served.dial(caps=(frames.QUIET,)) as again:
                 await again.request("interlock.watch", watch=1, session="s", after=known[-1]["position"])
                 await again.until(lambda: sum(e["data"]["type"] == "ended" for e in again.watched(1)) == 20)
@@ -339,11 +341,11 @@ def test_what_was_sent_into_a_dead_link_is_replayed(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-# Slow at the door
+# Slow strangers
 
 
 async def knock(address: str, port: int, words: bytes = b"") -> socket.socket:
-    """Open a socket from an address and say something."""
+    """Open a socket from an address and send some bytes."""
     loop, opened = asyncio.get_running_loop(), socket.socket()
     opened.setblocking(False)
     opened.bind((address, 0))
@@ -354,7 +356,7 @@ async def knock(address: str, port: int, words: bytes = b"") -> socket.socket:
 
 
 async def over(opened: socket.socket, seconds: float) -> bytes:
-    """Return what a socket hears until the other side closes it."""
+    """Return what a socket receives until the other side closes it."""
     loop, heard = asyncio.get_running_loop(), b""
     try:
         async with asyncio.timeout(seconds):
@@ -379,7 +381,7 @@ HEALTH = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
 
 @pytest.mark.parametrize("kind", ["silent", "dripping", "upgraded"])
 def test_dawdlers_at_the_door(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most 8 of an address, each for a short time; somebody else gets in meanwhile; race 113."""
+    """An address may hold 8 strangers, each for a short time; other addresses get in meanwhile; race 113."""
     monkeypatch.setattr(server, "CLOSE_SECONDS", 0.2)
 
     async def drip(opened: socket.socket) -> None:
@@ -403,7 +405,8 @@ def test_dawdlers_at_the_door(kind: str, tmp_path: Path, monkeypatch: pytest.Mon
             ninth = await over(await knock(HOST, port, UPGRADE), 30)
             async with await Wire.dial(served.url, served.token, local=OTHER_HOST) as healthy:
                 await healthy.request("health")
-            in_time = time.monotonic() - began < seconds * 0.9  # else those at the door may have gone before
+            # After this time the strangers may already have been closed.
+            in_time = time.monotonic() - began < seconds * 0.9
             assert not in_time or ninth.startswith(b"HTTP/1.1 503")
             await asyncio.gather(*(over(each, seconds + 20) for each in mine))
             assert seconds * 0.9 < time.monotonic() - began < seconds + 20
@@ -413,19 +416,20 @@ def test_dawdlers_at_the_door(kind: str, tmp_path: Path, monkeypatch: pytest.Mon
                 await back.request("health")
             return in_time
 
-    # As short as can be: where a machine is too busy to do all of it in a second, it has more of them.
+    # The shortest time that works is enough: a busy machine needs more than a second for all of it.
     assert any(asyncio.run(main(seconds)) for seconds in (1.0, 5.0, 20.0))
 
 
 def test_who_says_nothing_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A browser opens sockets it does not use: the oldest that said nothing goes when another of its address comes."""
+    """A new socket of an address displaces its oldest silent one: browsers open sockets that they do not use."""
     monkeypatch.setattr(server, "IDLE_SECONDS", 0.05)
 
     async def main() -> None:
         async with serving(tmp_path, agent) as served:
             port = int(served.url.rpartition(":")[2])
             mine = [await knock(HOST, port) for _ in range(gateway.STRANGERS_PER_ADDRESS)]
-            for _ in range(10):  # in turns: all of them are heard of, however long the loop was kept from it
+            # Give the loop several turns, so that the server has accepted all of them even after a long pause.
+            for _ in range(10):
                 await asyncio.sleep(0.02)
             async with await served.dial() as inside:
                 assert (await inside.request("health"))["ok"]
@@ -437,14 +441,15 @@ def test_who_says_nothing_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_door_is_for_so_many(tmp_path: Path) -> None:
-    """32 strangers in all, from whatever addresses; whoever is in already goes on; race 113."""
+    """The server holds 32 strangers in all, from any addresses; connected clients go on; race 113."""
 
     async def main() -> None:
         async with serving(tmp_path, agent) as served, await served.dial() as inside:
             port = int(served.url.rpartition(":")[2])
             per = gateway.STRANGERS_PER_ADDRESS
             there = [await knock(f"127.0.1.{n // per + 1}", port) for n in range(gateway.STRANGERS)]
-            for _ in range(10):  # in turns: all of them are heard of, however long the loop was kept from it
+            # Give the loop several turns, so that the server has accepted all of them even after a long pause.
+            for _ in range(10):
                 await asyncio.sleep(0.01)
             assert (await over(await knock("127.0.1.99", port, UPGRADE), 30)).startswith(b"HTTP/1.1 503")
             assert (await inside.request("health"))["ok"]
@@ -465,17 +470,18 @@ def test_the_door_is_for_so_many(tmp_path: Path) -> None:
 
 
 def over_there(event: Frame, run: str) -> bool:
-    """Say whether a watch was told a run's end."""
+    """Return whether a watch was told a run's ending."""
     told = event["payload"].get("event") if event["event"] == "interlock.event" else None
     return told is not None and told["run_id"] == run and told["data"]["type"] == "ended"
 
 
 def test_a_thousand_connections(tmp_path: Path) -> None:
-    """A thousand at once, each with a run or a watch of its own; all hear a broadcast; nothing of them is left."""
+    """A thousand connections, each with a run or a watch, hear a broadcast and leave nothing after closing."""
     count = 1_000
 
     async def enter(served: Serving, number: int, turns: asyncio.Semaphore) -> Wire:
-        talks = number % 20 == 0  # and hears everybody; the others hear what they watch
+        # A talker hears everybody; the others hear what they watch.
+        talks = number % 20 == 0
         async with turns:
             wire = await served.dial(caps=() if talks else (frames.QUIET,))
         if talks:
@@ -503,7 +509,7 @@ def test_a_thousand_connections(tmp_path: Path) -> None:
             await eventually(lambda: descriptors() <= sockets, "their sockets' end")
             wires.clear()
             gc.collect()
-            left = [each for each in gc.get_objects() if type(each) is Connection]  # (a weak proxy may be among them)
+            left = [each for each in gc.get_objects() if type(each) is Connection]  # a weak proxy may be among them
             assert len(left) <= 1, f"{len(left)} connections are still held"
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -515,7 +521,7 @@ def test_a_thousand_connections(tmp_path: Path) -> None:
 
 
 def test_what_a_removed_token_has_asked_is_not_begun(tmp_path: Path) -> None:
-    """Neither what was read before the server learnt of it and not begun, nor what is read while it says goodbye."""
+    """A request of a removed token is not begun, whether read before the server knew or while it closes the socket."""
 
     async def main() -> None:
         async with serving(tmp_path, agent) as served, await served.dial() as operator:
@@ -530,14 +536,16 @@ def test_what_a_removed_token_has_asked_is_not_begun(tmp_path: Path) -> None:
             say("begun")
             await eventually(lambda: served.control.whose(SessionId("late/begun")).owner, "its first message")
             Access(tmp_path).remove("late")
-            say("read")  # in one step: it is read, and then the server learns of it
+            # In one step: the request is read, and then the server learns of the removal.
+            say("read")
             served.gateway.look_again()
             say("behind")
             await eventually(lambda: there not in served.connections, "its end")
             sessions = await operator.request("interlock.sessions")
             assert [each["session"]["id"] for each in sessions] == ["late/begun"]
             runs = await operator.request("interlock.runs")
-            assert [(run["session"], run["outcome"]) for run in runs] == [("late/begun", None)]  # what it began goes on
+            # The run that had begun goes on.
+            assert [(run["session"], run["outcome"]) for run in runs] == [("late/begun", None)]
             assert [each["session"] for each in await operator.request("interlock.stopall", of="late")] == [
                 "late/begun"
             ]

@@ -1,4 +1,4 @@
-"""What people type and networks deliver twice, on a real gateway; and a program beside a person."""
+"""Typed stops on a real gateway: redelivered by a network, under keys, and of a program next to a person."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ AGENT = "tests.surfaces.agents:agent"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One server for all."""
+    """A server for all tests of this file."""
     with served(AGENT, tmp_path_factory.mktemp("typed") / "data", "--driver", "inline") as running:
         yield running
 
 
 async def send(on: Wire, message: str, session: str, key: str) -> dict[str, Any]:
-    """Say something in a session."""
+    """Send a message to a session."""
     told: dict[str, Any] = await on.request("chat.send", sessionKey=session, message=message, idempotencyKey=key)
     return told
 
@@ -33,10 +33,7 @@ async def lives(on: Wire, run: str) -> bool:
 
 @pytest.mark.parametrize("word", ["stop", "/new"])
 def test_a_typed_word_delivered_again_after_a_restart(word: str, tmp_path: Path) -> None:
-    """Its idempotency key is the stop's: killed with -9 and started again, the same answer, and nothing newer ends.
-
-    (race 130)
-    """
+    """A typed stop that is redelivered after kill -9 gets its first answer and ends nothing newer (race 130)."""
 
     async def before(on: Wire) -> tuple[str, dict[str, Any]]:
         old = (await send(on, "talk", "s", "old"))["runId"]
@@ -66,7 +63,7 @@ def test_a_typed_word_delivered_again_after_a_restart(word: str, tmp_path: Path)
 
 
 def test_a_redelivered_stop_is_audited_once(server: Served) -> None:
-    """The audit has what was done, not how often it was asked for."""
+    """A redelivered stop has one line in the audit."""
 
     async def play() -> None:
         async with wire(server.url, server.token) as on:
@@ -82,7 +79,7 @@ def test_a_redelivered_stop_is_audited_once(server: Served) -> None:
 
 
 def test_a_key_that_a_stop_has_is_no_messages(server: Served) -> None:
-    """A message under it, or another command, is refused and changes nothing."""
+    """A message or another command under a stop's key is refused and changes nothing."""
 
     async def play() -> None:
         async with wire(server.url, server.token) as on:
@@ -97,7 +94,7 @@ def test_a_key_that_a_stop_has_is_no_messages(server: Served) -> None:
 
 
 def test_a_message_that_was_born_stopped_says_so_in_its_answer(server: Served) -> None:
-    """The answer of chat.send tells by whom, and that it came after its stop."""
+    """The answer of chat.send says who stopped the message, and that it came after its stop."""
 
     async def play() -> None:
         async with wire(server.url, server.token) as on:
@@ -111,7 +108,7 @@ def test_a_message_that_was_born_stopped_says_so_in_its_answer(server: Served) -
 
 
 def test_the_own_method_names_a_message_and_has_a_key(server: Served) -> None:
-    """`message` is what a message was sent under; `key` is the stop's own."""
+    """`message` names the key that a message was sent with; `key` is the stop's own."""
 
     async def play() -> None:
         async with wire(server.url, server.token) as on:
@@ -128,7 +125,7 @@ def test_the_own_method_names_a_message_and_has_a_key(server: Served) -> None:
 
 
 def test_a_program_does_not_end_a_persons_turn(server: Served) -> None:
-    """`agent` into a busy session waits; a message of the person's takes over at once (race 133)."""
+    """`agent` into a busy session waits; a person's message takes over at once (race 133)."""
 
     async def play() -> None:
         async with wire(server.url, server.token) as on:
@@ -155,13 +152,15 @@ def test_a_typed_stop_whose_caller_left_is_not_repeated_by_its_retry(server: Ser
             async with wire(server.url, server.token) as first:
                 old = (await send(first, "talk", session, f"old {number}"))["runId"]
                 await first.ask("chat.send", sessionKey=session, **typed)
-                if number % 2:  # it is read for certain; else it may be cut before the answer, or before it is read
+                # The stop is certainly read; otherwise the cut may come before the answer, or before the stop is read.
+                if number % 2:
                     async with wire(server.url, server.token) as other:
                         await other.request("agent.wait", runId=old, timeoutMs=20_000)
                 first.socket.transport.abort()
             async with wire(server.url, server.token) as again:
                 waited = await again.request("agent.wait", runId=old, timeoutMs=1_500)
-                if waited["status"] == "pending":  # the cut took the frame along, before the server had read it
+                # The cut lost the frame before the server had read it.
+                if waited["status"] == "pending":
                     await again.request("chat.abort", sessionKey=session)
                     continue
                 heard += 1
@@ -177,7 +176,7 @@ def test_a_typed_stop_whose_caller_left_is_not_repeated_by_its_retry(server: Ser
 
 
 def test_a_key_that_a_stop_was_typed_with_still_answers_its_message(server: Served) -> None:
-    """A stop is never refused, whatever its key; the message with that key is answered as before."""
+    """A typed stop is never refused for its key; the message with that key gets its first answer again."""
 
     async def play() -> None:
         async with wire(server.url, server.token) as on:

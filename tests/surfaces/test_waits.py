@@ -1,4 +1,4 @@
-"""`agent.wait` over the wire: the same outcome at any time, none missed, and nothing left of a waiter that goes."""
+"""`agent.wait` over the wire: the same outcome at any time, no ending missed, nothing left of a waiter that goes."""
 
 import asyncio
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_a_wait_after_the_end(tmp_path: Path) -> None:
 
 
 def test_a_wait_in_the_tick_of_the_end(tmp_path: Path) -> None:
-    """Every waiter hears the same end, whichever came first, the wait or the end; race 108."""
+    """Every waiter gets the same ending, whether the wait or the end came first; race 108."""
     gates: dict[str, asyncio.Event] = {}
 
     async def gated(run: Run, message: Message) -> str:
@@ -72,12 +72,13 @@ def test_a_waiter_that_disconnects(tmp_path: Path) -> None:
                 await waiter.ask("interlock.wait", run=run, drained=True)
             for number in range(20):
                 await waiter.request("interlock.watch", watch=number, run=run)
-                await waiter.until(lambda number=number: waiter.watched(number))  # and nothing is left to write
+                await waiter.until(lambda number=number: waiter.watched(number))  # nothing is left to write
             agents = await waiter.ask("agent", sessionKey="own", message="wait", idempotencyKey="own")
             accepted = await waiter.answer(agents)
             await other.wait_for(lambda e: e["event"] == "chat" and e["payload"]["runId"] == accepted["runId"])
             await waiter.vanish()
-            await eventually(lambda: len(asyncio.all_tasks()) <= tasks + 2, "the waiters' end")  # its own run stays
+            # The waiter's own run stays.
+            await eventually(lambda: len(asyncio.all_tasks()) <= tasks + 2, "the waiters' end")
             for each in (run, accepted["runId"]):
                 assert (await other.request("agent.wait", runId=each, timeoutMs=1))["status"] == "pending"
             await other.request("chat.abort", sessionKey="s")

@@ -1,9 +1,9 @@
-"""A served gateway and clients that stall, vanish or come by the thousand; scene.py is the plain kit.
+"""A served gateway, and clients that stall, vanish or come by the thousand; scene.py is the plain kit.
 
-1. `Served` is the real command in a process of its own, changed first where a test asks for it; `serving` is the same
+1. `Served` is the real command in a process of its own, patched first where a test asks for it; `serving` is the same
    server in this loop, whose insides a test can count.
-2. A `Wire` is a raw client. Every frame of it goes through a `Conversation`: the first that breaks a rule fails it.
-3. Whatever is waited for has a bound, and says what did come instead.
+2. A `Wire` is a raw client. Every frame goes through a `Conversation`: the first that breaks a rule fails the wire.
+3. Every wait has a bound; when it passes, the error says what came instead.
 """
 
 import asyncio
@@ -41,17 +41,17 @@ CLIENT = {"id": "test", "version": "1", "platform": "linux", "mode": "test"}
 
 
 class Gone(Exception):
-    """The connection closed while something was waited for."""
+    """The connection closed while a test waited on it."""
 
 
 class Wire:
-    """A raw client of the gateway, let in."""
+    """A raw client that the gateway has let in."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
         self.conversation = Conversation()
         self.events: list[Frame] = []
-        self.bytes = 0  # of frames, received
+        self.bytes = 0  # received in frames
         self.hello: Frame = {}
         self._asked: dict[str, asyncio.Queue[Frame]] = {}
         self._number = 0
@@ -78,21 +78,21 @@ class Wire:
         await self.close()
 
     async def close(self) -> None:
-        """Leave; what was wrong by then is raised."""
+        """Close the connection; raise what was wrong by then."""
         self.resume()
         await self.socket.close()
         await asyncio.wait((self._reader,), timeout=BOUND_SECONDS)
         self._check()
 
     async def vanish(self) -> None:
-        """Leave without a word: the socket is cut."""
+        """Cut the socket without a close frame."""
         self.socket.transport.abort()
         await asyncio.wait((self._reader,), timeout=BOUND_SECONDS)
 
     # Asking
 
     async def ask(self, method: str, **params: Any) -> str:
-        """Send a request and return its id; `answer` waits for what it is told."""
+        """Send a request and return its id, which `answer` takes."""
         self._number += 1
         name = str(self._number)
         raw = json.dumps({"type": "req", "id": name, "method": method, "params": params})
@@ -111,17 +111,17 @@ class Wire:
         return frame["payload"]
 
     async def request(self, method: str, **params: Any) -> Any:
-        """Ask, and return the answer; ask again if it says so."""
+        """Send a request and return its answer; send it again if the error is retryable."""
 
         async def once() -> Any:
             return await self.answer(await self.ask(method, **params))
 
         return await insisting(once)
 
-    # Hearing
+    # Events
 
     async def wait_for(self, told: Callable[[Frame], Any], *, after: int = 0, seconds: float = BOUND_SECONDS) -> Frame:
-        """Return the first event that fits, of those behind a place in `events`."""
+        """Return the first event that fits, from a place in `events` on."""
         at = after
 
         def found() -> bool:
@@ -134,7 +134,7 @@ class Wire:
         return self.events[at]
 
     async def until(self, fits: Callable[[], Any], what: str = "it", seconds: float = BOUND_SECONDS) -> None:
-        """Wait until something of this wire is so."""
+        """Wait until a condition on this wire is met."""
         try:
             async with asyncio.timeout(seconds):
                 while not fits():
@@ -149,7 +149,7 @@ class Wire:
         self._check()
 
     async def gone(self, seconds: float = BOUND_SECONDS) -> tuple[int, str]:
-        """Wait until the server has closed; return its code and reason."""
+        """Wait until the server has closed; return code and reason."""
         await asyncio.wait((self._reader,), timeout=seconds)
         self._check()
         assert self._reader.done(), "the server did not close"
@@ -157,11 +157,11 @@ class Wire:
 
     @property
     def closed(self) -> tuple[int, str]:
-        """The code and reason of the close."""
+        """Return the code and reason of the close."""
         return self.socket.close_code or 0, self.socket.close_reason or ""
 
     def stall(self) -> None:
-        """Read no more: what comes stays in the kernel, and pings are not answered."""
+        """Read no more: incoming bytes stay in the kernel, and pings are not answered."""
         self.socket.transport.pause_reading()
 
     def resume(self) -> None:
@@ -170,18 +170,18 @@ class Wire:
             self.socket.transport.resume_reading()
 
     def cut(self) -> None:
-        """Cut the wire: no packet reaches this end any more, and the other is not told."""
-        drop_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # the filter that keeps 0 bytes
+        """Cut the wire: no packet reaches this end any more, and the other end is not told."""
+        drop_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # a filter that keeps 0 bytes
         program = struct.pack("HL", 1, ctypes.addressof(drop_all))
         self.socket.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
     def chats(self, run: str, *states: str) -> list[Frame]:
-        """The chat events of a run, in some states or all."""
+        """Return the chat events of a run, in these states or all."""
         payloads = [event["payload"] for event in self.events if event["event"] == "chat"]
         return [each for each in payloads if each["runId"] == run and (not states or each["state"] in states)]
 
     def watched(self, watch: int) -> list[Frame]:
-        """The events of one watch, without its end."""
+        """Return the events of one watch, without its end."""
         payloads = [event["payload"] for event in self.events if event["event"] == "interlock.event"]
         return [each["event"] for each in payloads if each["watch"] == watch and "event" in each and each["event"]]
 
@@ -208,7 +208,7 @@ class Wire:
 
 
 async def dial(url: str, *, local: str | None = None) -> ClientConnection:
-    """Open a WebSocket that shows nothing yet."""
+    """Open a WebSocket and send no token yet."""
     return await websockets.connect(
         url.replace("http", "ws", 1),
         max_queue=None,
@@ -222,14 +222,14 @@ async def dial(url: str, *, local: str | None = None) -> ClientConnection:
 
 
 def ended(run: str) -> Callable[[Frame], bool]:
-    """Say whether an event is the last of a run's chat."""
+    """Return a test of whether an event is the last of a run's chat."""
     return lambda event: (
         event["event"] == "chat" and event["payload"]["runId"] == run and event["payload"]["state"] != "delta"
     )
 
 
 class Served:
-    """`interlock serve` in a process of its own, ready. `patch` is Python that runs in it first."""
+    """`interlock serve` in a process of its own, ready. `patch` is Python that runs in that process first."""
 
     def __init__(self, data: Path, *options: str, agent: str = "surfaces.floods:agent", patch: str = "") -> None:
         program = f"{patch}\nfrom interlock.cli import main\nmain()"
@@ -263,7 +263,7 @@ class Served:
         return await Wire.dial(self.url, self.token, **options)
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """End it and return its status."""
+        """End the server and return its exit status."""
         assert self.process.stdout is not None
         try:
             if self.process.poll() is None:
@@ -288,11 +288,11 @@ class Serving:
 
     @property
     def connections(self) -> list[Connection]:
-        """Everyone who has been let in and has not gone."""
+        """Return the connections that were let in and are still open."""
         return [each for connections in self.gateway.connections.values() for each in connections]
 
     def connection(self, wire: Wire) -> Connection:
-        """The server's end of a client."""
+        """Return the server's end of a client."""
         return next(each for each in self.connections if each.id == wire.hello["server"]["connId"])
 
 
@@ -316,7 +316,7 @@ async def serving(data: Path, agent: Any, *, store: str = "memory://", **options
 
 
 async def eventually(fits: Callable[[], Any], what: str, seconds: float = BOUND_SECONDS) -> None:
-    """Wait until something is so."""
+    """Wait until a condition is met."""
     end = asyncio.get_running_loop().time() + seconds
     while not fits():
         assert asyncio.get_running_loop().time() < end, f"waited {seconds} s for {what}"
@@ -329,12 +329,12 @@ async def chat(wire: Wire, text: str, key: str, session: str = "s") -> Any:
 
 
 def endings(events: list[Frame]) -> list[str]:
-    """The endings that were told."""
+    """Return the endings among these events."""
     return [event["data"]["outcome"]["ending"] for event in events if event["data"]["type"] == "ended"]
 
 
 def in_loop(main: Callable[[Serving], Awaitable[None]], data: Path, body: Any = agent, **options: Any) -> None:
-    """Play a test on a server in this loop."""
+    """Run a test against a server in this loop."""
 
     async def play() -> None:
         async with serving(data, body, **options) as served:
