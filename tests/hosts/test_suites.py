@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 LISTED = [
     line for line in (Path(__file__).parent / "inline_only.txt").read_text("utf-8").splitlines() if line[0] != "#"
 ]
-# Suites whose names begin so do not depend on where the agent runs, or need real processes.
+# Suites whose names begin so are not played here: they are about the inline driver, processes, recovery or crashes.
 ABOUT_OTHERS = ("inline", "strangers", "workers", "spawn", "recovery", "p3_nothing_is_left", "crashes")
 # `make prove` plays all suites; `make test` plays the promises and what a message, a stop or a fall goes through.
 ALL = bool(os.environ.get("INTERLOCK_ALL_SUITES"))
