@@ -291,10 +291,8 @@ class Twins:
         self.tickets: list[list[Ticket]] = []
         self.position = 0
         self.over: set[str] = set()
-        self.spoken: set[str] = (
-            set()
-            # Runs that spoke since the last start: only recovery may mark an end as told, of runs before that.
-        )
+        # Runs that spoke since the last start: only recovery marks an end as told, of runs before that start.
+        self.spoken: set[str] = set()
 
     async def do(self, step: Any) -> None:
         """Do the same step with both stores."""

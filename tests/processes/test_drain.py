@@ -424,10 +424,8 @@ def test_no_zombies_however_many_processes(grade: Grade) -> None:
                 for process in sent:
                     await process.exited.wait()
                     assert process.status == 3
-            await ended(
-                containment.spawn(order("sh", "-c", "(sleep 0.05 > /dev/null 2>&1 &)"))
-                # The orphan dies when nothing else happens.
-            )
+            # The last orphan dies when nothing else happens.
+            await ended(containment.spawn(order("sh", "-c", "(sleep 0.05 > /dev/null 2>&1 &)")))
             children = f"/proc/{keeper}/task/{keeper}/children"
             await until(lambda: kernel.read(children) == "", "a keeper without children")
             await until(lambda: descriptors() <= ours and descriptors(keeper) <= its, "no descriptor more")
