@@ -546,7 +546,7 @@ def test_a_fork_hears_what_its_parent_was_told() -> None:
 
 
 def test_to_tell_never_waits() -> None:
-    """A teller never waits, also on a pipe that no process reads or holds."""
+    """A write to a notice never waits, also if no process reads or holds the pipe."""
     hears, tells = pipe()
     for _ in range(100_000):
         write(tells)

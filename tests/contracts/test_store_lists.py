@@ -48,7 +48,7 @@ def test_a_forgotten_run_takes_no_other_run_s_receipt(kit: Any) -> None:
 
 
 def test_a_run_that_has_not_ended_is_never_forgotten(kit: Any) -> None:
-    """However many runs a session has had, one without an ending stays (P5: an accepted message is never lost)."""
+    """A run without an ending stays, however many runs its session has had (P5: no accepted message is lost)."""
 
     async def main() -> None:
         store = kit.small(RUNS_KEPT=2)

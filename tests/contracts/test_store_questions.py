@@ -77,7 +77,7 @@ def test_several_questions_are_judged_one_by_one(kit: Any) -> None:
 
 
 def test_a_question_is_kept_as_it_was_put(kit: Any) -> None:
-    """Text, choices, the answer and who gave it are read as they were written."""
+    """Text, choices, the answer and its giver are read as they were written."""
 
     async def main() -> None:
         store = kit.make()

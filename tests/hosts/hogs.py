@@ -339,7 +339,7 @@ async def leaves_callback(run: Run, place: Path) -> None:
 
 @play
 async def leaves_alarm(run: Run, place: Path) -> None:
-    """Have the kernel call a handler later."""
+    """Let the kernel call a handler later."""
     signal.signal(signal.SIGALRM, lambda *_: beat(place))
     signal.setitimer(signal.ITIMER_REAL, 0.4, 0.01)
     await idle(place)

@@ -314,7 +314,7 @@ def test_a_child_that_hogs_goes_with_its_parent(theatre: Theatre) -> None:
 
 
 def test_many_deaths_leak_nothing(theatre: Theatre) -> None:
-    """Control has after a dozen deaths no more descriptors than before, and no dead child."""
+    """A dozen deaths leave control with no more descriptors than before, and with no dead child."""
 
     async def main(stage: Stage) -> None:
         await stage.hosted_by("many")
@@ -424,7 +424,7 @@ def another_control(grade: Grade, store: str, places: dict[str, Path]) -> Iterat
 
 @both_grades
 def test_kill_9_of_control_leaves_nothing(grade: Grade, tmp_path: Path) -> None:
-    """Nothing of a control outlives its KILL for long, hogs included; the next control says `lost`, and serves."""
+    """A KILL of control soon ends its hosts, hogs included; the next control ends their runs as `lost`, and serves."""
     if grade is Grade.CGROUP and os.geteuid() != 0:
         pytest.skip("the cgroup grade needs root, or a cgroup that was delegated to us")
     names = ("waits", "sleeps", "spins", "holds_gil", "stops_itself", "leaves_daemon", "calls_blocking")

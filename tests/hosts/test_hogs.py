@@ -222,7 +222,7 @@ def bounded(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Theatre:
-    """One stage for many tests: opening a control takes longer than most of them."""
+    """A stage for many tests, since opening a control takes longer than most of them."""
 
     def __init__(self, grade: Grade, places: Path, **values: Any) -> None:
         self._runner = asyncio.Runner()
@@ -518,7 +518,7 @@ def test_a_tool_that_blocks_its_loop_delays_no_stop(theatre: Theatre) -> None:
 
 
 def test_a_new_message_does_not_wait_for_a_hog(theatre: Theatre) -> None:
-    """The new run answers on another host while the old one hogs, which is killed later; events have one order."""
+    """The new run answers on another host while the old host hogs and is killed later; events have one order."""
 
     async def main(stage: Stage) -> None:
         hogging = []

@@ -149,7 +149,7 @@ def test_a_word_with_a_bit_flipped_is_a_word_or_garbage(word: link.Word, at: int
 
 
 def framed(data: bytes) -> bytes:
-    """Return bytes behind a head that states their length."""
+    """Return a head that states the length of some bytes, and the bytes."""
     return struct.pack(">I", len(data)) + data
 
 
@@ -1158,7 +1158,7 @@ class Chaos:
                 return random.choice((None, (), ("a", "b"), ("a", "a"), ("",)))
             case "order":
                 return self._order()
-            case "argv":  # mostly empty: the order has its own
+            case "argv":  # mostly empty, since the order has its own argv
                 return random.choice(((), (), (), (b"/no/such\xff",), (b"",), (b"a\0",)))
             case "env":
                 return random.choice(({}, {}, {b"A\xff": b"\xff"}, {b"": None}, {b"A=": b"1"}))

@@ -116,7 +116,7 @@ class Relay:
     def __init__(self) -> None:
         self.heard: list[dict[str, Any]] = []  # frames from the server
         self.asked: list[dict[str, Any]] = []  # frames from the page
-        # None: hold the frame back.
+        # Returns the frame for the page, or None to drop the frame.
         self.change: Callable[[dict[str, Any]], dict[str, Any] | None] = lambda frame: frame
         self.held: list[dict[str, Any]] = []  # frames that were held back, in order
         self.swallow: set[str] = set()  # methods that never reach the server
@@ -160,8 +160,7 @@ class Relay:
 
     def _ask(self, route: WebSocketRoute, server: WebSocketRoute, frame: dict[str, Any]) -> None:
         if route is not self._route:
-            # The frame was on its way when the connection was cut; the browser would report an error if it were sent
-            # on.
+            # The frame was on its way when the connection was cut; sent on, the browser would report an error.
             return
         self.asked.append(frame)
         if frame["method"] not in self.swallow:

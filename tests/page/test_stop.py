@@ -1,4 +1,4 @@
-"""A stop or takeover on the page is one key away, seen at once, with a receipt and nothing of the old run afterwards."""
+"""A stop or takeover on the page is one key away and seen at once; a receipt stays, and nothing more of the old run."""
 
 import re
 from collections.abc import Callable

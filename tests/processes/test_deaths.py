@@ -186,7 +186,7 @@ def restarted(grade: Grade) -> int:
     return swept[0]
 
 
-# One or two die
+# Deaths of one or two processes
 
 
 @both_grades

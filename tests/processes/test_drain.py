@@ -44,7 +44,7 @@ from .test_spawn import (
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
 GRACE_SECONDS = 0.8
-LONG_SECONDS = 120.0  # a grace that nobody waits for
+LONG_SECONDS = 120.0  # a grace that no test waits for
 UNANSWERED = ("test_a_keeper_that_does_not_answer_", "test_a_stopped_helper_and_keeper_")
 
 

@@ -174,7 +174,7 @@ echo end
 
 @both_grades
 def test_the_agent_s_user(grade: Grade) -> None:
-    """A process under agent_user has its ids, groups, HOME and USER, gains no privilege, and reaches no keeper."""
+    """A process under agent_user has that user's ids, groups, HOME and USER, no way to privilege or its keeper."""
     need_root("only root can give rights away")
     entry = pwd.getpwnam("nobody")
     uid, gid = str(entry.pw_uid), str(entry.pw_gid)

@@ -443,7 +443,7 @@ def test_an_order_too_large_for_any_packet() -> None:
     play(main())
 
 
-# What a process is given
+# Input, environment, arguments, descriptors and terminal of a process
 
 
 @both_grades
