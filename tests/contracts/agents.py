@@ -1,7 +1,7 @@
-"""Agents and tools that use every verb of a run: imported by name, in this process or in a host's.
+"""Agents and tools that use every verb of a run: imported by name, in this process or in a host.
 
-A message names a scene and a file: the scene plays its part and notes down what it saw, a line of JSON each. A file, so
-that whoever asked can read it wherever the agent ran, also after the run's end.
+A message names a scene and a file: the scene plays its part and notes down what it saw, a line of JSON each. The
+test can read the file wherever the agent ran, also after the run's end.
 """
 
 import asyncio
@@ -19,26 +19,28 @@ from interlock import Message, Run, SpawnFailed, Stale
 from interlock.runtime.settings import QUESTION_BYTES, REPLY_BYTES
 
 BOUND_SECONDS = 60.0
-SOON_SECONDS = 0.05  # for a timeout of an agent's own: short, and never the thing that is measured
-BEGUN_SECONDS = 0.5  # for a limit on a program: on a busy machine it takes a while to begin
+# A timeout of an agent's own: short, and never measured.
+SOON_SECONDS = 0.05
+# A limit on a program, which takes a while to begin on a busy machine.
+BEGUN_SECONDS = 0.5
 KEPT: list[str] = []
 """What this process remembers of its turns."""
 
 
 class Notes:
-    """What a scene saw, in a file."""
+    """The notes of a scene, in a file."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
 
     def add(self, what: str, value: Any = None) -> None:
-        """Note something down, at once and whole."""
+        """Append a note, at once and whole."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps([what, value]) + "\n")
 
     @property
     def path(self) -> str:
-        """Where they are."""
+        """Return the path of the file."""
         return str(self._path)
 
 
@@ -47,7 +49,7 @@ SCENES: dict[str, Scene] = {}
 
 
 def scene(function: Scene) -> Scene:
-    """Make a scene known by its name."""
+    """Register a scene under its name."""
     SCENES[function.__name__] = function
     return function
 
@@ -59,7 +61,7 @@ async def agent(run: Run, message: Message) -> Any:
 
 
 async def child(run: Run, message: Message) -> str | None:
-    """Be delegated to: answer, fail, or wait for ever."""
+    """Answer, fail, or wait for ever, as a child."""
     match message.text.split():
         case ["fail"]:
             raise LookupError("nothing there")
@@ -78,7 +80,7 @@ async def child(run: Run, message: Message) -> str | None:
 
 
 async def tried(work: Awaitable[Any]) -> Any:
-    """Await something; return what came of it, or the error as text."""
+    """Await something; return its result, or the error as text."""
     try:
         return await work
     except (Exception, Stale) as error:
@@ -86,24 +88,24 @@ async def tried(work: Awaitable[Any]) -> Any:
 
 
 def described(error: BaseException) -> str:
-    """An error as one line."""
+    """Return an error as one line."""
     return f"{type(error).__name__}: {error}"
 
 
 async def until(seen: Callable[[], Any]) -> None:
-    """Wait until something was seen."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(BOUND_SECONDS):
         while not seen():
             await asyncio.sleep(0.002)
 
 
 async def gives_it_up(run: Run, work: Awaitable[Any], begun: Callable[[], Any] = lambda: True) -> None:
-    """Wait for something by a timeout of the agent's own, which is over when that is under way, and control knows."""
+    """Await work under a timeout of the agent's own, which expires once control knows that the work is under way."""
 
     async def expires() -> None:
         await asyncio.sleep(SOON_SECONDS)
         await until(begun)
-        for _ in range(10):  # what was asked for before has been heard when control has answered this often
+        for _ in range(10):  # control has heard every earlier request when it has answered this often
             await run.check()
         limit.reschedule(asyncio.get_running_loop().time())
 
@@ -122,36 +124,36 @@ DONE: list[str] = []
 
 
 async def adds(a: int, b: int) -> int:
-    """An async tool."""
+    """Add two numbers, as an async tool."""
     await asyncio.sleep(0)
     DONE.append("adds")
     return a + b
 
 
 def joins(words: list[str], *, by: str = " ") -> dict[str, Any]:
-    """A synchronous tool."""
+    """Join texts, as a synchronous tool."""
     return {"joined": by.join(words), "count": len(words)}
 
 
 @interlock.tool(name="digest", thread=True)
 def digests(text: str) -> str:
-    """A synchronous tool that wants a thread."""
+    """Reverse a text, as a synchronous tool that wants a thread."""
     return f"{text[::-1]} {threading.current_thread() is threading.main_thread()}"
 
 
 async def breaks(why: str) -> None:
-    """A tool that raises."""
+    """Raise, as an async tool."""
     raise KeyError(why)
 
 
 def snaps(why: str) -> None:
-    """A synchronous tool that raises."""
+    """Raise, as a synchronous tool."""
     raise ValueError(why)
 
 
 @interlock.tool(thread=True)
 def frays(why: str) -> None:
-    """A tool that raises in its thread."""
+    """Raise, as a tool in a thread."""
     raise LookupError(why)
 
 
@@ -160,7 +162,7 @@ class Torn(Exception):
 
 
 def tears(how: str) -> Any:
-    """A synchronous tool that gives what is not plain."""
+    """Return or raise something that is not plain data, as a synchronous tool."""
     match how:
         case "pair":
             return {"pair": (1, (2, 3))}
@@ -172,17 +174,17 @@ def tears(how: str) -> Any:
 
 
 async def exits(code: int) -> None:
-    """A tool that would have the program end."""
+    """Raise SystemExit, as a tool."""
     raise SystemExit(code)
 
 
 async def hands_out() -> object:
-    """A tool whose result no wire can hold."""
+    """Return an object that no wire can hold."""
     return object()
 
 
 async def waits(seconds: float) -> str:
-    """A tool that takes a while."""
+    """Sleep for a while, as a tool."""
     DONE.append("waits")
     await asyncio.sleep(seconds)
     return f"waited {seconds}"
@@ -190,13 +192,13 @@ async def waits(seconds: float) -> str:
 
 @interlock.tool(name="deploy", approval="ask")
 async def deploys(to: str) -> str:
-    """A tool that must be allowed."""
+    """Deploy, as a tool that a person must allow."""
     return f"deployed to {to}"
 
 
 @interlock.tool(grace=5.0)
 async def tidies(path: str) -> None:
-    """A tool that needs a moment to clean up when it is cut."""
+    """Wait, as a tool that needs a moment to clean up when it is cut."""
     notes = Notes(path)
     try:
         notes.add("began")
@@ -208,7 +210,7 @@ async def tidies(path: str) -> None:
 
 @interlock.tool(grace=5.0)
 def listens(path: str) -> str:
-    """A synchronous tool that hears of the end of its run, and cleans up."""
+    """Wait for the end of the run and clean up, as a synchronous tool."""
     notes = Notes(path)
     notes.add("began", interlock.stopping().is_set())
     interlock.stopping().wait()
@@ -221,7 +223,7 @@ def listens(path: str) -> str:
 
 @scene
 async def speaks(run: Run, message: Message, notes: Notes) -> str:
-    """Use every verb that shows something."""
+    """Use every verb that shows something to a person."""
     await run.typing()
     await run.say("Hel")
     await run.say("")
@@ -253,7 +255,7 @@ async def trails(run: Run, message: Message, notes: Notes) -> None:
 
 @scene
 async def counts(run: Run, message: Message, notes: Notes) -> Any:
-    """Return what is no text."""
+    """Return a value that is no text."""
     return 42
 
 
@@ -264,14 +266,14 @@ async def halves(run: Run, message: Message, notes: Notes) -> str:
 
 
 class Marked(str):
-    """Text of a kind of its own, as libraries make it."""
+    """A subclass of str, as libraries make them."""
 
     __slots__ = ()
 
 
 @scene
 async def marks(run: Run, message: Message, notes: Notes) -> str:
-    """Give texts and numbers of kinds of their own, as libraries make them."""
+    """Hand over texts and numbers of subclasses, as libraries make them."""
     ratio = type("Ratio", (float,), {})
     notes.add("say", await tried(run.say(Marked("said"))))
     notes.add("post", await tried(run.post(Marked("posted"))))
@@ -306,7 +308,7 @@ async def widens(run: Run, message: Message, notes: Notes) -> None:
 
 @scene
 async def lengthens(run: Run, message: Message, notes: Notes) -> str:
-    """Hand over more than a message of the link may hold, wherever nothing else bounds it."""
+    """Hand over more than a message of the link may hold, wherever no other limit applies."""
     long = "x" * (17 * 1024 * 1024)
 
     async def returns() -> str:
@@ -325,7 +327,7 @@ async def lengthens(run: Run, message: Message, notes: Notes) -> str:
 
 
 async def counted(run: Run, text: str) -> str:
-    """Have a program count what it is given."""
+    """Let a program count its input."""
     return (await run.spawn("wc", "-c", input=text)).output
 
 
@@ -348,7 +350,7 @@ async def fails_outside(run: Run, message: Message, notes: Notes) -> None:
 
 @scene
 async def fails_later(run: Run, message: Message, notes: Notes) -> None:
-    """Get over an error of the provider's, then raise another."""
+    """Recover from an error of the provider, then raise another."""
     try:
         async with run.phase("provider"):
             raise ConnectionError("no answer")
@@ -359,13 +361,13 @@ async def fails_later(run: Run, message: Message, notes: Notes) -> None:
 
 @scene
 async def fails_within(run: Run, message: Message, notes: Notes) -> None:
-    """Raise what came from an inner phase through the provider's."""
+    """Raise an error from an inner phase through the provider's phase."""
     async with run.phase("provider"), run.phase("parsing"):
         raise ValueError("bad words")
 
 
 class Odd(BaseException):
-    """What no `except Exception` sees."""
+    """An error that `except Exception` does not catch."""
 
 
 @scene
@@ -377,13 +379,13 @@ async def fails_oddly(run: Run, message: Message, notes: Notes) -> None:
 
 @scene
 async def fails_by_exit(run: Run, message: Message, notes: Notes) -> None:
-    """Have the program end."""
+    """Raise SystemExit."""
     raise SystemExit(3)
 
 
 @scene
 async def fails_by_cancel(run: Run, message: Message, notes: Notes) -> None:
-    """Raise a cancel that nobody sent."""
+    """Raise a CancelledError that control did not send."""
     raise asyncio.CancelledError
 
 
@@ -409,7 +411,7 @@ class Mute(Exception):
 
 @scene
 async def fails_mutely(run: Run, message: Message, notes: Notes) -> None:
-    """Raise what cannot be described."""
+    """Raise an error that cannot be described."""
     raise Mute
 
 
@@ -418,7 +420,7 @@ async def fails_mutely(run: Run, message: Message, notes: Notes) -> None:
 
 @scene
 async def calls(run: Run, message: Message, notes: Notes) -> str:
-    """Call tools of every kind, and those that fail."""
+    """Call tools of every kind, failing ones included."""
     await run.say("Now ")
     notes.add("async", await run.call(adds, a=1, b=2))
     notes.add("sync", await run.call(joins, words=["a", "☃"], by="-"))
@@ -443,7 +445,7 @@ async def calls(run: Run, message: Message, notes: Notes) -> str:
 
 @scene
 async def calls_what_is_not_plain(run: Run, message: Message, notes: Notes) -> None:
-    """Call a synchronous tool that gives what is not plain."""
+    """Call a synchronous tool that returns or raises something that is not plain data."""
     for how in ("pair", "own", "exit", "object"):
         try:
             notes.add(how, repr(await run.call(tears, how=how)))
@@ -463,7 +465,7 @@ def partial_of(function: Callable[..., Any]) -> Any:
 
 @scene
 async def is_allowed(run: Run, message: Message, notes: Notes) -> None:
-    """Call a tool that must be allowed, several times."""
+    """Call a tool that a person must allow, several times."""
     for place in ("test", "production"):
         notes.add(place, await tried(run.call(deploys, to=place)))
     results = await run.batch([(deploys, {"to": "moon"}), (adds, {"a": 1, "b": 1})])
@@ -472,7 +474,7 @@ async def is_allowed(run: Run, message: Message, notes: Notes) -> None:
 
 @scene
 async def batches(run: Run, message: Message, notes: Notes) -> None:
-    """Call several at once, and one after another."""
+    """Call several tools at once, and one after another."""
     wanted = [(waits, {"seconds": 0.02}), (breaks, {"why": "gone"}), (adds, {"a": 3, "b": 4}), (joins, {"words": []})]
     for parallel in (False, True):
         results = await run.batch(wanted, parallel=parallel)
@@ -483,14 +485,14 @@ async def batches(run: Run, message: Message, notes: Notes) -> None:
 
 @scene
 async def exits_in_a_batch(run: Run, message: Message, notes: Notes) -> None:
-    """Have a tool of a parallel batch raise what no `except Exception` sees."""
+    """Call a parallel batch in which a tool raises an error that `except Exception` does not catch."""
     results = await run.batch([(exits, {"code": 5}), (adds, {"a": 1, "b": 1})], parallel=True)
     notes.add("results", [(each.name, each.state, each.value, type(each.error).__name__) for each in results])
 
 
 @scene
 async def gives_up(run: Run, message: Message, notes: Notes) -> None:
-    """Wait for calls no longer: by a timeout of its own."""
+    """Give up calls by a timeout of the agent's own."""
     for name, (work, begun) in {
         "call": (run.call(waits, seconds=3600), {"waits"}),
         "sequential": (run.batch([(waits, {"seconds": 3600}), (adds, {"a": 1, "b": 1})]), {"waits"}),
@@ -536,7 +538,7 @@ async def asks_once(run: Run, message: Message, notes: Notes) -> str:
 
 @scene
 async def delegates(run: Run, message: Message, notes: Notes) -> None:
-    """Hand work to another agent, in every way."""
+    """Delegate to another agent, in every way."""
     for name, work in {
         "done": run.delegate("child", "work"),
         "failed": run.delegate("child", "fail"),
@@ -563,7 +565,7 @@ async def delegates_idly(run: Run, message: Message, notes: Notes) -> None:
 
 @scene
 async def hears_of_a_child(run: Run, message: Message, notes: Notes) -> None:
-    """Leave a child, and take in what it announces."""
+    """Leave a child running, and absorb its announcement."""
     begun = await run.delegate("child", "work", detached=True)
     notes.add("refused", await tried(run.delegate("child", "work", detached=True, announce="now")))  # type: ignore[arg-type]
     while not (taken := await run.check()):
@@ -580,7 +582,7 @@ async def hears_of_a_child(run: Run, message: Message, notes: Notes) -> None:
 
 @scene
 async def holds(run: Run, message: Message, notes: Notes) -> None:
-    """Take a hold, wait until told by a file, and let it go."""
+    """Take a hold, release it when a file says so."""
     async with run.hold("worktree") as held:
         notes.add(f"{run.session} has", [held.name, held.token > 0, held.unconfirmed])
         await until(lambda: Path(f"{notes.path}.{run.session}").exists())
@@ -591,14 +593,14 @@ async def holds(run: Run, message: Message, notes: Notes) -> None:
 
 
 async def enters(run: Run, name: str) -> str:
-    """Take a hold and let it go."""
+    """Take a hold and release it."""
     async with run.hold(name) as held:
         return held.name
 
 
 @scene
 async def gives_a_hold_up(run: Run, message: Message, notes: Notes) -> None:
-    """Wait for a hold no longer than the message says, then do without."""
+    """Wait for a hold no longer than the message says, then go on without it."""
     _, _, *seconds = message.text.split()
     try:
         async with asyncio.timeout(float(seconds[0]) if seconds else SOON_SECONDS):
@@ -613,7 +615,7 @@ async def gives_a_hold_up(run: Run, message: Message, notes: Notes) -> None:
 
 @scene
 async def spawns(run: Run, message: Message, notes: Notes) -> None:
-    """Run programs, in every way that is waited for."""
+    """Run programs in every way that waits for them."""
     room = Path(notes.path).parent
     await run.say("Running")
     told = await run.spawn("sh", "-c", "echo out; echo err >&2; exit 3")
@@ -671,7 +673,7 @@ async def entered(block: Any) -> Any:
 
 @scene
 async def runs_behind(run: Run, message: Message, notes: Notes) -> None:
-    """Have programs run in the background."""
+    """Run programs in the background."""
     go = f"{notes.path}.go"
     process = await run.spawn(
         "sh", "-c", f"echo begun; until [ -e {go} ]; do sleep 0.01; done; exit 5", background=True
@@ -698,7 +700,7 @@ async def runs_behind(run: Run, message: Message, notes: Notes) -> None:
 
 @scene
 async def leaves_running(run: Run, message: Message, notes: Notes) -> str:
-    """Leave a process in the background, and one detached."""
+    """Leave a process in the background, and a detached one."""
     process = await run.spawn("sleep", "3600", background=True)
     kept = await run.spawn("sleep", "3600", detached=True, name="kept")
     notes.add("pids", [process.pid, kept.pid])
@@ -707,7 +709,7 @@ async def leaves_running(run: Run, message: Message, notes: Notes) -> str:
 
 @scene
 async def gives_a_process_up(run: Run, message: Message, notes: Notes) -> None:
-    """Wait for a program no longer, once it has said which process it is, and control knows that it runs."""
+    """Give up a program that has said its pid, once control knows that the program runs."""
     said, known = Path(f"{notes.path}.pid"), Path(f"{notes.path}.known")
     program = run.spawn("sh", "-c", f"echo $$ > {said}; exec sleep 3600")
     try:
@@ -722,7 +724,7 @@ async def gives_a_process_up(run: Run, message: Message, notes: Notes) -> None:
 
 @scene
 async def is_steered(run: Run, message: Message, notes: Notes) -> str:
-    """Take in what is said meanwhile."""
+    """Absorb the messages that are steered to this run."""
     notes.add("nothing yet", await run.check())
     await run.say("ready")
     taken: list[Message] = []
@@ -739,7 +741,7 @@ async def is_steered(run: Run, message: Message, notes: Notes) -> str:
 
 @scene
 async def recalls(run: Run, message: Message, notes: Notes) -> str:
-    """Tell the conversation so far, and how the last turn ended."""
+    """Note down the conversation so far, and how the last turn ended."""
     entries = await run.history()
     notes.add("history", [(each.role, each.text, each.tool, each.state, each.cut, each.ending) for each in entries])
     before = message.previous
@@ -757,7 +759,7 @@ async def mumbles(run: Run, message: Message, notes: Notes) -> None:
 
 @scene
 async def remembers(run: Run, message: Message, notes: Notes) -> str:
-    """Tell which process this is, and what it remembers."""
+    """Return this process's pid, and what the process remembers."""
     KEPT.append(run.session)
     notes.add("pid", os.getpid())
     return ",".join(KEPT)
@@ -768,21 +770,21 @@ async def remembers(run: Run, message: Message, notes: Notes) -> str:
 
 @scene
 async def leaves_a_task(run: Run, message: Message, notes: Notes) -> str:
-    """Leave a task behind that tries to go on after the end."""
+    """Leave a task that tries to go on after the end."""
     TASKS.add(asyncio.create_task(goes_on(run, notes)))
     return "the end"
 
 
 @scene
 async def fails_with_a_task(run: Run, message: Message, notes: Notes) -> str:
-    """Leave a task behind, and raise."""
+    """Leave a task, and raise."""
     TASKS.add(asyncio.create_task(goes_on(run, notes)))
     raise ValueError("it broke")
 
 
 @scene
 async def leaves_waiters(run: Run, message: Message, notes: Notes) -> str:
-    """Leave tasks behind that wait for something of the run."""
+    """Leave tasks that wait for something of the run."""
     await run.delegate("child", f"hold {notes.path}.held", detached=True)
     await until(lambda: Path(f"{notes.path}.held").exists())
     sleeper = await run.spawn("sleep", "3600", background=True)
@@ -794,18 +796,18 @@ async def leaves_waiters(run: Run, message: Message, notes: Notes) -> str:
         "wait": sleeper.wait(),
     }.items():
         TASKS.add(asyncio.create_task(notes_down(name, work, notes)))
-    for _ in range(10):  # each is there when control has answered this often
+    for _ in range(10):  # every task waits when control has answered this often
         await run.check()
     return "the end"
 
 
 async def notes_down(name: str, work: Awaitable[Any], notes: Notes) -> None:
-    """Note down what came of something."""
+    """Note down the result of something."""
     notes.add(name, await tried(work))
 
 
 async def goes_on(run: Run, notes: Notes) -> None:
-    """Try everything once the run has ended and its end was told."""
+    """Try every verb once the run has ended and its end was published."""
     await until(lambda: Path(f"{notes.path}.ended").exists())
     notes.add("current", run.current)
     for name, work in tries(run):
@@ -814,7 +816,7 @@ async def goes_on(run: Run, notes: Notes) -> None:
 
 
 def tries(run: Run) -> list[tuple[str, Awaitable[Any]]]:
-    """Every verb, ready to be tried."""
+    """Return every verb, ready to be tried."""
     return [
         ("say", run.say("late")),
         ("say nothing", run.say("")),
@@ -835,7 +837,7 @@ def tries(run: Run) -> list[tuple[str, Awaitable[Any]]]:
 
 @scene
 async def goes_on_after_a_stop(run: Run, message: Message, notes: Notes) -> str:
-    """Swallow the cancel and try everything."""
+    """Swallow the cancel and try every verb."""
     await run.say("first")
     try:
         await asyncio.sleep(3600)
@@ -849,7 +851,7 @@ async def goes_on_after_a_stop(run: Run, message: Message, notes: Notes) -> str:
 
 @scene
 async def is_cut_in_a_tool(run: Run, message: Message, notes: Notes) -> None:
-    """Be at work in tools: one done, one running, one not begun."""
+    """Be cut in tools: one done, one running, one not begun."""
     await run.call(adds, a=1, b=1)
     notes.add("began")
     await run.batch([(waits, {"seconds": 3600}), (adds, {"a": 2, "b": 2})])
@@ -857,13 +859,13 @@ async def is_cut_in_a_tool(run: Run, message: Message, notes: Notes) -> None:
 
 @scene
 async def is_cut_in_a_tidy_tool(run: Run, message: Message, notes: Notes) -> None:
-    """Be at work in a tool that has a grace."""
+    """Be cut in a tool that has a grace."""
     await run.call(tidies, path=notes.path)
 
 
 @scene
 async def is_cut_in_a_tool_that_listens(run: Run, message: Message, notes: Notes) -> None:
-    """Be at work in a synchronous tool that has a grace, and asks; go no further."""
+    """Be cut in a synchronous tool that has a grace and asks for the notice."""
     await run.call(listens, path=notes.path)
     notes.add("went on")
 
@@ -876,12 +878,12 @@ async def is_cut_in_a_phase(run: Run, message: Message, notes: Notes) -> None:
         await asyncio.sleep(3600)
 
 
-# Silence
+# Limit on silence
 
 
 @scene
 async def is_heard(run: Run, message: Message, notes: Notes) -> str:
-    """Be heard from by one verb alone, for longer than the limit on silence."""
+    """Use one verb alone, for longer than the limit on silence."""
     _, _, seconds, *words = message.text.split()
     verb: Callable[[], Awaitable[Any]] = {
         "say": partial(run.say, "."),
@@ -904,7 +906,7 @@ async def is_heard(run: Run, message: Message, notes: Notes) -> str:
 
 @scene
 async def is_silent(run: Run, message: Message, notes: Notes) -> None:
-    """Do much, and say nothing of it."""
+    """Work without a verb."""
     async with run.phase("thinking"):
         while True:
             await asyncio.sleep(0.01)
@@ -912,11 +914,11 @@ async def is_silent(run: Run, message: Message, notes: Notes) -> None:
 
 @scene
 async def is_busy_elsewhere(run: Run, message: Message, notes: Notes) -> str:
-    """Wait for others, longer than the limit on silence: that is no silence of its own."""
+    """Wait for a person, longer than the limit on silence: the run itself is not silent."""
     return str(await run.ask("Well?", timeout=float(message.text.split()[2])))
 
 
-# From elsewhere
+# Threads and bad input
 
 
 @scene
@@ -940,7 +942,7 @@ async def speaks_from_a_thread(run: Run, message: Message, notes: Notes) -> None
 
 @scene
 async def errs(run: Run, message: Message, notes: Notes) -> str:
-    """Give every verb what it cannot take."""
+    """Give every verb an argument that it refuses."""
     half = "half \ud83d"
     for name, make in {
         "say": [lambda: run.say(1), lambda: run.say(None), lambda: run.say(b"x"), lambda: run.say(half)],
@@ -1010,5 +1012,5 @@ async def errs(run: Run, message: Message, notes: Notes) -> str:
 
 
 async def made(make: Callable[[], Awaitable[Any]]) -> Any:
-    """Make something and await it: what either raises is raised here."""
+    """Make something and await it; raise what either raises."""
     return await make()

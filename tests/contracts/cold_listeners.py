@@ -1,4 +1,4 @@
-"""The agent of `listeners`, in a module that cannot be forked: to import it starts a thread."""
+"""The agent of `listeners`, in a module that cannot be forked, since its import starts a thread."""
 
 import threading
 

@@ -19,12 +19,12 @@ from interlock.stores import bounds
 from interlock.stores.base import Store
 from interlock.stores.sqlite import SqliteStore
 
-FOREVER_DAYS = 1e6  # rows in tests are of 1970: no age is too old for them
-LOCK_SECONDS = 30.0  # for the writer to let go of the database once
+FOREVER_DAYS = 1e6  # rows in tests are of 1970, and must not be too old
+LOCK_SECONDS = 30.0  # for the writer to release the database once
 
 
 class Kit(ABC):
-    """Makes stores of one kind, makes them misbehave, and leaves nothing behind."""
+    """Make stores of one kind, make them misbehave, and leave nothing behind."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._directory = directory
@@ -41,25 +41,25 @@ class Kit(ABC):
         return self.make()
 
     async def tidy(self, store: Store) -> None:
-        """Have the bounds kept now: memory keeps them at once, sqlite when it prunes what is written."""
-        await store.decide(Decision())  # takes along what was appended before it
+        """Apply the bounds now: memory keeps them at once, sqlite when it prunes."""
+        await store.decide(Decision())  # also commits the events appended before
         await store.prune()
 
     @abstractmethod
     async def reopened(self, store: Store) -> Store:
-        """Close a store and return the next start's, open."""
+        """Close a store; return the store of the next start, open."""
 
     @abstractmethod
     async def killed(self, store: Store) -> Store:
-        """Return the next start's store, open, as if the last had been killed at this instant."""
+        """Return the store of the next start, open, as if the last had been killed at this instant."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Close what was made, and remove it."""
+        """Close and remove every store that was made."""
 
 
 class MemoryKit(Kit):
-    """Memory has switches for its faults."""
+    """Make stores in memory, which have switches for their faults."""
 
     name = "memory"
 
@@ -67,7 +67,7 @@ class MemoryKit(Kit):
         return MemoryStore()
 
     async def close(self) -> None:
-        """Nothing is left of it."""
+        """Do nothing: memory leaves nothing."""
 
     async def reopened(self, store: MemoryStore) -> MemoryStore:
         await store.close()
@@ -79,7 +79,7 @@ class MemoryKit(Kit):
         return store
 
     def stall(self, store: MemoryStore) -> None:
-        """Take decisions and reads, answer none."""
+        """Accept decisions and reads, and answer none."""
         store.faults.stall = True
 
     def fail(self, store: MemoryStore) -> None:
@@ -87,10 +87,10 @@ class MemoryKit(Kit):
         store.faults.fail = True
 
     def lose(self, store: MemoryStore) -> None:
-        """Carry decisions out, lose the answer.
+        """Carry decisions out, and lose the answer.
 
-        Memory only: it stands in for a store at the far end of a wire. SQLite's answer comes from a thread of this
-        process, and nothing lies between the commit and the answer where one could get lost and the other not.
+        Memory only: this stands in for a store at the far end of a wire. SQLite's answer comes from a thread of this
+        process, so nothing can lose the answer after the commit.
         """
         store.faults.lose = True
 
@@ -100,7 +100,7 @@ class MemoryKit(Kit):
 
 
 class SqliteKit(Kit):
-    """SQLite is held up and failed by the real thing: another connection's lock, and a limit on the file's size."""
+    """Make SQLite stores, stalled by another connection's lock and failed by a limit on the file's size."""
 
     name = "sqlite"
 
@@ -126,7 +126,7 @@ class SqliteKit(Kit):
         return again
 
     async def killed(self, store: SqliteStore) -> SqliteStore:
-        """What a kill leaves is what is in the files; the kernel has let go of the lock."""
+        """Copy the files, as a kill leaves them: the kernel has released the lock."""
         left = self._directory / f"left-{next(self._count)}"
         left.mkdir(mode=0o700)
         for suffix in ("", "-wal"):
@@ -137,15 +137,15 @@ class SqliteKit(Kit):
         return again
 
     def stall(self, store: SqliteStore) -> None:
-        """Another connection has the write lock: nothing is written, reads go on."""
+        """Hold the write lock in another connection: no write goes on, reads do."""
         other = sqlite3.connect(store.path, isolation_level=None, timeout=LOCK_SECONDS)
         other.execute("BEGIN IMMEDIATE")
         self._others.append(other)
 
     def fail(self, store: SqliteStore) -> None:
-        """The write-ahead log may not grow: the next page is cut off in the middle, the one after it refused (EFBIG).
+        """Keep the write-ahead log from growing: the next page is cut in the middle, the one after is refused (EFBIG).
 
-        This holds for root too, and needs no mount. (It is the limit of every file of this process; the others are
+        The limit holds for root too, and needs no mount. (It applies to every file of this process; the others are
         smaller.)
         """
         longest = store.path.with_name(f"{store.path.name}-wal").stat().st_size + 1_000
@@ -162,7 +162,7 @@ class SqliteKit(Kit):
             store = self._made.pop()
             self.resume(store)
             await store.close()
-            shutil.rmtree(store.directory, ignore_errors=True)  # (two starts had the same)
+            shutil.rmtree(store.directory, ignore_errors=True)  # two starts had the same directory
 
 
 KITS = {kit.name: kit for kit in (MemoryKit, SqliteKit)}
@@ -170,27 +170,27 @@ KITS = {kit.name: kit for kit in (MemoryKit, SqliteKit)}
 
 @pytest.fixture
 def room() -> Iterator[Path]:
-    """Where stores are made: in memory if the machine has that, since no power is cut here."""
+    """Yield a directory for stores: in memory if the machine has such, since no test cuts the power."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as directory:
         yield Path(directory)
 
 
 @pytest.fixture(params=KITS)
 def kit(request: pytest.FixtureRequest, room: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kit]:
-    """A maker of stores of one kind."""
+    """Yield a maker of stores of one kind."""
     yield KITS[request.param](room, monkeypatch)
     nothing_is_left()
 
 
 @pytest.fixture
 def kits(room: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Kit, ...]]:
-    """A maker of stores of each kind."""
+    """Yield a maker of stores of each kind."""
     yield tuple(kit(room, monkeypatch) for kit in KITS.values())
     nothing_is_left()
 
 
 def nothing_is_left() -> None:
-    """No thread of a store outlives the test that closed it."""
+    """Check that no thread of a store outlives the test that closed it."""
     for thread in threading.enumerate():
         if thread.name.startswith("interlock store"):
             thread.join(30)

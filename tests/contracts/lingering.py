@@ -1,4 +1,4 @@
-"""An agent that comes to a point and stays there: the message says to which. Imported by name, here or in a host."""
+"""An agent that stays at the point that its message names. Imported by name, here or in a host."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,37 +7,37 @@ from interlock import Message, Run, tool
 
 
 async def hangs() -> None:
-    """A tool that does not end."""
+    """Never return, as a tool."""
     await asyncio.Event().wait()
 
 
 async def hurries() -> str:
-    """A tool that is done at once."""
+    """Return at once, as a tool."""
     return "done"
 
 
 @tool(approval="ask")
 async def risky() -> None:
-    """A tool that a person must allow."""
+    """Do nothing, as a tool that a person must allow."""
 
 
 async def silent(run: Run) -> None:
-    """Do not say a word."""
+    """Say nothing."""
 
 
 async def spoken(run: Run) -> None:
-    """Say something first."""
+    """Say something."""
     await run.say("well, ")
 
 
 async def phase(run: Run) -> None:
-    """Name what it does."""
+    """Be in a phase."""
     async with run.phase("research"):
         await hangs()
 
 
 async def phase_left(run: Run) -> None:
-    """Have named something that is over."""
+    """Have left a phase."""
     async with run.phase("research"):
         await run.say("found ")
 
@@ -62,7 +62,7 @@ async def tool_in_phase(run: Run) -> None:
 
 
 async def phase_in_tool(run: Run) -> None:
-    """Name a phase in a tool's own body."""
+    """Enter a phase in the body of a tool."""
 
     async def uploads() -> None:
         async with run.phase("upload"):
@@ -88,7 +88,7 @@ async def asks_for_tool(run: Run) -> None:
 
 
 async def holds(run: Run) -> None:
-    """Have a hold."""
+    """Wait for a hold, and keep it."""
     async with run.hold("desk"):
         await run.say("mine ")
         await hangs()
@@ -109,6 +109,6 @@ POINTS: dict[str, Callable[[Run], Awaitable[None]]] = {
 
 
 async def agent(run: Run, message: Message) -> None:
-    """Come to a point, and stay."""
+    """Go to a point, and stay there."""
     await POINTS[message.text](run)
     await hangs()

@@ -1,6 +1,6 @@
-"""Agents and tools that ask `interlock.stopping()`, in every way there is. Imported by name, here or in a host.
+"""Agents and tools that ask `interlock.stopping()` in every way. Imported by name, here or in a host.
 
-A message names a part and a file: the part notes down there what it heard, a line each.
+A message names a part and a file: the part notes down in the file what it heard, a line each.
 """
 
 import asyncio
@@ -23,23 +23,23 @@ import msgspec
 import interlock
 from interlock import Message, Run, stopping, tool
 
-LONG_SECONDS = 45.0  # of a tool that is done far sooner
-SHORT_SECONDS = 0.4  # of one that uses all of it
+LONG_SECONDS = 45.0  # the grace of a tool that is done far sooner
+SHORT_SECONDS = 0.4  # the grace of a tool that uses all of it
 FOREVER_SECONDS = 3600.0
 
 
 def note(path: str, word: object) -> None:
-    """Note a word down, at once and whole."""
+    """Append a word to the notes, at once and whole."""
     with Path(path).open("a", encoding="utf-8") as file:
         file.write(f"{word}\n")
 
 
-# Synchronous tools: in a worker, or in the way of a host's loop
+# Synchronous tools: in a worker, or blocking a host's loop
 
 
 @tool(grace=LONG_SECONDS)
 def waits(path: str) -> str:
-    """Wait, then clean up, which takes a moment."""
+    """Wait for the notice, then clean up, which takes a moment."""
     note(path, f"began {os.getpid()}")
     heard = stopping().wait()
     time.sleep(0.05)
@@ -49,7 +49,7 @@ def waits(path: str) -> str:
 
 @tool(grace=LONG_SECONDS)
 def polls(path: str) -> None:
-    """Ask now and then."""
+    """Ask for the notice now and then."""
     note(path, "began")
     while not stopping().is_set():
         time.sleep(0.002)
@@ -58,7 +58,7 @@ def polls(path: str) -> None:
 
 @tool(grace=LONG_SECONDS)
 def waits_in_turns(path: str) -> None:
-    """Wait a little, again and again."""
+    """Wait for the notice a little, again and again."""
     note(path, "began")
     while not stopping().wait(0.002):
         pass
@@ -67,7 +67,7 @@ def waits_in_turns(path: str) -> None:
 
 @tool(grace=LONG_SECONDS)
 def selects(path: str) -> None:
-    """Have `select` wait for it, among other things."""
+    """Wait for the notice with `select`, among other descriptors."""
     note(path, "began")
     reading, writing = os.pipe()
     readable, _, _ = select.select([reading, stopping()], [], [], FOREVER_SECONDS)
@@ -78,7 +78,7 @@ def selects(path: str) -> None:
 
 @tool(grace=LONG_SECONDS)
 def awaits_elsewhere(path: str) -> None:
-    """Await it in a loop of its own, in a thread."""
+    """Await the notice in another loop, in a thread."""
 
     async def hears() -> None:
         note(path, "began")
@@ -95,7 +95,7 @@ def awaits_elsewhere(path: str) -> None:
 
 @tool(grace=LONG_SECONDS)
 def crowds(path: str) -> None:
-    """Wait in many threads at once: each hears."""
+    """Wait for the notice in many threads at once: each hears."""
     heard: list[bool] = []
     threads = [
         threading.Thread(target=contextvars.copy_context().run, args=(lambda: heard.append(stopping().wait()),))
@@ -111,7 +111,7 @@ def crowds(path: str) -> None:
 
 @tool(grace=LONG_SECONDS)
 def runs_a_program(path: str) -> None:
-    """Wait for a program, which a TERM ends; a fork of its own is ended by one, too."""
+    """Wait for a program, which TERM ends; TERM also ends a fork of this tool."""
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(FOREVER_SECONDS,))
     child.start()
     child.terminate()
@@ -124,7 +124,7 @@ def runs_a_program(path: str) -> None:
 
 @tool(grace=LONG_SECONDS)
 def handles_term(path: str) -> None:
-    """Have a handler for TERM, which asks, and be done when it was called."""
+    """Handle TERM: the handler asks for the notice, and the tool returns once it was called."""
     called: list[bool] = []
     signal.signal(signal.SIGTERM, lambda *_: called.append(stopping().is_set()))
     note(path, "began")
@@ -135,7 +135,7 @@ def handles_term(path: str) -> None:
 
 @tool(grace=SHORT_SECONDS)
 def ignores(path: str) -> None:
-    """Hear, note it down, and go on for ever."""
+    """Hear the notice, note it down, and go on for ever."""
     signal.signal(signal.SIGTERM, lambda *_: note(path, "term"))
     note(path, f"began {os.getpid()}")
     stopping().wait()
@@ -146,13 +146,13 @@ def ignores(path: str) -> None:
 
 @tool(grace=SHORT_SECONDS)
 def lost_in_c(path: str) -> None:
-    """Be in a C call that hears no signal and asks nothing."""
+    """Stay in a C call that hears no signal and asks for nothing."""
     note(path, f"began {os.getpid()}")
     re.match(r"(a+)+$", "a" * 64 + "b")
 
 
 def without_grace(path: str) -> None:
-    """Ask, but have declared no grace."""
+    """Ask for the notice without a declared grace."""
     note(path, f"began {os.getpid()}")
     stopping().wait()
     note(path, "heard")
@@ -160,13 +160,13 @@ def without_grace(path: str) -> None:
 
 @tool(grace=LONG_SECONDS)
 def quick(path: str) -> bool:
-    """Be done at once; it had a grace."""
+    """Return at once, with a declared grace."""
     return stopping().wait(0)
 
 
 @tool(grace=LONG_SECONDS)
 def effects(path: str, given: object = None) -> None:
-    """Have an effect."""
+    """Note down an effect."""
     note(path, "effect")
 
 
@@ -180,17 +180,17 @@ class Slow(msgspec.Struct):
 
 
 def _unpacked(path: str) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: None)  # as a module may have that is imported for its tool
+    signal.signal(signal.SIGTERM, lambda *_: None)  # as a module may do that is imported for its tool
     note(path, "began")
     stopping().wait()
 
 
-# Others
+# Tools in the agent's process
 
 
 @tool(thread=True, grace=LONG_SECONDS)
 def threaded(path: str) -> None:
-    """Wait in a thread of the agent's process."""
+    """Wait for the notice in a thread of the agent's process."""
     note(path, f"began {os.getpid()}")
     heard = stopping().wait()
     note(path, f"cleaned {heard}")
@@ -198,7 +198,7 @@ def threaded(path: str) -> None:
 
 @tool(grace=LONG_SECONDS)
 async def beside(path: str) -> None:
-    """An async tool with a thread beside it, and a task of its own: both hear, and it is cut."""
+    """Be cut, as an async tool with a thread and a task that both hear."""
     thread = asyncio.create_task(asyncio.to_thread(stopping().wait))
     task = asyncio.create_task(_note_when_set(path))
     await asyncio.sleep(0)
@@ -218,7 +218,7 @@ async def _note_when_set(path: str) -> None:
 
 @tool(grace=LONG_SECONDS)
 async def hears(path: str) -> None:
-    """Have a task of its own hear; it is cut meanwhile."""
+    """Be cut while a task of the tool's own hears."""
     task = asyncio.create_task(_note_when_set(path))
     note(path, "began")
     try:
@@ -237,7 +237,7 @@ TOOLS: dict[str, Callable[..., Any]] = {
 
 
 async def agent(run: Run, message: Message) -> str | None:
-    """Do what the message names, and note down what is heard."""
+    """Do what the message names, and note down what the code hears."""
     part, path = message.text.split()
     if part in TOOLS:
         await run.call(TOOLS[part], path=path)
@@ -253,7 +253,7 @@ async def agent(run: Run, message: Message) -> str | None:
         await run.batch([(waits, {"path": path}), (effects, {"path": path})], parallel=True)
     elif part == "unpacks":
         await run.call(effects, path=path, given=Slow(path))
-    elif part == "asks":  # a turn that ends by itself
+    elif part == "asks":  # ends by itself
         note(path, f"set {stopping().is_set()} {await run.call(quick, path=path)}")
         await run.call(quick, path=path)
         return str(os.getpid())
@@ -264,10 +264,10 @@ async def agent(run: Run, message: Message) -> str | None:
         except asyncio.CancelledError:
             note(path, f"cut {stopping().is_set()}")
             raise
-    elif part == "leaves_thread":  # which outlives the turn, and hears that it is over
+    elif part == "leaves_thread":  # the thread outlives the turn, and hears that the turn is over
         threading.Thread(target=contextvars.copy_context().run, args=(_note_after, path), daemon=True).start()
         return "done"
-    elif part == "gives_up":  # a call, and goes on
+    elif part == "gives_up":  # gives a call up, and goes on
         call = asyncio.create_task(run.call(waits, path=path))
         while not Path(path).exists():
             await asyncio.sleep(0.002)

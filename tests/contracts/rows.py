@@ -123,7 +123,7 @@ S_ = QuestionState
 
 
 async def told(store: Store, run: str) -> None:
-    """Wait until a store has it on record that a run's end was told."""
+    """Wait until a store has recorded that a run's end was published."""
     while True:
         kept = await store.run(RunId(run))
         if kept is not None and kept.told:

@@ -1,4 +1,4 @@
-"""Code of a run hears that the run is over, wherever it runs and though it blocks: real workers, hosts and threads."""
+"""Code of a run hears that the run is over wherever it runs, even while it blocks: real workers, hosts and threads."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ GRADES = [pytest.param(None, id="as the machine gives"), pytest.param(Grade.KEEP
 at_each_grade = pytest.mark.parametrize("grade", GRADES)
 on_each_driver = pytest.mark.parametrize("driver", ["inline", "host"])
 
-if ROOT not in sys.path:  # `pytest` alone does not put it there; a host gets its path from us
+if ROOT not in sys.path:  # `pytest` alone does not add it; a host gets this path
     sys.path.insert(0, ROOT)
 
 
 @asynccontextmanager
 async def opened(driver: str, grade: Grade | None = None, agent: str = AGENT, **given: Any) -> AsyncIterator[Control]:
-    """Open a control; all that is done with it is bounded."""
+    """Open a control; bound everything that is done with it."""
     confinement = Confinement(grade=grade, **given)
     async with asyncio.timeout(2 * BOUND_SECONDS):
         async with open_control(agent, driver=driver, settings=PATIENT, confinement=confinement) as control:
@@ -64,31 +64,31 @@ async def opened(driver: str, grade: Grade | None = None, agent: str = AGENT, **
 
 
 def noted(path: Path) -> list[str]:
-    """What was noted so far."""
+    """Return the notes so far."""
     return path.read_text("utf-8").splitlines() if path.exists() else []
 
 
 async def until(seen: Callable[[], Any]) -> None:
-    """Wait until something was seen."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(BOUND_SECONDS):
         while not seen():
             await asyncio.sleep(0.002)
 
 
 async def began(path: Path) -> str:
-    """Wait until a part has begun; return what it noted with that."""
+    """Wait until a part has begun; return what the part noted then."""
     await until(lambda: any(line.startswith("began") for line in noted(path)))
     return next(line for line in noted(path) if line.startswith("began")).partition(" ")[2]
 
 
 async def ended(control: Control, run: str) -> Receipt:
-    """Wait until nothing of a run is left; return its receipt."""
+    """Wait until a run is drained; return its receipt."""
     await control.wait(run, drained=True)
     return await control.receipt(run)
 
 
 async def stopped(control: Control, part: str, path: Path, session: str = "s") -> Receipt:
-    """Play a part and stop it where it has begun."""
+    """Begin a part and stop it once it has begun."""
     sent = await control.send(session, f"{part} {path}")
     await began(path)
     assert (await control.stop(run=sent.run_id)).aborted
@@ -96,7 +96,7 @@ async def stopped(control: Control, part: str, path: Path, session: str = "s") -
 
 
 def is_gone(pid: int) -> bool:
-    """True if there is no such process any more."""
+    """True if there is no such process."""
     return not Path(f"/proc/{pid}").exists()
 
 
@@ -106,7 +106,7 @@ def is_gone(pid: int) -> bool:
 @at_each_grade
 @on_each_driver
 def test_a_synchronous_tool_cleans_up_within_its_grace(driver: str, grade: Grade | None, tmp_path: Path) -> None:
-    """Race 136: it hears at once though it blocks, and has its grace; its result goes nowhere, and it is gone then."""
+    """Race 136: a blocking tool hears at once and has its grace; its result goes nowhere, and then the tool is gone."""
     path = tmp_path / "notes"
 
     async def main() -> None:
@@ -127,7 +127,7 @@ def test_a_synchronous_tool_cleans_up_within_its_grace(driver: str, grade: Grade
 
 
 def test_a_host_that_was_not_forked_hears(tmp_path: Path) -> None:
-    """A module that cannot be forked has hosts that are executed: they find the notice, and keep it to themselves."""
+    """A spawned host, of a module that cannot be forked, finds its notice, and keeps the notice to itself."""
 
     async def main() -> None:
         async with opened("host", agent=COLD) as control:
@@ -144,7 +144,7 @@ def test_a_host_that_was_not_forked_hears(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give rights away: agent_user= needs root")
 @pytest.mark.parametrize(("driver", "user"), [("inline", "root"), ("host", "nobody")])
 def test_code_of_an_agent_user_hears(driver: str, user: str) -> None:
-    """The notice reaches code of another user, and in a PID namespace. (A worker needs one who finds this Python.)"""
+    """Code of another user, and in a PID namespace, hears the notice. (A worker needs a user who finds this Python.)"""
 
     async def main(place: Path) -> None:
         async with opened(driver, agent_user=user) as control:
@@ -164,7 +164,7 @@ PARTS = ["polls", "waits_in_turns", "selects", "awaits_elsewhere", "crowds", "th
 @pytest.mark.parametrize("part", PARTS)
 @on_each_driver
 def test_every_way_to_ask(driver: str, part: str, tmp_path: Path) -> None:
-    """Asking, waiting, `select`, another loop, many threads at once, a thread of the agent's own process: all hear."""
+    """Code that polls, waits, selects, awaits in another loop or waits in many threads hears the notice."""
     path = tmp_path / "notes"
 
     async def main() -> None:
@@ -181,7 +181,7 @@ def test_every_way_to_ask(driver: str, part: str, tmp_path: Path) -> None:
 )
 @on_each_driver
 def test_tools_of_a_parallel_batch_hear(driver: str, part: str, last: str, tmp_path: Path) -> None:
-    """Each has a task of its own, and hears the notice of the run all the same."""
+    """A tool of a parallel batch, in a task of its own, hears the notice of the run."""
     path = tmp_path / "notes"
 
     async def main() -> None:
@@ -195,7 +195,7 @@ def test_tools_of_a_parallel_batch_hear(driver: str, part: str, last: str, tmp_p
 
 @on_each_driver
 def test_what_stands_beside_an_async_tool_hears(driver: str, tmp_path: Path) -> None:
-    """A thread of `asyncio.to_thread` and a task of the tool's own hear; the tool itself is cut, and can tell why."""
+    """A thread of `asyncio.to_thread` and a task of an async tool hear; the tool itself is cut, and can tell why."""
     path = tmp_path / "notes"
 
     async def main() -> None:
@@ -210,12 +210,12 @@ def test_what_stands_beside_an_async_tool_hears(driver: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("ending", [Ending.TIMED_OUT, Ending.SUPERSEDED, Ending.SHUTDOWN])
 @on_each_driver
 def test_every_early_end_is_heard(driver: str, ending: Ending, tmp_path: Path) -> None:
-    """A deadline, a takeover and a close are heard as a stop is; a takeover's own run does not wait for the cleanup."""
+    """Code hears a deadline, a takeover and a close like a stop; the new run does not wait for the cleanup."""
     path, other = tmp_path / "notes", tmp_path / "other"
 
     async def main() -> None:
         async with opened(driver) as control:
-            for seconds in (1, 5, 25):  # the first in which it comes so far
+            for seconds in (1, 5, 25):  # until one is long enough for the part to begin
                 limit = seconds if ending is Ending.TIMED_OUT else None
                 sent = await control.send("s", f"waits {path}", deadline=limit)
                 if limit is not None:
@@ -242,7 +242,7 @@ def test_every_early_end_is_heard(driver: str, ending: Ending, tmp_path: Path) -
 
 @pytest.mark.parametrize(("driver", "part"), [("host", "gathers"), ("host", "batches"), ("inline", "unpacks")])
 def test_no_body_begins_when_its_run_is_over(driver: str, part: str, tmp_path: Path) -> None:
-    """Its call was permitted, and waited for a blocked loop or for its module: the notice is asked, and it stays so."""
+    """A permitted call whose body waits for a blocked loop or for its module looks at the notice, and never begins."""
     path = tmp_path / "notes"
 
     async def main() -> None:
@@ -255,13 +255,13 @@ def test_no_body_begins_when_its_run_is_over(driver: str, part: str, tmp_path: P
     asyncio.run(main())
 
 
-# A tool that does not
+# A tool that does not clean up
 
 
 @at_each_grade
 @on_each_driver
 def test_one_that_goes_on_is_killed_when_its_grace_is_over(driver: str, grade: Grade | None, tmp_path: Path) -> None:
-    """It heard, in a worker TERM as well, and went on: at the end of its grace it is killed, and seen gone."""
+    """A tool that hears the notice (and TERM in a worker) and goes on is killed after its grace, and seen gone."""
     path = tmp_path / "notes"
 
     async def main() -> None:
@@ -282,7 +282,7 @@ def test_one_that_goes_on_is_killed_when_its_grace_is_over(driver: str, grade: G
 @at_each_grade
 @on_each_driver
 def test_one_in_a_c_call_is_killed_when_its_grace_is_over(driver: str, grade: Grade | None, tmp_path: Path) -> None:
-    """It asks nothing and hears no signal: the kernel ends it, with its worker or its host."""
+    """A tool in a C call, which asks nothing and hears no signal, is killed with its worker or its host."""
     path = tmp_path / "notes"
 
     async def main() -> None:
@@ -298,7 +298,7 @@ def test_one_in_a_c_call_is_killed_when_its_grace_is_over(driver: str, grade: Gr
 @at_each_grade
 @on_each_driver
 def test_one_without_a_grace_is_killed_at_once(driver: str, grade: Grade | None, tmp_path: Path) -> None:
-    """It is not told first, so it does not begin a cleanup that it cannot end."""
+    """A tool without a grace is killed unheard, so that it does not begin a cleanup that it cannot end."""
     path = tmp_path / "notes"
 
     async def main() -> None:
@@ -324,7 +324,7 @@ def test_the_notice_comes_before_the_signal(tmp_path: Path) -> None:
 
 
 def test_a_program_of_a_tool_is_sent_term(tmp_path: Path) -> None:
-    """A tool that waits for a program is freed by the TERM its group gets; forks of the tool hear TERM as ever."""
+    """A tool that waits for a program is freed by the TERM that its group gets; forks of the tool hear TERM as ever."""
     path = tmp_path / "notes"
 
     async def main() -> None:
@@ -337,7 +337,7 @@ def test_a_program_of_a_tool_is_sent_term(tmp_path: Path) -> None:
 
 
 def test_a_call_that_is_given_up_is_told_so(tmp_path: Path) -> None:
-    """The tool of a call that its agent waits for no longer hears, in its worker; the run goes on and is not over."""
+    """The tool of a call that its agent gives up hears in its worker; the run goes on and is not over."""
     path = tmp_path / "notes"
 
     async def main() -> None:
@@ -350,11 +350,11 @@ def test_a_call_that_is_given_up_is_told_so(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-# Whose it is
+# The notice of one run, and of no other
 
 
 def test_a_host_s_next_turn_does_not_hear_the_last_one_s(tmp_path: Path) -> None:
-    """A host that heard, and was kept, begins every further turn with a notice that is not set, and hears again."""
+    """A host that heard and was kept begins every further turn with a notice that is not set, and hears again."""
 
     async def main() -> None:
         async with opened("host") as control:
@@ -376,7 +376,7 @@ def test_a_host_s_next_turn_does_not_hear_the_last_one_s(tmp_path: Path) -> None
 
 
 def test_a_worker_s_next_tool_hears_nothing_of_the_last(tmp_path: Path) -> None:
-    """Tools of one run share a worker: none of them is told before the run is over."""
+    """A tool hears nothing before its run is over, though the tools of a run share a worker."""
     path = tmp_path / "notes"
 
     async def main() -> None:
@@ -390,7 +390,7 @@ def test_a_worker_s_next_tool_hears_nothing_of_the_last(tmp_path: Path) -> None:
 
 @on_each_driver
 def test_only_the_run_that_was_stopped_hears(driver: str, tmp_path: Path) -> None:
-    """Of two that wait at once one is stopped; the other goes on until it is."""
+    """A stop of one of two waiting runs is heard by that run alone; the other waits until its own stop."""
     paths = [tmp_path / "first", tmp_path / "second"]
 
     async def main() -> None:
@@ -409,7 +409,7 @@ def test_only_the_run_that_was_stopped_hears(driver: str, tmp_path: Path) -> Non
 
 @on_each_driver
 def test_a_thread_that_outlives_its_run_hears_that_it_is_over(driver: str, tmp_path: Path) -> None:
-    """A run that ends by itself is over as well."""
+    """A thread that outlives a run which ended by itself hears that the run is over."""
     path = tmp_path / "notes"
 
     async def main() -> None:
@@ -422,7 +422,7 @@ def test_a_thread_that_outlives_its_run_hears_that_it_is_over(driver: str, tmp_p
 
 
 def test_a_host_hears_when_control_is_killed(tmp_path: Path) -> None:
-    """After kill -9 of control a host's tool may hear, and is ended in any case."""
+    """A host's tool may hear when control is killed, and is ended in any case."""
     path = tmp_path / "notes"
     program = (
         "import asyncio, sys\n"
@@ -448,7 +448,7 @@ def test_a_host_hears_when_control_is_killed(tmp_path: Path) -> None:
 
 
 def test_outside_of_a_run_it_is_never_set() -> None:
-    """The same code works in a script: nothing is stopping there, and whoever waits waits in vain."""
+    """Code outside of a run, as in a script, never finds the notice set, and waits for its whole timeout."""
     program = subprocess.run(
         [sys.executable, "-m", "tests.contracts.listeners"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -466,7 +466,7 @@ def test_outside_of_a_run_it_is_never_set() -> None:
 
 @pytest.mark.parametrize("timeout", [math.nan, "1", True, 10**400, [1]])
 def test_a_timeout_that_is_none(timeout: Any) -> None:
-    """What is no number of seconds is refused, set or not."""
+    """A timeout that is no number of seconds is refused, whether the notice is set or not."""
     told = Notice()
     told.tell()
     for notice in (stopping(), Notice(), told):
@@ -476,14 +476,14 @@ def test_a_timeout_that_is_none(timeout: Any) -> None:
 
 @pytest.mark.parametrize("timeout", [-1, -math.inf, 0, 0.0, -1e300])
 def test_a_time_that_is_over_is_not_waited_for(timeout: float) -> None:
-    """Whoever computes what is left of a time need not look whether anything is."""
+    """A timeout of zero or less returns at once, so that a caller may pass what is left of its time."""
     before = time.monotonic()
     assert not Notice().wait(timeout)
     assert time.monotonic() - before < BOUND_SECONDS
 
 
 def test_an_inline_agent_cannot_wait_for_itself(tmp_path: Path) -> None:
-    """To block the loop on which the run would fall is refused, and it says what to do."""
+    """An inline agent that would block the loop on which its run falls is refused, with what to do instead."""
 
     async def main() -> None:
         async with opened("inline") as control:
@@ -498,7 +498,7 @@ def test_an_inline_agent_cannot_wait_for_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("far", [False, True], ids=["told here", "told by another process"])
 def test_a_notice_is_heard_by_everybody_for_good(far: bool) -> None:
-    """Threads that wait, loops that await, and a descriptor: all are woken, and stay so; it leaves no descriptor."""
+    """Threads that wait, loops that await and a descriptor are woken, and stay so; the notice leaves no descriptor."""
     before = len(os.listdir("/proc/self/fd"))
     hears, tells = pipe()
     _hear(Notice(hears), lambda notice: write(tells)) if far else _hear(Notice(), Notice.tell)
@@ -530,7 +530,7 @@ def _hear(notice: Notice, tell: Callable[[Notice], None]) -> None:
 
 
 def test_a_fork_hears_what_its_parent_was_told() -> None:
-    """The descriptor is theirs together, the memory is not: a fork that waits is woken, and believes it."""
+    """A fork that waits is woken by its parent's notice: the descriptor is shared, though the memory is not."""
     program = (
         "import os\n"
         "from interlock import Notice\n"
@@ -546,7 +546,7 @@ def test_a_fork_hears_what_its_parent_was_told() -> None:
 
 
 def test_to_tell_never_waits() -> None:
-    """A pipe that nobody reads, or that nobody holds, does not hold up whoever tells."""
+    """A write to a notice never waits, also if no process reads or holds the pipe."""
     hears, tells = pipe()
     for _ in range(100_000):
         write(tells)
@@ -557,7 +557,7 @@ def test_to_tell_never_waits() -> None:
 
 
 def test_the_end_of_control_is_heard_as_well() -> None:
-    """When the other end is gone there is nobody left to work for."""
+    """A notice is set when the other end is gone, since no control is left to work for."""
     hears, tells = pipe()
     notice = Notice(hears)
     os.close(tells)
@@ -566,7 +566,7 @@ def test_the_end_of_control_is_heard_as_well() -> None:
 
 
 def test_a_descriptor_that_a_tool_has_closed_says_nothing() -> None:
-    """A tool that closes what it does not know loses the notice, and is not told a lie."""
+    """A tool that closes a descriptor it does not know loses the notice, and hears nothing false."""
     hears, tells = pipe()
     notice = Notice(hears)
     os.close(hears)
@@ -576,7 +576,7 @@ def test_a_descriptor_that_a_tool_has_closed_says_nothing() -> None:
 
 @on_each_driver
 def test_stops_that_were_heard_leave_no_descriptor(driver: str, tmp_path: Path) -> None:
-    """Control's ends of the notices of workers and hosts go with them. (A spare one has some of its own.)"""
+    """Control's ends of the notices of workers and hosts are closed with them. (A spare has some of its own.)"""
 
     async def main() -> None:
         async with opened(driver) as control:
@@ -590,7 +590,7 @@ def test_stops_that_were_heard_leave_no_descriptor(driver: str, tmp_path: Path) 
 
 
 def test_no_descriptor_of_a_run_is_left() -> None:
-    """Inline, a notice that was asked for in every way goes with its run."""
+    """An inline notice that was asked for in every way is closed with its run."""
     seen: list[Notice] = []
 
     async def agent(run: Run, message: Message) -> None:

@@ -1,7 +1,7 @@
 """The contract of a run's verbs: the same agent, by name, sees and shows the same on every driver.
 
-Every scene of `agents.py` is played on each driver; a test says what must come of it, and what a driver tells of it
-(events, ending, receipt, timeline, and what the agent itself saw) is compared with what the other told, word for word.
+Every scene of `agents.py` is played on each driver. A test says what the result must be, and compares each driver's
+account (events, ending, receipt, timeline, and the agent's notes) with that of the other, word for word.
 """
 
 from __future__ import annotations
@@ -50,13 +50,14 @@ WHEN = {"at", "started_at", "ended_at", "fenced_at", "drained_at", "position", "
 WHERE = {"grade", "host", "unseen", "body", "processes"}
 """Of a receipt: where the agent and its synchronous tools ran, and so how their code was ended."""
 
-if ROOT not in sys.path:  # `pytest` alone does not put it there; a host gets its path from us
+if ROOT not in sys.path:  # `pytest` alone does not add it; a host gets this path
     sys.path.insert(0, ROOT)
 
 
-@dataclass(repr=False)  # a task that is done is described with all of its result, and that may be long
+# The repr of a task that is done holds all of its result, which may be long.
+@dataclass(repr=False)
 class Played:
-    """What came of a scene."""
+    """The result of a scene."""
 
     run: str
     session: str
@@ -69,24 +70,24 @@ class Played:
 
     @property
     def kinds(self) -> list[str]:
-        """The kinds of its events, in order."""
+        """Return the kinds of the run's events, in order."""
         return [event.kind.value for event in self.events]
 
     def of(self, kind: type[Any]) -> list[Any]:
-        """What its events of a kind tell."""
+        """Return the data of the run's events of a kind."""
         return [event.data for event in self.events if isinstance(event.data, kind)]
 
     def tools(self) -> list[tuple[str, str]]:
-        """The moves of its tool calls."""
+        """Return the moves of the run's tool calls."""
         return [(tool.name, tool.state.value) for tool in self.of(Tool)]
 
     def noted(self, what: str) -> Any:
-        """What the agent noted under a word: the last time."""
+        """Return what the agent noted last under a word."""
         return [value for word, value in self.notes if word == what][-1]
 
     @property
     def story(self) -> dict[str, Any]:
-        """All that must be the same on every driver."""
+        """Return everything that must be the same on every driver."""
         told = {
             "events": [msgspec.to_builtins(event) for event in self.events],
             "outcome": msgspec.to_builtins(self.outcome),
@@ -98,7 +99,7 @@ class Played:
 
 
 def _plain(value: Any, names: dict[str, str], session: str) -> Any:
-    """Leave out when and where, and number what has an id in order of appearance."""
+    """Leave out times and places, and number ids in order of appearance."""
     if isinstance(value, dict):
         return {name: _plain(each, names, session) for name, each in value.items() if name not in WHEN | WHERE}
     if isinstance(value, list | tuple):
@@ -110,7 +111,7 @@ def _plain(value: Any, names: dict[str, str], session: str) -> Any:
     return value
 
 
-ORDERED = {"events", "timeline", "receipt"}  # what runs side by side ends in any order
+ORDERED = {"events", "timeline", "receipt"}  # calls that run side by side end in any order
 STORIES: dict[str, tuple[str, dict[str, Any]]] = {}
 """What a driver told of a scene, for the next to be compared with."""
 
@@ -118,7 +119,7 @@ Act = Callable[["Stage", str], Awaitable[Any]]
 
 
 class Stage:
-    """A control on a driver, open for the whole module, and a loop that runs while something is played."""
+    """A control on a driver, open for the whole module, and a loop that runs while a scene is played."""
 
     def __init__(self, driver: str, room: Path, runner: asyncio.Runner) -> None:
         self.driver = driver
@@ -128,7 +129,7 @@ class Stage:
         self.control: Control
 
     def do(self, work: Any) -> Any:
-        """Run something on the stage's loop, bounded."""
+        """Run something on the stage's loop, bounded in time."""
 
         async def bounded() -> Any:
             async with asyncio.timeout(BOUND_SECONDS):
@@ -146,14 +147,14 @@ class Stage:
         label: str = "",
         **options: Any,
     ) -> Played:
-        """Have a scene played; compare its story with another driver's, all of it or without some parts."""
+        """Play a scene; compare its story with another driver's, all of it or without some parts."""
         played: Played = self.do(self.played(scene, act, **options))
         if same:
             self.compare(label or scene, played, leave_out)
         return played
 
     def compare(self, label: str, played: Played, leave_out: Collection[str] = ()) -> None:
-        """Compare a story with what another driver told."""
+        """Compare a story with another driver's."""
         other, story = STORIES.setdefault(label, (self.driver, played.story))
         for part, told in played.story.items():
             assert part in leave_out or told == story[part], f"{part} of {label}: {self.driver} is not as {other}"
@@ -169,7 +170,7 @@ class Stage:
         control: Control | None = None,
         **options: Any,
     ) -> Played:
-        """Play a scene until nothing of its run is left."""
+        """Play a scene until its run is drained."""
         control = control or self.control
         path = notes or self.notes()
         sent = await control.send(session or f"{self.driver} {path.name}", f"{scene} {path} {rest}".strip(), **options)
@@ -195,25 +196,25 @@ class Stage:
         )
 
     def notes(self) -> Path:
-        """A file for a scene's notes."""
+        """Return a file for a scene's notes."""
         return self.room / f"notes-{next(self._numbers)}"
 
 
 def read(path: Path) -> list[Any]:
-    """What was noted in a file so far."""
+    """Return the notes in a file so far."""
     lines = path.read_text().splitlines() if path.exists() else []
     return [json.loads(line) for line in lines]
 
 
 async def until(seen: Callable[[], Any]) -> None:
-    """Wait until something was seen."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(BOUND_SECONDS):
         while not seen():
             await asyncio.sleep(0.002)
 
 
 async def told(control: Control, run: str, wanted: Callable[[Event], Any]) -> Event:
-    """Wait until a run's watcher is told something."""
+    """Wait until a run's watcher gets an event."""
     async with aclosing(control.watch(run=run)) as events:
         async for event in events:
             if wanted(event):
@@ -222,7 +223,7 @@ async def told(control: Control, run: str, wanted: Callable[[Event], Any]) -> Ev
 
 
 def stops(kind: EventKind, more: Callable[[Event], Any] = lambda _: True) -> Act:
-    """Stop a run once something was told of it."""
+    """Stop a run once a certain event was published."""
 
     async def act(stage: Stage, run: str) -> Receipt:
         await told(stage.control, run, lambda event: event.kind is kind and more(event))
@@ -232,7 +233,7 @@ def stops(kind: EventKind, more: Callable[[Event], Any] = lambda _: True) -> Act
 
 
 def stops_when(word: str, notes: Path) -> Act:
-    """Stop a run once its agent noted a word."""
+    """Stop a run once its agent has noted a word."""
 
     async def act(stage: Stage, run: str) -> Receipt:
         await until(lambda: any(each[0] == word for each in read(notes)))
@@ -263,7 +264,7 @@ async def opened(driver: str, **options: Any) -> Any:
 
 @pytest.fixture(scope="module", params=DRIVERS)
 def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """A stage on each driver."""
+    """Yield a stage on each driver."""
     with asyncio.Runner() as runner:
         stage = Stage(request.param, tmp_path_factory.mktemp(request.param), runner)
         opening = opened(request.param)
@@ -278,7 +279,7 @@ def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_every_word_is_told_in_order(stage: Stage) -> None:
-    """What a run shows reaches a watcher whole and in order; blocks are closed where they must be."""
+    """A watcher gets what a run shows whole and in order, with blocks closed where they must be."""
     played = stage.play("speaks")
     assert played.kinds == [
         "message", "started", "typing", "delta", "delta", "progress", "progress", "phase", "phase", "delta", "phase",
@@ -294,7 +295,7 @@ def test_every_word_is_told_in_order(stage: Stage) -> None:
 
 @pytest.mark.parametrize(("scene", "text"), [("hushes", ""), ("trails", "the end")])
 def test_nothing_returned(stage: Stage, scene: str, text: str) -> None:
-    """An agent that returns None has said what it said."""
+    """An agent that returns None has as its reply what it said."""
     played = stage.play(scene)
     assert (played.outcome.ending, played.outcome.text) == (Ending.COMPLETED, text)
 
@@ -327,13 +328,13 @@ def test_nothing_returned(stage: Stage, scene: str, text: str) -> None:
     ],
 )
 def test_failing(stage: Stage, scene: str, text: str, kind: ErrorKind, error: str) -> None:
-    """However an agent's code fails, its run ends `failed`, with the error and whose it was."""
+    """A run whose agent's code fails in any way ends `failed`, with the error and whose it was."""
     outcome = stage.play(scene).outcome
     assert (outcome.ending, outcome.text, outcome.error_kind, outcome.error) == (Ending.FAILED, text, kind, error)
 
 
 def test_the_next_turn_is_served_after_each_failure(stage: Stage) -> None:
-    """A failed turn leaves a session that can be used, and the next turn is told how the last ended."""
+    """A failed turn leaves a session that can be used, and the next turn learns how the last ended."""
     for scene in ("fails", "fails_by_exit", "counts", "fails_by_cancel"):
         session = f"{stage.driver} after {scene}"
         stage.play(scene, session=session, same=False)
@@ -343,7 +344,7 @@ def test_the_next_turn_is_served_after_each_failure(stage: Stage) -> None:
 
 
 def test_texts_of_a_kind_of_their_own(stage: Stage) -> None:
-    """Texts and numbers of subclasses, as libraries make them, are as good as plain ones."""
+    """Texts and numbers of subclasses, as libraries make them, work like plain ones."""
     played = stage.play("marks")
     assert played.outcome.ending is Ending.COMPLETED, played.outcome.error
     assert played.outcome.text.endswith("the end")
@@ -354,7 +355,7 @@ def test_texts_of_a_kind_of_their_own(stage: Stage) -> None:
 
 
 def test_a_reply_that_is_too_long(stage: Stage) -> None:
-    """What no reply can hold is refused where it is said, and what was said before stands."""
+    """A text that exceeds what a reply can hold is refused at the verb, and the text before it stands."""
     played = stage.play("overflows")
     too_long = f"BadInput: this run has said {REPLY_BYTES} bytes, the most one reply may hold; end it or write a file"
     assert [played.noted(word) for word in ("say", "post", "more")] == [too_long] * 3
@@ -363,14 +364,14 @@ def test_a_reply_that_is_too_long(stage: Stage) -> None:
 
 
 def test_the_longest_reply(stage: Stage) -> None:
-    """A reply of exactly the most characters is taken, however wide each of them is."""
+    """A reply of exactly the most characters is accepted, however wide each of them is."""
     outcome = stage.play("widens", same=False).outcome
     told = (outcome.ending, outcome.error, len(outcome.text))
     assert told == (Ending.COMPLETED, None, REPLY_BYTES)
 
 
 def test_long_values(stage: Stage) -> None:
-    """A long result, argument, command, input or note of progress may be refused; it does not end the run."""
+    """A long result, argument, command, input or note of progress may be refused, and does not end the run."""
     played = stage.play("lengthens", leave_out={"events", "timeline"})
     assert (played.outcome.ending, played.outcome.text) == (Ending.COMPLETED, "still here"), played.outcome.error
 
@@ -379,7 +380,7 @@ def test_long_values(stage: Stage) -> None:
 
 
 def test_calls(stage: Stage) -> None:
-    """Tools of every kind give their result; what they raise, and what cannot cross, is raised at the call."""
+    """Tools of every kind return their result; their errors, and values that cannot cross, raise at the call."""
     played = stage.play("calls")
     cannot = "cannot be serialised (Encoding objects of type object is unsupported); use plain values"
     assert played.notes[:4] == [
@@ -414,7 +415,7 @@ def test_a_synchronous_tool_gives_plain_values(stage: Stage) -> None:
 
 
 def test_a_tool_that_must_be_allowed(stage: Stage) -> None:
-    """A tool that asks begins when a person allows it, and else its call is Denied and told as skipped."""
+    """A tool that asks begins when a person allows it; otherwise its call is Denied and published as skipped."""
     played = stage.play("is_allowed", answers(True, False, False))
     assert played.noted("test") == "deployed to test"
     denied = "Denied: tool deploy was not started: denied by local; go on without it"
@@ -432,7 +433,7 @@ def test_a_tool_that_must_be_allowed(stage: Stage) -> None:
 
 
 def test_batches(stage: Stage) -> None:
-    """Results of a batch come in order, side by side or one after another; an error does not stop the others."""
+    """The results of a batch come in order, side by side or one after another; an error does not stop the others."""
     played = stage.play("batches", leave_out=ORDERED)
     wanted = [
         ["waits", "finished", "waited 0.02", None],
@@ -451,7 +452,7 @@ def test_batches(stage: Stage) -> None:
 
 
 def test_an_exit_in_a_batch(stage: Stage) -> None:
-    """What no `except Exception` sees is told as interrupted, and ends neither the others nor the program."""
+    """A tool that raises past `except Exception` is interrupted, and ends neither the others nor the program."""
     played = stage.play("exits_in_a_batch", leave_out=ORDERED)
     assert played.noted("results") == [
         ["exits", "interrupted", None, "SystemExit"],
@@ -463,7 +464,7 @@ def test_an_exit_in_a_batch(stage: Stage) -> None:
 
 
 def test_calls_that_are_given_up(stage: Stage) -> None:
-    """A timeout of the agent's own gives calls up: what ran was interrupted, what had not begun was skipped."""
+    """A timeout of the agent's own gives calls up: running ones are interrupted, those not begun are skipped."""
     played = stage.play("gives_up", leave_out=ORDERED)
     assert [played.noted(each) for each in ("call", "sequential", "parallel", "unanswered")] == [True] * 4
     assert played.noted("after") == 4
@@ -479,7 +480,7 @@ def test_calls_that_are_given_up(stage: Stage) -> None:
 
 
 def test_questions(stage: Stage) -> None:
-    """Yes, no, a choice, nobody in time; and a question that the agent itself gives up."""
+    """A question is answered yes, no or with a choice, expires, or is given up by the agent itself."""
     played = stage.play("asks", answers(True, False, "blue"))
     assert [played.noted(each) for each in ("yes", "no", "choice", "expired")] == [True, False, "blue", False]
     assert played.notes[-1] == ["given up", None]
@@ -496,7 +497,7 @@ def test_questions(stage: Stage) -> None:
 
 
 def test_a_question_goes_void_with_its_run(stage: Stage) -> None:
-    """A run that is stopped while it asks is cut; the receipt counts the question."""
+    """A run that is stopped while it asks is cut, and the receipt counts the question."""
     played = stage.play("asks_once", stops(EventKind.QUESTION))
     assert (played.outcome.ending, played.outcome.by) == (Ending.STOPPED, "local")
     assert (played.receipt.questions, played.receipt.runs[0].body.value) == (1, "cut")
@@ -507,7 +508,7 @@ def test_a_question_goes_void_with_its_run(stage: Stage) -> None:
 
 
 def test_children(stage: Stage) -> None:
-    """A child's ending comes back as data, whatever it is; only a child that cannot be is an error."""
+    """A child's ending comes back as data, whatever it is; only a child that cannot begin is an error."""
     played = stage.play("delegates", same=False)
     assert played.noted("done") == ["completed", "a piece \n\nof work", None, None, None]
     assert played.noted("failed") == ["failed", "", "LookupError: nothing there", "agent", None]
@@ -519,7 +520,7 @@ def test_children(stage: Stage) -> None:
     assert [each for each in played.notes if each[0] == "ids"] == [["ids", True]] * 5
     endings = [each.outcome.ending.value for each in played.of(ChildData) if each.outcome is not None]
     assert endings[:4] == ["completed", "failed", "timed_out", "completed"]
-    assert endings[4:] in ([], ["stopped"])  # the one given up, if its end is told before its parent's
+    assert endings[4:] in ([], ["stopped"])  # the child given up, if its end is published before its parent's
     given_up = played.of(ChildData)[-1].child
     assert stage.do(stage.control.wait(given_up)).ending is Ending.STOPPED
     assert played.outcome.ending is Ending.COMPLETED
@@ -530,7 +531,7 @@ def test_children(stage: Stage) -> None:
 
 
 def test_a_child_falls_with_its_parent(stage: Stage) -> None:
-    """Stopping a run ends the child it waits for, in the same fall."""
+    """A stop of a run ends the child that the run waits for, in the same fall."""
 
     async def act(stage: Stage, run: str) -> Receipt:
         event = await told(stage.control, run, lambda event: event.kind is EventKind.CHILD)
@@ -543,7 +544,7 @@ def test_a_child_falls_with_its_parent(stage: Stage) -> None:
 
 
 def test_a_run_at_work_is_handed_what_a_child_announces(stage: Stage) -> None:
-    """With the outcome, the text and the id of the child, once; and it is then part of the run."""
+    """A run at work absorbs a child's announcement once, with the outcome, the text and the id of the child."""
     played = stage.play("hears_of_a_child", same=False)
     assert played.noted("refused") == "BadInput: announce= is turn, note or None, not 'now'"
     assert played.noted("same") is True
@@ -558,7 +559,7 @@ def test_a_run_at_work_is_handed_what_a_child_announces(stage: Stage) -> None:
 
 
 def test_holds_in_turn(stage: Stage) -> None:
-    """Two runs have a hold one after the other, in the order of asking; nobody has it twice."""
+    """Two runs have a hold one after the other, in the order of asking, and neither has it twice."""
     path = stage.notes()
     first, second = f"{stage.driver}-first", f"{stage.driver}-second"
 
@@ -569,7 +570,7 @@ def test_holds_in_turn(stage: Stage) -> None:
         await until(lambda: any(in_line(stage, run) for run in runs_of(stage, second)))
         Path(f"{path}.{first}").touch()
         await until(lambda: any(word == f"{second} has" for word, _ in read(path)))
-        await until(lambda: any(in_line(stage, run) for run in runs_of(stage, first)))  # the first one, again
+        await until(lambda: any(in_line(stage, run) for run in runs_of(stage, first)))  # the first run waits again
         Path(f"{path}.{second}").touch()
         return await holder, await waiter
 
@@ -590,7 +591,7 @@ def test_holds_in_turn(stage: Stage) -> None:
 
 
 def runs_of(stage: Stage, session: str) -> list[str]:
-    """The live runs of a session."""
+    """Return the live runs of a session."""
     return [run.id for run in stage.control._registry.runs.values() if run.session.id == session]
 
 
@@ -601,7 +602,7 @@ def in_line(stage: Stage, run: str) -> bool:
 
 
 def test_waiting_for_a_hold(stage: Stage) -> None:
-    """A waiter that gives up leaves the line, and one that is stopped too; the next gets it at once."""
+    """A waiter that gives up or is stopped leaves the line for a hold, and the next gets it at once."""
     path = stage.notes()
     session = f"{stage.driver}-holder"
 
@@ -631,7 +632,7 @@ def test_waiting_for_a_hold(stage: Stage) -> None:
 
 
 def test_processes(stage: Stage) -> None:
-    """A program's status and output, what it reads, where it runs and what it sees; and why one cannot be started."""
+    """A program has a status, output, input, directory and environment; a failed start says why."""
     played = stage.play("spawns")
     assert played.outcome.ending is Ending.COMPLETED, played.outcome.error
     assert played.noted("status") == [3, "out\nerr\n", False, 0, False]
@@ -655,7 +656,7 @@ def test_processes(stage: Stage) -> None:
 
 
 def test_lines(stage: Stage) -> None:
-    """Lines come as they are written; leaving the block ends the program and sees it gone."""
+    """Lines come as they are written; leaving the block ends the program and waits until it is gone."""
     played = stage.play("streams")
     assert played.noted("lines") == ["line 1", "line 2", "line 3", "rest"]
     assert played.noted("end") == 0
@@ -666,7 +667,7 @@ def test_lines(stage: Stage) -> None:
 
 
 def test_in_the_background(stage: Stage) -> None:
-    """A program in the background: what it wrote so far, whether it runs, its status, stopped, replaced, limited."""
+    """A background program shows its output so far, whether it runs, and its status; it can be stopped and limited."""
     played = stage.play("runs_behind")
     assert played.outcome.ending is Ending.COMPLETED, played.outcome.error
     assert played.noted("begun") == ["begun\n", True, None, None, True]
@@ -679,7 +680,7 @@ def test_in_the_background(stage: Stage) -> None:
 
 
 def test_what_is_left_running(stage: Stage) -> None:
-    """The end of a run ends what it left in the background; what is detached stays with the session, until a stop."""
+    """The end of a run ends its background processes; detached ones stay with the session until a stop."""
     played = stage.play("leaves_running", same=False)
     mine, kept = played.noted("pids")
     assert not Path(f"/proc/{mine}").exists() and Path(f"/proc/{kept}").exists()
@@ -693,7 +694,7 @@ def test_what_is_left_running(stage: Stage) -> None:
 
 
 def test_a_process_that_is_given_up(stage: Stage) -> None:
-    """A timeout of the agent's own around a program ends it before the agent goes on."""
+    """A timeout of the agent's own around a program ends the program before the agent goes on."""
     notes = stage.notes()
 
     async def act(stage: Stage, run: str) -> None:
@@ -711,7 +712,7 @@ def test_a_process_that_is_given_up(stage: Stage) -> None:
 
 
 def test_steering(stage: Stage) -> None:
-    """A message steered to a run is taken by `check`, once, and is part of its conversation from then on."""
+    """A message steered to a run is absorbed by `check`, once, and is part of its conversation from then on."""
 
     async def act(stage: Stage, run: str) -> Outcome:
         event = await told(stage.control, run, lambda event: event.kind is EventKind.DELTA)
@@ -729,7 +730,7 @@ def test_steering(stage: Stage) -> None:
 
 
 def test_history_and_the_last_turn(stage: Stage) -> None:
-    """A turn reads what was said before it, cut texts and tools included, and how the last one ended."""
+    """A turn reads what was said before it, cut texts and tools included, and how the last turn ended."""
     session = f"{stage.driver} conversation"
     stage.play("calls", session=session, same=False)
     stage.play("mumbles", stops(EventKind.DELTA), session=session, same=False)
@@ -770,7 +771,7 @@ def test_after_the_end(stage: Stage, scene: str) -> None:
 
 
 def test_a_task_that_waits_as_the_run_ends(stage: Stage) -> None:
-    """A task that waits for something of its run when the run ends is told so; it does not wait for ever."""
+    """A task that waits for something of its run when the run ends gets Stale; it does not wait for ever."""
     played = stage.play("leaves_waiters", same=False)
     path = Path(played.of(MessageData)[0].text.split()[1])
     stage.do(until(lambda: len(read(path)) == 5))
@@ -805,7 +806,7 @@ def test_an_agent_that_goes_on_after_a_stop(stage: Stage) -> None:
 
 
 def test_the_receipt_names_tools(stage: Stage) -> None:
-    """A run that is stopped in a tool: what was done, what was cut, what never began."""
+    """The receipt of a run that is stopped in a tool names the tools that were done, cut and never begun."""
 
     def at_work(event: Event) -> bool:
         return isinstance(event.data, Tool) and (event.data.name, event.data.state) == ("waits", ToolState.RUNNING)
@@ -820,7 +821,7 @@ def test_the_receipt_names_tools(stage: Stage) -> None:
 
 
 def test_a_tool_with_a_grace(stage: Stage) -> None:
-    """A tool that declared a grace may clean up; it is told as interrupted all the same."""
+    """A tool that declared a grace may clean up, and counts as interrupted like any other."""
     notes = stage.notes()
     played = stage.play("is_cut_in_a_tidy_tool", stops_when("began", notes), notes=notes)
     assert played.notes == [["began", None], ["tidied", None]]
@@ -830,7 +831,7 @@ def test_a_tool_with_a_grace(stage: Stage) -> None:
 
 
 def test_a_synchronous_tool_that_listens(stage: Stage) -> None:
-    """A synchronous tool with a grace hears of the end and cleans up; what it returns and its agent go nowhere."""
+    """A synchronous tool with a grace hears of the end and cleans up; its result goes nowhere, its agent no further."""
     notes = stage.notes()
     played = stage.play("is_cut_in_a_tool_that_listens", stops_when("began", notes), notes=notes)
     assert played.notes == [["began", False], ["tidied", True]]
@@ -841,8 +842,8 @@ def test_a_synchronous_tool_that_listens(stage: Stage) -> None:
 
 
 def test_a_deadline_says_where(stage: Stage) -> None:
-    """A run that is over its deadline ends `timed_out`, in the phase it was in."""
-    for seconds in (0.4, 2, 10):  # the first in which it comes so far
+    """A run that is past its deadline ends `timed_out`, in the phase it was in."""
+    for seconds in (0.4, 2, 10):  # until one is long enough for the phase to begin
         played = stage.do(stage.played("is_cut_in_a_phase", deadline=seconds))
         if played.notes:
             break
@@ -852,7 +853,7 @@ def test_a_deadline_says_where(stage: Stage) -> None:
 
 
 def test_a_takeover(stage: Stage) -> None:
-    """A message that takes over ends the turn before it, and is told so."""
+    """A message that takes over ends the turn before it, and learns so."""
     session = f"{stage.driver} taken over"
 
     async def act(stage: Stage, run: str) -> Played:
@@ -864,14 +865,14 @@ def test_a_takeover(stage: Stage) -> None:
     assert played.acted.noted("previous")[:2] == ["superseded", "well, "]
 
 
-# Silence
+# Limit on silence
 
 
 VERBS = ("say", "say nothing", "post nothing", "typing", "progress", "phase", "call", "check", "history", "hold")
 
 
 def test_silence(stage: Stage) -> None:
-    """Every verb is a sign of life; silence is not, and waiting for a person is no silence."""
+    """Every verb is a sign of life; a run without one times out, but not while it waits for a person."""
     limit = 2.0
 
     async def play() -> list[Played]:
@@ -891,11 +892,11 @@ def test_silence(stage: Stage) -> None:
     assert (busy.outcome.ending, busy.outcome.text) == (Ending.COMPLETED, "False"), busy.outcome
 
 
-# Beside the message
+# Agent and instructions of a message
 
 
 def test_a_message_names_its_agent_and_brings_instructions(stage: Stage) -> None:
-    """Another agent than the served one answers, and is told what stands beside the message; or that nothing does."""
+    """A message can name another agent than the served one, which gets the message's instructions, or None."""
 
     async def play() -> list[str]:
         texts = []
@@ -909,11 +910,11 @@ def test_a_message_names_its_agent_and_brings_instructions(stage: Stage) -> None
     assert stage.do(play()) == ["Be brief. \u2603", "None"]
 
 
-# From elsewhere
+# Threads and bad input
 
 
 def test_from_a_thread(stage: Stage) -> None:
-    """A thread reaches the verbs through the agent's loop, and is told so where it tries to go round it."""
+    """A thread reaches the verbs through the agent's loop, and gets an error where it goes around the loop."""
     played = stage.play("speaks_from_a_thread")
     assert played.noted("rightly") == 7
     wrongly = (
@@ -925,7 +926,7 @@ def test_from_a_thread(stage: Stage) -> None:
 
 
 def test_bad_input(stage: Stage) -> None:
-    """What a verb cannot take is BadInput, in the same words everywhere; nothing was done, and the run goes on."""
+    """A verb refuses a bad argument as BadInput, in the same words everywhere; nothing is done, the run goes on."""
     played = stage.play("errs")
     assert (played.outcome.ending, played.outcome.text) == (Ending.COMPLETED, "none the worse"), played.outcome.error
     wrong = [[verb, said] for verb, said in played.notes if not str(said).startswith("BadInput: ")]
@@ -933,7 +934,7 @@ def test_bad_input(stage: Stage) -> None:
     assert played.kinds == ["message", "started", "block", "ended"]
 
 
-# Where it runs
+# Processes of the agent
 
 
 def test_control_never_imports_the_agent() -> None:
@@ -960,7 +961,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("driver", ["host"])
 def test_a_warm_host(driver: str, tmp_path: Path) -> None:
-    """A session's host keeps what it has in memory between turns; another session's does not see it."""
+    """A session's host keeps its memory between turns; another session's host does not see it."""
 
     async def play() -> tuple[list[str], list[int]]:
         texts = []

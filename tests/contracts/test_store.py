@@ -1,4 +1,4 @@
-"""What every store must keep: one Decision, one transaction, conditional writes, conclusive answers."""
+"""Every store keeps this contract: one Decision, one transaction, conditional writes, conclusive answers."""
 
 import asyncio
 import contextlib
@@ -54,7 +54,7 @@ from interlock.stores.base import StoreFailed
 
 
 def test_every_start_has_a_higher_boot(kit: Any) -> None:
-    """Each opening gets a number above all before it, so that positions and ids are never given twice."""
+    """Each opening gets a boot number above all before it, so that positions and ids are never given twice."""
 
     async def main() -> None:
         store = kit.make()
@@ -94,7 +94,7 @@ def test_a_store_begins_empty(kit: Any) -> None:
 
 
 def test_decisions_are_carried_out_in_order(kit: Any) -> None:
-    """`decide` enqueues at once: the order of the calls is the order in the store, whoever is awaited first."""
+    """The store carries decisions out in the order of the calls of `decide`, whichever is awaited first."""
 
     async def main() -> None:
         store = kit.make()
@@ -131,7 +131,7 @@ def test_one_decision_is_one_transaction(kit: Any) -> None:
         seen: list[bool] = []
 
         async def look() -> None:
-            """Each read alone sees all or nothing of what it covers; what one has seen, all later ones see."""
+            """Check that each read sees all or nothing of what it covers, and later reads see it too."""
             known = await loaded(store, "k")
             whole = {known.session is not None, known.key is not None, known.previous is not None, known.marks != ()}
             assert len(whole) == 1
@@ -162,7 +162,7 @@ def test_one_decision_is_one_transaction(kit: Any) -> None:
 
 
 def test_a_failed_decision_leaves_nothing(kit: Any) -> None:
-    """A decision the store refused is nowhere in it, in no part, and its ticket says so every time."""
+    """A decision that the store refused leaves no part in it, and its ticket says so every time."""
 
     async def main() -> None:
         store = kit.make()
@@ -176,7 +176,7 @@ def test_a_failed_decision_leaves_nothing(kit: Any) -> None:
         for _ in range(2):
             with pytest.raises(StoreFailed, match="again"):
                 await ticket
-        with contextlib.suppress(StoreFailed):  # where nothing can be written, reads may go on
+        with contextlib.suppress(StoreFailed):  # reads may go on where writes fail
             assert await store.run(RunId("r")) is None
         kit.resume(store)
         assert await store.run(RunId("r")) is None
@@ -189,7 +189,7 @@ def test_a_failed_decision_leaves_nothing(kit: Any) -> None:
 
 
 def test_a_decision_may_be_handed_over_again(kit: Any) -> None:
-    """The same decision twice is the same as once, and the second finds nothing to object to."""
+    """The same decision twice has the effect of one, and the second meets no objection."""
 
     async def main() -> None:
         store = kit.make()
@@ -222,7 +222,7 @@ def test_a_decision_may_be_handed_over_again(kit: Any) -> None:
 
 
 def test_an_ending_is_written_where_none_stands(kit: Any) -> None:
-    """The first ending of a run stays; a later other one changes nothing and is answered with what stands."""
+    """The first ending of a run stays; a later, different one changes nothing and is answered with the first."""
 
     async def main() -> None:
         store = kit.make()
@@ -241,7 +241,7 @@ def test_an_ending_is_written_where_none_stands(kit: Any) -> None:
 
 
 def test_an_ending_keeps_the_admission(kit: Any) -> None:
-    """Ending an admitted run sets its outcome and what was cut, and leaves the message as it was admitted."""
+    """Ending an admitted run sets its outcome and the cut text, and leaves the message as it was admitted."""
 
     async def main() -> None:
         store = kit.make()
@@ -271,7 +271,7 @@ def test_an_ending_may_come_without_its_admission(kit: Any) -> None:
 
 
 def test_lost_yields_to_a_real_ending(kit: Any) -> None:
-    """Only `lost`, a guess, is replaced by the ending that comes after it; never the other way round."""
+    """A later ending replaces `lost`, which is a guess; `lost` never replaces another ending."""
 
     async def main() -> None:
         store = kit.make()
@@ -285,7 +285,7 @@ def test_lost_yields_to_a_real_ending(kit: Any) -> None:
 
 
 def test_drained_and_durable_are_no_other_story(kit: Any) -> None:
-    """The same ending with other facts beside it is not an objection."""
+    """The same ending with other values of drained and durable meets no objection."""
 
     async def main() -> None:
         store = kit.make()
@@ -298,7 +298,7 @@ def test_drained_and_durable_are_no_other_story(kit: Any) -> None:
 
 
 def test_several_endings_are_judged_one_by_one(kit: Any) -> None:
-    """Of several endings in one decision those that stand are answered, the others are written."""
+    """Several endings in one decision are judged apart: the store answers those that stand, writes the others."""
 
     async def main() -> None:
         store = kit.make()
@@ -313,7 +313,7 @@ def test_several_endings_are_judged_one_by_one(kit: Any) -> None:
 
 
 def test_the_last_turn_of_a_session_is_remembered(kit: Any) -> None:
-    """`load` tells how the session's last turn ended, not what never had the seat, nor another session's."""
+    """`load` returns how the session's last turn ended, not a run that was never seated, nor another session's."""
 
     async def main() -> None:
         store = kit.make()
@@ -332,7 +332,7 @@ def test_the_last_turn_of_a_session_is_remembered(kit: Any) -> None:
 
 
 def test_a_generation_only_rises(kit: Any) -> None:
-    """A lower generation that comes late changes nothing; the owner is who came first (race 42)."""
+    """Race 42: a lower generation that comes late changes nothing; the owner is the principal who came first."""
 
     async def main() -> None:
         store = kit.make()
@@ -345,7 +345,7 @@ def test_a_generation_only_rises(kit: Any) -> None:
 
 
 def test_a_session_can_be_raised_where_it_is_kept(kit: Any) -> None:
-    """`rises` raises a session by one without knowing its number; one that is not there is not made."""
+    """`rises` raises a stored session's generation by one without knowing it; an unknown session is not made."""
 
     async def main() -> None:
         store = kit.make()
@@ -362,7 +362,7 @@ def test_a_session_can_be_raised_where_it_is_kept(kit: Any) -> None:
 
 
 def test_a_start_is_marked_where_the_run_has_not_ended(kit: Any) -> None:
-    """A run that ended is not started again: the decision is answered with its ending."""
+    """A run that ended is not started again: the store answers with its ending."""
 
     async def main() -> None:
         store = kit.make()
@@ -382,7 +382,7 @@ def test_a_start_is_marked_where_the_run_has_not_ended(kit: Any) -> None:
 
 
 def test_events_come_in_order_behind_a_position(kit: Any) -> None:
-    """Events are read in order, behind `after`, at most `limit` at a time, of one session only."""
+    """Events are read in order, after the position `after`, at most `limit` at a time, of one session only."""
 
     async def main() -> None:
         store = kit.make()
@@ -403,7 +403,7 @@ def test_events_come_in_order_behind_a_position(kit: Any) -> None:
 
 
 def test_what_was_appended_is_read_at_once(kit: Any) -> None:
-    """Reads see what was appended, committed or not, in the very values that were appended."""
+    """Reads return appended events, committed or not, in the very values that were appended."""
 
     async def main() -> None:
         store = kit.make()
@@ -418,7 +418,7 @@ def test_what_was_appended_is_read_at_once(kit: Any) -> None:
 
 
 def test_deltas_leave_the_log_with_the_end(kit: Any) -> None:
-    """A run's `ended` takes its deltas, typing and progress out of the log, and nobody else's."""
+    """A run's `ended` event removes its deltas, typing and progress from the log, and no other run's."""
 
     async def main() -> None:
         store = kit.make()
@@ -440,7 +440,7 @@ def test_deltas_leave_the_log_with_the_end(kit: Any) -> None:
 
 
 def test_events_that_were_dropped_are_told(kit: Any) -> None:
-    """A log that forgot its beginning says up to where, to readers that missed something and to nobody else."""
+    """A log that forgot its beginning says up to where, to readers that missed something and to no others."""
 
     async def main() -> None:
         store = kit.small(LOG_EVENTS=3)
@@ -473,11 +473,11 @@ def test_appending_never_waits(kit: Any) -> None:
     play(kit, main)
 
 
-# Tools
+# Tool calls
 
 
 def test_tool_starts_are_taken(kit: Any) -> None:
-    """A decision that holds only a tool's start is carried out and answered; what became of the call replaces it."""
+    """A decision that holds only a tool's start is carried out and answered; the call's result replaces the start."""
 
     async def main() -> None:
         store = kit.make()
@@ -490,11 +490,11 @@ def test_tool_starts_are_taken(kit: Any) -> None:
     play(kit, main)
 
 
-# Messages that another run took in
+# Messages that another run absorbed
 
 
 def test_an_alias_names_the_run_that_took_a_message_in(kit: Any) -> None:
-    """A message that another run took in says which, and the rest of its row is as it was admitted."""
+    """A message that another run absorbed names that run, and the rest of its row is as it was admitted."""
 
     async def main() -> None:
         store = kit.make()
@@ -523,7 +523,7 @@ def test_a_message_that_has_ended_is_not_taken_in(kit: Any) -> None:
     play(kit, main)
 
 
-# What else is known of a session
+# Other facts of a session
 
 
 def test_a_session_s_strategy_is_the_latest(kit: Any) -> None:
@@ -550,7 +550,7 @@ def test_a_session_s_strategy_is_the_latest(kit: Any) -> None:
 
 
 def test_a_transcript_begins_anew(kit: Any) -> None:
-    """`since` only rises, whatever the generation; what ended before it is no previous turn any more."""
+    """`since` only rises, whatever the generation; a turn that ended before it is no previous turn."""
 
     async def main() -> None:
         store = kit.make()
@@ -570,7 +570,7 @@ def test_a_transcript_begins_anew(kit: Any) -> None:
 
 
 def test_a_turn_that_ended_after_the_reset_stays_the_previous_one(kit: Any) -> None:
-    """The row of a reset may come behind the ending of a turn that began after it."""
+    """A turn that began after a reset stays the previous turn, though the row of the reset comes after its ending."""
 
     async def main() -> None:
         store = kit.make()
@@ -585,7 +585,7 @@ def test_a_turn_that_ended_after_the_reset_stays_the_previous_one(kit: Any) -> N
 
 
 def test_a_late_ending_of_an_old_transcript_is_no_previous_turn(kit: Any) -> None:
-    """An ending of a turn before the transcript began anew, written after it, is kept and not told as previous."""
+    """An ending of a turn before the reset, written after the reset, is kept, but is not the previous turn."""
 
     async def main() -> None:
         store = kit.make()

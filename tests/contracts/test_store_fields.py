@@ -70,7 +70,7 @@ TEXTS = {
 
 
 def full(text: str) -> Decision:
-    """A decision in which every field of every row is set, with the text in all that may hold any."""
+    """Return a decision in which every field of every row is set, with the text in all fields that may hold any."""
     whole = Outcome(
         run_id=RunId("a"), ending=Ending.TIMED_OUT, text=text, by=BOB, superseded_by=RunId("z"), phase=text,
         limit_ms=2**40, error=text, error_kind=ErrorKind.PROVIDER, hidden=True, typed=True, tools=("t", text),
@@ -124,7 +124,7 @@ def full(text: str) -> Decision:
 
 
 def bare() -> Decision:
-    """A decision in which no field is set that need not be."""
+    """Return a decision in which only the required fields are set."""
     run = RunRow(id=RunId("b"), session=S, principal=ALICE, kind=RunKind.CHAT, text="", admitted_at=0.0)
     over = RunRow(
         id=RunId("c"), session=S, principal=ALICE, kind=RunKind.WAKE, text="", admitted_at=0.0,
@@ -157,7 +157,7 @@ def bare() -> Decision:
 
 
 def all_data(text: str) -> list[Data]:
-    """Every sort of event, with all it can hold."""
+    """Return every sort of event data, with every field set."""
     decision = full(text)
     over, proof = decision.admissions[0].outcome, decision.receipts[0]
     assert over is not None
@@ -198,7 +198,7 @@ FINE = {"0.1": 0.1, "-0.1": -0.1, "1e300": 1e300, "-1e300": -1e300, "5e-300": 5e
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_every_row_is_kept_field_by_field(kit: Any, text: str) -> None:
-    """What was written is what is read, of every sort of row, over a close and an opening, whatever the text holds."""
+    """Every sort of row is read as it was written, after a close and an opening too, whatever the text holds."""
 
     async def main() -> None:
         store = kit.make()
@@ -229,7 +229,7 @@ def test_every_row_is_kept_field_by_field(kit: Any, text: str) -> None:
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_every_event_is_kept_field_by_field(kit: Any, text: str) -> None:
-    """What was appended is what is read, of every sort of event, over a close and an opening."""
+    """Every sort of event is read as it was appended, after a close and an opening too."""
 
     async def main() -> None:
         store = kit.make()
@@ -255,7 +255,7 @@ def test_every_event_is_kept_field_by_field(kit: Any, text: str) -> None:
 
 @pytest.mark.parametrize("at", [*LONG.values(), *FINE.values()], ids=[*LONG, *FINE])
 def test_a_mark_of_any_length_is_exact(kit: Any, at: float) -> None:
-    """A channel's number is kept to the last digit and compared as a number, one more and one less of it too."""
+    """A channel's number is kept to the last digit and compared as a number, also with its neighbours."""
 
     async def main() -> None:
         store = kit.make()

@@ -57,7 +57,7 @@ def test_a_tombstone_is_its_principal_s(kit: Any) -> None:
 
 
 def test_tombstones_are_bounded_per_principal(kit: Any) -> None:
-    """Who buries many keys pushes out only their own oldest."""
+    """A principal who buries many keys pushes out only their own oldest."""
 
     async def main() -> None:
         store = kit.small(TOMBSTONES_KEPT=3)
@@ -73,7 +73,7 @@ def test_tombstones_are_bounded_per_principal(kit: Any) -> None:
 
 
 def test_the_key_of_a_message_that_ended_by_itself(kit: Any) -> None:
-    """A message that was to be part of another run and ended alone is what its key answers with, from then on."""
+    """A message that was to be part of another run and ended alone is the answer of its key from then on."""
 
     async def main() -> None:
         store = kit.make()
@@ -84,7 +84,7 @@ def test_the_key_of_a_message_that_ended_by_itself(kit: Any) -> None:
         for _ in range(2):
             await store.decide(Decision(endings=(alone,), keys=(key("j", "b"),)))
             assert (await loaded(store, "j")).key == key("j", "b")
-        for other in ("a", "c"):  # and nobody else's
+        for other in ("a", "c"):  # no other run may replace the answer
             await store.decide(Decision(keys=(key("j", other),)))
         assert (await loaded(store, "j")).key == key("j", "b")
 
@@ -92,7 +92,7 @@ def test_the_key_of_a_message_that_ended_by_itself(kit: Any) -> None:
 
 
 def test_the_key_of_a_message_that_is_part_of_a_run(kit: Any) -> None:
-    """While a message is part of another run its key answers with that run, whatever is said of it."""
+    """The key of a message that is part of another run answers with that run, whatever a later decision says."""
 
     async def main() -> None:
         store = kit.make()
@@ -106,7 +106,7 @@ def test_the_key_of_a_message_that_is_part_of_a_run(kit: Any) -> None:
 
 
 def test_a_mark_only_moves_on(kit: Any) -> None:
-    """Of the stops of one person in one channel the last by that channel's order counts, however late others come."""
+    """The last stop of one person in one channel, by that channel's order, counts, however late others come."""
 
     async def main() -> None:
         store = kit.make()
@@ -119,7 +119,7 @@ def test_a_mark_only_moves_on(kit: Any) -> None:
 
 
 def test_a_later_stop_at_an_earlier_place_has_a_mark_beside(kit: Any) -> None:
-    """A mark far ahead goes when it has stood for an hour; those of stops that came meanwhile stand on."""
+    """A mark far ahead is dropped after an hour; the marks of stops that came meanwhile stay."""
 
     async def main() -> None:
         store = kit.make()
@@ -134,7 +134,7 @@ def test_a_later_stop_at_an_earlier_place_has_a_mark_beside(kit: Any) -> None:
 
 
 def test_the_first_use_of_a_stops_key_stands(kit: Any) -> None:
-    """Every field of it is kept, over a restart too, and a later use changes nothing."""
+    """The first use of a stop's key is kept in every field, over a restart too, and a later use changes nothing."""
 
     async def main() -> None:
         store = kit.make()
@@ -152,7 +152,7 @@ def test_the_first_use_of_a_stops_key_stands(kit: Any) -> None:
 
 
 def test_keys_of_stops_are_bounded_per_principal(kit: Any) -> None:
-    """Who stops often pushes out only their own oldest."""
+    """A principal who stops often pushes out only their own oldest keys."""
 
     async def main() -> None:
         store = kit.small(STOPS_KEPT=3)
@@ -168,7 +168,7 @@ def test_keys_of_stops_are_bounded_per_principal(kit: Any) -> None:
 
 
 def test_marks_are_apart(kit: Any) -> None:
-    """Another channel, another person and another session have marks of their own; whoever loads sees them all."""
+    """Another channel, person or session has a mark of its own; `load` returns all marks of its session."""
 
     async def main() -> None:
         store = kit.make()
@@ -196,7 +196,7 @@ def test_marks_are_bounded(kit: Any) -> None:
 
 
 def test_marks_are_bounded_per_principal(kit: Any) -> None:
-    """Who stops many sessions pushes out only their own oldest marks, and what was stopped again is not the oldest."""
+    """A principal who stops many sessions pushes out only their own oldest marks; a new stop renews a mark."""
 
     async def main() -> None:
         store = kit.small(MARKS_KEPT=3)

@@ -48,7 +48,7 @@ def test_a_forgotten_run_takes_no_other_run_s_receipt(kit: Any) -> None:
 
 
 def test_a_run_that_has_not_ended_is_never_forgotten(kit: Any) -> None:
-    """However many runs a session has had, one without an ending stays (P5: an accepted message is never lost)."""
+    """A run without an ending stays, however many runs its session has had (P5: no accepted message is lost)."""
 
     async def main() -> None:
         store = kit.small(RUNS_KEPT=2)
@@ -64,7 +64,7 @@ def test_a_run_that_has_not_ended_is_never_forgotten(kit: Any) -> None:
 
 @pytest.mark.parametrize("kin", ["session", "tree"])
 def test_runs_are_bounded_though_the_oldest_lives(kit: Any, kin: str) -> None:
-    """One run that lives keeps no other from being forgotten, and is forgotten in its turn when it has ended."""
+    """A live run keeps no other from being forgotten, and is forgotten in its turn when it has ended."""
 
     def made(name: str, ended: Outcome | None = None) -> RunRow:
         return row(name, ended) if kin == "session" else child(name, ended=ended)
@@ -76,7 +76,7 @@ def test_runs_are_bounded_though_the_oldest_lives(kit: Any, kin: str) -> None:
         for n in range(10):
             await store.decide(Decision(endings=(made(f"r{n}", outcome(f"r{n}", Ending.COMPLETED)),)))
             await kit.tidy(store)
-            assert len(await store.runs(S, tree=True)) <= 4  # it comes on top
+            assert len(await store.runs(S, tree=True)) <= 4  # the live run is the fourth
         assert await store.run(RunId("lives")) == made("lives")
         await store.decide(Decision(endings=(made("lives", outcome("lives", Ending.STOPPED)),)))
         for n in range(10, 13):
@@ -89,7 +89,7 @@ def test_runs_are_bounded_though_the_oldest_lives(kit: Any, kin: str) -> None:
 
 
 def test_runs_that_all_live_are_kept_and_make_room_later(kit: Any) -> None:
-    """However many live, none is forgotten; once they have ended, as many are kept as at any time."""
+    """Live runs are never forgotten, however many; once they have ended, the usual number is kept."""
 
     async def main() -> None:
         store = kit.small(RUNS_KEPT=3)
@@ -108,7 +108,7 @@ def test_runs_that_all_live_are_kept_and_make_room_later(kit: Any) -> None:
 
 
 def test_a_tree_holds_the_children(kit: Any) -> None:
-    """A child is in a session of its own; `tree` lists it with the session at the top, and no other does."""
+    """A child is in a session of its own; `tree` lists the child with its home, and with no other session."""
 
     async def main() -> None:
         store = kit.make()
@@ -133,7 +133,8 @@ def test_sessions_are_listed_the_latest_first(kit: Any) -> None:
         known = (session(2), session(1, owner=BOB, name=talk), session(0, name=idle), session(1, name=own))
         newer = msgspec.structs.replace(row("t", name=talk), admitted_at=7.5)
         taken_in = msgspec.structs.replace(row("r2"), alias=RunId("r"))
-        agents = row("a", name=own)  # a run that was sent to no session has one of its own, which is not listed
+        # A run that was sent to no session has one of its own, which is not listed.
+        agents = row("a", name=own)
         await store.decide(Decision(sessions=known, admissions=(row("r"), taken_in, newer, agents)))
         await store.decide(Decision(endings=(ended("r3", Ending.STOPPED),)))
         for later in (False, True):
@@ -151,7 +152,7 @@ def test_sessions_are_listed_the_latest_first(kit: Any) -> None:
 
 
 def test_the_latest_runs_of_all_sessions(kit: Any) -> None:
-    """Without a session the latest runs of all are listed, oldest first; for one principal, those it may see."""
+    """A list without a session has the latest runs of all, oldest first; for one principal, those they may see."""
     talk = SessionId("talk")
 
     async def main() -> None:
@@ -165,7 +166,7 @@ def test_the_latest_runs_of_all_sessions(kit: Any) -> None:
             store = await kit.reopened(store) if later else store
             assert await store.runs(None) == rows
             assert await store.runs(None, limit=2) == rows[2:]
-            assert [each.id for each in await store.runs(None, of=BOB)] == ["c"]  # owned
+            assert [each.id for each in await store.runs(None, of=BOB)] == ["c"]  # as owner
             assert [each.id for each in await store.runs(None, limit=3, of=ALICE)] == ["a", "b"]
             shared = [
                 ShareRow(session=talk, principal=ALICE, may=may, at=at)
@@ -181,7 +182,7 @@ def test_the_latest_runs_of_all_sessions(kit: Any) -> None:
 
 
 def test_children_are_forgotten_by_count(kit: Any) -> None:
-    """The oldest ended children of a tree are forgotten, with the session that was theirs; one that lives stays."""
+    """The oldest ended children of a tree are forgotten, with their sessions; a live child stays."""
 
     async def main() -> None:
         store = kit.small(RUNS_KEPT=2)

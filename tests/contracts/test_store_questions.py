@@ -35,7 +35,7 @@ MOVES = {
 @pytest.mark.parametrize("later", LATER)
 @pytest.mark.parametrize("first", FIRST)
 def test_what_becomes_of_a_question(kit: Any, first: QuestionState, later: QuestionState) -> None:
-    """The first answer stands, void and expired are for good; only a fall undoes an answer (race 56)."""
+    """Race 56: the first answer stands, void and expired are final, and only a fall undoes an answer."""
 
     async def main() -> None:
         store = kit.make()
@@ -49,7 +49,7 @@ def test_what_becomes_of_a_question(kit: Any, first: QuestionState, later: Quest
 
 
 def test_a_question_may_come_closed(kit: Any) -> None:
-    """What became of a question is kept although its opening never arrived, and is not opened again by it."""
+    """A question that arrives closed is kept although its opening did not arrive; a late opening changes nothing."""
 
     async def main() -> None:
         store = kit.make()
@@ -63,7 +63,7 @@ def test_a_question_may_come_closed(kit: Any) -> None:
 
 
 def test_several_questions_are_judged_one_by_one(kit: Any) -> None:
-    """Of several questions in one decision each is closed or left as its own state allows."""
+    """Several questions in one decision are each closed or left as their own state allows."""
 
     async def main() -> None:
         store = kit.make()
@@ -77,7 +77,7 @@ def test_several_questions_are_judged_one_by_one(kit: Any) -> None:
 
 
 def test_a_question_is_kept_as_it_was_put(kit: Any) -> None:
-    """Text, choices, the answer and who gave it are read as they were written."""
+    """Text, choices, the answer and its giver are read as they were written."""
 
     async def main() -> None:
         store = kit.make()
@@ -90,7 +90,7 @@ def test_a_question_is_kept_as_it_was_put(kit: Any) -> None:
 
 
 def test_questions_are_forgotten_with_their_run(kit: Any) -> None:
-    """A run that is forgotten takes its questions along, and nobody else's."""
+    """A run that is forgotten takes its own questions along, and no others."""
 
     async def main() -> None:
         store = kit.small(RUNS_KEPT=2)
@@ -106,7 +106,7 @@ def test_questions_are_forgotten_with_their_run(kit: Any) -> None:
 
 
 def test_wakes_are_kept_until_they_are_removed(kit: Any) -> None:
-    """Every schedule is listed in its order; one that is written again is replaced, one that is removed is gone."""
+    """Every schedule is listed in order; a schedule written again is replaced, and a removed one is gone."""
 
     async def main() -> None:
         store = kit.make()

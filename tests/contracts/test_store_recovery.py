@@ -1,4 +1,4 @@
-"""What recovery asks of a store: what is unsettled, what was told, and whether the last server closed it."""
+"""Recovery asks a store what is unsettled, what was published, and whether the last server closed the store."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ from interlock.core.receipt import FallenRun
 
 
 def test_what_is_unsettled(kit: Any) -> None:
-    """A run is unsettled until it has an ending and the log tells it; one that another run took in is not its own."""
+    """A run is unsettled until it has an ending and the log has it too; an absorbed message is not unsettled itself."""
 
     async def main() -> None:
         store = kit.make()
@@ -40,7 +40,7 @@ def test_what_is_unsettled(kit: Any) -> None:
         await store.decide(Decision(aliases=((RunId("d"), RunId("a")),), admissions=(row("e"),)))
         await store.decide(Decision(endings=(ended("b", Ending.STOPPED), ended("c", Ending.STOPPED))))
         store.append(end_of("c"))
-        store.append(end_of("e", 2))  # told, but its ending never came
+        store.append(end_of("e", 2))  # published, but the ending never came
         await told(store, "c")
         await told(store, "e")
         assert await store.unsettled() == (other, S)
@@ -51,14 +51,14 @@ def test_what_is_unsettled(kit: Any) -> None:
         await told(store, "x")
         assert await store.unsettled() == (S,)
         assert await store.unsettled_runs(other) == ()
-        await store.decide(Decision(endings=(ended("d", Ending.STOPPED),)))  # a message that ended by itself after all
+        await store.decide(Decision(endings=(ended("d", Ending.STOPPED),)))  # an absorbed message that ended by itself
         assert [each.id for each in await store.unsettled_runs(S)] == ["a", "b", "d", "e"]
 
     play(kit, main)
 
 
 def test_sessions_are_unsettled_in_the_order_they_came(kit: Any) -> None:
-    """Recovery begins with whoever waits longest, also after a restart."""
+    """Recovery begins with the session that waits longest, also after a restart."""
 
     async def main() -> None:
         store = kit.make()
@@ -95,7 +95,7 @@ def test_a_run_s_end_that_was_told_is_on_record(kit: Any) -> None:
 
 
 def test_an_end_told_just_before_the_close_is_on_record(kit: Any) -> None:
-    """Closing writes what was appended: the next start finds nothing to tell again."""
+    """A close writes what was appended: the next start finds nothing to publish again."""
 
     async def main() -> None:
         store = kit.make()
@@ -110,7 +110,7 @@ def test_an_end_told_just_before_the_close_is_on_record(kit: Any) -> None:
 
 
 def test_a_decision_may_say_that_an_end_was_told(kit: Any) -> None:
-    """Recovery puts the mark where the log tells an ending and the run does not know; of no run it says nothing."""
+    """Recovery marks a run whose ending the log has and the row does not; the mark of an unknown run does nothing."""
 
     async def main() -> None:
         store = kit.make()
@@ -124,7 +124,7 @@ def test_a_decision_may_say_that_an_end_was_told(kit: Any) -> None:
 
 
 def test_the_parts_of_a_run(kit: Any) -> None:
-    """The messages that a run took in are listed in order, without those that ended by themselves."""
+    """The messages that a run absorbed are listed in order, without those that ended by themselves."""
 
     async def main() -> None:
         store = kit.make()
@@ -140,7 +140,7 @@ def test_the_parts_of_a_run(kit: Any) -> None:
 
 
 def test_the_questions_of_a_run(kit: Any) -> None:
-    """What a run has asked is listed in order, whatever became of it, and no other run's."""
+    """The questions of a run are listed in order, whatever became of them, and no other run's."""
 
     async def main() -> None:
         store = kit.make()
@@ -155,7 +155,7 @@ def test_the_questions_of_a_run(kit: Any) -> None:
 
 
 def test_receipts_are_pending_until_drained(kit: Any) -> None:
-    """Those that do not say drained are listed, oldest first; an unconfirmed one is as good as it gets."""
+    """Receipts that are not drained are listed, oldest first; an unconfirmed one is not, since it stays so."""
 
     async def main() -> None:
         store = kit.make()
@@ -214,7 +214,7 @@ def test_a_store_knows_whether_it_was_closed(kit: Any) -> None:
 
 
 def test_a_store_may_be_closed_as_not_clean(kit: Any) -> None:
-    """Whoever could not settle what was left says so at the close; what was decided is kept all the same."""
+    """A server that could not settle everything closes the store as not clean; every decision is kept."""
 
     async def main() -> None:
         store = kit.make()
@@ -230,7 +230,7 @@ def test_a_store_may_be_closed_as_not_clean(kit: Any) -> None:
 
 
 def test_what_was_answered_outlives_a_kill(kit: Any) -> None:
-    """A decision that was answered, and the lasting events appended before it, are there after a kill (P5)."""
+    """A decision that was answered, and the lasting events appended before it, outlive a kill (P5)."""
 
     async def main() -> None:
         store = kit.make()
@@ -258,7 +258,7 @@ def test_what_was_answered_outlives_a_kill(kit: Any) -> None:
     ids=["older", "same", "newer"],
 )
 def test_a_session_row_is_merged(kit: Any, later: SessionRow, kept: dict[str, Any]) -> None:
-    """Owner and numbers that only rise stay; strategy and crashes are those of the latest generation."""
+    """A session's rows merge: owner and rising numbers stay, strategy and crashes are the latest generation's."""
 
     async def main() -> None:
         store = kit.make()

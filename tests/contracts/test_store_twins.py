@@ -62,7 +62,7 @@ pytestmark = pytest.mark.long
 
 
 async def everything(store: Store, *, live: bool = False) -> dict[str, Any]:
-    """All that the port tells of the names used here; `live`: without the told marks, which may come a little later."""
+    """Return all that the port tells of the names used here; `live` leaves out the told marks, which may come later."""
     asked: dict[Any, Awaitable[Any]] = {
         "wakes": store.wakes(),
         "stops": store.stops(),
@@ -96,11 +96,12 @@ async def everything(store: Store, *, live: bool = False) -> dict[str, Any]:
     asked |= {("receipt", wanted): store.receipt(ReceiptId(wanted)) for wanted in "fghabcde"}
     asked |= {("question", wanted): store.question(QuestionId(wanted)) for wanted in "qpo"}
     found = dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
-    found["wakes"] = sorted(found["wakes"], key=lambda each: each.id)  # they are in no order
-    found["stops"] = sorted(found["stops"], key=repr)  # of several principals neither
+    found["wakes"] = sorted(found["wakes"], key=lambda each: each.id)  # wakes have no order
+    found["stops"] = sorted(found["stops"], key=repr)  # stops of several principals have no order
     for what, value in found.items():
         if isinstance(value, Loaded):
-            found[what] = msgspec.structs.replace(value, marks=tuple(sorted(value.marks, key=repr)))  # nor are these
+            # Marks have no order.
+            found[what] = msgspec.structs.replace(value, marks=tuple(sorted(value.marks, key=repr)))
     if live:
         return {what: untold(value) for what, value in found.items() if "unsettled" not in what}
     return found
@@ -118,7 +119,7 @@ SESSIONS = (S, SessionId("other"), SessionId("run:d"))
 HOMES = {"a": S, "b": S, "e": S, "c": SessionId("other"), "d": SessionId("run:d")}  # the session of each run
 
 
-SEATS = {"a": 1, "b": 2, "e": 4, "c": 2, "d": 1}  # a seat is had once: no two runs of a session have the same
+SEATS = {"a": 1, "b": 2, "e": 4, "c": 2, "d": 1}  # no two runs of a session have the same seat
 
 
 Drawn = st.DrawFn
@@ -282,7 +283,7 @@ steps = st.lists(st.one_of(decisions, decisions, tellings, st.just("reopen")), m
 
 
 class Twins:
-    """Two stores that are told the same."""
+    """Two stores that get the same steps."""
 
     def __init__(self, kits: tuple[Any, ...]) -> None:
         self.kits = kits
@@ -290,12 +291,11 @@ class Twins:
         self.tickets: list[list[Ticket]] = []
         self.position = 0
         self.over: set[str] = set()
-        self.spoken: set[str] = (
-            set()
-        )  # since the last start: only recovery says that an end was told, of runs before it
+        # Runs that spoke since the last start: only recovery marks an end as told, of runs before that start.
+        self.spoken: set[str] = set()
 
     async def do(self, step: Any) -> None:
-        """Do the same with both."""
+        """Do the same step with both stores."""
         if step == "reopen":
             await self.compare(live=True)
             self.stores = [await kit.reopened(store) for kit, store in zip(self.kits, self.stores, strict=True)]
@@ -309,9 +309,9 @@ class Twins:
             await self.tell(*step)
 
     async def tell(self, run: str, data: Data) -> None:
-        """An outlet tells of a run only what comes before its end, and its end once, when the run is on record."""
+        """Append as an outlet does: nothing after a run's end, the end once, and only once the run is stored."""
         if self.tickets:
-            await asyncio.gather(self.tickets[-1][0], return_exceptions=True)  # the other may be behind
+            await asyncio.gather(self.tickets[-1][0], return_exceptions=True)  # the other store may be behind
         if run in self.over or await self.stores[0].run(RunId(run)) is None:
             return
         if isinstance(data, Ended):
@@ -322,7 +322,7 @@ class Twins:
             store.append(event(self.position, data, run, HOMES[run]))
 
     async def compare(self, *, live: bool) -> None:
-        """See that both have answered the same, and that every read is the same."""
+        """Check that both stores have answered the same, and that every read is the same."""
         for each in self.tickets:
             answers = await asyncio.gather(*each, return_exceptions=True)
             assert repr(answers[0]) == repr(answers[1])
@@ -333,7 +333,7 @@ class Twins:
 
 
 def test_pruning_spares_what_is_within_the_bounds(kit: Any) -> None:
-    """Where nothing is too much or too old, nothing is forgotten, and that is what is said."""
+    """A store within its bounds and ages forgets nothing, and says so."""
 
     async def main() -> None:
         store = kit.make()
@@ -360,7 +360,7 @@ def test_pruning_spares_what_is_within_the_bounds(kit: Any) -> None:
 
 
 def test_runless_receipts_are_bounded(kit: Any) -> None:
-    """Receipts of stops that took detached processes only are forgotten by count, and no others."""
+    """Receipts of stops that ended only detached processes are forgotten by count, and no others."""
 
     async def main() -> None:
         store = kit.small(RUNLESS_KEPT=2)
@@ -378,7 +378,7 @@ def test_runless_receipts_are_bounded(kit: Any) -> None:
 @given(script=steps)
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_memory_and_sqlite_are_twins(kits: tuple[Any, Any], script: list[Any]) -> None:
-    """Whatever is decided and told, in whatever order and over whatever restarts, both stores tell the same."""
+    """Both stores return the same, whatever is decided and appended, in whatever order and over whatever restarts."""
 
     async def main() -> None:
         twins = Twins(kits)

@@ -1,4 +1,4 @@
-"""Withdrawn decisions and old writer rights: neither is ever carried out, however the reply was lost."""
+"""Withdrawn decisions, and decisions under an old token, are never carried out, however the reply was lost."""
 
 import asyncio
 from typing import Any
@@ -29,7 +29,7 @@ from interlock.stores.base import OldToken, StoreFailed
 
 
 def test_a_withdrawn_decision_never_comes(kit: Any) -> None:
-    """What is withdrawn before it was carried out is answered `never`, stays out, and the others go on."""
+    """A decision withdrawn before it was carried out is answered `never` and stays out; the others go on."""
 
     async def main() -> None:
         store = kit.make()
@@ -51,7 +51,7 @@ def test_a_withdrawn_decision_never_comes(kit: Any) -> None:
 
 
 def test_a_decision_that_is_in_cannot_be_withdrawn(kit: Any) -> None:
-    """Withdrawing what is in answers `in` as often as it is asked and takes nothing back."""
+    """A decision that is in answers `in` to every withdrawal, and stays."""
 
     async def main() -> None:
         store = kit.make()
@@ -67,7 +67,7 @@ def test_a_decision_that_is_in_cannot_be_withdrawn(kit: Any) -> None:
 
 @in_memory_only
 def test_withdrawing_settles_a_lost_reply(kit: Any) -> None:
-    """Where the answer got lost, `withdraw` finds out: it is in, and the ticket answers from then on."""
+    """`withdraw` finds out that a decision with a lost answer is in, and the ticket answers from then on."""
 
     async def main() -> None:
         store = kit.make()
@@ -88,7 +88,7 @@ def test_withdrawing_settles_a_lost_reply(kit: Any) -> None:
 @in_memory_only
 @pytest.mark.parametrize("part", ["ending", "start"])
 def test_a_lost_reply_loses_no_objection(kit: Any, part: str) -> None:
-    """What the store held instead is told although the first answer got lost: else a run that ended would start."""
+    """A lost first answer does not hide the store's objection: otherwise a run that ended would start."""
 
     async def main() -> None:
         store = kit.make()
@@ -108,7 +108,7 @@ def test_a_lost_reply_loses_no_objection(kit: Any, part: str) -> None:
 
 
 def test_a_stalled_store_answers_when_it_resumes(kit: Any) -> None:
-    """Decisions wait while the store stalls and are carried out in order afterwards; a read waits or tells of none."""
+    """Decisions wait while the store stalls, and are carried out in order afterwards; a read waits or sees none."""
 
     async def main() -> None:
         store = kit.make()
@@ -133,7 +133,7 @@ def test_a_stalled_store_answers_when_it_resumes(kit: Any) -> None:
 
 
 def test_a_waiter_that_goes_away_leaves_the_decision(kit: Any) -> None:
-    """Giving up on a ticket changes nothing of what was decided."""
+    """A waiter that gives up on a ticket changes nothing of the decision."""
 
     async def main() -> None:
         store = kit.make()
@@ -150,7 +150,7 @@ def test_a_waiter_that_goes_away_leaves_the_decision(kit: Any) -> None:
 
 
 def test_closing_finishes_what_was_taken(kit: Any) -> None:
-    """What was decided before the close is in the store after it."""
+    """A decision handed over before the close is in the store after it."""
 
     async def main() -> None:
         store = kit.make()
@@ -166,7 +166,7 @@ def test_closing_finishes_what_was_taken(kit: Any) -> None:
 
 @pytest.mark.parametrize("generation", [0, 4, 5, 6])
 def test_the_writer_right_is_a_token(kit: Any, generation: int) -> None:
-    """A write under an older generation than the session's is refused; the session's own and a later one are taken."""
+    """A write under an older generation than the session's is refused; the session's own or a later is accepted."""
 
     async def main() -> None:
         store = kit.make()
@@ -229,7 +229,7 @@ def test_nothing_under_an_old_token_is_kept(kit: Any) -> None:
 
 
 def test_a_token_is_checked_where_it_is_written(kit: Any) -> None:
-    """The order in the store decides: a write that was handed over before its session rose is taken, one after not."""
+    """The store's order decides: a write handed over before its session rose is accepted, a later one is not."""
 
     async def main() -> None:
         store = kit.make()
@@ -247,7 +247,7 @@ def test_a_token_is_checked_where_it_is_written(kit: Any) -> None:
 
 
 def test_a_token_of_a_session_nobody_knows(kit: Any) -> None:
-    """Where no generation is kept none can be older; another session's says nothing."""
+    """A token of a session without a stored generation is accepted; another session's generation does not matter."""
 
     async def main() -> None:
         store = kit.make()

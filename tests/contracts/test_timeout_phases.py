@@ -1,4 +1,4 @@
-"""Every run that is out of time names where it was, on every driver, also where its agent named nothing."""
+"""Every run that times out names its phase, on every driver, also where its agent named none."""
 
 import asyncio
 import sys
@@ -15,11 +15,11 @@ from interlock.core.projection import agent_wait
 
 ROOT = str(Path(__file__).resolve().parents[2])
 AGENT = "tests.contracts.lingering:agent"
-DEADLINE = 3600.0  # put forward to, so that nobody has to be in time for it
+DEADLINE = 3600.0  # the tests put the clock forward to it, so no machine is too slow
 BOUND_SECONDS = 60.0
 POLL_SECONDS = 0.01
 
-if ROOT not in sys.path:  # `pytest` alone does not put it there; a host gets its path from us
+if ROOT not in sys.path:  # `pytest` alone does not add it; a host gets this path
     sys.path.insert(0, ROOT)
 
 POINTS = {
@@ -34,7 +34,7 @@ POINTS = {
     "tool_left": "agent",
     "asks": "approval",
     "asks_for_tool": "approval",
-    "holds": "hold",  # another run has it
+    "holds": "hold",  # another run has the hold
     "delegates": "child",
 }
 
@@ -46,7 +46,7 @@ async def opened(driver: str, **options: Any) -> AsyncIterator[Control]:
 
 
 async def comes_to(control: Control, run: str, phase: str) -> None:
-    """Wait until a run is where it stays."""
+    """Wait until a run has come to its point."""
     live = control._registry.runs[RunId(run)]
     async with asyncio.timeout(BOUND_SECONDS):
         while live.started_at is None or live.doing != phase:
@@ -54,7 +54,7 @@ async def comes_to(control: Control, run: str, phase: str) -> None:
 
 
 def put_forward(seconds: float) -> None:
-    """Put the loop's clock forward, by which limits are decided."""
+    """Put the loop's clock forward, by which control judges limits."""
     loop: Any = asyncio.get_running_loop()
     before = loop.time
     loop.time = lambda: before() + seconds
@@ -67,7 +67,7 @@ def told(outcome: Outcome) -> tuple[str | None, str | None]:
 
 @pytest.mark.parametrize("driver", ["inline", "host"])
 def test_a_deadline_is_told_with_where_the_run_was(driver: str) -> None:
-    """The innermost that is known: what the agent named, a tool, a question, a hold, a child, or how far it came."""
+    """A timeout names the innermost: the agent's phase, a tool, a question, a hold, a child, or how far it came."""
 
     async def main() -> dict[str, Any]:
         found = {}
@@ -88,7 +88,7 @@ def test_a_deadline_is_told_with_where_the_run_was(driver: str) -> None:
 
 @pytest.mark.parametrize("driver", ["inline", "host"])
 def test_limits_on_waiting_and_on_silence_have_words_of_their_own(driver: str) -> None:
-    """A message that waited too long for the seat was queued and never began; a silent run was idle."""
+    """A message that waited too long for the seat ends in `queue` and never began; a silent run ends in `idle`."""
 
     async def main() -> None:
         async with opened(driver, queue_limit=DEADLINE, idle_limit=2 * DEADLINE) as control:

@@ -1,10 +1,10 @@
 """Agents that misbehave: each message names a play, and the directory where the play can be witnessed from outside.
 
-1. Whoever acts beats: one byte to the file `beats`. What beats after `drained` has broken the promise.
-2. Whoever is started writes its pid to the file `pids`.
-3. Every play ends by itself after LIFE_SECONDS, should nobody end it.
+1. Code that acts beats: it writes one byte to the file `beats`. A beat after `drained` has broken the promise.
+2. A process that is started writes its pid to the file `pids`.
+3. Every play ends by itself after LIFE_SECONDS, if no test ends it sooner.
 
-Imported in the zygote: it starts nothing and imports little.
+The zygote imports this module, so the module starts nothing and imports little.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ CROWD = 100
 
 Play = Callable[[Run, Path], Awaitable[str | None]]
 plays: dict[str, Play] = {}
-turns = 0  # of this process: its memory
-kept: list[Any] = []  # what nobody else holds
-pool: ThreadPoolExecutor | None = None  # a library's own, kept between turns
-helper: subprocess.Popen[bytes] | None = None  # and a process of one
-work: queue.SimpleQueue[Callable[[], Any] | None] | None = None  # and a thread's
+turns = 0  # turns that this process has served
+kept: list[Any] = []  # objects that must outlive their turn
+pool: ThreadPoolExecutor | None = None  # as a library keeps one between turns
+helper: subprocess.Popen[bytes] | None = None  # a process that a library keeps between turns
+work: queue.SimpleQueue[Callable[[], Any] | None] | None = None  # the queue of a thread that outlives its turn
 
 
 def play(function: Play) -> Play:
@@ -58,11 +58,11 @@ async def agent(run: Run, message: Message) -> str | None:
     return await plays[name](run, Path(place))
 
 
-# What is witnessed
+# Traces for the test
 
 
 def beat(place: Path, mark: bytes = b".") -> None:
-    """Act, visibly."""
+    """Write one beat."""
     fd = os.open(place / "beats", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         os.write(fd, mark)
@@ -71,7 +71,7 @@ def beat(place: Path, mark: bytes = b".") -> None:
 
 
 def beats(place: Path) -> None:
-    """Act again and again."""
+    """Write one beat after another."""
     end = time.monotonic() + LIFE_SECONDS
     while time.monotonic() < end:
         beat(place)
@@ -79,7 +79,7 @@ def beats(place: Path) -> None:
 
 
 def note(place: Path, pid: int) -> None:
-    """Write down a pid, in one piece."""
+    """Write a pid down in one write."""
     fd = os.open(place / "pids", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         os.write(fd, f"{pid}\n".encode())
@@ -88,14 +88,14 @@ def note(place: Path, pid: int) -> None:
 
 
 async def idle(place: Path) -> None:
-    """Say that all is set up, and wait politely."""
+    """Tell the test that all is set up, and wait politely."""
     note(place, os.getpid())
     beat(place, b"!")
     await asyncio.sleep(LIFE_SECONDS)
 
 
 def begin(place: Path) -> None:
-    """Say that it begins."""
+    """Tell the test that the play begins."""
     note(place, os.getpid())
     beat(place, b"!")
 
@@ -104,7 +104,7 @@ SHELL = 'echo $$ >> "$1/pids"; i=0; while [ $i -lt 12000 ]; do printf . >> "$1/b
 
 
 def shell(place: Path) -> subprocess.Popen[bytes]:
-    """Start a process that beats, as a library might."""
+    """Start a process that beats, as a library might start one."""
     return subprocess.Popen(["sh", "-c", SHELL, "sh", str(place)])
 
 
@@ -113,13 +113,13 @@ def shell(place: Path) -> subprocess.Popen[bytes]:
 
 @play
 async def answers(run: Run, place: Path) -> str:
-    """Say who answers, and how many turns it has had."""
+    """Return this host's pid and how many turns the host has had."""
     return f"{os.getpid()} {turns}"
 
 
 @play
 async def answers_when_told(run: Run, place: Path) -> str:
-    """Return as soon as somebody says so; at once, without another step of the loop."""
+    """Return as soon as the test says so, without another step of the loop."""
     beat(place, b"!")
     while not (place / "go").exists():
         await asyncio.sleep(BEAT_SECONDS)
@@ -128,7 +128,7 @@ async def answers_when_told(run: Run, place: Path) -> str:
 
 @play
 async def talks_when_told(run: Run, place: Path) -> str:
-    """Say a good deal as soon as somebody says so, and return."""
+    """Say much text as soon as the test says so, and return."""
     beat(place, b"!")
     while not (place / "go").exists():
         await asyncio.sleep(BEAT_SECONDS)
@@ -139,7 +139,7 @@ async def talks_when_told(run: Run, place: Path) -> str:
 
 @play
 async def raises_when_told(run: Run, place: Path) -> str:
-    """Raise as soon as somebody says so."""
+    """Raise as soon as the test says so."""
     beat(place, b"!")
     while not (place / "go").exists():
         await asyncio.sleep(BEAT_SECONDS)
@@ -148,13 +148,13 @@ async def raises_when_told(run: Run, place: Path) -> str:
 
 @play
 async def waits(run: Run, place: Path) -> None:
-    """Wait, and end when told."""
+    """Wait, and end when cancelled."""
     await idle(place)
 
 
 @play
 async def streams(run: Run, place: Path) -> None:
-    """Count aloud."""
+    """Say one number after another."""
     begin(place)
     for number in range(100_000):
         await run.say(f"{number} ")
@@ -163,7 +163,7 @@ async def streams(run: Run, place: Path) -> None:
 
 @play
 async def mops_up(run: Run, place: Path) -> None:
-    """Take a moment to clean up, less than a host is given."""
+    """Clean up for a moment, which is shorter than a host has to settle."""
     try:
         await idle(place)
     finally:
@@ -172,7 +172,7 @@ async def mops_up(run: Run, place: Path) -> None:
 
 @play
 async def mops_until_told(run: Run, place: Path) -> None:
-    """Clean up for as long as nobody says that it is enough."""
+    """Clean up until the test says that it is enough."""
     try:
         await idle(place)
     finally:
@@ -182,7 +182,7 @@ async def mops_until_told(run: Run, place: Path) -> None:
 
 @play
 async def rested_threads(run: Run, place: Path) -> None:
-    """Have used the loop's threads, and wait: the threads are idle."""
+    """Use the loop's threads, and wait while they are idle."""
     await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.001) for _ in range(3)))
     await idle(place)
 
@@ -199,14 +199,14 @@ async def sleeps(run: Run, place: Path) -> None:
 
 @play
 async def spins(run: Run, place: Path) -> None:
-    """Act for ever, and never await."""
+    """Beat for ever without an await."""
     begin(place)
     beats(place)
 
 
 @play
 async def swallows(run: Run, place: Path) -> None:
-    """Swallow every cancel, and Stale, and go on acting."""
+    """Swallow every cancel and every Stale, and go on beating."""
     begin(place)
     end = time.monotonic() + LIFE_SECONDS
     while time.monotonic() < end:
@@ -218,7 +218,7 @@ async def swallows(run: Run, place: Path) -> None:
 
 @play
 async def holds_gil(run: Run, place: Path) -> None:
-    """Sleep in C, with the interpreter's lock held: no Python code runs in this process, in no thread."""
+    """Sleep in C with the interpreter's lock held, so that no thread of this process runs Python code."""
     begin(place)
     ctypes.PyDLL(None).sleep(int(LIFE_SECONDS))
 
@@ -243,26 +243,26 @@ async def deaf_to_signals(run: Run, place: Path) -> None:
 
 @play
 async def stops_itself(run: Run, place: Path) -> None:
-    """Send itself SIGSTOP."""
+    """Send SIGSTOP to this process."""
     begin(place)
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 @play
 async def stops_its_keeper(run: Run, place: Path) -> None:
-    """Send SIGSTOP to the process that is to end it, leave a child behind, and block."""
+    """Send SIGSTOP to this host's keeper, leave a child, and block."""
     shell(place)
     os.kill(os.getppid(), signal.SIGSTOP)
     begin(place)
     time.sleep(LIFE_SECONDS)
 
 
-# Polite, but something is left behind
+# Polite, with something left in the host
 
 
 @play
 async def leaves_thread(run: Run, place: Path) -> None:
-    """Leave a thread that acts."""
+    """Leave a thread that beats."""
     threading.Thread(target=beats, args=(place,), daemon=True).start()
     await idle(place)
 
@@ -276,7 +276,7 @@ async def leaves_work(run: Run, place: Path) -> None:
 
 @play
 async def leaves_queued_work(run: Run, place: Path) -> None:
-    """Leave work that had to wait for one of the loop's threads, all of which had something short to do first."""
+    """Leave work that waits for one of the loop's threads, all of which do something short first."""
     loop = asyncio.get_running_loop()
     for _ in range(32):
         loop.run_in_executor(None, time.sleep, 0.01)
@@ -288,7 +288,7 @@ async def leaves_queued_work(run: Run, place: Path) -> None:
 
 @play
 async def keeps_pool(run: Run, place: Path) -> str:
-    """Make a pool of threads that stays, idle, and return."""
+    """Make a pool of threads that stays idle, and return."""
     global pool
     pool = ThreadPoolExecutor(1)
     pool.submit(os.getpid).result()
@@ -305,14 +305,14 @@ async def leaves_work_in_pool(run: Run, place: Path) -> None:
 
 @play
 async def leaves_task(run: Run, place: Path) -> None:
-    """Leave a task that acts, and swallows every cancel."""
+    """Leave a task that beats and swallows every cancel."""
     kept.append(asyncio.get_running_loop().create_task(plays["swallows"](run, place)))
     await idle(place)
 
 
 @play
 async def leaves_timer(run: Run, place: Path) -> None:
-    """Put an effect off until after the end, again and again: there is always one to come, however late the end."""
+    """Set a timer that beats and sets itself again, so that one is always to come, however late the end."""
     loop = asyncio.get_running_loop()
 
     def again() -> None:
@@ -325,7 +325,7 @@ async def leaves_timer(run: Run, place: Path) -> None:
 
 @play
 async def leaves_callback(run: Run, place: Path) -> None:
-    """Act in a callback that asks for itself again: neither a task nor a timer."""
+    """Beat in a callback that schedules itself again: neither a task nor a timer."""
     loop = asyncio.get_running_loop()
 
     def again() -> None:
@@ -339,7 +339,7 @@ async def leaves_callback(run: Run, place: Path) -> None:
 
 @play
 async def leaves_alarm(run: Run, place: Path) -> None:
-    """Have the kernel call a handler later."""
+    """Let the kernel call a handler later."""
     signal.signal(signal.SIGALRM, lambda *_: beat(place))
     signal.setitimer(signal.ITIMER_REAL, 0.4, 0.01)
     await idle(place)
@@ -347,7 +347,7 @@ async def leaves_alarm(run: Run, place: Path) -> None:
 
 @play
 async def leaves_server(run: Run, place: Path) -> None:
-    """Leave a server: whoever connects makes this process act."""
+    """Leave a server: a client that connects makes this process beat."""
     await asyncio.start_unix_server(lambda reader, writer: beat(place), place / "door")
     await idle(place)
 
@@ -361,14 +361,14 @@ async def leaves_process(run: Run, place: Path) -> None:
 
 @play
 async def leaves_daemon(run: Run, place: Path) -> None:
-    """Leave a process in a session of its own, whose parent is gone."""
+    """Leave a process in a session of its own, whose parent has exited."""
     subprocess.run(["sh", "-c", 'setsid sh -c "$0" sh "$1" > /dev/null 2>&1 &', SHELL, str(place)], check=True)
     await idle(place)
 
 
 @play
 async def leaves_fugitive(run: Run, place: Path) -> None:
-    """Leave a process that has moved to the uppermost cgroup, where that is allowed."""
+    """Leave a process that has moved to the uppermost cgroup, where that move is allowed."""
     fugitive = shell(place)
     mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     with contextlib.suppress(OSError, StopIteration):
@@ -388,7 +388,7 @@ async def leaves_fork(run: Run, place: Path) -> None:
 
 @play
 async def keeps_process(run: Run, place: Path) -> str:
-    """Start a process that stays, and return when it sleeps."""
+    """Start a process that stays, and return when that process sleeps."""
     child = subprocess.Popen(["sleep", str(int(LIFE_SECONDS))])
     note(place, child.pid)
     await asleep(child.pid, "sleep")
@@ -413,13 +413,13 @@ while line := os.read(0, 100):
 
 
 async def asleep(pid: int, name: str = "") -> None:
-    """Wait until a process sleeps, as the program of that name."""
+    """Wait until a process has become the program of that name, and sleeps."""
     while (status := kernel.stat(pid)) is None or status[0] != "S" or name not in status[3]:
         await asyncio.sleep(BEAT_SECONDS)
 
 
 async def still(threads: int) -> None:
-    """Wait until this process has so many threads besides this one, and two looks find them all asleep."""
+    """Wait until this process has so many other threads, and two looks find them all asleep."""
     me, seen = os.getpid(), {}
     while True:
         await asyncio.sleep(BEAT_SECONDS)
@@ -430,7 +430,7 @@ async def still(threads: int) -> None:
 
 @play
 async def keeps_helper(run: Run, place: Path) -> str:
-    """Start a helper that waits for work, as a tool server does, and return when it waits."""
+    """Start a helper that waits for work, as a tool server does, and return when the helper waits."""
     global helper
     program = [sys.executable, "-I", "-S", "-c", HELPER, str(place)]
     helper = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
@@ -441,14 +441,14 @@ async def keeps_helper(run: Run, place: Path) -> str:
 
 
 def heard_from(child: subprocess.Popen[bytes]) -> None:
-    """Wait for a line of a helper."""
+    """Wait for a line from a helper."""
     assert child.stdout is not None
     assert child.stdout.readline()
 
 
 @play
 async def gives_helper_work(run: Run, place: Path) -> None:
-    """Give the helper of an earlier turn work, and wait politely while it is done."""
+    """Give the helper of an earlier turn work, and wait politely meanwhile."""
     assert helper is not None and helper.stdin is not None
     helper.stdin.write(b"now\n")
     heard_from(helper)
@@ -457,7 +457,7 @@ async def gives_helper_work(run: Run, place: Path) -> None:
 
 @play
 async def gives_helper_work_for_later(run: Run, place: Path) -> None:
-    """Give the helper of an earlier turn work that it sleeps over."""
+    """Give the helper of an earlier turn work during which the helper sleeps."""
     assert helper is not None and helper.stdin is not None
     helper.stdin.write(b"later\n")
     heard_from(helper)
@@ -465,14 +465,14 @@ async def gives_helper_work_for_later(run: Run, place: Path) -> None:
 
 
 def _lies(run: Run) -> None:
-    """Say in the host's name that nothing of the turn is left, as soon as control says that it has fallen."""
+    """Tell control, in the host's name, that the turn left nothing, as soon as control tells the host of the fall."""
     turn = run._port.turn.number  # type: ignore[attr-defined]
     run._port._link.send(link.Settled(turn, clean=True))  # type: ignore[attr-defined]
 
 
 @play
 async def lies_with_thread(run: Run, place: Path) -> None:
-    """Leave a thread that acts, and say that nothing is left."""
+    """Leave a thread that beats, and tell control that nothing is left."""
     threading.Thread(target=beats, args=(place,), daemon=True).start()
     try:
         await idle(place)
@@ -482,7 +482,7 @@ async def lies_with_thread(run: Run, place: Path) -> None:
 
 @play
 async def keeps_thread(run: Run, place: Path) -> str:
-    """Start a thread that waits for work, and return when it waits."""
+    """Start a thread that waits for work, and return when the thread waits."""
     global work
     work = queue.SimpleQueue()
     threading.Thread(target=lambda: [each() for each in iter(work.get, None)], daemon=True).start()
@@ -492,7 +492,7 @@ async def keeps_thread(run: Run, place: Path) -> str:
 
 @play
 async def keeps_crowd(run: Run, place: Path) -> str:
-    """Start more threads than anybody wants to look at, all of which wait, and return when they do."""
+    """Start more threads than control looks at, and return when all of them wait."""
     for _ in range(CROWD):
         threading.Thread(target=threading.Event().wait, daemon=True).start()
     await still(CROWD)
@@ -501,7 +501,7 @@ async def keeps_crowd(run: Run, place: Path) -> str:
 
 @play
 async def lies_with_old_thread(run: Run, place: Path) -> None:
-    """Give a thread of an earlier turn work, and say that nothing is left."""
+    """Give a thread of an earlier turn work, and tell control that nothing is left."""
     assert work is not None
     work.put(lambda: beats(place))
     try:
@@ -512,7 +512,7 @@ async def lies_with_old_thread(run: Run, place: Path) -> None:
 
 @play
 async def lies_with_sleeper(run: Run, place: Path) -> None:
-    """Give a thread of an earlier turn work that it sleeps over, and say that nothing is left."""
+    """Give a thread of an earlier turn work during which the thread sleeps, and tell control that nothing is left."""
     assert work is not None
     work.put(lambda: (time.sleep(0.4), beat(place)))
     await asyncio.sleep(0.05)
@@ -524,7 +524,7 @@ async def lies_with_sleeper(run: Run, place: Path) -> None:
 
 @play
 async def speaks_later(run: Run, place: Path) -> str:
-    """Return, and have a task say something afterwards."""
+    """Return, and let a task say something afterwards."""
 
     async def later() -> None:
         try:
@@ -542,39 +542,39 @@ async def speaks_later(run: Run, place: Path) -> str:
 
 
 def begun(place: str) -> None:
-    """A tool says that it has begun: what ends it from here on finds it at work."""
+    """Tell the test that a tool has begun: a stop from here on finds the tool at work."""
     beat(Path(place), b"b")
 
 
 def tool_blocks(place: str) -> None:
-    """Block the loop, acting."""
+    """Block the loop, and beat."""
     begun(place)
     beats(Path(place))
 
 
 @tool(grace=GRACE_SECONDS)
 def tool_blocks_with_grace(place: str) -> None:
-    """Block the loop, acting; a grace was declared, so it is given."""
+    """Block the loop, and beat; the tool declared a grace, so control gives the grace."""
     begun(place)
     beats(Path(place))
 
 
 @tool(grace=LIFE_SECONDS)
 def tool_blocks_for_long(place: str) -> None:
-    """Block the loop, acting; its grace is longer than any test."""
+    """Block the loop, and beat; the tool's grace is longer than any test."""
     begun(place)
     beats(Path(place))
 
 
 @tool(thread=True)
 def tool_in_thread(place: str) -> None:
-    """Act in a thread."""
+    """Beat in a thread."""
     begun(place)
     beats(Path(place))
 
 
 async def tool_cleans(place: str) -> None:
-    """Clean up when cancelled; no grace was declared, so it never can."""
+    """Clean up when cancelled; the tool declared no grace, so its cleanup never runs."""
     begun(place)
     try:
         await asyncio.sleep(LIFE_SECONDS)
@@ -635,13 +635,13 @@ plays |= {
 
 @play
 async def exits(run: Run, place: Path) -> None:
-    """End the process."""
+    """Exit this process."""
     os._exit(3)
 
 
 @play
 async def segfaults(run: Run, place: Path) -> None:
-    """Read where nothing is."""
+    """Read an address where nothing is mapped."""
     ctypes.string_at(0)
 
 
@@ -653,7 +653,7 @@ async def aborts(run: Run, place: Path) -> None:
 
 @play
 async def eats_memory(run: Run, place: Path) -> None:
-    """Take memory until there is none; if that is only refused, say so by failing."""
+    """Take memory until there is none; raise if the system only refuses."""
     eaten = []
     for _ in range(256):
         eaten.append(b"x" * (4 * 1024 * 1024))
@@ -661,7 +661,7 @@ async def eats_memory(run: Run, place: Path) -> None:
 
 @play
 async def exits_in_task(run: Run, place: Path) -> None:
-    """Raise SystemExit in a task of its own."""
+    """Raise SystemExit in a task that the play starts."""
 
     async def leave() -> None:
         sys.exit(4)
@@ -672,7 +672,7 @@ async def exits_in_task(run: Run, place: Path) -> None:
 
 @play
 async def exits_deaf(run: Run, place: Path) -> None:
-    """Raise SystemExit in a task of its own, while the agent swallows every cancel."""
+    """Raise SystemExit in a task that the play starts, while the agent swallows every cancel."""
 
     async def leave() -> None:
         sys.exit(4)
@@ -690,7 +690,7 @@ async def stops_loop(run: Run, place: Path) -> None:
 
 @play
 async def stops_loop_at_work(run: Run, place: Path) -> None:
-    """Stop the loop while one of its threads is at work."""
+    """Stop the loop while one of the loop's threads is at work."""
     loop = asyncio.get_running_loop()
     loop.run_in_executor(None, beats, place)
     loop.stop()
@@ -698,7 +698,7 @@ async def stops_loop_at_work(run: Run, place: Path) -> None:
 
 
 def sockets() -> list[int]:
-    """Return this process's sockets: on one of them it hears."""
+    """Return this process's sockets: on one of them the host hears control."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -708,14 +708,14 @@ def sockets() -> list[int]:
 
 
 async def rehearsed() -> None:
-    """Wait until this host has rehearsed: it ends by itself when the sockets that it rehearses with are closed."""
-    while len(sockets()) > 3:  # its link, and the loop's own pair
+    """Wait until this host has rehearsed: a host whose rehearsal sockets are closed ends by itself."""
+    while len(sockets()) > 3:  # the link, and the loop's own pair
         await asyncio.sleep(BEAT_SECONDS)
 
 
 @play
 async def closes_link(run: Run, place: Path) -> None:
-    """Close the link behind our back."""
+    """Close the link without a word to the host's code."""
     await rehearsed()
     for fd in [*sockets(), run._port._link._saying]:  # type: ignore[attr-defined]
         os.close(fd)
@@ -731,7 +731,7 @@ async def closes_everything(run: Run, place: Path) -> None:
 
 
 def unsent() -> socket.socket:
-    """Return a connection that takes whoever closes it LIFE_SECONDS, since its other side does not read."""
+    """Return a connection whose close takes LIFE_SECONDS, since the other side does not read."""
     server = socket.create_server(("127.0.0.1", 0))
     ours = socket.create_connection(server.getsockname())
     kept.append((server, server.accept()))
@@ -746,7 +746,7 @@ def unsent() -> socket.socket:
 
 @play
 async def sends_descriptor(run: Run, place: Path) -> None:
-    """Have control close something that takes for ever to close."""
+    """Send control a descriptor that takes for ever to close."""
     line: socket.socket = run._port._link._sock  # type: ignore[attr-defined]
     word = link.frame(link.SetTyping(run._port.turn.number, True))  # type: ignore[attr-defined]
     kept.append(unsent())
@@ -765,7 +765,7 @@ async def becomes_another(run: Run, place: Path) -> None:
 
 @play
 async def dies_beside_fork(run: Run, place: Path) -> None:
-    """Die, while a fork holds the link open."""
+    """Die while a fork of this host holds the link open."""
     if os.fork() == 0:
         note(place, os.getpid())
         beats(place)
@@ -775,7 +775,7 @@ async def dies_beside_fork(run: Run, place: Path) -> None:
 
 @play
 async def dies_beside_talker(run: Run, place: Path) -> None:
-    """Die, while a fork says on the link whatever it has time for."""
+    """Die while a fork of this host writes to the link for as long as it can."""
     word = link.frame(link.SetTyping(run._port.turn.number, True)) * 500  # type: ignore[attr-defined]
     if os.fork() == 0:
         note(place, os.getpid())
@@ -791,7 +791,7 @@ async def dies_beside_talker(run: Run, place: Path) -> None:
 
 @play
 async def kills_its_keeper(run: Run, place: Path) -> None:
-    """KILL the process that is to end it."""
+    """KILL this host's keeper."""
     begin(place)
     os.kill(os.getppid(), signal.SIGKILL)
     await asyncio.sleep(LIFE_SECONDS)
@@ -802,13 +802,13 @@ async def kills_its_keeper(run: Run, place: Path) -> None:
 
 @play
 async def delegates(run: Run, place: Path) -> str:
-    """Have another agent do something that takes for ever."""
+    """Delegate to an agent that never returns."""
     child = await run.delegate("other", f"waits {place}")
     return f"{child.outcome.ending} {child.outcome.error_kind}"
 
 
 @play
 async def delegates_hog(run: Run, place: Path) -> str:
-    """Have another agent hog."""
+    """Delegate to an agent that hogs."""
     child = await run.delegate("other", f"spins {place}")
     return f"{child.outcome.ending}"

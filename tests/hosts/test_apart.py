@@ -1,4 +1,4 @@
-"""Sessions of one agent_user: an agent reaches neither another session's host nor what that started, nor its warden."""
+"""An agent under `agent_user` reaches neither another session's host, nor that host's children, nor its warden."""
 
 import asyncio
 import json
@@ -63,20 +63,20 @@ async def agent(run, message):
 
 
 def need_root() -> None:
-    """Skip where rights cannot be given away."""
+    """Skip where this process may not give rights away."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to give rights away and make PID namespaces")
 
 
 def containments(control: Control) -> list[LocalContainment]:
-    """Every containment there is."""
+    """Return every containment there is."""
     assert isinstance(control._processes, LocalProcesses)
     return list(control._processes._containments.values())
 
 
 @both_grades
 def test_one_session_s_agent_reaches_nothing_of_another_s(grade: Grade | None, module: Callable[[str], str]) -> None:
-    """It cannot see, signal, trace or read another's host, its child, its processes, or who keeps them."""
+    """An agent cannot see, signal, trace or read another session's host, its child, its processes or its keepers."""
     need_root()
     agent = module(AGENT)
 
@@ -99,7 +99,7 @@ def test_one_session_s_agent_reaches_nothing_of_another_s(grade: Grade | None, m
 
 @both_grades
 def test_a_host_in_a_namespace_is_stopped_kept_and_replaced(grade: Grade | None, module: Callable[[str], str]) -> None:
-    """A session's host serves its next turn; a stop ends a busy one with all it started; the next turn is served."""
+    """A session's host serves the next turn; a stop ends a busy host with all it started; a new host serves then."""
     need_root()
     agent = module(
         """
@@ -132,7 +132,7 @@ def test_a_host_in_a_namespace_is_stopped_kept_and_replaced(grade: Grade | None,
 
 
 def test_files_are_the_agent_user_s_whichever_host_wrote_them(module: Callable[[str], str]) -> None:
-    """What one host of a session wrote the next one changes: apart are processes, not files."""
+    """A host of a session can change the files that an earlier host wrote: processes are apart, files are not."""
     need_root()
     agent = module(
         """
@@ -160,7 +160,7 @@ def test_files_are_the_agent_user_s_whichever_host_wrote_them(module: Callable[[
 
 
 def test_a_host_that_imports_for_itself_is_apart(module: Callable[[str], str]) -> None:
-    """Where the module cannot be forked warm, hosts are executed: in a PID namespace each, all the same."""
+    """A host that is spawned, since its module cannot be forked warm, has a PID namespace of its own too."""
     need_root()
     threads = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
     agent = module(
@@ -174,21 +174,22 @@ def test_a_host_that_imports_for_itself_is_apart(module: Callable[[str], str]) -
             pids = json.loads(await reply(control, session=session))
             assert len(pids) == 2 and pids[0] == 1, pids
 
-    hosting(agent, use, Confinement(agent_user=pwd.getpwuid(0).pw_name))  # who can find this Python, wherever it is
+    # Root can find this Python, wherever it is installed.
+    hosting(agent, use, Confinement(agent_user=pwd.getpwuid(0).pw_name))
 
 
 def processes_seen() -> list[int]:
-    """A tool that says which processes it sees."""
+    """Return which processes this tool sees."""
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 async def counting(run: Run, message: Message) -> str:
-    """An agent that calls it."""
+    """Call the tool `processes_seen`."""
     return json.dumps(await run.call(processes_seen))
 
 
 def test_a_worker_is_apart() -> None:
-    """A synchronous tool of an inline agent sees its worker and nobody else."""
+    """A synchronous tool of an inline agent sees its worker and no other process."""
     need_root()
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Whoever dies, by its own hand or from outside: every run ends truly, the next is served, and nothing is left."""
+"""After any death, a host's own or a KILL, every run has a true ending, the next is served, and nothing is left."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ HOST_BYTES = 256 * 1024 * 1024
 
 @pytest.fixture(scope="module", params=GRADES, ids=[str(grade) for grade in GRADES])
 def theatre(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theatre]:
-    """A stage of each grade, with little memory for each host."""
+    """Yield a stage of each grade, with little memory for each host."""
     opened = Theatre(request.param, tmp_path_factory.mktemp("deaths"), host_memory=HOST_BYTES)
     yield opened
     opened.close()
@@ -58,17 +58,17 @@ def theatre(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def told_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A keeper tells in time how its host died, however slow the machine: only then can a run say how."""
+    """Give a keeper time to say how its host died, however slow the machine: only then can the run's ending say how."""
     monkeypatch.setattr(process, "STATUS_SECONDS", BOUND_SECONDS)
 
 
 def failed(outcome: Outcome, words: str) -> None:
-    """It ended because its host did, and says how."""
+    """Check that the run failed because its host died, and that the reason says how."""
     assert (outcome.ending, outcome.error_kind) == (Ending.FAILED, ErrorKind.HOST), outcome
     assert words in (outcome.error or ""), outcome.error
 
 
-# By its own hand
+# Deaths of the host's own making
 
 
 DEATHS = {
@@ -89,8 +89,9 @@ HANGING_UP = {"closes_link": "hung up", "closes_everything": "the host", "become
 def test_a_host_that_dies_ends_its_run_and_no_other(
     theatre: Theatre, deaths: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each death has a true ending and a killed host, the next message a fresh one; another session feels nothing."""
-    if deaths is DEATHS:  # whoever hangs up and lives on is given the time that there is
+    """Each death has a true ending and a killed host, and a fresh host serves next; another session feels nothing."""
+    # A host that hangs up and lives on keeps the usual, short time.
+    if deaths is DEATHS:
         monkeypatch.setattr(process, "STATUS_SECONDS", BOUND_SECONDS)
 
     async def one(stage: Stage, name: str) -> Any:
@@ -98,8 +99,10 @@ def test_a_host_that_dies_ends_its_run_and_no_other(
         failed(await act.outcome(), deaths[name])
         receipt = await act.drained()
         assert (receipt.host, receipt.cause) == ("killed", Ending.FAILED), name
-        assert receipt.processes.ended <= (name == "dies_beside_fork"), name  # the host itself is none of them
-        await until(lambda: there(act.pids) == [], f"{name} is gone")  # (one whose keeper died has to be taken first)
+        # The count leaves out the host itself.
+        assert receipt.processes.ended <= (name == "dies_beside_fork"), name
+        # A process whose keeper died still has to be reaped, so it may be there for a moment.
+        await until(lambda: there(act.pids) == [], f"{name} is gone")
         assert (await stage.hosted_by(act.session))[1] == 1, name
         return act
 
@@ -111,7 +114,7 @@ def test_a_host_that_dies_ends_its_run_and_no_other(
 
 
 def test_a_fork_that_talks_on_a_dead_hosts_link_stalls_nobody(theatre: Theatre) -> None:
-    """A host dies while a fork of it floods the link: the run ends, the fork is killed, control's loop goes on."""
+    """A host dies while its fork floods the link: the run ends, the fork is killed, control's loop goes on."""
 
     async def main(stage: Stage) -> None:
         async with streaming(stage):
@@ -128,7 +131,7 @@ def test_a_fork_that_talks_on_a_dead_hosts_link_stalls_nobody(theatre: Theatre) 
 
 
 async def tick() -> float:
-    """Return the longest time that the loop did not come round, once cancelled."""
+    """Return, once cancelled, the longest time that the loop needed for one round."""
     longest = 0.0
     with suppress(asyncio.CancelledError):
         while True:
@@ -139,7 +142,7 @@ async def tick() -> float:
 
 
 def test_a_host_that_takes_all_memory(theatre: Theatre) -> None:
-    """A limit of memory per host: whoever passes it fails, alone, and the next message is served."""
+    """A host that passes its memory limit fails its own run alone, and the next message is served."""
 
     async def main(stage: Stage) -> None:
         async with streaming(stage):
@@ -153,11 +156,11 @@ def test_a_host_that_takes_all_memory(theatre: Theatre) -> None:
     theatre.run(main(theatre.stage))
 
 
-# From outside
+# Deaths from outside
 
 
 class Cast:
-    """The processes of a control, by their parts."""
+    """The processes of a control, by their roles."""
 
     def __init__(self, stage: Stage, session: str) -> None:
         driver, processes = stage.control._driver, stage.control._processes
@@ -176,12 +179,12 @@ class Cast:
         }
 
     def kill(self, *names: str) -> list[int]:
-        """KILL some at once: all are stopped before the first dies, so that none can react."""
+        """KILL several processes at once: all are stopped before the first dies, so that none can react."""
         chosen = [pid for name in names if (pid := self.pids[name]) is not None]
         assert len(chosen) == len(names)
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in chosen:
-                with suppress(ProcessLookupError):  # the first one's death may have ended the second
+                with suppress(ProcessLookupError):  # the death of the first may have ended the second
                     os.kill(pid, number)
         return chosen
 
@@ -192,7 +195,7 @@ TOGETHER = [("zygote",), ("helper",), ("zygote's keeper",), ("zygote", "warden")
 
 @pytest.mark.usefixtures("told_in_time")
 def test_kill_9_of_one_host_or_its_warden(theatre: Theatre) -> None:
-    """In the middle of a turn: the run fails as the host's, a fresh host serves, another session feels nothing."""
+    """A KILL of a busy host or its warden fails that run as the host's; a fresh host serves; others feel nothing."""
 
     async def main(stage: Stage) -> None:
         async with streaming(stage):
@@ -210,7 +213,7 @@ def test_kill_9_of_one_host_or_its_warden(theatre: Theatre) -> None:
 
 @pytest.mark.parametrize("names", TOGETHER, ids=" and ".join)
 def test_kill_9_of_what_holds_all_hosts(theatre: Theatre, names: tuple[str, ...]) -> None:
-    """The zygote, the helper, and each with a warden: every run fails as the host's, and new ones are served."""
+    """A KILL of zygote or helper, alone or with a warden, fails every run as the host's; new runs are served."""
 
     async def main(stage: Stage) -> None:
         before = stage.info.started
@@ -233,7 +236,7 @@ def test_kill_9_of_what_holds_all_hosts(theatre: Theatre, names: tuple[str, ...]
 
 
 def test_kill_9_of_whoever_is_idle(theatre: Theatre) -> None:
-    """An idle host, its warden, the spare: nobody is harmed, and the next message finds another host."""
+    """A KILL of an idle host, its warden or the spare harms no run, and the next message gets another host."""
 
     async def main(stage: Stage) -> None:
         for name in ("host", "warden", "spare"):
@@ -253,14 +256,14 @@ def test_kill_9_of_whoever_is_idle(theatre: Theatre) -> None:
 
 
 def alive(stage: Stage, pid: int | None) -> bool:
-    """Whether control would still use the host of that pid, or with that warden."""
+    """Return whether control would still use the host of that pid, or with that warden."""
     driver: Any = stage.control._driver
     hosts = [*driver._idle.values(), *([driver._spare] if driver._spare is not None else [])]
     return any(host.alive and pid in (host.pid, host.containment.keeper) for host in hosts)
 
 
 def test_messages_right_behind_the_death_of_the_zygote(theatre: Theatre) -> None:
-    """Sent before all of it is dead: each is served, or fails as the host's; soon a new host serves."""
+    """A message sent while the zygote and its hosts die is served or fails as the host's; soon a new host serves."""
 
     async def main(stage: Stage) -> None:
         for name in ("zygote", "helper"):
@@ -272,7 +275,7 @@ def test_messages_right_behind_the_death_of_the_zygote(theatre: Theatre) -> None
 
 
 async def served_anew(stage: Stage, session: str, old: list[int]) -> None:
-    """Send until a new host answers; whatever is sent to one that is about to die fails as the host's."""
+    """Send until a new host answers; a message to a host that is about to die fails as the host's."""
     end = time.monotonic() + BOUND_SECONDS
     while True:
         outcome = await (await stage.play("answers", session)).outcome()
@@ -311,7 +314,7 @@ def test_a_child_that_hogs_goes_with_its_parent(theatre: Theatre) -> None:
 
 
 def test_many_deaths_leak_nothing(theatre: Theatre) -> None:
-    """A dozen deaths later control has no descriptor more than before, and no dead child."""
+    """A dozen deaths leave control with no more descriptors than before, and with no dead child."""
 
     async def main(stage: Stage) -> None:
         await stage.hosted_by("many")
@@ -330,7 +333,7 @@ def test_many_deaths_leak_nothing(theatre: Theatre) -> None:
 
 
 def zombies() -> list[int]:
-    """Dead processes below us that nobody has taken."""
+    """Return the dead processes below us that no parent has reaped."""
     found, rest = [], [os.getpid()]
     while rest:
         for pid in kernel.children_of(rest.pop()):
@@ -341,7 +344,7 @@ def zombies() -> list[int]:
     return found
 
 
-# Control itself
+# Deaths of control
 
 
 CONTROL = """
@@ -385,7 +388,7 @@ def inhabited(owner: str) -> list[str]:
 
 
 def by_then(seen: Callable[[], Any], seconds: float) -> Any:
-    """Wait until something is seen to be empty; return what it is."""
+    """Wait until a list is seen empty; return what the list holds at the end."""
     end = time.monotonic() + seconds
     while (found := seen()) and time.monotonic() < end:
         time.sleep(0.01)
@@ -394,7 +397,7 @@ def by_then(seen: Callable[[], Any], seconds: float) -> Any:
 
 @contextmanager
 def another_control(grade: Grade, store: str, places: dict[str, Path]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A control in a process of its own whose hosts hog; whatever a failed test leaves is ended."""
+    """Start a control whose hosts hog in a process of its own; end whatever a failed test leaves."""
     path = os.pathsep.join([str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     given = json.dumps([AGENT, grade, store, [(name, str(place)) for name, place in places.items()]])
     process = subprocess.Popen(
@@ -421,7 +424,7 @@ def another_control(grade: Grade, store: str, places: dict[str, Path]) -> Iterat
 
 @both_grades
 def test_kill_9_of_control_leaves_nothing(grade: Grade, tmp_path: Path) -> None:
-    """Control is killed with hogs in its hosts: soon nothing of it lives; the next one tells them lost, and serves."""
+    """A KILL of control soon ends its hosts, hogs included; the next control ends their runs as `lost`, and serves."""
     if grade is Grade.CGROUP and os.geteuid() != 0:
         pytest.skip("the cgroup grade needs root, or a cgroup that was delegated to us")
     names = ("waits", "sleeps", "spins", "holds_gil", "stops_itself", "leaves_daemon", "calls_blocking")

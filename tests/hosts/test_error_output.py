@@ -1,4 +1,4 @@
-"""Hosts, workers and what they start have no descriptor of control's: what they write is read, and told by lines."""
+"""Hosts, workers and their processes share no descriptor with control, which reads and logs the lines they write."""
 
 import os
 import subprocess
@@ -74,7 +74,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("user", ["", "nobody"], ids=["same user", "another user"])
 @pytest.mark.parametrize("driver", ["host", "inline"])
 def test_nothing_can_truncate_the_log(driver: str, user: str, module: Callable[[str], str], tmp_path: Path) -> None:
-    """No descriptor of an agent, its tools and processes leads to the file behind the server's error output."""
+    """No descriptor of an agent, its tools and its processes leads to the file that the server writes its errors to."""
     if user and os.geteuid() != 0:
         pytest.skip("needs root, to give rights away")
     module(ATTACK)
@@ -97,7 +97,7 @@ def test_nothing_can_truncate_the_log(driver: str, user: str, module: Callable[[
 
 
 def test_a_flood_is_bounded_and_counted(capfd: pytest.CaptureFixture[str]) -> None:
-    """Of one that writes without end a burst is told, and how much was left out; others are told all they write."""
+    """A writer without end gets a burst of lines logged, and a count of the rest; other writers are logged in full."""
     errors = ErrorOutput()
     flood, quiet = errors.pipe(lambda: "the flood"), errors.pipe(lambda: "the quiet one")
     size = 3 * error_output.BURST_BYTES
@@ -110,7 +110,7 @@ def test_a_flood_is_bounded_and_counted(capfd: pytest.CaptureFixture[str]) -> No
         os.close(flood)
         os.close(quiet)
         errors.close()
-        errors.join()  # until the last gap is told
+        errors.join()  # until the last gap is logged
     lines = capfd.readouterr().err.splitlines()
     assert "the quiet one: here" in lines
     told = [line for line in lines if line.startswith("the flood: x")]
@@ -122,7 +122,7 @@ def test_a_flood_is_bounded_and_counted(capfd: pytest.CaptureFixture[str]) -> No
 
 
 def test_nobody_forges_a_line_of_the_log() -> None:
-    """Every line has its writer's name, whatever is in it; what would move a cursor or split a line is spelled out."""
+    """Every logged line begins with its writer's name, and spells out characters that move a cursor or split a line."""
     source = Source(-1, lambda: "the host of a\nb")
     told = source.feed(b'{"event": "ended"}\r\n\x1b[2Jgone\xff\n\xc2\x85next\rover\nbegun')
     assert told == [
@@ -134,7 +134,7 @@ def test_nobody_forges_a_line_of_the_log() -> None:
 
 
 def test_a_line_without_an_end_is_told_in_pieces() -> None:
-    """Nothing is kept for ever: a line that is too long is told as several."""
+    """A line that is too long is logged as several, so that control keeps no line for ever."""
     source = Source(-1, lambda: "w")
     long = b"y" * (2 * error_output.LINE_BYTES + 5)
     assert [len(line) for line in source.feed(long)] == [error_output.LINE_BYTES + 4] * 2
@@ -143,7 +143,7 @@ def test_a_line_without_an_end_is_told_in_pieces() -> None:
 
 
 def test_whoever_does_not_read_our_error_output_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a full pipe behind our own error output a process still writes, ends, and the close is bounded."""
+    """A process still writes and ends while our own error output is a full pipe, and the close is bounded."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     try:
@@ -165,7 +165,7 @@ def test_whoever_does_not_read_our_error_output_holds_nobody_up(monkeypatch: pyt
 
 
 def test_another_user_writes_to_its_error_output_by_name(module: Callable[[str], str]) -> None:
-    """`/dev/stderr` can be opened by an agent of another user: the pipe is its own."""
+    """An agent of another user can open `/dev/stderr`, since the pipe belongs to that user."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to give rights away")
     agent = module("async def agent(run, message):\n    open('/dev/stderr', 'w').write('by name')\n    return 'done'")

@@ -1,7 +1,7 @@
-"""Flow: what a host says and what it does not read costs control a bounded amount, and other sessions nothing.
+"""Flow: a host's output, and a host that does not read, cost control a bounded amount, and other sessions nothing.
 
-Every host here is a real process. Where a test needs one that does not keep to the protocol's manners, its agent takes
-the socket of its own host and writes to it.
+Every host here is a real process. Where a test needs a host that ignores the limits of the protocol, its agent takes
+the socket of that host and writes to it.
 """
 
 import asyncio
@@ -19,7 +19,8 @@ from interlock.core.names import ErrorKind, EventKind
 
 BOUND_SECONDS = 120.0
 FLOOD_SECONDS = 1.0
-STALL_SECONDS = 15.0  # generous: what another session may feel on a loaded machine; a flood goes on for far longer
+# Another session may wait so long on a loaded machine; a flood goes on for far longer.
+STALL_SECONDS = 15.0
 MIB = 1024 * 1024
 
 AGENT = '''
@@ -147,14 +148,14 @@ async def calls(run, rest):
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The agents, where a zygote can import them."""
+    """Write the agents where a zygote can import them; return their name."""
     (tmp_path / "talkers.py").write_text(AGENT)
     monkeypatch.syspath_prepend(str(tmp_path))
     return "talkers:agent"
 
 
 def flows(main: Callable[[Control], Awaitable[None]], agent: str) -> None:
-    """Play a test with a control whose agents are in hosts."""
+    """Run a test with a control whose agents are in hosts."""
 
     async def bounded() -> None:
         async with asyncio.timeout(BOUND_SECONDS), open_control(agent, driver="host") as control:
@@ -164,19 +165,19 @@ def flows(main: Callable[[Control], Awaitable[None]], agent: str) -> None:
 
 
 async def ended(control: Control, session: str, text: str) -> Outcome:
-    """Send a message and wait for its end."""
+    """Send a message and wait for the end of its run."""
     return await control.wait((await control.send(session, text)).run_id)
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory."""
+    """Return how many bytes of this process are in memory."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096
 
 
 @contextmanager
 def growth(limit: int) -> Iterator[Callable[[], None]]:
-    """What happens inside makes this process no bigger than that; look as often as you like."""
+    """Check that the block makes this process no bigger than that; yield a function that looks in between."""
     gc.collect()
     before, most = resident(), 0
 
@@ -191,9 +192,9 @@ def growth(limit: int) -> Iterator[Callable[[], None]]:
 
 @asynccontextmanager
 async def beside(control: Control, session: str = "beside") -> AsyncIterator[list[float]]:
-    """A session that sends one message after another; yields how long each took."""
+    """Send one message after another in a session; yield how long each took."""
     times: list[float] = []
-    assert (await ended(control, session, "echo first")).text == "first"  # its host is there now
+    assert (await ended(control, session, "echo first")).text == "first"  # the session has its host from here on
 
     async def sends() -> None:
         while True:
@@ -214,16 +215,16 @@ async def beside(control: Control, session: str = "beside") -> AsyncIterator[lis
 
 @pytest.mark.parametrize("play", ["says", "pours", "drips", "lingers"])
 def test_a_host_that_floods_costs_a_share_of_the_loop_and_no_memory(agent: str, play: str) -> None:
-    """However it floods, others go on, its stop is acknowledged at once, and the next message is served."""
+    """Other sessions go on during any flood; a stop of the flood is acknowledged at once, and the next is served."""
 
     async def main(control: Control) -> None:
         await ended(control, "flood", "echo first")
         async with beside(control) as times:
             await until(lambda: len(times) >= 5)
-            with growth(96 * MIB) as look:  # (the store keeps its last 10,000 events of a run)
+            with growth(96 * MIB) as look:  # the store keeps the last 10,000 events of a run
                 sent = await control.send("flood", play)
                 quiet, over = len(times), time.monotonic() + FLOOD_SECONDS
-                async with asyncio.timeout(BOUND_SECONDS / 2):  # others go on: ten times in it, or in more of it
+                async with asyncio.timeout(BOUND_SECONDS / 2):  # other sessions get ten answers in this time
                     while time.monotonic() < over or len(times) - quiet < 10:
                         await asyncio.sleep(0.02)
                         look()
@@ -241,14 +242,14 @@ def test_a_host_that_floods_costs_a_share_of_the_loop_and_no_memory(agent: str, 
 
 
 async def until(seen: Callable[[], bool]) -> None:
-    """Wait until something was seen."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(BOUND_SECONDS / 2):
         while not seen():
             await asyncio.sleep(0.002)
 
 
 def test_a_host_that_reads_no_answers_is_ended(agent: str) -> None:
-    """What waits for it is bounded; its run fails with what it did, and others feel nothing."""
+    """Control bounds what waits for a host that does not read, and fails its run; other sessions feel nothing."""
 
     async def main(control: Control) -> None:
         async with beside(control) as times:
@@ -283,7 +284,7 @@ def test_nothing_is_lost_when_control_is_held_up(agent: str) -> None:
 
 
 def test_a_slow_watcher_slows_nobody(agent: str) -> None:
-    """One who does not read what he watches holds up neither that run nor another watcher of it."""
+    """A watcher that does not read holds up neither the run nor another watcher of that run."""
     count = 10_000
 
     async def main(control: Control) -> None:
@@ -306,13 +307,13 @@ def test_a_slow_watcher_slows_nobody(agent: str) -> None:
             assert len(slow) == 1
             resume.set()
         assert quick[-1] is slow[-1] is EventKind.ENDED
-        assert EventKind.BLOCK in slow  # which holds the text of every delta that it missed
+        assert EventKind.BLOCK in slow  # a block holds the text of every delta that the watcher missed
 
     flows(main, agent)
 
 
 def test_long_messages_are_carried_whole(agent: str) -> None:
-    """A post of the greatest length in narrow and wide characters, 8 MiB for a process to read, a long history."""
+    """The link carries a post of the greatest length in narrow and wide characters, 8 MiB of input, a long history."""
 
     async def main(control: Control) -> None:
         for character, width in (("x", 1), ("é", 2), ("😀", 4)):
@@ -325,13 +326,13 @@ def test_long_messages_are_carried_whole(agent: str) -> None:
         assert outcome.ending is Ending.COMPLETED, outcome.error
         assert int(outcome.text) > 12 * MIB
         receipt = await control.receipt(outcome.run_id)
-        assert receipt.host == "reused"  # one host carried it all
+        assert receipt.host == "reused"  # one host carried all of them
 
     flows(main, agent)
 
 
 def test_a_message_that_is_too_long_is_refused_where_it_was_tried(agent: str) -> None:
-    """Arguments, results and texts beyond any message raise in the agent, which goes on; its host is not ended."""
+    """Arguments, results and texts that are too long raise in the agent, which goes on; the host is not ended."""
 
     async def main(control: Control) -> None:
         outcome = await ended(control, "s", "calls")

@@ -1,6 +1,6 @@
 """Agents that hog, in real hosts: a stop is acknowledged at once, ends them, and nothing acts afterwards.
 
-The stage of the room's other tests (`Stage`, `Act`, `streaming`) stands here too.
+The other tests of this directory use the stage that is defined here (`Stage`, `Act`, `streaming`).
 """
 
 from __future__ import annotations
@@ -44,10 +44,12 @@ T = TypeVar("T")
 
 AGENT = f"{hogs.__name__}:agent"
 BOUND_SECONDS = 30.0
-TEST_SECONDS = 300.0  # of the loop's clock, which some tests put forward
-WATCH_SECONDS = 0.5  # longer than anything that was put off
-STALL_SECONDS = 5.0  # generous: what another session may feel on a loaded machine; a hog hogs for far longer
-PATIENT = Settings(grace_seconds=BOUND_SECONDS, drain_seconds=2 * BOUND_SECONDS)  # what is killed has time to be gone
+TEST_SECONDS = 300.0  # by the loop's clock, which some tests put forward
+WATCH_SECONDS = 0.5  # longer than any effect that a play puts off
+# Another session may wait so long on a loaded machine; a hog hogs for far longer.
+STALL_SECONDS = 5.0
+# A killed process has this time to be gone.
+PATIENT = Settings(grace_seconds=BOUND_SECONDS, drain_seconds=2 * BOUND_SECONDS)
 GRADES = [Grade.CGROUP, Grade.KEEPER]
 both_grades = pytest.mark.parametrize("grade", GRADES, ids=[str(grade) for grade in GRADES])
 
@@ -56,7 +58,7 @@ both_grades = pytest.mark.parametrize("grade", GRADES, ids=[str(grade) for grade
 
 
 async def until(seen: Any, what: str, seconds: float = BOUND_SECONDS) -> Any:
-    """Wait for a condition to be seen; return what was seen."""
+    """Wait until a condition holds; return its value."""
     end = time.monotonic() + seconds
     while not (found := seen()):
         assert time.monotonic() < end, f"not seen in {seconds:.0f} s: {what}"
@@ -66,7 +68,7 @@ async def until(seen: Any, what: str, seconds: float = BOUND_SECONDS) -> Any:
 
 @contextmanager
 def unhurried() -> Iterator[None]:
-    """Who settles is in time, however slow the machine: in here a host has BOUND_SECONDS for it."""
+    """Give every host BOUND_SECONDS to settle, so that a slow machine makes none late."""
     turn.SETTLE_SECONDS = BOUND_SECONDS
     try:
         yield
@@ -75,15 +77,15 @@ def unhurried() -> Iterator[None]:
 
 
 async def put_forward(stage: Stage, seconds: float) -> None:
-    """Put the loop's clock forward, by which control gives time to settle and graces: that time is over now."""
-    await until(lambda: stage.info.spare, "a spare")  # (else one that is being made would be late)
+    """Put the loop's clock forward: the time to settle and the graces, which control takes from it, are over."""
+    await until(lambda: stage.info.spare, "a spare")  # a spare that is still being made would be late
     loop: Any = asyncio.get_running_loop()
     before = loop.time
     loop.time = lambda: before() + seconds
 
 
 def there(pids: Iterable[int]) -> list[int]:
-    """Return those processes that exist, dead and not reaped included."""
+    """Return those processes that exist, also dead ones that no parent has reaped."""
     return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
@@ -93,7 +95,7 @@ def living(pids: Iterable[int]) -> list[int]:
 
 
 def descriptors() -> list[str]:
-    """What this process has open; anonymous things by their kind."""
+    """Return what this process has open; anonymous descriptors by their kind."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
@@ -102,14 +104,14 @@ def descriptors() -> list[str]:
 
 
 def leaves() -> list[str]:
-    """Every cgroup directory of this process's controls."""
+    """Return every cgroup directory of this process's controls."""
     homes = (kernel.own_cgroup(), kernel.own_cgroup_v1("pids"), kernel.own_cgroup_v1("memory"))
     mine = f"{kernel.MARK}{kernel.owner_of(os.getpid())}*"
     return [str(path) for home in homes if home is not None for path in Path(home).glob(mine)]
 
 
 class Act:
-    """A play that runs in a session, and what can be witnessed of it from outside."""
+    """A play that runs in a session, and the traces of it that a test can see."""
 
     def __init__(self, control: Control, session: str, run: str, place: Path) -> None:
         self.control = control
@@ -119,21 +121,21 @@ class Act:
 
     @property
     def beats(self) -> bytes:
-        """What was done so far."""
+        """Return the beats so far."""
         return (self.place / "beats").read_bytes() if (self.place / "beats").exists() else b""
 
     @property
     def pids(self) -> list[int]:
-        """Whoever was started."""
+        """Return the pids of the processes that the play started."""
         return [int(pid) for pid in (self.place / "pids").read_text().split()] if self.beats else []
 
     async def reached(self) -> Act:
-        """Wait until it is as bad as it gets."""
+        """Wait until the play has done its worst."""
         await until(lambda: b"!" in self.beats, f"{self.place.name} is reached")
         return self
 
     async def stop(self) -> Receipt:
-        """Stop it; return the receipt when nothing is left, and see for ourselves that nothing is."""
+        """Stop the run; return the receipt once drained, and check that nothing of the play is left."""
         told = await self.control.stop(session=self.session)
         assert told.aborted, self.place.name
         receipt = await self.drained()
@@ -142,19 +144,18 @@ class Act:
         return receipt
 
     async def outcome(self) -> Outcome:
-        """Wait for its end."""
+        """Wait for the end of the run."""
         return await self.control.wait(self.run, timeout=BOUND_SECONDS)
 
     async def drained(self) -> Receipt:
-        """Wait until nothing is left; return the receipt."""
+        """Wait until the run is drained; return the receipt."""
         outcome = await self.control.wait(self.run, drained=True, timeout=BOUND_SECONDS)
         assert outcome.ended, f"{self.place.name} did not end"
         self.at_end = self.beats
         receipt = await self.control.receipt(self.run)
         assert receipt.drain is Drain.OBSERVED, self.place.name
-        if (
-            receipt.host == "killed"
-        ):  # (where its keeper was killed as well, who takes the dead one is another's matter)
+        if receipt.host == "killed":
+            # If the keeper was killed too, another process reaps the dead host: wait for its death only.
             await until(lambda: living(self.pids) == [], f"{self.place.name} is dead")
         return receipt
 
@@ -170,7 +171,7 @@ class Stage:
 
     @property
     def info(self) -> HostsInfo:
-        """What became of the hosts."""
+        """Return the driver's counts of hosts."""
         assert isinstance(self.control._driver, HostDriver)
         return self.control._driver.info
 
@@ -185,7 +186,7 @@ class Stage:
         return Act(self.control, session, sent.run_id, place)
 
     async def hosted_by(self, session: str) -> tuple[int, int]:
-        """Have a session's host say its pid, and how many turns it has had."""
+        """Return the pid of a session's host, and how many turns that host has had."""
         outcome = await (await self.play("answers", session)).outcome()
         assert outcome.ending is Ending.COMPLETED, outcome.error
         pid, turns = outcome.text.split()
@@ -194,7 +195,7 @@ class Stage:
 
 @asynccontextmanager
 async def staged(grade: Grade, places: Path, **values: Any) -> AsyncIterator[Stage]:
-    """A control with the hogs; afterwards no descriptor, child or cgroup of it is left."""
+    """Open a control with the hogs; check afterwards that no descriptor, child or cgroup of it is left."""
     if grade is Grade.CGROUP and os.geteuid() != 0:
         pytest.skip("the cgroup grade needs root, or a cgroup that was delegated to us")
     before, children, directories = descriptors(), kernel.children(), leaves()
@@ -221,7 +222,7 @@ def bounded(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Theatre:
-    """One stage for many tests: to open a control takes longer than most of them."""
+    """A stage for many tests, since opening a control takes longer than most of them."""
 
     def __init__(self, grade: Grade, places: Path, **values: Any) -> None:
         self._runner = asyncio.Runner()
@@ -229,18 +230,18 @@ class Theatre:
         self.stage = self._runner.run(self._stage.__aenter__())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a test, bounded."""
+        """Run a test on the stage, bounded in time."""
         return self._runner.run(_bounded(work))
 
     def close(self) -> None:
-        """See that nothing is left of all of them."""
+        """Close the stage, and check that nothing of all its tests is left."""
         with self._runner:
             self._runner.run(self._stage.__aexit__(None, None, None))
 
 
 @pytest.fixture(scope="module", params=GRADES, ids=[str(grade) for grade in GRADES])
 def theatre(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theatre]:
-    """A stage of each grade."""
+    """Yield a stage of each grade."""
     opened = Theatre(request.param, tmp_path_factory.mktemp("hogs"))
     yield opened
     opened.close()
@@ -248,7 +249,7 @@ def theatre(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @asynccontextmanager
 async def streaming(stage: Stage) -> AsyncIterator[None]:
-    """Another session that streams meanwhile: it loses nothing, and is never kept waiting."""
+    """Stream in another session meanwhile; check that this session loses nothing and never waits long."""
     act = await (await stage.play("streams")).reached()
     gaps = []
 
@@ -278,19 +279,19 @@ async def streaming(stage: Stage) -> AsyncIterator[None]:
 
 
 async def nothing_acts(acts: Iterable[Act], seconds: float = WATCH_SECONDS) -> None:
-    """Watch for a while: nobody has done anything since it was drained."""
+    """Watch for a while, and check that no play has beaten since its run was drained."""
     await asyncio.sleep(seconds)
     assert [act.place.name for act in acts if act.beats != act.at_end] == []
 
 
-# Between tools: a moment to settle
+# Between tools: a host has a moment to settle
 
 
 POLITE = ["waits", "streams", "mops_up"]
 
 
 def test_polite_hosts_are_used_again(theatre: Theatre) -> None:
-    """A host that ends its turn when told is kept, with its memory, and the receipt says so."""
+    """A host that ends its turn when told is used again, with its memory, and the receipt says so."""
 
     async def main(stage: Stage) -> None:
         for name in POLITE:
@@ -308,12 +309,12 @@ BLOCKING = ["sleeps", "spins", "swallows", "holds_gil", "matches", "deaf_to_sign
 
 
 def test_a_host_that_does_not_settle_is_killed(theatre: Theatre) -> None:
-    """Race 39: blocked in Python or in C, with the GIL or without, deaf or stopped: acknowledged, killed, silent."""
+    """Race 39: a host that blocks in Python or C, holds the GIL, is deaf or stopped is acknowledged, killed, silent."""
 
     async def one(stage: Stage, name: str) -> Act:
         act = await (await stage.play(name)).reached()
         told = await stage.control.stop(session=act.session)
-        assert told.aborted and told.drain is Drain.PENDING, name  # acknowledged while it hogs
+        assert told.aborted and told.drain is Drain.PENDING, name  # acknowledged while the play still hogs
         receipt = await act.drained()
         assert (receipt.cause, receipt.host) == (Ending.STOPPED, "killed"), name
         assert receipt.runs[0].body is BodyState.KILLED, name
@@ -331,7 +332,7 @@ def test_a_host_that_does_not_settle_is_killed(theatre: Theatre) -> None:
 
 
 def test_a_host_cannot_hand_control_something_to_close(theatre: Theatre) -> None:
-    """A descriptor that takes for ever to close does not reach control through the link: its loop goes on."""
+    """A descriptor that takes for ever to close does not reach control through the link: control's loop goes on."""
 
     async def main(stage: Stage) -> None:
         async with streaming(stage):
@@ -343,7 +344,7 @@ def test_a_host_cannot_hand_control_something_to_close(theatre: Theatre) -> None
 
 
 def test_a_keeper_that_was_stopped_is_replaced(theatre: Theatre) -> None:
-    """A host that stops its own keeper with SIGSTOP is ended all the same, with the child it left."""
+    """A host that stops its own keeper with SIGSTOP is ended like any other, with the child that it left."""
 
     async def main(stage: Stage) -> None:
         act = await (await stage.play("stops_its_keeper")).reached()
@@ -360,7 +361,7 @@ LEAVING = [
     "leaves_work",
     "leaves_queued_work",
     "leaves_work_in_pool",
-    "rested_threads",  # they are idle, but nobody outside can know what they wait for
+    "rested_threads",  # the threads are idle, but control cannot know what they wait for
     "leaves_task",
     "leaves_timer",
     "leaves_callback",
@@ -374,7 +375,7 @@ LEAVING = [
 
 
 def test_a_host_in_which_something_is_left_is_killed(theatre: Theatre) -> None:
-    """A polite agent that left something which may act later: not used again, and nothing acts after drained."""
+    """A host in which a polite agent left code that may act later is not used again, and nothing acts after drained."""
 
     async def one(stage: Stage, name: str) -> Act:
         if name == "leaves_work_in_pool":
@@ -397,7 +398,7 @@ def test_a_host_in_which_something_is_left_is_killed(theatre: Theatre) -> None:
 
 
 def test_a_process_of_a_completed_turn_stays_with_its_host(theatre: Theatre) -> None:
-    """What a library started in a turn that completed lives on with the host, and goes with it."""
+    """A process that a library started in a completed turn lives on with the host, and ends with the host."""
 
     async def main(stage: Stage) -> None:
         kept = await stage.play("keeps_process")
@@ -405,10 +406,10 @@ def test_a_process_of_a_completed_turn_stays_with_its_host(theatre: Theatre) -> 
         started = int((kept.place / "pids").read_text())
         assert (await kept.drained()).host == "reused"
         waiting = await (await stage.play("waits", kept.session)).reached()
-        assert (await waiting.stop()).host == "reused"  # it was not born in that turn
+        assert (await waiting.stop()).host == "reused"  # the process is older than that turn
         assert there([pid, started]) == [pid, started]
         assert (await stage.hosted_by(kept.session))[0] == pid
-        await stage.control.reset(kept.session)  # the transcript begins anew, and so does the memory
+        await stage.control.reset(kept.session)  # a new transcript begins with a new memory
         assert (await stage.hosted_by(kept.session))[0] != pid
         await until(lambda: there([pid, started]) == [], "both are gone")
 
@@ -417,25 +418,25 @@ def test_a_process_of_a_completed_turn_stays_with_its_host(theatre: Theatre) -> 
 
 
 def test_a_word_after_the_return_does_not_cost_the_host(theatre: Theatre) -> None:
-    """A task that says something after its turn completed is told that it is late; the host stays warm."""
+    """A task that says something after its turn completed gets Stale; the host stays warm."""
 
     async def main(stage: Stage) -> None:
         act = await stage.play("speaks_later")
         pid = int((await act.outcome()).text)
         await act.drained()
         await until(lambda: act.beats, "it was refused")
-        assert (await stage.hosted_by(act.session)) == (pid, 2)  # and before that answer control heard what it said
+        assert (await stage.hosted_by(act.session)) == (pid, 2)  # control heard the late word before this answer
         assert (await stage.hosted_by(act.session)) == (pid, 3)
 
     with unhurried():
         theatre.run(main(theatre.stage))
 
 
-# With a tool at work: KILL at once
+# With a tool at work: control sends KILL at once
 
 
 def test_a_tool_at_work_is_killed_at_once(theatre: Theatre) -> None:
-    """Without a declared grace there is no moment to settle: no `finally` runs, and the host is gone long before."""
+    """A tool without a declared grace has no moment to settle: no `finally` runs, and the host is soon gone."""
 
     async def main(stage: Stage) -> None:
         acts, milliseconds = [], []
@@ -450,7 +451,7 @@ def test_a_tool_at_work_is_killed_at_once(theatre: Theatre) -> None:
             assert (await stage.hosted_by(act.session))[1] == 1, name
             acts.append(act)
             milliseconds.append(receipt.fence_to_drained_ms or 0)
-        assert max(milliseconds) < BOUND_SECONDS * 1000 / 2, milliseconds  # half of what it would have to settle
+        assert max(milliseconds) < BOUND_SECONDS * 1000 / 2, milliseconds  # half of the time to settle
         await nothing_acts(acts)
 
     with unhurried():
@@ -458,7 +459,7 @@ def test_a_tool_at_work_is_killed_at_once(theatre: Theatre) -> None:
 
 
 async def permitted(act: Act, calls: int) -> None:
-    """Wait until so many calls of a run were permitted, and have begun."""
+    """Wait until control has permitted so many calls of a run, and all have begun."""
     live = act.control._registry.runs[act.run]  # type: ignore[index]
     await until(
         lambda: [call.state for call in (live.calls or {}).values()].count(ToolState.RUNNING) == calls, "permits"
@@ -467,7 +468,7 @@ async def permitted(act: Act, calls: int) -> None:
 
 
 def test_a_declared_grace_is_given(theatre: Theatre) -> None:
-    """Where every tool at work declared a grace each may clean up; after it, whoever goes on is killed."""
+    """Tools that all declared a grace may clean up; a tool that goes on after the grace is killed."""
 
     async def one(stage: Stage, name: str) -> tuple[Act, Receipt]:
         act = await (await stage.play(name)).reached()
@@ -500,7 +501,8 @@ def test_a_tool_that_blocks_its_loop_delays_no_stop(theatre: Theatre) -> None:
         told = await stage.control.stop(session=hog.session)
         assert (told.aborted, told.drain) == (True, Drain.PENDING)
         seen = len(hog.beats)
-        await until(lambda: len(hog.beats) > seen, "it hogs on, in its grace")  # and was acknowledged
+        # The stop was acknowledged, and the hog goes on in its grace.
+        await until(lambda: len(hog.beats) > seen, "it hogs on, in its grace")
         again = await (await stage.play("waits")).reached()
         assert (await again.stop()).host == "reused"
         assert not (await stage.control.wait(hog.run)).drained
@@ -516,7 +518,7 @@ def test_a_tool_that_blocks_its_loop_delays_no_stop(theatre: Theatre) -> None:
 
 
 def test_a_new_message_does_not_wait_for_a_hog(theatre: Theatre) -> None:
-    """The new run answers on another host while the old one still hogs; then that is killed. One order of events."""
+    """The new run answers on another host while the old host hogs and is killed later; events have one order."""
 
     async def main(stage: Stage) -> None:
         hogging = []
@@ -528,7 +530,7 @@ def test_a_new_message_does_not_wait_for_a_hog(theatre: Theatre) -> None:
             assert int(outcome.text.split()[0]) not in hog.pids
             ended = await hog.outcome()
             assert (ended.ending, ended.superseded_by) == (Ending.SUPERSEDED, answer.run)
-            await put_forward(stage, BOUND_SECONDS)  # it has had its time
+            await put_forward(stage, BOUND_SECONDS)  # the hog's time to settle is over
             assert (await hog.drained()).host == "killed"
             kinds = [(event.run_id, event.kind) for event in await events_of(stage.control, hog.session)]
             assert kinds.index((hog.run, EventKind.ENDED)) < kinds.index((answer.run, EventKind.STARTED))
@@ -542,13 +544,13 @@ def test_a_new_message_does_not_wait_for_a_hog(theatre: Theatre) -> None:
 
 
 async def events_of(control: Control, session: str) -> list[Any]:
-    """What was told in a session so far."""
+    """Return the events of a session so far."""
     page = await control._store.events(session, after=0, limit=10_000)  # type: ignore[arg-type]
     return [event for event in page.events if event.run_id is not None]
 
 
 def test_a_receipt_does_not_call_a_host_reused_that_is_gone(theatre: Theatre) -> None:
-    """A polite host that settles when its session has another one: it is kept or ended, and the receipt says which."""
+    """A polite host that settles when its session has another host is kept or ended, and the receipt says which."""
 
     async def main(stage: Stage) -> None:
         slow = await (await stage.play("mops_until_told")).reached()
@@ -558,7 +560,8 @@ def test_a_receipt_does_not_call_a_host_reused_that_is_gone(theatre: Theatre) ->
         assert (await stage.control.wait(slow.run, drained=True)).ending is Ending.SUPERSEDED
         if (await stage.control.receipt(slow.run)).host == "killed":
             await until(lambda: there(slow.pids) == [], "it is gone")
-        else:  # the new run had to wait for its host: the old one was in time, and is the session's
+        else:
+            # The new run had to wait for its host: the old host settled in time and stayed with the session.
             assert (await stage.hosted_by(slow.session))[0] == slow.pids[0]
 
     with unhurried():
@@ -570,7 +573,7 @@ def test_a_receipt_does_not_call_a_host_reused_that_is_gone(theatre: Theatre) ->
 
 @both_grades
 def test_control_closes_on_hogs(grade: Grade, tmp_path: Path) -> None:
-    """Control with hogs of every kind running closes within its bounds; each run ends as shutdown, nothing is left."""
+    """A control with hogs of every kind closes within its bounds; each run ends as shutdown, and nothing is left."""
     names = ("sleeps", "spins", "swallows", "holds_gil", "stops_itself", "calls_blocking", "leaves_daemon", "waits")
 
     async def main() -> None:
@@ -581,7 +584,7 @@ def test_control_closes_on_hogs(grade: Grade, tmp_path: Path) -> None:
                 await act.reached()
             waiting = [asyncio.create_task(act.outcome()) for act in acts]
             began = time.monotonic()
-        assert time.monotonic() - began < PATIENT.grace_seconds / 2  # nobody was waited for
+        assert time.monotonic() - began < PATIENT.grace_seconds / 2  # the close waited for no hog
         assert {(await each).ending for each in waiting} == {Ending.SHUTDOWN}
         assert [act.place.name for act in acts if there(act.pids)] == []
         for act in acts:

@@ -1,6 +1,6 @@
-"""What stays with a host after an early end: nothing that was not there before the turn, nothing that ran in it.
+"""After an early end a host keeps nothing that was born in the turn, and nothing that ran in it.
 
-Control asks the kernel; what the host says of itself is not enough. Every host here is a real process, at both grades.
+Control asks the kernel, since a host may lie about itself. Every host here is a real process, at both grades.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from interlock.processes import kernel
 
 from .test_hogs import Act, Stage, Theatre, living, nothing_acts, theatre, there, unhurried, until
 
-__all__ = ["theatre"]  # a stage of each grade, for this file
+__all__ = ["theatre"]  # the fixture: a stage of each grade
 
 
 async def before(stage: Stage, name: str, session: str) -> Act:
-    """Have a turn complete that leaves something in its host."""
+    """Let a turn complete that leaves something in its host."""
     act = await stage.play(name, session)
     assert (await act.outcome()).ending is Ending.COMPLETED
     assert (await act.drained()).host == "reused"
@@ -30,7 +30,7 @@ async def before(stage: Stage, name: str, session: str) -> Act:
 
 @pytest.mark.parametrize("name", ["gives_helper_work", "gives_helper_work_for_later"])
 def test_a_helper_that_was_given_work_goes_with_its_turn(theatre: Theatre, name: str) -> None:
-    """A process of an earlier turn that a stopped one gave work does not act after drained, asleep over it or not."""
+    """A process of an earlier turn that a stopped turn gave work does not act after drained, asleep or not."""
 
     async def main(stage: Stage) -> None:
         for number in range(3):
@@ -53,7 +53,7 @@ LIES = [("lies_with_thread", None), ("lies_with_old_thread", "keeps_thread"), ("
 
 @pytest.mark.parametrize(("name", "first"), LIES)
 def test_a_host_that_lies_about_its_threads_is_not_believed(theatre: Theatre, name: str, first: str | None) -> None:
-    """An agent that says `settled, clean` itself, with a thread at work, is killed like any other."""
+    """An agent that says `settled, clean` in the host's name, with a thread at work, is killed like any other."""
 
     async def main(stage: Stage) -> None:
         if first is not None:
@@ -68,7 +68,7 @@ def test_a_host_that_lies_about_its_threads_is_not_believed(theatre: Theatre, na
 
 
 def test_what_did_not_run_is_kept_and_named(theatre: Theatre) -> None:
-    """A helper and a thread that nobody woke stay with their host, turn after turn; the receipt names the helper."""
+    """A helper and a thread that no turn woke stay with their host, turn after turn; the receipt names the helper."""
 
     async def main(stage: Stage) -> None:
         await before(stage, "keeps_thread", "idle")
@@ -94,7 +94,7 @@ def test_what_did_not_run_is_kept_and_named(theatre: Theatre) -> None:
 
 
 def test_more_than_control_looks_at_is_not_kept(theatre: Theatre) -> None:
-    """A host with more threads than are looked at in one step is not judged: after an early end it goes."""
+    """A host with more threads than control looks at in one step is not judged: an early end ends the host."""
 
     async def main(stage: Stage) -> None:
         await before(stage, "keeps_crowd", "crowd")
@@ -108,7 +108,7 @@ def test_more_than_control_looks_at_is_not_kept(theatre: Theatre) -> None:
 
 
 async def at_rest(pid: int) -> Any:
-    """Return the traces of a process that has come to wait for its input; on its way there it may sleep, too."""
+    """Return the traces of a process once it waits for its input; the process may also sleep on the way there."""
     seen, times = kernel.traces(pid), 0
     while times < 5:
         await asyncio.sleep(0.02)
@@ -119,7 +119,7 @@ async def at_rest(pid: int) -> Any:
 
 
 def test_a_thread_that_sleeps_has_the_same_trace_until_it_runs(tmp_path: Path) -> None:
-    """The kernel counts every time a thread leaves its processor: one that ran and sleeps again has another trace."""
+    """The kernel counts each time a thread leaves its processor: one that ran and sleeps again has a new trace."""
 
     async def main() -> None:
         child = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE)
@@ -142,7 +142,7 @@ def test_a_thread_that_sleeps_has_the_same_trace_until_it_runs(tmp_path: Path) -
 
 
 def test_what_cannot_be_seen_is_an_error(tmp_path: Path) -> None:
-    """A process that is not there, or more than was asked for, is never told as nothing."""
+    """A look at a missing process, or at more threads than allowed, raises; it never returns an empty list."""
     with pytest.raises(OSError):
         kernel.below(2**22 + 1, 64)
     with pytest.raises(OSError):

@@ -1,6 +1,6 @@
-"""A loop that is late makes no timeout of an answer that was finished in time; and a host gains nothing by lying.
+"""A late loop makes no timeout of an answer that was finished in time, and a host gains nothing by lying.
 
-The loop is blocked for real, over the limits of runs whose agents return meanwhile, each in a process of its own.
+The tests block the loop past the deadlines of runs whose agents return meanwhile, each in a process of its own.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ both_loops = pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 
 
 def limit_of(control: Control, run: str) -> float:
-    """When a run's deadline is."""
+    """Return the instant of a run's deadline."""
     return control._registry.runs[run].limits[0].at  # type: ignore[index]
 
 
 def line_of(control: Control, run: str) -> int:
-    """Control's end of what a run's host says."""
+    """Return control's end of the pipe in which a run's host speaks."""
     turn: Any = control._registry.runs[run].bodies[0]  # type: ignore[index]
     line: int = turn.host._said
     return line
 
 
 def lying_in(line: int) -> bytes:
-    """Return what lies in a pipe, and leave it there."""
+    """Return the unread bytes in a pipe, and leave them there."""
     reading, writing = os.pipe()
     try:
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, LINK_BYTES)
@@ -61,7 +61,7 @@ def lying_in(line: int) -> bytes:
 
 
 def said(line: int, word: bytes) -> bool:
-    """True if a word lies in a link, whole, and nobody has read it."""
+    """True if a whole word lies unread in a link."""
     data = lying_in(line)
     at = data.rfind(word)
     if at < 0:
@@ -78,7 +78,7 @@ def runs(act: Act) -> bool:
 
 
 async def begun(stage: Stage, name: str) -> list[Act]:
-    """Begin plays that wait for a word, in hosts that are warm; on a slow machine some are over before they begin."""
+    """Begin plays that wait for a word, in warm hosts; on a slow machine some are over before they begin."""
     sessions = [f"{name}-{number}" for number in range(ROUNDS)]
     await asyncio.gather(*(stage.hosted_by(session) for session in sessions))
     places = [stage._places / f"{session}-{time.monotonic_ns()}" for session in sessions]
@@ -93,7 +93,7 @@ async def begun(stage: Stage, name: str) -> list[Act]:
 
 
 def block(acts: list[Act], word: bytes, *, late: bool) -> list[Act]:
-    """Block the loop over the limits while agents are told to return; give back those that were in time (or late)."""
+    """Block the loop past the deadlines while agents return; give back the runs whose agents were in time (or late)."""
     limits = {act.run: limit_of(act.control, act.run) for act in acts}
     lines = {act.run: line_of(act.control, act.run) for act in acts}
     time.sleep(max(0.0, max(limits.values()) - time.monotonic()) if late else 0.0)
@@ -111,13 +111,14 @@ def block(acts: list[Act], word: bytes, *, late: bool) -> list[Act]:
 def rounds(
     loop: Callable[[], asyncio.AbstractEventLoop], places: Path, name: str, word: bytes, *, late: bool = False
 ) -> list[Outcome]:
-    """Return what became of runs whose agents returned in time (or late), while the loop was blocked over the limit."""
+    """Return the outcomes of runs whose agents returned in time (or late) while the loop was blocked."""
 
     async def main() -> list[Outcome]:
         outcomes: list[Outcome] = []
         async with staged(Grade.KEEPER, places) as stage:
             end = time.monotonic() + 4 * BOUND_SECONDS
-            while len(outcomes) < ROUNDS and time.monotonic() < end:  # on a slow machine some come too late to count
+            # On a slow machine some returns come too late to count.
+            while len(outcomes) < ROUNDS and time.monotonic() < end:
                 acts = await begun(stage, name)
                 outcomes += [await act.outcome() for act in (block(acts, word, late=late) if acts else [])]
         return outcomes
@@ -131,14 +132,14 @@ def rounds(
 def test_an_answer_that_was_finished_in_time_is_no_timeout(
     loop: Callable[[], asyncio.AbstractEventLoop], name: str, tmp_path: Path
 ) -> None:
-    """The return lay in the link before the deadline: completed, with its text, whenever this loop comes to read it."""
+    """A return that lay in the link before the deadline completes the run, whenever the loop reads its text."""
     outcomes = rounds(loop, tmp_path, name, b"Returned")
     assert len(outcomes) >= ROUNDS
     assert {(outcome.ending, outcome.text[-4:]) for outcome in outcomes} == {(Ending.COMPLETED, "done")}
 
 
 def test_an_error_that_came_in_time_is_no_timeout(tmp_path: Path) -> None:
-    """What the agent raised before the deadline is how the run ended."""
+    """An error that the agent raised before the deadline is the ending of the run."""
     outcomes = rounds(asyncio.new_event_loop, tmp_path, "raises_when_told", b"Raised")
     assert len(outcomes) >= ROUNDS
     assert {(outcome.ending, outcome.error) for outcome in outcomes} == {(Ending.FAILED, "ValueError: done")}
@@ -148,14 +149,14 @@ def test_an_error_that_came_in_time_is_no_timeout(tmp_path: Path) -> None:
 def test_an_answer_that_came_too_late_is_a_timeout(
     loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path
 ) -> None:
-    """A return behind the deadline changes nothing, although it lies in the link when the timer asks."""
+    """A return after the deadline changes nothing, although it lies in the link when the timer looks."""
     outcomes = rounds(loop, tmp_path, "answers_when_told", b"Returned", late=True)
     assert len(outcomes) >= ROUNDS
     assert {(outcome.ending, outcome.text) for outcome in outcomes} == {(Ending.TIMED_OUT, "")}
 
 
 def test_a_host_that_lies_about_the_time_is_not_believed() -> None:
-    """A return is as old as its host says only if that is after the last word read before it, and not in the future."""
+    """Control believes a host's time of a return only if it is after the last word read, and not in the future."""
     now = time.monotonic
     stamps: dict[str, tuple[Callable[[float, float], float], Ending]] = {
         "in time": (lambda heard, limit: (heard + limit) / 2, Ending.COMPLETED),
@@ -192,7 +193,8 @@ def test_a_host_that_lies_about_the_time_is_not_believed() -> None:
     async def main() -> None:
         async with opened(play, settings=Settings()) as (control, _):
             endings: dict[str, Ending] = {}
-            for deadline in (LIMIT_SECONDS, 4 * LIMIT_SECONDS, 16 * LIMIT_SECONDS):  # for whom the machine is too slow
+            # The longer deadlines are for a machine that is too slow for the first.
+            for deadline in (LIMIT_SECONDS, 4 * LIMIT_SECONDS, 16 * LIMIT_SECONDS):
                 endings = endings or await tried(control, deadline)
             assert endings == {name: ending for name, (_, ending) in stamps.items()}
 
@@ -201,7 +203,7 @@ def test_a_host_that_lies_about_the_time_is_not_believed() -> None:
 
 @both_loops
 def test_a_return_that_lies_unread_is_no_silence(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    """The limit on silence is asked after what the host has said was read, whichever the loop comes to first."""
+    """Control reads what a host has said before it judges the limit on silence, whichever the loop comes to first."""
     peers: list[Peer] = []
 
     async def play(peer: Peer, begin: link.Begin) -> None:

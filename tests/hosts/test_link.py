@@ -1,7 +1,7 @@
-"""The link: every word survives the way, and a host that says anything at all harms nobody but its own run.
+"""The link carries every word whole, and a host that says anything at all harms only its own run.
 
-Control's side is the real one, fence, gate and outlet included. At the other end of each socket is a peer, played by
-the test: a host that says what no host of ours would say.
+Control's side is the real one, with fence, gate and outlet. The test plays the other end of each socket as a peer: a
+host that says what no host of ours would say.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SAID, TOLD = get_args(link.Said), get_args(link.Told)
 
 
 def any_value(kind: Any) -> st.SearchStrategy[Any]:
-    """Any value that a field of a word may have."""
+    """Return a strategy for any value that a field of a word may have."""
     kind = getattr(kind, "__supertype__", kind)
     if get_origin(kind) in (UnionType, Union):
         return st.one_of([any_value(one) for one in get_args(kind)])
@@ -74,14 +74,14 @@ def any_value(kind: Any) -> st.SearchStrategy[Any]:
 
 
 def any_word(kind: Any) -> st.SearchStrategy[Any]:
-    """Any word of a kind."""
+    """Return a strategy for any word of a kind."""
     return st.builds(
         kind, **{name: any_value(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
     )
 
 
 def words_of(kinds: tuple[type, ...]) -> st.SearchStrategy[Any]:
-    """Any word of some kinds, with any values that it may have."""
+    """Return a strategy for any words of some kinds, with any values."""
     return st.one_of([any_word(kind) for kind in kinds])
 
 
@@ -96,7 +96,7 @@ PLAIN = {
 
 
 def taken(kind: Any, data: bytes, cuts: list[int] | None = None) -> list[Any]:
-    """What is heard when bytes come in pieces."""
+    """Return the words that are heard when bytes come in pieces."""
     frames, heard, at = link.Frames(kind, link.FRAME_BYTES), [], 0
     for cut in [*sorted(cut % (len(data) + 1) for cut in cuts or []), len(data)]:
         frames.feed(data[at:cut])
@@ -107,20 +107,20 @@ def taken(kind: Any, data: bytes, cuts: list[int] | None = None) -> list[Any]:
 
 @given(said=st.lists(words_of(SAID), max_size=4), cuts=st.lists(st.integers(0), max_size=6))
 def test_what_a_host_says_is_heard_as_it_was_said(said: list[link.Word], cuts: list[int]) -> None:
-    """Every word, with any values, cut anywhere."""
+    """Control hears every word of a host as it was said, with any values, cut anywhere."""
     assert taken(link.Said, b"".join(map(link.frame, said)), cuts) == said
 
 
 @given(told=st.lists(words_of(TOLD), max_size=4), cuts=st.lists(st.integers(0), max_size=6))
 def test_what_control_says_is_heard_as_it_was_said(told: list[link.Word], cuts: list[int]) -> None:
-    """Every word, with any values, cut anywhere."""
+    """A host hears every word of control as it was said, with any values, cut anywhere."""
     heard = taken(link.Told, b"".join(map(link.frame, told)), cuts)
-    assert [link.frame(word) for word in heard] == [link.frame(word) for word in told]  # (a Raw equals only itself)
+    assert [link.frame(word) for word in heard] == [link.frame(word) for word in told]  # a Raw equals only itself
 
 
 @given(word=words_of(SAID))
 def test_a_word_that_was_cut_short_is_waited_for(word: link.Word) -> None:
-    """No beginning of a message is a message, and what is missing is known."""
+    """A message that is cut short is not heard, and the reader knows how much is missing."""
     data = link.frame(word)
     for size in {0, 1, 3, 4, 5, len(data) // 2, len(data) - 1}:
         frames = link.Frames(link.Said, link.FRAME_BYTES)
@@ -133,7 +133,7 @@ def test_a_word_that_was_cut_short_is_waited_for(word: link.Word) -> None:
 
 @given(data=st.binary(max_size=60))
 def test_bytes_are_words_or_garbage(data: bytes) -> None:
-    """Whatever the bytes: a word, or Garbage, and never another error."""
+    """Any bytes decode to a word or raise Garbage, never another error."""
     with contextlib.suppress(link.Garbage):
         taken(link.Said, framed(data))
         taken(link.Said, data)
@@ -141,7 +141,7 @@ def test_bytes_are_words_or_garbage(data: bytes) -> None:
 
 @given(word=words_of(SAID), at=st.integers(0), bit=st.integers(0, 7))
 def test_a_word_with_a_bit_flipped_is_a_word_or_garbage(word: link.Word, at: int, bit: int) -> None:
-    """As of a host whose memory is going."""
+    """A word with one bit flipped, as by a host with bad memory, decodes to a word or raises Garbage."""
     data = bytearray(link.frame(word)[link.HEAD_BYTES :])
     data[at % len(data)] ^= 1 << bit
     with contextlib.suppress(link.Garbage):
@@ -149,12 +149,12 @@ def test_a_word_with_a_bit_flipped_is_a_word_or_garbage(word: link.Word, at: int
 
 
 def framed(data: bytes) -> bytes:
-    """Bytes with a head that is true of them."""
+    """Return a head that states the length of some bytes, and the bytes."""
     return struct.pack(">I", len(data)) + data
 
 
 def spelled(*values: Any) -> bytes:
-    """A message of any values at all."""
+    """Return a message of any values at all."""
     return framed(msgspec.msgpack.encode(values))
 
 
@@ -190,14 +190,14 @@ NO_WORDS = {
 
 @pytest.mark.parametrize("data", NO_WORDS.values(), ids=NO_WORDS)
 def test_what_is_no_word_is_garbage(data: bytes) -> None:
-    """It is known as such, and said in a line that a person can read."""
+    """Bytes that are no word raise Garbage, with a line that a person can read."""
     with pytest.raises(link.Garbage) as raised:
         taken(link.Said, link.frame(link.Say(1, "before")) + data)
     assert 0 < len(str(raised.value)) <= 200
 
 
 def test_words_before_garbage_are_heard() -> None:
-    """Garbage ends a link where it stands, not before."""
+    """Garbage ends a link where the garbage begins, so every word before it is heard."""
     frames = link.Frames(link.Said, link.FRAME_BYTES)
     frames.feed(link.frame(link.Say(1, "a")) + link.frame(link.Say(1, "b")) + spelled("Obey"))
     heard = iter(frames)
@@ -207,7 +207,7 @@ def test_words_before_garbage_are_heard() -> None:
 
 
 def test_a_message_of_the_greatest_length_is_heard() -> None:
-    """The limit is of what follows the head."""
+    """The length limit counts what follows the head."""
     spare = len(link.frame(link.Post(1, "x" * 70_000))) - link.HEAD_BYTES - 70_000
     word = link.Post(1, "x" * (link.FRAME_BYTES - spare))
     assert len(link.frame(word)) == link.FRAME_BYTES + link.HEAD_BYTES
@@ -215,7 +215,7 @@ def test_a_message_of_the_greatest_length_is_heard() -> None:
 
 
 def test_many_calls_in_one_message_cost_no_more_than_they_weigh() -> None:
-    """A message of a few bytes a call would be half a second of control's time, and a hundred times its own weight."""
+    """A message of many tiny calls is refused: it would take half a second of control's time and 100 times its size."""
     one = msgspec.msgpack.encode(link.Wanted("a", "1", False, 0.0))  # type: ignore[arg-type]
     count = link.FRAME_BYTES // len(one) - 10
     with pytest.raises(link.Garbage, match="length"):
@@ -231,7 +231,7 @@ def test_many_calls_in_one_message_cost_no_more_than_they_weigh() -> None:
 
 
 class Place:
-    """What would hold a host's process."""
+    """A stand-in for the containment of a host's process."""
 
     def __init__(self, played: Played) -> None:
         self.name = "a played host"
@@ -246,12 +246,12 @@ class Place:
         self._played = played
 
     def company(self, host: int) -> dict[tuple[int, int], tuple[int, int, str]]:
-        """The host is alone."""
+        """Return nothing: the host is alone."""
         assert host == self._played.pid
         return {}
 
     def cut(self) -> None:
-        """Be empty in a moment."""
+        """Report this containment empty in a moment."""
         if self.state is BodyState.RUNNING:
             self.state = BodyState.CUT
             asyncio.get_running_loop().call_soon(self._empty)
@@ -262,17 +262,17 @@ class Place:
         self.done.set()
 
     def drop(self) -> None:
-        """Nothing is ever late here."""
+        """Do nothing: no process is late here."""
 
     def abandon(self) -> None:
-        """Nothing is ever stuck here."""
+        """Do nothing: no process is stuck here."""
         self.state = BodyState.ABANDONED
 
 
 class Played:
-    """What would be a host's process."""
+    """A stand-in for a host's process."""
 
-    _pids = itertools.count(1_000_000)  # of no real process
+    _pids = itertools.count(1_000_000)  # no real process has these
 
     def __init__(self) -> None:
         self.pid = next(self._pids)
@@ -281,7 +281,7 @@ class Played:
         self.on_end: Callable[[], None] | None = None
 
     def end(self, status: int) -> None:
-        """Its keeper says that it has exited."""
+        """Say, as the keeper, that the process has exited."""
         if not self.exited.is_set():
             self.status = status
             self.exited.set()
@@ -289,7 +289,7 @@ class Played:
                 self.on_end()
 
     def notify(self) -> None:
-        """No code runs here that would ask."""
+        """Do nothing: no code here looks at the notice."""
 
 
 class Peer:
@@ -305,7 +305,7 @@ class Peer:
         self._numbers = itertools.count(1)
 
     async def say(self, *words: link.Word) -> None:
-        """Say something properly."""
+        """Send a word as the protocol wants it."""
         await self.send(b"".join(map(link.frame, words)))
 
     async def send(self, data: bytes) -> None:
@@ -314,7 +314,7 @@ class Peer:
             await asyncio.get_running_loop().sock_sendall(self.sock, data)
 
     async def hear(self) -> Any:
-        """Return what control says next, None if it hung up."""
+        """Return the next word of control, None if control hung up."""
         while not self._heard:
             try:
                 data = await asyncio.get_running_loop().sock_recv(self.sock, 256 * 1024)
@@ -327,7 +327,7 @@ class Peer:
         return self._heard.pop(0)
 
     async def ask(self, make: Callable[[int, int], link.Request]) -> Any:
-        """Ask for something and return what is answered."""
+        """Send a request and return the answer."""
         number = next(self._numbers)
         await self.say(make(self.turn, number))
         while (word := await self.hear()) is not None:
@@ -343,7 +343,7 @@ class Peer:
         return None
 
     async def settle(self) -> None:
-        """Wait for the fall, and say that nothing runs; another turn may have begun instead."""
+        """Wait for the fall, and say that nothing runs; control may have begun another turn instead."""
         fallen = await self.hear_a(link.Fallen | link.Begin)
         if isinstance(fallen, link.Begin):
             self._heard.insert(0, fallen)
@@ -355,7 +355,7 @@ class Peer:
         self.sock.close()
 
     async def serve(self, play: Play) -> None:
-        """Greet, then play every turn that comes."""
+        """Greet, then play every turn that control begins."""
         await self.say(link.Hello(link.VERSION, self.played.pid))
         while self.sock.fileno() >= 0 and (word := await self.hear()) is not None:
             if isinstance(word, link.Begin):
@@ -369,7 +369,7 @@ Play = Callable[[Peer, link.Begin], Awaitable[None]]
 
 
 class PlayedHosts:
-    """Hosts whose every word is a test's."""
+    """Hosts whose every word a test decides."""
 
     names = ("other",)
     cold = None
@@ -382,10 +382,10 @@ class PlayedHosts:
         self._peers: dict[asyncio.Task[None], Peer] = {}
 
     async def open(self) -> None:
-        """There is nothing to import."""
+        """Do nothing: there is no agent to import."""
 
     async def start(self) -> HostProcess:
-        """Start one, as real ones are started."""
+        """Start a played host, as real hosts are started."""
         mine, theirs = socket.socketpair()
         mine.setblocking(False)
         theirs.setblocking(False)
@@ -413,7 +413,7 @@ class PlayedHosts:
             self._peers = {task: each for task, each in self._peers.items() if each is not peer}
 
     async def close(self) -> None:
-        """Let every peer go."""
+        """End every peer."""
         tasks = list(self._peers)
         for task in tasks:
             task.cancel()
@@ -432,7 +432,7 @@ async def polite(peer: Peer, begin: link.Begin) -> None:
 
 @asynccontextmanager
 async def opened(play: Play, **options: Any) -> AsyncIterator[tuple[Control, PlayedHosts]]:
-    """A control with played hosts; `polite` is played for whatever begins with a plus."""
+    """Open a control with played hosts; a message that begins with a plus is played by `polite`."""
 
     async def chosen(peer: Peer, begin: link.Begin) -> None:
         await (polite if begin.message.text.startswith("+") else play)(peer, begin)
@@ -443,14 +443,14 @@ async def opened(play: Play, **options: Any) -> AsyncIterator[tuple[Control, Pla
 
 
 def played(main: Callable[[], Awaitable[None]], caplog: pytest.LogCaptureFixture) -> None:
-    """Play a test; control logs no error, and nothing is raised into its loop."""
+    """Run a test; check that control logs no error and that nothing is raised into its loop."""
     problems: list[dict[str, Any]] = []
 
     async def watched() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
         async with asyncio.timeout(BOUND_SECONDS):
             await main()
-        gc.collect()  # what nobody awaited is told now
+        gc.collect()  # coroutines that were never awaited are reported here
         await asyncio.sleep(0)
 
     with caplog.at_level(logging.WARNING, "interlock"):
@@ -460,17 +460,17 @@ def played(main: Callable[[], Awaitable[None]], caplog: pytest.LogCaptureFixture
 
 
 async def ended(control: Control, session: str, text: str, **options: Any) -> Outcome:
-    """Send a message and wait until nothing of its run is left."""
+    """Send a message and wait until its run is drained."""
     sent = await control.send(session, text, **options)
     return await over(control, sent.run_id)
 
 
 async def over(control: Control, run: str) -> Outcome:
-    """Wait until a run has ended and nothing of it is left; no request of its host's goes on."""
+    """Wait until a run is drained; check that no request of its host goes on."""
     outcome = await control.wait(run, timeout=RUN_SECONDS, drained=True)
     assert outcome.ended, f"run {run} hangs: {[task.get_name() for task in control._crew.tasks]}"
     assert outcome.drained
-    for _ in range(20):  # a task that was cancelled needs a step
+    for _ in range(20):  # a cancelled task needs a step
         left = [task.get_name() for task in control._crew.tasks if f"of {run}" in task.get_name()]
         if not left:
             break
@@ -480,7 +480,7 @@ async def over(control: Control, run: str) -> Outcome:
 
 
 async def check_log(control: Control, session: str, run: str) -> list[Event]:
-    """One terminal event, nothing after it; one result for each call, and nothing of the call after that."""
+    """Check that a run's terminal event is one and its last, and that each call has one result, its last event."""
     page = await control._store.events(session, after=0, limit=100_000)  # type: ignore[arg-type]
     events = [event for event in page.events if event.run_id == run]
     kinds = [event.kind for event in events]
@@ -503,7 +503,7 @@ async def check_log(control: Control, session: str, run: str) -> list[Event]:
 
 
 def check_host_ending(outcome: Outcome, says: str = "") -> None:
-    """It failed, it was the host's fault, and a person is told what happened."""
+    """Check that a run failed by its host's fault, with a reason that a person can read."""
     assert (outcome.ending, outcome.error_kind) == (Ending.FAILED, ErrorKind.HOST), outcome
     assert outcome.error is not None
     assert re.fullmatch(r"the host (was ended: it [^\n]+|hung up|exited with [^\n]+|died of [^\n]+)", outcome.error), (
@@ -513,7 +513,7 @@ def check_host_ending(outcome: Outcome, says: str = "") -> None:
     assert re.search(says, outcome.error), outcome.error
 
 
-# What ends a host
+# Words that end a host
 
 
 VIOLATIONS: dict[str, tuple[Callable[[Peer, str], list[link.Word | bytes]], str]] = {
@@ -559,7 +559,7 @@ def test_what_no_host_would_say_ends_it(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The run fails with a clear ending, the next message is served by another host, and others feel nothing."""
+    """A word that no host would say fails the run with a clear reason; a fresh host serves; others feel nothing."""
     monkeypatch.setattr(turn, "REQUESTS", 100)
 
     async def play(peer: Peer, begin: link.Begin) -> None:
@@ -578,13 +578,13 @@ def test_what_no_host_would_say_ends_it(
             assert (await ended(control, "s", "+again")).text == "+again"
             after = await ended(control, "other", "+after")
             assert (before.ending, after.ending) == (Ending.COMPLETED, Ending.COMPLETED)
-            assert hosts.started >= 3  # the other's own host, the attacker's, and a fresh one
+            assert hosts.started >= 3  # the other session's, the attacker's, and a fresh one
 
     played(main, caplog)
 
 
 def test_the_first_return_of_a_host_stands(caplog: pytest.LogCaptureFixture) -> None:
-    """What it returns a second time is not heard, or ends the host if its turn is not over."""
+    """A second return of a host is not heard, or ends the host if its turn is not over."""
 
     async def play(peer: Peer, begin: link.Begin) -> None:
         settled = begin.message.text == "settled"
@@ -607,7 +607,7 @@ def test_the_first_return_of_a_host_stands(caplog: pytest.LogCaptureFixture) -> 
 
 @pytest.mark.parametrize("settled", [True, False])
 def test_what_a_turn_left_behind_is_not_heard_and_harms_nobody(settled: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """A task that an agent forgot speaks up between turns, and in the next: the host is kept, nothing is said."""
+    """A task that an agent forgot speaks between turns and in the next one: the host is kept, nothing is published."""
     left = asyncio.Event()
 
     async def play(peer: Peer, begin: link.Begin) -> None:
@@ -653,8 +653,8 @@ def test_what_a_turn_left_behind_is_not_heard_and_harms_nobody(settled: bool, ca
 def test_a_host_that_does_not_greet_is_no_host(
     greet: list[link.Word | bytes], why: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run fails with what was wrong, in a line; nobody waits."""
-    monkeypatch.setattr(process, "STATUS_SECONDS", 0.05)  # its exit is never seen
+    """A host that does not greet fails its run with one line that says what was wrong; no run waits."""
+    monkeypatch.setattr(process, "STATUS_SECONDS", 0.05)  # control never sees the exit
 
     async def greets(peer: Peer) -> None:
         for word in greet:
@@ -679,7 +679,7 @@ def test_a_host_that_does_not_greet_is_no_host(
 @pytest.mark.parametrize("first", ["the link", "the process"])
 @pytest.mark.parametrize("half", [True, False])
 def test_a_host_that_dies_in_the_middle_of_a_word(first: str, half: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """Half a word counts for nothing; every whole one before it does, whichever end is seen first."""
+    """Half a word of a dying host counts for nothing; every whole word before it counts, whatever is seen first."""
 
     async def play(peer: Peer, begin: link.Begin) -> None:
         data = link.frame(link.Say(peer.turn, "whole")) + link.frame(link.Say(peer.turn, "half"))
@@ -702,9 +702,9 @@ def test_a_host_that_dies_in_the_middle_of_a_word(first: str, half: bool, caplog
 
 
 def test_a_stranger_that_keeps_a_dead_hosts_link_full_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
-    """A process that a host forked has its link, and floods it when the host is gone: control does not read for ever.
+    """A fork that floods the link of its dead host does not hold control up: control does not read for ever.
 
-    It is played by a thread, and gives up by itself, so that this test ends where control is held up.
+    The fork is played by a thread that gives up by itself, so that this test ends even if control is held up.
     """
     floods, over_now, gave_up = threading.Event(), threading.Event(), threading.Event()
 
@@ -743,11 +743,11 @@ def test_a_stranger_that_keeps_a_dead_hosts_link_full_holds_nobody_up(caplog: py
             thread.join()
 
 
-# What is refused, and the run goes on
+# Requests that are refused while the run goes on
 
 
 def order(*argv: str, **values: Any) -> SpawnOrder:
-    """An order as it comes from a host."""
+    """Return an order as it comes from a host."""
     return SpawnOrder(argv=argv, **values)
 
 
@@ -775,7 +775,7 @@ REFUSED_ORDERS = {
 def test_an_order_that_no_agent_may_give_is_refused(
     wanted: SpawnOrder, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing is started, the host is told why, and the run goes on."""
+    """An order that no agent may give starts nothing; the host is told why, and the run goes on."""
 
     async def play(peer: Peer, begin: link.Begin) -> None:
         answer = await peer.ask(lambda turn, number: link.Spawn(turn, number, wanted))
@@ -797,7 +797,7 @@ def test_an_order_that_no_agent_may_give_is_refused(
 
 
 def test_what_is_unknown_is_refused_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    """Calls, handles, agents, questions and arguments that no run has: each is answered, none ends the host."""
+    """Calls, handles, agents, questions and arguments that no run has are each refused, and none ends the host."""
     asked: list[Callable[[int, int], link.Request]] = [
         lambda t, n: link.Permit(t, n, CallId("r-1.99")),
         lambda t, n: link.Permit(t, n, CallId("")),
@@ -852,7 +852,7 @@ def test_what_is_unknown_is_refused_and_the_run_goes_on(caplog: pytest.LogCaptur
 
 
 def test_a_call_is_permitted_once_and_never_after_its_result(caplog: pytest.LogCaptureFixture) -> None:
-    """A host asks for a permit twice, or gives a call up while its permit is being written."""
+    """A call is permitted once, though its host asks twice, and never once it was given up or has its result."""
 
     async def play(peer: Peer, begin: link.Begin) -> None:
         wanted = link.Wanted("f", "{}", False, 0.0)  # type: ignore[arg-type]
@@ -884,7 +884,7 @@ def test_a_call_is_permitted_once_and_never_after_its_result(caplog: pytest.LogC
 
 
 def test_words_after_the_fall_are_refused_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """What was on its way when the run was stopped has no effect; a host that settles is used again."""
+    """A word that was on its way when the run was stopped has no effect; a host that settles is used again."""
     begun = asyncio.Event()
 
     async def play(peer: Peer, begin: link.Begin) -> None:
@@ -925,7 +925,7 @@ def test_words_after_the_fall_are_refused_and_counted(caplog: pytest.LogCaptureF
 
 @pytest.mark.parametrize("deaf", ["reads and says nothing", "reads nothing", "settles in another turn"])
 def test_a_host_that_does_not_settle_is_killed(deaf: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It has a moment, then it is ended; the stop is acknowledged at once, and the next message served."""
+    """A host that does not settle in time is ended; the stop is acknowledged at once, and the next message served."""
     begun, hung_up = asyncio.Event(), asyncio.Event()
 
     async def play(peer: Peer, begin: link.Begin) -> None:
@@ -942,7 +942,7 @@ def test_a_host_that_does_not_settle_is_killed(deaf: str, caplog: pytest.LogCapt
         async with opened(play) as (control, _):
             sent = await control.send("s", "wait")
             await begun.wait()
-            assert (await control.stop(session="s")).drain is Drain.PENDING  # before its time to settle is over
+            assert (await control.stop(session="s")).drain is Drain.PENDING  # the time to settle is not over
             assert (await ended(control, "s", "+meanwhile")).text == "+meanwhile"
             outcome = await over(control, sent.run_id)
             assert outcome.ending is Ending.STOPPED
@@ -950,14 +950,14 @@ def test_a_host_that_does_not_settle_is_killed(deaf: str, caplog: pytest.LogCapt
             hung_up.set()
             assert (await ended(control, "s", "+again")).text == "+again"
 
-    with unhurried():  # its grace is over first
+    with unhurried():  # the grace is over before the time to settle
         played(main, caplog)
 
 
 def test_a_host_that_reads_nothing_is_ended_before_it_costs_much(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It asks, and does not take the answers; what waits for it is bounded."""
+    """Control bounds the answers that wait for a host that asks and does not read, and ends that host."""
     monkeypatch.setattr(process, "UNREAD_BYTES", 256 * 1024)
     held = 0
 
@@ -985,7 +985,7 @@ def test_a_host_that_reads_nothing_is_ended_before_it_costs_much(
 def test_a_long_answer_is_no_reason_to_end_a_host(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A history that is longer than what may wait unread is read like any other."""
+    """A history that is longer than the bound on unread answers arrives like any other."""
     monkeypatch.setattr(process, "UNREAD_BYTES", 256 * 1024)
 
     async def play(peer: Peer, begin: link.Begin) -> None:
@@ -1007,7 +1007,7 @@ def test_a_long_answer_is_no_reason_to_end_a_host(
 
 
 def test_what_an_agent_raised_is_told_in_bounds(caplog: pytest.LogCaptureFixture) -> None:
-    """A host may send any text as its agent's error; what is kept of it fits a line."""
+    """A host may send any text as its agent's error; control keeps one line of it."""
 
     async def play(peer: Peer, begin: link.Begin) -> None:
         await peer.say(link.Raised(peer.turn, "ValueError: " + "x" * 1_000_000, None, True, time.monotonic()))
@@ -1027,20 +1027,21 @@ def test_what_an_agent_raised_is_told_in_bounds(caplog: pytest.LogCaptureFixture
 
 
 class Chaos:
-    """Words in any order, with any values, mutated now and then; all of it from one seed."""
+    """Words in any order, with any values, some of them mutated; one seed fixes all of it."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.returned = self.raised = False
-        self.half = False  # the link may hold a part of a message, which would spoil the next turn of the host
-        self.over = asyncio.Event()  # its peer says nothing more
+        # The link may hold a part of a message, which would spoil the next turn of the host.
+        self.half = False
+        self.over = asyncio.Event()  # set when the peer says nothing more
         self._number = 0
         self._numbers = [0]
         self._run = ""
         self._turn = 1
 
     def script(self, begin: link.Begin) -> list[bytes]:
-        """What a peer sends in a turn, in pieces."""
+        """Return what a peer sends in a turn, in pieces."""
         self._run, self._turn = begin.run_id, begin.turn
         random = self.random
         data = [self._piece() for _ in range(random.randrange(12))]
@@ -1075,7 +1076,7 @@ class Chaos:
                 case 3:
                     mutated[place:place] = mutated[:place]
             mutated = mutated or bytearray(b"\0")
-        self.returned = self.raised = True  # it may have become anything
+        self.returned = self.raised = True  # the mutated bytes may say anything
         return bytes(mutated)
 
     def _instant(self) -> float:
@@ -1105,7 +1106,7 @@ class Chaos:
         random, turn = self.random, self._some_turn()
         kind = random.choice(SAID)
         if kind in (link.Returned, link.Raised, link.Broken, link.Hello, link.Settled) and random.random() < 0.7:
-            kind = link.Say  # else few sequences would be long
+            kind = link.Say  # with other words, few sequences would be long
         self.returned |= kind is link.Returned
         self.raised |= kind is link.Raised
         if kind is link.Hello:
@@ -1157,7 +1158,7 @@ class Chaos:
                 return random.choice((None, (), ("a", "b"), ("a", "a"), ("",)))
             case "order":
                 return self._order()
-            case "argv":  # mostly those of the order
+            case "argv":  # mostly empty, since the order has its own argv
                 return random.choice(((), (), (), (b"/no/such\xff",), (b"",), (b"a\0",)))
             case "env":
                 return random.choice(({}, {}, {b"A\xff": b"\xff"}, {b"": None}, {b"A=": b"1"}))
@@ -1183,8 +1184,8 @@ class Chaos:
 
 
 def test_anything_a_host_says_harms_only_its_run(caplog: pytest.LogCaptureFixture) -> None:
-    """Words in any order, garbage and deaths, from many seeds at once: each run has one true ending, each next message
-    is served, and a session beside them goes on all the while."""
+    """Words in any order, garbage and deaths harm only their own run: each run of many seeds has one true ending, each
+    next message is served, and a session beside them goes on all the while."""
     chaos: dict[str, Chaos] = {}
     seeds = iter(range(SEQUENCES))
 
@@ -1196,7 +1197,8 @@ def test_anything_a_host_says_harms_only_its_run(caplog: pytest.LogCaptureFixtur
         for piece in playing.script(begin):
             await peer.send(piece)
             await asyncio.sleep(0)
-        if playing.random.random() < 0.3:  # it does not die by itself, unless it must
+        # This host reads on and settles, unless it has to die.
+        if playing.random.random() < 0.3:
             reading = asyncio.create_task(peer.settle())
             await asyncio.wait([reading], timeout=0.02)
             reading.cancel()
@@ -1204,13 +1206,13 @@ def test_anything_a_host_says_harms_only_its_run(caplog: pytest.LogCaptureFixtur
         if peer.host.turn is not None or playing.half or playing.random.random() < 0.5:
             peer.hang_up()
             peer.played.end(playing.random.choice((0, 1, -9, -11)))
-            while peer.host.alive:  # a host that died unseen would be given the next turn
+            while peer.host.alive:  # control would give the next turn to a host that died unseen
                 await asyncio.sleep(0)
         playing.over.set()
 
     async def attack(control: Control, name: str) -> None:
         for count, seed in enumerate(seeds):
-            session = f"{name}.{count // 25}"  # (a long log takes long to read)
+            session = f"{name}.{count // 25}"  # a long log takes long to read
             text = f"chaos {seed}"
             playing = chaos[text] = Chaos(seed)
             sent = await control.send(session, text)
@@ -1220,7 +1222,7 @@ def test_anything_a_host_says_harms_only_its_run(caplog: pytest.LogCaptureFixtur
                     await asyncio.sleep(0)
                 await control.stop(run=sent.run_id)
             outcome = await over(control, sent.run_id)
-            if (await control.receipt(sent.run_id)).host != "none":  # it was begun
+            if (await control.receipt(sent.run_id)).host != "none":  # the run was begun on a host
                 await asyncio.wait_for(playing.over.wait(), RUN_SECONDS)
             await check_log(control, session, sent.run_id)
             if outcome.ending is Ending.FAILED and outcome.error_kind is ErrorKind.HOST:

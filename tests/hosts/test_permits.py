@@ -11,7 +11,7 @@ from .turns import BOUND_SECONDS, opened
 
 
 def test_a_permit_is_for_the_call_it_names_also_behind_one_that_was_refused() -> None:
-    """A call too many is refused as inline; what is recorded after it is permitted, run and told under its own name."""
+    """A call too many is refused as inline; a later call is permitted, run and published under its own name."""
 
     async def main() -> None:
         async with opened() as control:

@@ -1,4 +1,4 @@
-"""What a host's turn started is gone when the receipt says drained, and the receipt counts it."""
+"""Processes that a host's turn started are gone when the receipt says drained, and the receipt counts them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .turns import BOUND_SECONDS, lives, opened
 
 @both_grades
 def test_a_stop_right_behind_a_return_leaves_nothing(grade: Grade) -> None:
-    """A stop may come between an agent's return and the run's end: the processes that the agent left are ended too."""
+    """A stop between an agent's return and the run's end also ends the processes that the agent left."""
 
     async def main() -> None:
         stopped = 0
@@ -32,7 +32,7 @@ def test_a_stop_right_behind_a_return_leaves_nothing(grade: Grade) -> None:
 
 @both_grades
 def test_a_childs_host_is_seen_gone_before_the_child_is_drained(grade: Grade) -> None:
-    """A child's host is not kept: when its receipt says drained, nothing that was in it is there."""
+    """A child's host is not kept: once the child's receipt says drained, nothing of that host is there."""
 
     async def main() -> None:
         async with opened(grade) as control:

@@ -1,4 +1,4 @@
-"""A host that came out of its turn in good order serves the next one: it heard of the stop and left nothing behind."""
+"""A host that heard of the stop and left nothing behind serves the next turn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .turns import BOUND_SECONDS, opened
 
 
 def test_a_host_that_waits_for_output_hears_of_the_end() -> None:
-    """Reading a process's output blocks the host's loop for a moment; a stop in that moment does not cost the host."""
+    """A stop while a host's loop is blocked by reading a process's output does not cost the host."""
 
     async def main() -> None:
         async with opened() as control:
@@ -31,7 +31,7 @@ def test_a_host_that_waits_for_output_hears_of_the_end() -> None:
 
 
 def test_an_agent_that_raises_keyboard_interrupt_does_not_take_the_next_message_along() -> None:
-    """KeyboardInterrupt fails the run like any other error, and the host serves the next message."""
+    """A KeyboardInterrupt fails the run like any other error, and the host serves the next message."""
 
     async def main() -> None:
         async with opened() as control:
@@ -44,7 +44,7 @@ def test_an_agent_that_raises_keyboard_interrupt_does_not_take_the_next_message_
 
 
 def test_what_a_stopped_turn_left_to_the_collector_is_collected_before_it_is_drained(tmp_path: Path) -> None:
-    """A finalizer is code of its turn: a host that is used again has run the finalizer before the turn is drained."""
+    """A host that is used again has run its turn's finalizers, which are the turn's code, before it is drained."""
     mark = tmp_path / "mark"
 
     async def main() -> None:

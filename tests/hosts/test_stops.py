@@ -13,7 +13,7 @@ STOPS = 120
 
 @pytest.mark.parametrize("grade", [None, Grade.KEEPER], ids=["best", "keeper"])
 def test_nothing_is_permitted_after_the_ack_and_nothing_acts_after_drained(grade: Grade | None) -> None:
-    """The bodies' own marks, and what watchers were told, agree with every receipt."""
+    """Every receipt agrees with the marks of the bodies and with the events that watchers got."""
     raced = asyncio.run(race(STOPS, seed=1, grade=grade))
     assert (raced.permitted_after, raced.shown_after, raced.acted_after, raced.unconfirmed) == (0, 0, 0, 0)
     assert raced.endings == {Ending.STOPPED: raced.stops}

@@ -1,4 +1,4 @@
-"""The runtime's and the promises' own suites, played on hosts: the real link and both its ends, in the test's own loop.
+"""The suites of the runtime and of the promises on hosts: the real link and both its ends, in the test's own loop.
 
 Their agents are closures, which no other process can import, so the hosts are those of `proofs/hosts.py`. What real
 processes add is tested beside this file, and with the same agents on both drivers in tests/contracts/test_run.py.
@@ -18,18 +18,19 @@ ROOT = Path(__file__).parent.parent.parent
 LISTED = [
     line for line in (Path(__file__).parent / "inline_only.txt").read_text("utf-8").splitlines() if line[0] != "#"
 ]
-ABOUT_OTHERS = ("inline", "strangers", "workers", "spawn", "recovery", "p3_nothing_is_left", "crashes")  # beginnings
+# Suites whose names begin so are not played here: they are about the inline driver, processes, recovery or crashes.
+ABOUT_OTHERS = ("inline", "strangers", "workers", "spawn", "recovery", "p3_nothing_is_left", "crashes")
 # `make prove` plays all suites; `make test` plays the promises and what a message, a stop or a fall goes through.
 ALL = bool(os.environ.get("INTERLOCK_ALL_SUITES"))
 ALWAYS = (
     *("authority", "close", "collect", "deadlines", "founding", "gate", "holds", "keys", "order", "queue", "reset"),
     *("rollback", "run", "send", "steer", "stop", "store_faults", "timeline", "wait", "wakes", "watch"),
 )
-PLAYED = 600  # at least: a suite that is not found plays nothing
+PLAYED = 600  # at least, since a suite that is not found plays nothing
 
 
 def test_the_suites_hold_on_hosts() -> None:
-    """Whatever does not reach into the agent's own loop holds unchanged."""
+    """Every suite that does not reach into the agent's own loop passes unchanged on hosts."""
     files = [
         path.relative_to(ROOT).as_posix()
         for room in ("runtime", "promises")

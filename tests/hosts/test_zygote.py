@@ -1,4 +1,4 @@
-"""The zygote: what it imports, what it refuses to fork, and what a host inherits from it."""
+"""The zygote: its imports, the modules that it refuses to fork, and what a host inherits from it."""
 
 import asyncio
 import json
@@ -62,7 +62,7 @@ BROKEN = {
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Write the module of an agent where it can be imported; return the agent's name."""
+    """Write an agent's module where it can be imported; return the agent's name."""
 
     def write(source: str, name: str = "written") -> str:
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
@@ -75,7 +75,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
 def hosting(
     agent: str, use: Callable[[Control], Coroutine[Any, Any, None]], confinement: Confinement | None = None
 ) -> None:
-    """Open a control with hosts, use it, and see that nothing is left."""
+    """Open a control with hosts, use it, and check that nothing is left."""
     before = set(os.listdir("/proc/self/fd"))
 
     async def main() -> None:
@@ -85,7 +85,7 @@ def hosting(
     asyncio.run(main())
     end = time.monotonic() + 30
     while (len(os.listdir("/proc/self/fd")) > len(before) or kernel.children()) and time.monotonic() < end:
-        time.sleep(0.01)  # (a thread takes a helper that did not start)
+        time.sleep(0.01)  # a thread reaps a helper that did not start
     assert len(os.listdir("/proc/self/fd")) <= len(before), "descriptors were left open"
     assert kernel.children() == []
 
@@ -102,7 +102,7 @@ async def reply(control: Control, text: str = "hello", session: str = "s") -> st
 def test_what_cannot_be_forked_is_spawned(
     why: str, module: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Threads, sockets, children, a loop or a patched library: hosts are spawned, it is said why, and they work."""
+    """Threads, sockets, children, a loop or a patched library make hosts spawned; the log says why, and they work."""
     source, words = COLD[why]
     agent = module(source + AGENT)
 
@@ -123,7 +123,7 @@ def test_what_cannot_be_forked_is_spawned(
 def test_an_agent_that_cannot_be_imported(
     trouble: str, module: Callable[[str], str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Opening says what is wrong with the agent, and leaves nothing."""
+    """Opening a control says what is wrong with an agent that cannot be imported, and leaves nothing."""
     agent, source, words = BROKEN[trouble]
     if source is not None:
         module(source)
@@ -137,7 +137,7 @@ def test_an_agent_that_cannot_be_imported(
 
 @pytest.mark.parametrize("given", ["agent", "a b:agent", "module:", ":agent", "__main__:agent", "module:1x"])
 def test_a_name_that_is_none(given: str) -> None:
-    """A name that cannot be an agent's is refused before anything is started."""
+    """Opening a control refuses a name that cannot be an agent's before any process is started."""
 
     async def use(control: Control) -> None:
         raise AssertionError("it must not open")
@@ -147,7 +147,7 @@ def test_a_name_that_is_none(given: str) -> None:
 
 
 def test_a_callable_is_not_enough() -> None:
-    """A host imports by name; whoever gives a function is told the name to give."""
+    """Opening a control with a function is refused with the name to give instead: a host imports by name."""
 
     async def main() -> None:
         async with open_control(reply, driver="host"):  # type: ignore[arg-type]
@@ -158,7 +158,7 @@ def test_a_callable_is_not_enough() -> None:
 
 
 def test_the_agent_is_imported_once_and_control_does_not(module: Callable[[str], str], tmp_path: Path) -> None:
-    """One import, in the zygote, whatever is forked later; control's own modules stay as they were."""
+    """The zygote imports the agent once, whatever is forked later; control's own modules stay as they were."""
     agent = module(
         """
         import os
@@ -185,7 +185,7 @@ def test_the_agent_is_imported_once_and_control_does_not(module: Callable[[str],
 
 @pytest.mark.parametrize("grade", [None, Grade.KEEPER], ids=["best", "keeper"])
 def test_a_host_has_no_descriptor_but_its_own(module: Callable[[str], str], grade: Grade | None) -> None:
-    """What the module opened is there; nothing of zygote, warden or other hosts is: a pipe held would hide a death."""
+    """A host has what its module opened, and nothing of zygote, warden or others: a held pipe would hide a death."""
     agent = module(
         """
         import json, os
@@ -204,17 +204,17 @@ def test_a_host_has_no_descriptor_but_its_own(module: Callable[[str], str], grad
     async def use(control: Control) -> None:
         for session in "abcd":
             kinds = ["socket:"] * 6
-            while kinds.count("socket:") > 3:  # a spare may still be rehearsing, over a pair of its own
+            while kinds.count("socket:") > 3:  # a spare may still rehearse over a pair of its own
                 kinds, _ = json.loads(await reply(control, session=session))
-            assert kinds.count("socket:") == 3, kinds  # what it hears on, and the loop's own pair
-            assert kinds.count("pipe:") == 2, kinds  # what it says, and its notice
+            assert kinds.count("socket:") == 3, kinds  # the one it hears on, and the loop's own pair
+            assert kinds.count("pipe:") == 2, kinds  # the one it speaks in, and its notice
             assert not [kind for kind in kinds if "pidfd" in kind], kinds
 
     hosting(agent, use, Confinement(grade=grade))
 
 
 def test_random_numbers_and_signals_are_a_host_s_own(module: Callable[[str], str]) -> None:
-    """Two forks draw different numbers, and no handler, mask or wake-up of the zygote's is left."""
+    """Two forks draw different random numbers, and have no handler, mask or wake-up descriptor of the zygote."""
     agent = module(
         """
         import json, os, random, signal
@@ -235,7 +235,7 @@ def test_random_numbers_and_signals_are_a_host_s_own(module: Callable[[str], str
 
 @pytest.mark.parametrize("apart", [True, False])
 def test_a_host_has_its_user_s_rights_and_no_more(apart: bool, module: Callable[[str], str]) -> None:
-    """With agent_user all ids are the user's, no capability is left, and the warden is out of reach."""
+    """A host under agent_user has only that user's ids and no capability, and cannot reach its warden."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to give rights away")
     agent = module(
@@ -270,7 +270,7 @@ def test_a_host_has_its_user_s_rights_and_no_more(apart: bool, module: Callable[
 
 
 def test_the_doctor_says_how_an_agent_does(module: Callable[[str], str]) -> None:
-    """Warm or not, and why; what it weighs; and what is wrong with one that cannot be imported."""
+    """The doctor says whether an agent is warm and why not, what it weighs, and why one cannot be imported."""
     warm = {fact.name: fact for fact in asyncio.run(examine_agent(module(AGENT)))}
     assert warm["hosts"].good
     assert "forked warm" in warm["hosts"].found
@@ -286,7 +286,7 @@ def test_the_doctor_says_how_an_agent_does(module: Callable[[str], str]) -> None
 
 
 def test_hosts_are_bounded_in_number(module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host that was idle longest goes when there are too many; its session gets a fresh one."""
+    """The host that was idle longest is ended when there are too many; its session gets a fresh one."""
     monkeypatch.setattr("interlock.hosts.driver.IDLE_HOSTS", 2)
     agent = module(
         "import os\nturns = 0\nasync def agent(run, message):\n    global turns; turns += 1; return str(turns)"
@@ -302,7 +302,7 @@ def test_hosts_are_bounded_in_number(module: Callable[[str], str], monkeypatch: 
 
 
 def test_hosts_are_bounded_in_age(module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that nobody needs is ended after a while."""
+    """A host that no message needs is ended after a while."""
     monkeypatch.setattr("interlock.hosts.driver.IDLE_SECONDS", 0.05)
     agent = module("import os\nasync def agent(run, message):\n    return str(os.getpid())")
 
@@ -317,7 +317,7 @@ def test_hosts_are_bounded_in_age(module: Callable[[str], str], monkeypatch: pyt
 
 
 def test_a_reset_session_gets_a_fresh_host(module: Callable[[str], str]) -> None:
-    """What an agent kept in memory for a conversation goes with the conversation."""
+    """A reset ends a session's host, so that an agent's memory of a conversation goes with the conversation."""
     agent = module("turns = 0\nasync def agent(run, message):\n    global turns; turns += 1; return str(turns)")
 
     async def use(control: Control) -> None:
@@ -329,7 +329,7 @@ def test_a_reset_session_gets_a_fresh_host(module: Callable[[str], str]) -> None
 
 
 def test_a_host_s_death_is_told_with_its_signal(module: Callable[[str], str]) -> None:
-    """The run fails as the host's failure, in words."""
+    """A host killed by a signal fails its run as the host's failure, and the reason names the signal."""
     agent = module("import os, signal\nasync def agent(run, message):\n    os.kill(os.getpid(), signal.SIGBUS)")
 
     async def use(control: Control) -> None:
@@ -342,7 +342,7 @@ def test_a_host_s_death_is_told_with_its_signal(module: Callable[[str], str]) ->
 
 
 def test_a_loop_that_does_not_show_its_timers_is_not_judged_clean(module: Callable[[str], str], tmp_path: Path) -> None:
-    """An agent on uvloop that put something off is stopped: its host goes, and nothing acts after drained."""
+    """A stop of an agent on uvloop that set a timer ends the host, and nothing acts after drained."""
     agent = module(
         """
         import asyncio, pathlib, uvloop
@@ -364,7 +364,7 @@ def test_a_loop_that_does_not_show_its_timers_is_not_judged_clean(module: Callab
             await control.stop(session="s")
             await control.wait(sent.run_id, drained=True)
         receipt = await control.receipt(sent.run_id)
-        late = (tmp_path / "late").exists()  # (on a slow machine it came before the end)
+        late = (tmp_path / "late").exists()  # on a slow machine the timer fires before the end
         assert receipt.host == "killed"
         await asyncio.sleep(1.0)
         assert (tmp_path / "late").exists() is late
@@ -375,7 +375,7 @@ def test_a_loop_that_does_not_show_its_timers_is_not_judged_clean(module: Callab
 def test_a_task_of_an_earlier_turn_that_was_given_work_goes_with_its_turn(
     module: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A task that an earlier turn left and that a stopped one woke does not act after drained; one at rest is kept."""
+    """A task of an earlier turn that a stopped turn woke does not act after drained; a task at rest is kept."""
     agent = module(
         """
         import asyncio, pathlib
@@ -402,7 +402,7 @@ def test_a_task_of_an_earlier_turn_that_was_given_work_goes_with_its_turn(
             await asyncio.sleep(120)
         """
     )
-    monkeypatch.setattr(turn, "SETTLE_SECONDS", 30.0)  # who settles is in time, however slow the machine
+    monkeypatch.setattr(turn, "SETTLE_SECONDS", 30.0)  # a host that settles is in time, however slow the machine
     asked, answer = asyncio.Event(), asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -439,7 +439,7 @@ def test_a_task_of_an_earlier_turn_that_was_given_work_goes_with_its_turn(
 
 
 def test_a_dead_zygote_that_nobody_has_heard_of_costs_no_run() -> None:
-    """A zygote dies while the loop is busy: the driver hears of the death before it spends its attempts to fork."""
+    """The driver hears of a zygote's death while the loop was busy before it spends its attempts to fork."""
 
     async def main() -> None:
         async with opened() as control:

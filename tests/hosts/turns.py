@@ -1,4 +1,4 @@
-"""An agent for hosts that plays what its message names, and a control that serves it."""
+"""An agent for hosts that does what its message names, and a control that serves it."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ BOUND_SECONDS = 60.0
 
 
 async def waits() -> None:
-    """A tool that takes its time."""
+    """Sleep, as a slow tool."""
     await asyncio.sleep(60)
 
 
 async def first() -> str:
-    """Say who ran."""
+    """Return this tool's name."""
     return "first"
 
 
 async def second() -> str:
-    """Say who ran."""
+    """Return this tool's name."""
     return "second"
 
 
 class Cycle:
-    """Acts when it is collected, which nothing but the collector does."""
+    """An object in a reference cycle, whose finalizer acts: only the collector runs it."""
 
     def __init__(self, path: str) -> None:
         self.me = self
@@ -46,7 +46,7 @@ class Cycle:
 
 
 async def agent(run: Run, message: Message) -> str:
-    """Play what the message names."""
+    """Do what the message names."""
     if message.text == "interrupts":
         raise KeyboardInterrupt
     if message.text == "answers":

@@ -1,4 +1,4 @@
-"""The agent behind the page in tests: the first word of a message says what it does."""
+"""The agent that the page's tests serve: the first word of a message says what the agent does."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ TICK_SECONDS = 0.01
 SCREENFUL = 60
 GRACE_SECONDS = 0.4  # long enough to see a receipt that is not drained, and short
 
-# Whatever is drawn from one of these must stay text: each would say so by calling out, or by changing the page.
+# Each of these must stay text wherever it is drawn: executed, it would call out or change the page.
 EVIL = (
     "<script>window.owned='script'</script>",
     "<img src=x onerror=\"window.owned='onerror'\">",
@@ -31,24 +31,24 @@ HOSTILE = {"deep": ">" * 3_000, "underlined": "a_b_" * 25_000, "starred": "*a" *
 
 
 async def look_up(word: str) -> str:
-    """A tool that is done at once."""
+    """Return at once, as a tool."""
     return f"found {word}"
 
 
 async def wait_for_ever(what: str) -> str:
-    """A tool that goes on until it is cut."""
+    """Go on until cut, as a tool."""
     await asyncio.sleep(FOREVER_SECONDS)
     return what
 
 
 async def break_down(what: str) -> str:
-    """A tool that fails."""
+    """Raise, as a tool."""
     raise ValueError(what)
 
 
 @tool(grace=2.0)
 async def tidy_up(what: str) -> str:
-    """A tool that takes its time to be over."""
+    """Take a moment to clean up when cut, as a tool."""
     try:
         await asyncio.sleep(FOREVER_SECONDS)
     finally:
@@ -60,14 +60,16 @@ async def agent(run: Run, message: Message) -> str | None:
     """Do what the message says."""
     verb, _, rest = message.text.partition(" ")
     match verb:
-        case "stream":  # words, until it is stopped; with a number, so many; half of them until there is such a file
+        case "stream":
+            # Say words until stopped, or as many as the number; half of them only once the file exists.
             count, _, gate = rest.partition(" ")
             for number in range(most := int(count or 1_000_000)):
                 await run.say(f"word{number} ")
                 await asyncio.sleep(TICK_SECONDS)
                 while gate and number == most // 2 and not os.path.exists(gate):
                     await asyncio.sleep(TICK_SECONDS)
-        case "lines":  # the same, a paragraph each, and a screenful at once
+        case "lines":
+            # Say paragraphs until stopped, a screenful at once.
             await run.say("".join(f"line{number}\n\n" for number in range(SCREENFUL)))
             for number in range(SCREENFUL, 1_000_000):
                 await run.say(f"line{number}\n\n")
@@ -75,7 +77,8 @@ async def agent(run: Run, message: Message) -> str | None:
         case "hostile":
             await run.say(HOSTILE[rest])
             await asyncio.sleep(FOREVER_SECONDS)
-        case "detach":  # a process that outlives its run, until there is such a file
+        case "detach":
+            # Leave a process that outlives its run, until the file exists.
             await run.spawn("sh", "-c", 'until [ -e "$0" ]; do sleep 0.05; done', rest, detached=True)
             return "left it running"
         case "use":
@@ -111,10 +114,10 @@ async def agent(run: Run, message: Message) -> str | None:
         case "team":
             child = await run.delegate("agent", rest)
             return f"the child said: {child.text}"
-        case "leave":  # a child that outlives its run
+        case "leave":  # leaves a child that outlives its run
             await run.delegate("agent", rest, detached=True, announce=None)
             return "left a child"
-        case "report":  # the same, and what became of it is announced here
+        case "report":  # leaves a child whose ending is announced here
             await run.delegate("agent", rest, detached=True)
             return "left a child"
         case "listen":
@@ -133,7 +136,7 @@ async def agent(run: Run, message: Message) -> str | None:
 
 
 async def _deaf(run: Run) -> None:
-    """Go on after the end, for a while: everything it tries is refused."""
+    """Go on after the end for a while, though every verb is refused."""
     await run.say("la la ")
     for _ in range(1_000):
         try:
@@ -144,14 +147,14 @@ async def _deaf(run: Run) -> None:
 
 
 async def _evil(run: Run, how: str) -> None:
-    """Bring what must not be executed to every place that a person sees."""
+    """Bring text that must not be executed to every place that a person sees."""
     everything = "\n\n".join(EVIL)
     if how == "error":
         raise RuntimeError(everything)
     if how == "ask":
         await run.ask(everything[:900], choices=[text[:120] for text in EVIL[:4]])
     for text in EVIL:
-        for part in (text[: len(text) // 2], text[len(text) // 2 :], "\n\n"):  # a tag that comes in two
+        for part in (text[: len(text) // 2], text[len(text) // 2 :], "\n\n"):  # a tag that comes in two pieces
             await run.say(part)
         await run.post(text)
         await run.call(look_up, word=text)

@@ -1,4 +1,4 @@
-"""One Chromium and one server for all tests of the page; a browser context of its own for each."""
+"""Chromium and a server that all tests of the page share; each test has a browser context of its own."""
 
 import os
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from surfaces.scene import Served
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """A real browser; on a machine of one's own its absence is no failure.
+    """Yield a real browser; skip without one, except under CI, where its absence is a failure.
 
-    It ends with the package: while it is there, its loop is this thread's, and nobody else can run one.
+    The browser ends with the package: while it lives, its loop is this thread's, and no other loop can run in it.
     """
     absent = missing()
     if absent is not None and os.environ.get("CI"):
@@ -30,7 +30,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="package")
 def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A served agent, for all tests that leave it alive; ann and bob have tokens of their own."""
+    """Yield a server for all tests that leave it alive; ann and bob have tokens of their own."""
     data = tmp_path_factory.mktemp("page") / "data"
     for name in ("ann", "bob"):
         Access(data).add(name, [Scope.WRITE, Scope.APPROVE])
@@ -41,7 +41,7 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="package")
 def operator(server: Served) -> Iterator[Person]:
-    """Whoever holds the server's own token."""
+    """Yield the person who holds the server's own token."""
     person = Person(server)
     yield person
     person.close()
@@ -49,7 +49,7 @@ def operator(server: Served) -> Iterator[Person]:
 
 @pytest.fixture
 def visit(browser: Browser, server: Served, operator: Person) -> Iterator[Visit]:
-    """What a test opens in the browser; nothing may go wrong in it unseen, and nothing that it began runs on."""
+    """Yield what a test opens in the browser; fail on an unseen error, and stop every run that the test began."""
     visiting = Visit(browser, server, operator)
     yield visiting
     operator.request("interlock.stopall")
@@ -58,5 +58,5 @@ def visit(browser: Browser, server: Served, operator: Person) -> Iterator[Visit]
 
 @pytest.fixture
 def session(request: pytest.FixtureRequest) -> str:
-    """A session of the test's own."""
+    """Return a session name of the test's own."""
     return str(request.node.name).removeprefix("test_").replace("_", "-")[-60:]

@@ -2,7 +2,7 @@
 
 1. Nothing is stubbed: Debian's Chromium reads what `interlock serve` serves.
 2. A visit fails at its end if the page reported an error, broke its own policy, or asked anybody but its server.
-3. Everything is waited for by what is seen, with a bound.
+3. Every wait is for something that is seen, with a bound.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ EITHER_SEND = re.compile("^(Send|Take over)$")
 expect.set_options(timeout=BOUND_MS)
 keys = count(1)
 
-# What the browser itself noticed: a policy that was broken.
+# The browser records here that the page broke its policy.
 WITNESS = """
 addEventListener("securitypolicyviolation", (event) => {
   console.error(`policy broken: ${event.violatedDirective} ${event.blockedURI} ${event.sample}`);
@@ -51,7 +51,7 @@ addEventListener("securitypolicyviolation", (event) => {
 
 
 def missing() -> str | None:
-    """Return what the tests lack here, and how to get it; None if nothing."""
+    """Return what the tests lack on this machine, and how to get it; None if nothing."""
     if chromium() is None:
         return "no chromium: run `make tools` as root (Debian: `apt-get install chromium-headless-shell`)"
     if not AXE.exists():
@@ -60,18 +60,18 @@ def missing() -> str | None:
 
 
 def chromium() -> str | None:
-    """Return where Chromium is; without its windows it takes a third of the processor's time."""
+    """Return the path of Chromium; headless, it takes a third of the processor's time."""
     return shutil.which("chromium-headless-shell") or shutil.which("chromium")
 
 
 def launch(playwright: Playwright) -> Browser:
-    """Start Chromium; it will not be root in its sandbox."""
+    """Start Chromium, without its sandbox for root, whom the sandbox refuses."""
     root = ["--no-sandbox"] if os.geteuid() == 0 else []
     return playwright.chromium.launch(executable_path=chromium(), args=root)
 
 
 class Person:
-    """Somebody else: a raw connection, in a thread of its own, as Playwright's loop has ours."""
+    """Another person: a raw connection in a thread of its own, as Playwright's loop has this thread."""
 
     def __init__(self, server: Served, token: str | None = None) -> None:
         self._loop = asyncio.new_event_loop()
@@ -85,11 +85,11 @@ class Person:
             raise
 
     def play(self, scene: Any) -> Any:
-        """Run a coroutine where the connection lives."""
+        """Run a coroutine in the thread of the connection."""
         return asyncio.run_coroutine_threadsafe(scene, self._loop).result(WAIT_SECONDS)
 
     def request(self, method: str, **params: Any) -> Any:
-        """Ask and wait for the answer."""
+        """Send a request and wait for the answer."""
         return self.play(self.wire.request(method, **params))
 
     def send(self, session: str, text: str, **more: Any) -> str:
@@ -101,7 +101,7 @@ class Person:
         return str(self.request("interlock.pair", **({"name": name} if name else {}))["code"])
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         try:
             self.play(self._stack.aclose())
         finally:
@@ -111,26 +111,27 @@ class Person:
 
 
 class Relay:
-    """Stands between a page and its server, hears every frame, and may hold back, change or add some, or be cut."""
+    """A relay between a page and its server, which hears every frame, holds back, changes or adds some, or is cut."""
 
     def __init__(self) -> None:
-        self.heard: list[dict[str, Any]] = []  # of the server
-        self.asked: list[dict[str, Any]] = []  # of the page
-        self.change: Callable[[dict[str, Any]], dict[str, Any] | None] = lambda frame: frame  # None: hold it back
-        self.held: list[dict[str, Any]] = []  # what was held back, to be let go in its order
+        self.heard: list[dict[str, Any]] = []  # frames from the server
+        self.asked: list[dict[str, Any]] = []  # frames from the page
+        # Returns the frame for the page, or None to drop the frame.
+        self.change: Callable[[dict[str, Any]], dict[str, Any] | None] = lambda frame: frame
+        self.held: list[dict[str, Any]] = []  # frames that were held back, in order
         self.swallow: set[str] = set()  # methods that never reach the server
-        self.down = False  # nobody is let through
+        self.down = False  # no connection is let through
         self.dials = 0
         self._holds: Callable[[dict[str, Any]], Any] | None = None
         self._route: WebSocketRoute | None = None
         self._server: WebSocketRoute | None = None
 
     def begin(self, page: Page) -> None:
-        """Take the place; before the page dials."""
+        """Take the place of the server, before the page dials."""
         page.route_web_socket(re.compile(".*"), self._dialled)
 
     def cut(self) -> None:
-        """Drop the connection, and let no other through."""
+        """Cut the connection, and let no other through."""
         self.down = True
         assert self._route is not None and self._server is not None
         route, server, self._route = self._route, self._server, None
@@ -138,11 +139,11 @@ class Relay:
         route.close(code=1001)
 
     def hold(self, first: Callable[[dict[str, Any]], Any] = lambda frame: True) -> None:
-        """From the first such frame on, let nothing through to the page."""
+        """Hold back every frame to the page from the first such frame on."""
         self._holds = first
 
     def release(self) -> None:
-        """Let go what was held back; what comes meanwhile waits behind it, as the page drops what is overtaken."""
+        """Send the frames that were held back, before newer ones: the page drops frames that are overtaken."""
         self._holds = None
         while self.held:
             self.add(self.held.pop(0))
@@ -159,14 +160,15 @@ class Relay:
 
     def _ask(self, route: WebSocketRoute, server: WebSocketRoute, frame: dict[str, Any]) -> None:
         if route is not self._route:
-            return  # it was on its way when the connection was cut; the browser calls it an error to send it on
+            # The frame was on its way when the connection was cut; sent on, the browser would report an error.
+            return
         self.asked.append(frame)
         if frame["method"] not in self.swallow:
             server.send(json.dumps(frame))
 
     def _hear(self, route: WebSocketRoute, frame: dict[str, Any]) -> None:
         if route is not self._route:
-            return  # of a connection that was cut
+            return  # the connection was cut
         self.heard.append(frame)
         if self.held or (self._holds is not None and self._holds(frame)):
             self.held.append(frame)
@@ -174,18 +176,18 @@ class Relay:
             self.add(changed)
 
     def add(self, *frames: dict[str, Any]) -> None:
-        """Say something to the page as if the server did."""
+        """Send the page a frame as if the server did."""
         assert self._route is not None
         for frame in frames:
             self._route.send(json.dumps(frame))
 
     def requests(self, method: str) -> list[dict[str, Any]]:
-        """What the page has asked of one method, oldest first."""
+        """Return the page's requests of one method, oldest first."""
         return [frame for frame in self.asked if frame["method"] == method]
 
 
 def event_of(frame: dict[str, Any]) -> dict[str, Any]:
-    """Return the event that a frame tells, or nothing."""
+    """Return the event in a frame, or None."""
     return dict(frame["payload"].get("event") or {}) if frame.get("event") == "interlock.event" else {}
 
 
@@ -195,7 +197,7 @@ def with_event(frame: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 class Visit:
-    """What one test opens in the browser, and what went wrong in it."""
+    """Everything that one test opens in the browser, and the errors in it."""
 
     def __init__(self, browser: Browser, server: Served, operator: Person) -> None:
         self._browser = browser
@@ -207,11 +209,11 @@ class Visit:
 
     @property
     def base(self) -> str:
-        """Where the page is."""
+        """Return the address of the page."""
         return f"http://127.0.0.1:{self.server.port}/"
 
     def tab(self, beside: Page | None = None, **options: Any) -> Page:
-        """Return an empty tab: of a browser that knows nothing, or beside another."""
+        """Return an empty tab, in a fresh browser context or in that of another tab."""
         if beside is not None:
             return beside.context.new_page()
         usual = {"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce"}
@@ -236,11 +238,11 @@ class Visit:
         return page
 
     def forgive(self, text: str) -> None:
-        """Expect an error: those whose words hold this are none."""
+        """Expect errors whose words hold this: they do not fail the visit."""
         self._forgiven.append(text)
 
     def close(self) -> None:
-        """Leave, and fail if anything went wrong on the way."""
+        """Close every tab, and fail if there was an error."""
         for context in self._contexts:
             context.close()
         wrong = [each for each in self._troubles if not any(text in each for text in self._forgiven)]
@@ -259,7 +261,7 @@ class Visit:
             self._troubles.append(f"it dialled {url}")
 
 
-# What a person does
+# Acts of a person
 
 
 def connected(page: Page) -> None:
@@ -273,7 +275,7 @@ def go(page: Page, place: str) -> None:
 
 
 def box(page: Page) -> Locator:
-    """Where one writes."""
+    """Return the box for a message."""
     return page.get_by_role("textbox", name="Message")
 
 
@@ -288,30 +290,30 @@ def send_as(page: Page, how: str, text: str) -> None:
     box(page).fill(text)
     page.get_by_role("button", name="How to send").click()
     page.get_by_role("menuitemradio", name=how).click()
-    if box(page).input_value():  # choosing says how; sending is a second step
+    if box(page).input_value():  # to choose how is one step, to send is another
         page.get_by_role("button", name=re.compile("^(Send|Take over|Steer|Queue|Roll back)$")).click()
 
 
-# What a person sees
+# Elements that a person sees
 
 
 def runs(page: Page) -> Locator:
-    """The runs of the conversation, children left out."""
+    """Return the runs of the conversation, children left out."""
     return page.locator("[role=log] article.run:not(.child article.run)")
 
 
 def running(page: Page, text: str = "") -> Locator:
-    """Wait until the last run is running, and has said something; return it."""
+    """Wait until the last run is running, and has said something; return that run."""
     last = runs(page).last
     expect(last).to_have_attribute("data-state", "running")
-    run = page.locator(f"article.run[data-run={number_of(last)}]")  # whatever comes after it
+    run = page.locator(f"article.run[data-run={number_of(last)}]")  # this run, whatever run comes after
     if text:
         expect(run).to_contain_text(text)
     return run
 
 
 def ended(run: Locator, ending: str) -> None:
-    """Wait until a run has ended, and how."""
+    """Wait until a run has ended, with this ending."""
     expect(run).to_have_attribute("data-state", "ended")
     expect(run).to_have_attribute("data-ending", ending)
 
@@ -322,7 +324,7 @@ def number_of(run: Locator) -> str:
 
 
 def drawn(where: Locator) -> None:
-    """Wait until every text is drawn: until a worker has parsed it, it is shown as it came, directly in its place."""
+    """Wait until every text is drawn: a text that no worker has parsed yet stands there unparsed."""
     expect(where.locator(".text > pre.plain")).to_have_count(0)
 
 
@@ -341,7 +343,7 @@ def still(run: Locator) -> str:
 
 
 def until(page: Page, seen: Callable[[], Any]) -> None:
-    """Wait for what no element shows; frames of a relay come in meanwhile."""
+    """Wait for a condition that no element shows; a relay's frames come in meanwhile."""
     last = monotonic() + BOUND_MS / 1000
     while not seen():
         assert monotonic() < last, "it did not come in time"
@@ -349,9 +351,9 @@ def until(page: Page, seen: Callable[[], Any]) -> None:
 
 
 def thread_clock(page: Page) -> Callable[[], float]:
-    """Return a clock of the seconds that the page's thread computes: what else a busy machine does is not in it."""
+    """Return a clock of the seconds that the page's thread computes, which leaves out other load on the machine."""
     devtools = page.context.new_cdp_session(page)
-    devtools.send("Performance.enable")  # from here on it counts
+    devtools.send("Performance.enable")  # the clock counts from here on
 
     def now() -> float:
         told = {each["name"]: each["value"] for each in devtools.send("Performance.getMetrics")["metrics"]}
@@ -366,7 +368,7 @@ def serve(data: Path, *options: str) -> Served:
 
 
 def outcome_of(visit: Visit, run: str) -> dict[str, Any] | None:
-    """Return how a run ended, as the server has it; None while it runs."""
+    """Return how a run ended, from the server; None while it runs."""
     outcome: dict[str, Any] | None = visit.operator.request("interlock.find", name=run)["outcome"]
     return outcome
 

@@ -1,6 +1,6 @@
 """`python -m tests.page.screenshots`: the pictures of the page in docs/images, of the demo agent, as it is served.
 
-Whoever changes the page runs this and looks at them before they are committed.
+After a change of the page, run this and look at the pictures before they are committed.
 """
 
 import re
@@ -23,7 +23,7 @@ PHONE = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 2, "i
 
 
 def main() -> None:
-    """Take them all."""
+    """Take all pictures."""
     IMAGES.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as directory,
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def desk(visit: Visit) -> None:
-    """A morning's work, seen from several sides."""
+    """Take a picture of a morning's work, seen from several sides."""
     for session, text in (("release notes", "last"), ("nightly build", "build 1")):
         operator_says(visit, session, text)
     page = visit.open("research", **DESK)
@@ -60,13 +60,13 @@ def desk(visit: Visit) -> None:
 
 
 def operator_says(visit: Visit, session: str, text: str) -> None:
-    """Have something said elsewhere."""
+    """Send a message from elsewhere."""
     run = visit.operator.send(session, text)
     visit.operator.request("interlock.wait", run=run, timeout=20.0)
 
 
 def receipt(visit: Visit) -> None:
-    """A stop in the middle of a tool and of programs, unfolded."""
+    """Take a picture of a stop in the middle of a tool and of programs, with its receipt unfolded."""
     page = visit.open("daemons", **DESK)
     send(page, "team json file")
     first = running(page)
@@ -84,7 +84,7 @@ def receipt(visit: Visit) -> None:
 
 
 def overview(visit: Visit, page: Page) -> None:
-    """Several sessions at work, and what happened before."""
+    """Take a picture of several sessions at work, with what happened before."""
     for number in range(6):
         run = visit.operator.send(f"batch {number}", ("story", "deaf", "work json")[number % 3])
         if number < 3:
@@ -102,7 +102,7 @@ def overview(visit: Visit, page: Page) -> None:
 
 
 def timeline(page: Page) -> None:
-    """A run that was stopped in the middle of its third tool."""
+    """Take a picture of a run that was stopped in the middle of its third tool."""
     go(page, "#/s/timeline")
     send(page, "work trace")
     run = running(page)
@@ -116,7 +116,7 @@ def timeline(page: Page) -> None:
 
 
 def dark(visit: Visit) -> None:
-    """A takeover, at night."""
+    """Take a picture of a takeover, in dark colours."""
     page = visit.open("at night", color_scheme="dark", **DESK)
     send(page, "story")
     first = running(page, ".")
@@ -130,7 +130,7 @@ def dark(visit: Visit) -> None:
 
 
 def phone(visit: Visit) -> None:
-    """In a hand."""
+    """Take a picture on a phone."""
     page = visit.open("on the way", **PHONE)
     send(page, "work trace")
     ended(runs(page).last, "completed")

@@ -1,4 +1,4 @@
-"""A conversation, as it is seen: what was said, what was done, what was asked, and how each turn ended."""
+"""A conversation on the page: what was said, what was done, what was asked, and how each turn ended."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from page.scene import Relay, Visit, box, drawn, ended, go, running, runs, send,
 
 
 def test_a_message_is_answered(visit: Visit, session: str) -> None:
-    """What a person says stands there, and the answer under it, told as over without a word too many."""
+    """A person's message stands on the page, and its answer below; a completed turn says no more."""
     page = visit.open(session)
     send(page, "good morning")
     expect(page.locator("article.said")).to_contain_text("good morning")
@@ -22,7 +22,7 @@ def test_a_message_is_answered(visit: Visit, session: str) -> None:
 
 
 def test_the_session_is_in_the_list_and_can_be_read_again(visit: Visit, session: str) -> None:
-    """A session is found in the list by its name; an ended one reads as it did."""
+    """A session is in the list by its name, and an ended one reads as before."""
     page = visit.open(session)
     send(page, "remember the milk")
     ended(runs(page), "completed")
@@ -58,7 +58,7 @@ def test_markdown_is_drawn_and_code_stays_as_it_was_written(visit: Visit, sessio
 
 
 def test_words_are_drawn_as_they_come(visit: Visit, session: str, tmp_path: Path) -> None:
-    """A text grows while its run runs, and stays when it is over."""
+    """A text grows while its run runs, and stays when the run has ended."""
     page = visit.open(session)
     send(page, f"stream 60 {tmp_path / 'go on'}")
     run = running(page, "word3")
@@ -69,7 +69,7 @@ def test_words_are_drawn_as_they_come(visit: Visit, session: str, tmp_path: Path
 
 
 def test_a_tool_call_is_a_card(visit: Visit, session: str) -> None:
-    """Its name, what it was given, what it returned; a failed one says why."""
+    """A tool call's card shows its name, arguments and result; a failed call's card says why."""
     page = visit.open(session)
     send(page, "use kettle")
     ended(runs(page), "completed")
@@ -86,7 +86,7 @@ def test_a_tool_call_is_a_card(visit: Visit, session: str) -> None:
 
 
 def test_a_process_is_a_card_with_what_it_wrote(visit: Visit, session: str) -> None:
-    """A program's last lines and its status are told; while it runs, what it wrote so far."""
+    """A process's card shows its output so far while it runs, then its last lines and its status."""
     page = visit.open(session)
     send(page, "print")
     ended(runs(page), "completed")
@@ -103,7 +103,7 @@ def test_a_process_is_a_card_with_what_it_wrote(visit: Visit, session: str) -> N
 
 
 def test_typing_and_progress_are_shown_while_they_are_so(visit: Visit, session: str) -> None:
-    """Both are there while the run is at it, and gone with its end."""
+    """Typing and progress are shown while they last, and are gone with the end of the run."""
     page = visit.open(session)
     send(page, "type")
     run = running(page)
@@ -118,7 +118,7 @@ def test_typing_and_progress_are_shown_while_they_are_so(visit: Visit, session: 
 
 
 def test_a_child_run_stands_inside_its_parent(visit: Visit, session: str) -> None:
-    """What a child says is nested; a stop of the parent ends it too, and it says so."""
+    """A child's words stand inside its parent's turn; a stop of the parent ends the child too, and the page says so."""
     page = visit.open(session)
     send(page, "team stream")
     run = running(page)
@@ -132,7 +132,7 @@ def test_a_child_run_stands_inside_its_parent(visit: Visit, session: str) -> Non
 
 
 def test_a_question_is_answered_by_a_button(visit: Visit, session: str) -> None:
-    """Yes and no, or the choices; afterwards the card says what was answered and by whom, and offers nothing."""
+    """A question has buttons for yes and no, or the choices; once answered, its card says what and by whom."""
     page = visit.open(session)
     send(page, "ask Deploy now?")
     question = page.locator(".question")
@@ -151,9 +151,9 @@ def test_a_question_is_answered_by_a_button(visit: Visit, session: str) -> None:
 
 
 def test_a_timeout_is_told_as_a_timeout(visit: Visit, session: str) -> None:
-    """After how long and in which phase, in the words that every surface uses."""
+    """A timeout is shown with its seconds and its phase, in the words that every surface uses."""
     page = visit.open(session)
-    for seconds in (0.3, 3, 20):  # the first in which it comes so far
+    for seconds in (0.3, 3, 20):  # until one is long enough for the phase to begin
         run = visit.operator.send(session, "slow", deadline=seconds)
         if visit.operator.request("interlock.wait", run=run).get("phase") == "provider":
             break
@@ -163,7 +163,7 @@ def test_a_timeout_is_told_as_a_timeout(visit: Visit, session: str) -> None:
 
 
 def test_a_failure_says_why(visit: Visit, session: str) -> None:
-    """What was said before it stays; the ending names the error."""
+    """A failure keeps the text before it, and names the error."""
     page = visit.open(session)
     send(page, "fail")
     run = runs(page)
@@ -174,12 +174,12 @@ def test_a_failure_says_why(visit: Visit, session: str) -> None:
 
 
 def test_whoever_scrolled_up_is_not_moved(visit: Visit, session: str) -> None:
-    """New text moves only those who read at the end; a button leads back there; a question at the end is in view."""
+    """New text moves only a reader at the end; a button leads back there; a question at the end is in view."""
     page = visit.open(session)
     log, newest = page.get_by_role("log"), page.get_by_role("button", name="Newest")
     send(page, "lines")
     run = running(page, f"line{SCREENFUL}")
-    drawn(run)  # until then it is shorter
+    drawn(run)  # the run is shorter until its texts are drawn
     expect(newest).to_be_hidden()
     log.hover()
     page.mouse.wheel(0, -300)

@@ -1,4 +1,4 @@
-"""Children and detached processes, as they are seen: inside the turn that began them, until they are gone."""
+"""Children and detached processes stand on the page inside the turn that began them, until they are gone."""
 
 import re
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_a_detached_process_that_ends_is_told_and_a_stop_of_it_leaves_a_receipt(
 
 
 def test_the_receipt_of_a_stop_that_ended_only_a_detached_child_grows_and_is_kept(visit: Visit, session: str) -> None:
-    """A stop ends a detached child of a completed parent: its receipt grows until the child is gone, and stays."""
+    """The receipt of a stop that ended a completed run's detached child grows until the child is gone, and stays."""
     page = visit.open(session)
     send(page, "leave tidy")
     run = runs(page).last
@@ -70,6 +70,7 @@ def test_the_details_of_what_a_child_announces_name_no_person(visit: Visit, sess
     ended(runs(page).last, "completed")
     details = page.locator("#details")
     for number, words in ((0, "by"), (1, "announces")):
-        runs(page).nth(number).get_by_role("button", name="Details of run").last.click()  # behind a child's
+        # The first buttons are those of children.
+        runs(page).nth(number).get_by_role("button", name="Details of run").last.click()
         expect(details.locator("dl").first.locator("dt").nth(1)).to_have_text(words)
     expect(details.locator("dl").first.locator("dd").nth(1)).to_have_text(re.compile("^child r-"))

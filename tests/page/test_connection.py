@@ -1,4 +1,4 @@
-"""A connection that is lost, dead or slow to answer: each stop and each message counts once, and so does each event."""
+"""Each stop, each message and each event counts once on a connection that is lost, dead or slow to answer."""
 
 from collections import Counter
 from typing import Any
@@ -13,7 +13,7 @@ from .scene import lost, outcome_of
 
 @pytest.mark.parametrize("half_open", [False, True], ids=["lost", "half-open"])
 def test_a_stop_without_connection_stops_what_ran_then(visit: Visit, session: str, half_open: bool) -> None:
-    """Stop works while the connection is lost, or dead unnoticed; a message sent after it is not meant, and runs."""
+    """Stop works while the connection is lost, or dead unnoticed; a message sent after the stop runs."""
     relay = Relay()
     page = visit.open(session, relay=relay)
     send(page, "stream")
@@ -39,13 +39,13 @@ def test_a_stop_without_connection_stops_what_ran_then(visit: Visit, session: st
     expect(first).to_have_attribute("data-state", "ended")
     expect(runs(page)).to_have_count(2)
     second = running(page, "word5")
-    until(page, lambda: stop.inner_text() == "Stop")  # it has been answered
+    until(page, lambda: stop.inner_text() == "Stop")  # the stop has been answered
     assert [frame["params"] for frame in relay.requests("interlock.stop")] == [{"run": number_of(first)}]
     assert outcome_of(visit, number_of(second)) is None
 
 
 def test_a_stop_that_is_not_answered_holds_up_no_other_session(visit: Visit, session: str) -> None:
-    """While the answer for one session is awaited, Stop in another stops that one."""
+    """A stop that waits for its answer in one session does not hold up a stop in another."""
     relay = Relay()
     page = visit.open(session, relay=relay)
     send(page, "stream")
@@ -93,7 +93,7 @@ def test_the_overview_asks_once_after_a_reconnect(visit: Visit, session: str) ->
     relay.cut()
     lost(page)
     before = relay.dials
-    for tries in (1, 2, 3):  # told of a network, it tries at once
+    for tries in (1, 2, 3):  # the page dials at once when the network is back
         until(page, lambda tries=tries: relay.dials >= before + tries)
         expect(page.locator("#connection")).to_have_attribute("data-state", "lost")
         page.evaluate("() => dispatchEvent(new Event('online'))")
@@ -102,7 +102,7 @@ def test_the_overview_asks_once_after_a_reconnect(visit: Visit, session: str) ->
     def answers(frame: dict[str, Any]) -> bool:
         return frame.get("id") in {each["id"] for each in relay.requests("interlock.overview")}
 
-    relay.hold(answers)  # two seconds after an answer it asks again, as it should
+    relay.hold(answers)  # the page asks again two seconds after an answer, as it should
     relay.down = False
     page.evaluate("() => dispatchEvent(new Event('online'))")
     connected(page)

@@ -1,4 +1,4 @@
-"""Each ending of a real run, asked on the gateway, in the shell and in the page: one story, in the table's words."""
+"""Each ending of a real run reads the same on the gateway, in the shell and on the page, in the table's words."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INTERLOCK = str(Path(sys.executable).with_name("interlock"))
 
 
 class Story:
-    """One run: what ended it, and what was heard of its end while it was served."""
+    """A run, the cause of its end, and the terminal events that a connection got."""
 
     def __init__(self, ending: Ending, session: str, run: str, *, text: str = "") -> None:
         self.ending, self.session, self.run, self.text = ending, session, run, text
@@ -30,7 +30,7 @@ class Story:
         self.lifecycle: dict[str, Any] | None = None
 
     def hear(self, person: Person) -> Story:
-        """Wait for its terminal events, as a connection is told them."""
+        """Wait for the run's terminal events on a connection."""
         chat = person.play(person.wire.ended(self.run))
         told = [each for each in person.wire.events("agent", self.run) if each["stream"] == "lifecycle"]
         self.chat, self.lifecycle = chat, told[-1]["data"]
@@ -38,7 +38,7 @@ class Story:
 
 
 def begin(person: Person, session: str, text: str, **options: Any) -> str:
-    """Send a message under a key that is its session's name; return its run, once it is at work."""
+    """Send a message under a key that is its session's name; return the run's id once the run is at work."""
     sent = person.request("chat.send", sessionKey=session, message=text, idempotencyKey=session, **options)
     run = str(sent["runId"])
     person.play(person.wire.event("agent", lambda e: e["runId"] == run and e["stream"] == "lifecycle"))
@@ -46,7 +46,7 @@ def begin(person: Person, session: str, text: str, **options: Any) -> str:
 
 
 def first_life(person: Person) -> list[Story]:
-    """Everything that can end a run while its server lives."""
+    """Play every ending that a run can have while its server lives."""
     stories = [
         Story(Ending.COMPLETED, "completed", begin(person, "completed", "count 3"), text="count 3"),
         Story(Ending.FAILED, "failed", begin(person, "failed", "fail"), text="fail"),
@@ -68,7 +68,7 @@ def first_life(person: Person) -> list[Story]:
 
 @pytest.fixture(scope="module")
 def lives(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Any:
-    """Servers on one store: the second is ended in order and the third killed, each with a run; a fourth is asked."""
+    """Serve one store four times: the second is shut down and the third killed, each with a run; yield the fourth."""
     data = tmp_path_factory.mktemp("endings") / "data"
     stories: list[Story] = []
     for end in ("live", "term", "kill"):
@@ -97,13 +97,13 @@ def lives(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Any:
 
 
 def told(person: Person, story: Story) -> tuple[Outcome, Projection]:
-    """How it ended, by the facts; and what every surface is to say of that."""
+    """Return a run's outcome, and what every surface must say of it."""
     outcome = msgspec.convert(person.request("interlock.wait", run=story.run), Outcome)
     return outcome, project(outcome)
 
 
 def test_there_is_a_run_of_every_ending(lives: Any) -> None:
-    """The walk below leaves no ending out."""
+    """The servers below have a run of every ending."""
     _, person, stories = lives
     assert {story.ending for story in stories} == set(ENDINGS)
     for story in stories:
@@ -111,7 +111,7 @@ def test_there_is_a_run_of_every_ending(lives: Any) -> None:
 
 
 def test_the_gateway_tells_the_words_of_the_table(lives: Any) -> None:
-    """Whoever waits, lists, heard the end, or sends the key again; also three servers later."""
+    """A client that waits, lists, watches or sends the key again gets the table's words, three servers later too."""
     _, person, stories = lives
     for story in stories:
         outcome, words = told(person, story)
@@ -137,7 +137,7 @@ def test_the_gateway_tells_the_words_of_the_table(lives: Any) -> None:
 
 
 def test_the_shell_exits_and_speaks_as_the_table_says(lives: Any) -> None:
-    """Over the gateway, and beside it in the store."""
+    """The shell exits and speaks as the table says, through the gateway and from the store."""
     server, person, stories = lives
 
     def shell(*words: str) -> tuple[int, str]:
@@ -153,7 +153,7 @@ def test_the_shell_exits_and_speaks_as_the_table_says(lives: Any) -> None:
 
 
 def test_the_page_says_what_the_table_says(lives: Any, browser: Browser) -> None:
-    """A completed run shows its reply alone; every other its ending, a child in its parent's turn."""
+    """A completed run shows its reply alone, any other its ending; a child stands in its parent's turn."""
     server, person, stories = lives
     visit = Visit(browser, server, person)
     try:

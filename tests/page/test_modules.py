@@ -1,4 +1,4 @@
-"""The page's modules, each by itself: its model of a conversation, and its words for every ending."""
+"""The page's modules, each tested alone: the model of a conversation, and the words for every ending."""
 
 import itertools
 import json
@@ -98,7 +98,7 @@ def test_the_model_seals_forgets_and_corrects(visit: Visit) -> None:
 
 
 def test_the_page_has_the_words_that_everybody_has(visit: Visit) -> None:
-    """Every ending with every fact that its words may hold reads as core/projection writes it."""
+    """The page writes every ending, with every fact its words may hold, as core/projection does."""
     outcomes = [
         Outcome(
             run_id=RunId("r-1-1"),

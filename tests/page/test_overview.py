@@ -1,4 +1,4 @@
-"""For operators: what runs, how fast stops were, how runs ended; and stopping one, a session, everything."""
+"""The operators' overview: live runs, stop latencies, endings; and stops of a run, a session or everything."""
 
 import re
 from pathlib import Path
@@ -16,12 +16,12 @@ def quiet(visit: Visit) -> None:
 
 
 def row(page: Page, run: str) -> Locator:
-    """The row of a live run."""
-    return page.get_by_role("row").and_(page.locator(f"[data-run={run}]"))  # r-1-1 is no r-1-18
+    """Return the row of a live run."""
+    return page.get_by_role("row").and_(page.locator(f"[data-run={run}]"))  # r-1-1 must not match r-1-18
 
 
 def test_live_runs_are_listed_and_stopped_from_there(visit: Visit, session: str) -> None:
-    """One run, or a session with what waits in it; each leaves its receipt on the spot."""
+    """A stop of one run, or of a session with its queue, works from the overview and leaves its receipt there."""
     page = visit.open(session)
     go(page, "#/overview")
     expect(page.get_by_role("heading", name="Overview")).to_be_visible()
@@ -42,7 +42,7 @@ def test_live_runs_are_listed_and_stopped_from_there(visit: Visit, session: str)
 
 
 def test_everything_is_stopped_once_it_is_confirmed(visit: Visit, session: str) -> None:
-    """A dialog asks first; what can be closed without harm; then every session's receipt is there."""
+    """A dialog asks before everything is stopped, and Esc closes it without harm; then every session has a receipt."""
     sent = [visit.operator.send(f"{session}-{number}", "stream") for number in range(3)]
     page = visit.open(session)
     go(page, "#/overview")
@@ -62,7 +62,7 @@ def test_everything_is_stopped_once_it_is_confirmed(visit: Visit, session: str) 
 
 
 def test_the_charts_say_what_they_show(visit: Visit, session: str) -> None:
-    """Stop latencies and endings are pictures with a text for those who do not see them; the grade is named."""
+    """Stop latencies and endings are pictures with a text for people who do not see them; the grade is named."""
     page = visit.open(session)
     send(page, "stream")
     running(page, "word2")
@@ -76,7 +76,7 @@ def test_the_charts_say_what_they_show(visit: Visit, session: str) -> None:
 
 
 def test_the_overview_is_for_operators(visit: Visit, session: str) -> None:
-    """Whoever may not see all is offered no overview, and told so if they go there."""
+    """A person who may not see everything is offered no overview, and the page says so at its address."""
     page = visit.open(session, name="bob")
     expect(page.get_by_role("link", name="Overview")).to_be_hidden()
     go(page, "#/overview")
@@ -85,7 +85,7 @@ def test_the_overview_is_for_operators(visit: Visit, session: str) -> None:
 
 
 def test_the_timeline_is_linked_drawn_and_saved(visit: Visit, session: str) -> None:
-    """From the details to the picture: the same that the shell writes, also as a list, and as a file."""
+    """A run's details lead to its timeline: the picture that the shell writes, also as a list, and as a file."""
     page = visit.open(session)
     send(page, "batch")
     run = running(page)
@@ -118,7 +118,7 @@ def test_the_timeline_is_linked_drawn_and_saved(visit: Visit, session: str) -> N
 
 @pytest.mark.parametrize("key", [True, False])
 def test_a_run_is_stopped_from_its_timeline(visit: Visit, session: str, key: bool) -> None:
-    """Whoever looks at the picture of a run at work has Stop and Esc there too; then the button is gone."""
+    """A person at the timeline of a run at work has Stop and Esc there too; then the button is gone."""
     page = visit.open(session)
     send(page, "stream")
     run = number_of(running(page, "word5"))
@@ -131,7 +131,7 @@ def test_a_run_is_stopped_from_its_timeline(visit: Visit, session: str, key: boo
 
 
 def test_what_is_left_detached_is_stopped_with_everything(visit: Visit, session: str, tmp_path: Path) -> None:
-    """No run is alive, so there is no row; the button works all the same."""
+    """Stop everything works on detached processes too, though no run is alive and the table has no row."""
     page = visit.open(session)
     send(page, f"detach {tmp_path / 'never'}")
     ended(runs(page), "completed")

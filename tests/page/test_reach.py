@@ -1,4 +1,4 @@
-"""Within everybody's reach: a phone, a keyboard, a screen reader, light and dark."""
+"""The page works on a phone, by keyboard, for a screen reader, and in light and dark colours."""
 
 import re
 
@@ -14,7 +14,7 @@ WIDE = "x" * 400
 
 
 def test_a_phone_shows_all_of_it(visit: Visit, session: str) -> None:
-    """Nothing is wider than the screen, whatever was written; stop is there, large enough for a thumb, and works."""
+    """A phone shows nothing wider than its screen, whatever was written; Stop fits a thumb, and works."""
     page = visit.open(session, **PHONE)
     send(
         page,
@@ -22,7 +22,7 @@ def test_a_phone_shows_all_of_it(visit: Visit, session: str) -> None:
     )
     ended(runs(page), "completed")
     send(page, f"use {WIDE}")
-    expect(runs(page)).to_have_count(2)  # the last is this one
+    expect(runs(page)).to_have_count(2)  # the last is the one just sent
     ended(runs(page).last, "completed")
     fits(page)
     send(page, "stream")
@@ -45,7 +45,7 @@ def test_a_phone_shows_all_of_it(visit: Visit, session: str) -> None:
 
 
 def test_the_sessions_are_reached_on_a_phone(visit: Visit, session: str) -> None:
-    """The list is behind a button there; choosing a session closes it again."""
+    """A button opens the list of sessions on a phone; choosing a session closes the list again."""
     visit.operator.send(f"{session}-2", "hello")
     page = visit.open(session, **PHONE)
     page.get_by_role("button", name="Sessions").tap()
@@ -57,13 +57,13 @@ def test_the_sessions_are_reached_on_a_phone(visit: Visit, session: str) -> None
 
 
 def fits(page: Page) -> None:
-    """Nothing of the page is to the right of what is seen."""
+    """Check that nothing of the page lies to the right of the screen."""
     assert page.evaluate("() => document.documentElement.scrollWidth") <= page.viewport_size["width"]
     assert page.evaluate("() => document.body.scrollWidth") <= page.viewport_size["width"]
 
 
 def test_everything_is_done_by_the_keyboard(visit: Visit, session: str) -> None:
-    """Write, send, choose how, answer, stop and unfold without a pointer; the focus is seen and never lost."""
+    """A person without a pointer can write, send, choose how, answer, stop and unfold; the focus is always seen."""
     page = visit.open(session)
     expect(box(page)).to_be_focused()
     page.keyboard.type("ask Shall I?")
@@ -97,7 +97,7 @@ def test_everything_is_done_by_the_keyboard(visit: Visit, session: str) -> None:
 
 
 def tab_to(page: Page, name: str, *, back: bool = False) -> None:
-    """Press Tab until something of that name has the focus; everything on the way can be seen to have it."""
+    """Press Tab until an element of that name has the focus; check that each focus on the way can be seen."""
     for _ in range(40):
         page.keyboard.press("Shift+Tab" if back else "Tab")
         told = page.evaluate(
@@ -114,7 +114,7 @@ def tab_to(page: Page, name: str, *, back: bool = False) -> None:
 
 
 def test_the_menu_closes_before_a_stop(visit: Visit, session: str) -> None:
-    """Esc with the menu open closes the menu; the run goes on; the next one stops."""
+    """Esc with the menu open closes the menu while the run goes on; the next Esc stops the run."""
     page = visit.open(session)
     send(page, "stream")
     run = running(page, "word2")
@@ -128,7 +128,7 @@ def test_the_menu_closes_before_a_stop(visit: Visit, session: str) -> None:
 
 @pytest.mark.parametrize("scene", ["chat", "question", "overview", "timeline", "pairing", "share"])
 def test_axe_finds_nothing_serious(visit: Visit, session: str, scene: str) -> None:
-    """axe-core, in light and in dark; colours are judged twice, the rest once."""
+    """The checker axe-core finds nothing serious, in light and in dark; colours are judged twice, the rest once."""
     if scene == "pairing":
         page = visit.tab()
         page.goto(visit.base)
@@ -143,7 +143,7 @@ def test_axe_finds_nothing_serious(visit: Visit, session: str, scene: str) -> No
 
 
 def compose(page: Page, scene: str) -> None:
-    """Have on the page what is judged."""
+    """Fill the page with everything that is judged."""
     send(page, "use kettle")
     ended(runs(page), "completed")
     if scene == "share":
@@ -174,7 +174,7 @@ def compose(page: Page, scene: str) -> None:
 
 
 def judge(page: Page, options: dict[str, object]) -> list[str]:
-    """Return what axe-core calls serious or critical."""
+    """Return the findings that axe-core calls serious or critical."""
     result = page.evaluate("(options) => axe.run(document, { resultTypes: ['violations'], ...options })", options)
     return [
         f"{each['impact']} {each['id']}: {each['help']}: {[node['html'][:160] for node in each['nodes'][:5]]}"
@@ -184,7 +184,7 @@ def judge(page: Page, options: dict[str, object]) -> list[str]:
 
 
 def test_escape_closes_a_drawer_before_it_stops(visit: Visit, session: str) -> None:
-    """On a phone a drawer lies over the conversation: the key closes that first, and stops when it is pressed again."""
+    """Esc closes a drawer that lies over the conversation on a phone, and stops only when pressed again."""
     page = visit.open(session, **PHONE)
     send(page, "stream")
     run = running(page, "word2")

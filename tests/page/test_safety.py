@@ -1,4 +1,4 @@
-"""What an agent, a tool or another person writes stays text; the page asks nobody but its server; pairing is once."""
+"""Text of agents, tools and people stays text; the page asks only its server; a pairing code works once."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from page.scene import Visit, connected, ended, go, number_of, running, runs, se
 from surfaces.protocol import Conversation, Wrong
 from surfaces.scene import Served
 
-# What must not be in a conversation, wherever it came from.
+# Elements that must not be in a conversation, whatever the text was.
 FORBIDDEN = """() => {
     const log = document.querySelector("[role=log]").parentNode;
     const bad = [...log.querySelectorAll("script, iframe, object, embed, style, base, meta, link, form form")];
@@ -30,7 +30,7 @@ FORBIDDEN = """() => {
 
 
 def harmless(page: Page) -> None:
-    """Nothing ran, nothing is there that could, and the page is still what it was."""
+    """Check that nothing was executed, that nothing executable is there, and that the page is as before."""
     assert page.evaluate("() => window.owned ?? null") is None
     assert page.evaluate(FORBIDDEN) == []
     expect(page.locator("body")).to_be_visible()
@@ -38,7 +38,7 @@ def harmless(page: Page) -> None:
 
 
 def test_what_an_agent_writes_stays_text(visit: Visit, session: str) -> None:
-    """In deltas, blocks, arguments, results, errors, progress and a program's output: drawn, never executed."""
+    """Text in deltas, blocks, arguments, results, errors, progress and a program's output is drawn, never executed."""
     page = visit.open(session)
     send(page, "evil")
     ended(runs(page), "completed")
@@ -53,7 +53,7 @@ def test_what_an_agent_writes_stays_text(visit: Visit, session: str) -> None:
 
 
 def test_errors_and_questions_stay_text(visit: Visit, session: str) -> None:
-    """What an error says, what is asked and what can be chosen."""
+    """An error, a question and its choices stay text."""
     page = visit.open(session)
     send(page, "evil error")
     ended(runs(page), "failed")
@@ -68,14 +68,14 @@ def test_errors_and_questions_stay_text(visit: Visit, session: str) -> None:
 
 
 def test_messages_and_names_of_sessions_stay_text(visit: Visit, session: str) -> None:
-    """What a person says, a session's name in the list, the title and the address, also from somebody else."""
-    visit.forgive("404")  # there is no picture of such a run
+    """A person's message and a session's name stay text, in the list, the title and the address, also another's."""
+    visit.forgive("404")  # such a run has no picture
     page = visit.open(session)
     send(page, "\n\n".join(EVIL))
     ended(runs(page), "completed")
     expect(page.locator("article.said")).to_contain_text(EVIL[1])
     for name in (EVIL[0], EVIL[1], "../../x?y=1#z", "a/b %2e %", "</title><script>owned=1</script>"):
-        visit.operator.send(f"operator/{name}", "hello")  # a name of one's own with a slash in it is written in full
+        visit.operator.send(f"operator/{name}", "hello")  # an own session whose name has a slash is written in full
         named = page.get_by_role("navigation", name="Sessions").get_by_text(name)
         expect(named.first).to_be_visible()
         named.first.click()
@@ -90,7 +90,7 @@ def test_messages_and_names_of_sessions_stay_text(visit: Visit, session: str) ->
 
 
 def test_the_overview_and_the_timeline_stay_text(visit: Visit, session: str) -> None:
-    """A run with a hostile session name, in the table of live runs and in its picture."""
+    """A hostile session name stays text, in the table of live runs and in the timeline."""
     page = visit.open(session)
     name = EVIL[1]
     run = visit.operator.send(name, "evil ask")
@@ -108,7 +108,7 @@ def test_the_overview_and_the_timeline_stay_text(visit: Visit, session: str) -> 
 
 
 def test_the_code_is_gone_from_the_address_bar_and_the_history(visit: Visit) -> None:
-    """It is exchanged once; neither the bar, nor going back, nor what the page keeps still holds it."""
+    """A code is exchanged once; neither the address bar, nor the history, nor the page's storage still holds it."""
     code = visit.operator.code()
     page = visit.tab()
     page.goto(f"{visit.base}#pair={code}")
@@ -125,7 +125,7 @@ def test_the_code_is_gone_from_the_address_bar_and_the_history(visit: Visit) -> 
 
 
 def test_a_code_works_once_and_says_so(visit: Visit) -> None:
-    """The second who brings it is told in words what to do, and gets nothing."""
+    """The second browser that brings a code is told in words what to do, and gets no token."""
     visit.forgive("403")
     code = visit.operator.code()
     first, second = visit.tab(), visit.tab()
@@ -139,7 +139,7 @@ def test_a_code_works_once_and_says_so(visit: Visit) -> None:
 
 
 def test_a_browser_that_is_not_paired_is_told_how(visit: Visit) -> None:
-    """No token: nothing is shown but how to get one."""
+    """A browser without a token shows only how to get one."""
     page = visit.tab()
     page.goto(visit.base)
     expect(page.locator("#connection")).to_have_attribute("data-state", "denied")
@@ -148,7 +148,7 @@ def test_a_browser_that_is_not_paired_is_told_how(visit: Visit) -> None:
 
 
 def test_the_code_that_serve_prints_pairs(visit: Visit, server: Served) -> None:
-    """The line of `interlock serve` names this page, with a code of its own in the fragment."""
+    """The line of `interlock serve` names this page, with a pairing code in the fragment."""
     page = visit.tab()
     assert server.ready["page"].startswith(f"{visit.base}#pair=")
     page.goto(server.ready["page"])
@@ -156,7 +156,7 @@ def test_the_code_that_serve_prints_pairs(visit: Visit, server: Served) -> None:
 
 
 def test_what_the_page_says_and_hears_keeps_to_the_schemas(visit: Visit, session: str) -> None:
-    """Every frame in both directions: the published schemas', and ours for our own methods."""
+    """Every frame in both directions keeps to the published schemas, and to ours for our own methods."""
     page, wrong = visit.tab(), list[str]()
 
     def dialled(socket: WebSocket) -> None:
@@ -189,16 +189,17 @@ def test_what_the_page_says_and_hears_keeps_to_the_schemas(visit: Visit, session
 
 
 def test_no_endpoint_is_taken_from_the_address(visit: Visit) -> None:
-    """Whatever the address says, the page dials the server it came from."""
+    """The page dials the server it came from, whatever the address says."""
     page = visit.open("x")
     for where in ("?gatewayUrl={}&url={}", "#gatewayUrl={}&pair=CODE", "?ws={}#/s/x?gateway={}", "#pair=CODE&url={}"):
         page.goto("about:blank")
         page.goto(visit.base + where.replace("{}", "ws://127.0.0.1:1/").replace("CODE", visit.operator.code()))
-        connected(page)  # and the visit fails if it dialled or asked anybody else
+        # The visit fails if the page dialled or asked any other server.
+        connected(page)
 
 
 def test_a_forgotten_token_closes_the_page(visit: Visit) -> None:
-    """Leaving forgets the token: the page says how to pair, and so it does after a reload."""
+    """Leaving forgets the token: the page says how to pair, also after a reload."""
     page = visit.open("leaving")
     page.get_by_role("button", name="Unpair this browser").click()
     page.get_by_role("dialog").get_by_role("button", name="Unpair").click()
@@ -208,7 +209,7 @@ def test_a_forgotten_token_closes_the_page(visit: Visit) -> None:
 
 
 def test_nothing_secret_is_logged(visit: Visit, server: Served) -> None:
-    """Neither a code nor what a page got for it is in the server's log or audit."""
+    """The server's log and audit hold neither a code nor the token that a page got for it."""
     code = visit.operator.code()
     page = visit.tab()
     page.goto(f"{visit.base}#pair={code}")
@@ -229,7 +230,7 @@ def _texts(value: str) -> list[str]:
 
 
 def test_a_run_of_a_child_is_named_safely(visit: Visit, session: str) -> None:
-    """What a child writes is cleaned like the rest."""
+    """A child's text is cleaned like any other."""
     page = visit.open(session)
     send(page, "team evil error")
     ended(runs(page), "completed")
@@ -250,7 +251,7 @@ def test_a_code_in_a_paired_browser_asks_first(visit: Visit, session: str) -> No
         expect(dialog).to_contain_text("paired as operator already")
         assert code not in page.url
         assert page.evaluate(kept) == token
-        with page.expect_event("load") if name == "ann" else nullcontext():  # then nothing of before is left
+        with page.expect_event("load") if name == "ann" else nullcontext():  # the new page holds nothing of before
             dialog.get_by_role("button", name=answer).click()
         expect(page.locator("#person-name")).to_have_text(name)
         connected(page)

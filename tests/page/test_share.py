@@ -1,4 +1,4 @@
-"""Whose a session is, on the page: one's own `main`, sharing it, and losing what was shared."""
+"""Owners on the page: one's own `main`, sharing a session, and losing a share."""
 
 from playwright.sync_api import Page, expect
 
@@ -6,12 +6,12 @@ from page.scene import Visit, connected, ended, go, runs, send, until
 
 
 def listed(page: Page) -> list[str]:
-    """The names in the list of sessions."""
+    """Return the names in the list of sessions."""
     return [str(each) for each in page.locator("#session-list .name").all_inner_texts()]
 
 
 def share(page: Page, who: str, may: str) -> None:
-    """Share the open session in the dialog, which stays."""
+    """Share the open session in the dialog, which stays open."""
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("With whom").fill(who)
     dialog.get_by_label("They", exact=True).select_option(may)
@@ -19,7 +19,7 @@ def share(page: Page, who: str, may: str) -> None:
 
 
 def test_two_people_have_a_main_of_their_own(visit: Visit) -> None:
-    """The page opens `main`, the person's own; one's own sessions are listed bare, others' with their owner."""
+    """The page opens a person's own `main`; own sessions are listed bare, those of others with their owner."""
     ann, bob = visit.tab(), visit.tab()
     for page, name in ((ann, "ann"), (bob, "bob")):
         page.goto(f"{visit.base}#pair={visit.operator.code(name)}")
@@ -33,13 +33,13 @@ def test_two_people_have_a_main_of_their_own(visit: Visit) -> None:
     operator = visit.open("ann%2Fmain")
     expect(operator.get_by_role("log")).to_contain_text("the secret of ann")
     until(operator, lambda: {"ann/main", "bob/main"} <= set(listed(operator)))
-    go(ann, "#/s/ann%2Fmain")  # her own, written in full
+    go(ann, "#/s/ann%2Fmain")  # her own session, written in full
     expect(ann.locator("#where")).to_have_text("main")
     expect(ann.get_by_role("log")).to_contain_text("the secret of ann")
 
 
 def test_a_session_is_shared_and_taken_back(visit: Visit, session: str) -> None:
-    """The owner says with whom and what for; the other is told at once when it is over, and asks for it no more."""
+    """An owner shares a session to read or write; the other person sees at once when the share is taken back."""
     ann = visit.open(session, name="ann")
     ann.get_by_role("button", name="Share", exact=True).click()
     expect(ann.get_by_role("dialog")).to_contain_text("it begins with its first message")
@@ -79,7 +79,7 @@ def test_a_session_is_shared_and_taken_back(visit: Visit, session: str) -> None:
 
 
 def test_a_stop_that_may_not_be_says_so(visit: Visit, session: str) -> None:
-    """Typed or pressed in a session that is shared: what runs is another's, goes on, and the page says whose it is."""
+    """A stop of another's run in a shared session, typed or pressed, is refused, and the page says whose run it is."""
     ann = visit.open(session, name="ann")
     send(ann, "stream")
     expect(runs(ann).last).to_have_attribute("data-state", "running")

@@ -1,4 +1,4 @@
-"""Much at once: a session of 5,000 messages, and a hundred pieces of text a second."""
+"""Large amounts: a session of 5,000 messages, and a hundred pieces of text a second."""
 
 import asyncio
 import itertools
@@ -15,12 +15,12 @@ from page.scene import BOUND_MS, Person, Visit, ended, go, runs, send, serve, th
 
 pytestmark = pytest.mark.long
 
-TURNS, BLOCKS = 500, 9  # a turn is a message and so many of the agent's
+TURNS, BLOCKS = 500, 9  # a turn is a message and so many blocks of the agent
 LOOKS = 3
-# All of these are what the page's thread computes, as nobody knows what else a machine does meanwhile.
+# All limits are of the time that the page's thread computes, since a machine may be busy with other things.
 LONGEST_SECONDS = 10.0  # on a busy machine; 0.9 where little else ran
 LONG_MS, LONGEST_MS = 50, 200
-BUSY_MS = 1_000  # of the five seconds
+BUSY_MS = 1_000  # in the five seconds
 
 
 async def talkative(run: Run, message: Message) -> str:
@@ -31,7 +31,7 @@ async def talkative(run: Run, message: Message) -> str:
 
 
 def fill(data: Path) -> None:
-    """Have a long conversation, and leave it in a store."""
+    """Hold a long conversation, and leave it in a store."""
 
     async def talk() -> None:
         async with open_control(talkative, store=f"sqlite:///{data}") as control:
@@ -39,7 +39,7 @@ def fill(data: Path) -> None:
                 sent = await control.send("operator/long", f"message {number}", by="operator")
                 await control.wait(sent.run_id)
 
-    # In a thread, as the browser's loop is this one's.
+    # A thread is needed, as the browser's loop has this one.
     thread = threading.Thread(target=lambda: asyncio.run(talk()))
     thread.start()
     thread.join()
@@ -47,7 +47,7 @@ def fill(data: Path) -> None:
 
 @pytest.fixture
 def old(browser: Browser, tmp_path: Path) -> Iterator[Visit]:
-    """A visit to a server that has seen much."""
+    """Yield a visit to a server with a long conversation."""
     data = tmp_path / "data"
     data.mkdir(mode=0o700)
     fill(data)
@@ -62,7 +62,7 @@ def old(browser: Browser, tmp_path: Path) -> Iterator[Visit]:
         serving.close()
 
 
-# Look back some times; return how often there was something to be seen.
+# Scroll back some times; return how often there was something to be seen.
 LOOK_BACK = """async (times) => {
     const log = document.querySelector("[role=log]"), earlier = document.getElementById("earlier");
     const shown = () => log.querySelectorAll("article.run").length;
@@ -78,17 +78,17 @@ LOOK_BACK = """async (times) => {
 
 
 def test_five_thousand_messages_open_scroll_back_and_stay_quick(old: Visit) -> None:
-    """The end is there at once; going back shows what came before; and a new message is answered as ever."""
+    """A session of 5,000 messages opens at its end at once, scrolls back, and answers a new message as ever."""
     page = old.open("elsewhere")
     now = thread_clock(page)
     at = [now()]
     go(page, "#/s/long")
     last = page.get_by_text(f"that was the answer to message {TURNS - 1}", exact=True)
-    expect(last).to_be_visible(timeout=2 * BOUND_MS)  # one worker parses some hundred texts before it
+    expect(last).to_be_visible(timeout=2 * BOUND_MS)  # a worker parses some hundred texts before
     at.append(now())
     first = runs(page).count()
     expect(page.get_by_role("button", name="Show earlier messages")).to_be_visible()
-    assert first < TURNS  # not all of it is drawn at once
+    assert first < TURNS  # the page does not draw all turns at once
     assert page.evaluate(LOOK_BACK, LOOKS) == LOOKS
     at.append(now())
     said = page.locator("article.said .words").all_text_contents()
@@ -105,7 +105,7 @@ def test_five_thousand_messages_open_scroll_back_and_stay_quick(old: Visit) -> N
 
 
 def test_a_hundred_pieces_a_second_do_not_keep_the_page_busy(browser: Browser, visit: Visit, session: str) -> None:
-    """Five seconds of it: the page goes on drawing all the time. One slow moment may be the machine's."""
+    """The page goes on drawing during five seconds of such a stream. (A slow moment may be the machine's.)"""
     page = visit.open(session)
     browser.start_tracing(page=page, categories=["disabled-by-default-devtools.timeline"])
     try:

@@ -1,4 +1,4 @@
-"""Stop, and what takes over: one key away, seen at once, with a receipt; and nothing of the old run afterwards."""
+"""A stop or takeover on the page is one key away and seen at once; a receipt stays, and nothing more of the old run."""
 
 import re
 from collections.abc import Callable
@@ -33,29 +33,29 @@ Stop = Callable[[Page], None]
 
 
 def by_button(page: Page) -> None:
-    """Click."""
+    """Click the button."""
     page.locator("#stop").click()
 
 
 def by_escape(page: Page) -> None:
-    """Press the key where one writes."""
+    """Press Esc in the box for a message."""
     box(page).press("Escape")
 
 
 def by_escape_anywhere(page: Page) -> None:
-    """Press the key with nothing in focus."""
+    """Press Esc with nothing in focus."""
     page.evaluate("() => document.activeElement.blur()")
     page.keyboard.press("Escape")
 
 
 def receipt_of(page: Page) -> Locator:
-    """The receipt that stands last."""
+    """Return the last receipt."""
     return page.locator("[role=log] details.receipt").last
 
 
 @pytest.mark.parametrize("stop", [by_button, by_escape])
 def test_stop_in_the_middle_of_a_stream(visit: Visit, session: str, stop: Stop) -> None:
-    """The text is cut where it was, the ending and the receipt say what happened, and nothing is added."""
+    """A stop cuts the text where it was; the ending and the receipt say what happened, and nothing is added."""
     page = visit.open(session)
     send(page, "stream")
     run = running(page, "word5")
@@ -77,7 +77,7 @@ def test_stop_in_the_middle_of_a_stream(visit: Visit, session: str, stop: Stop) 
 
 @pytest.mark.parametrize("stop", [by_button, by_escape_anywhere])
 def test_stop_in_the_middle_of_a_tool(visit: Visit, session: str, stop: Stop) -> None:
-    """The call that ran is interrupted, those that did not are skipped; the card and the receipt tell them apart."""
+    """A stop interrupts the call that ran and skips those that did not; the card and the receipt tell them apart."""
     page = visit.open(session)
     send(page, "batch")
     run = running(page)
@@ -95,12 +95,12 @@ def test_stop_in_the_middle_of_a_tool(visit: Visit, session: str, stop: Stop) ->
 
 
 def test_the_stop_is_seen_before_the_answer_comes(visit: Visit, session: str) -> None:
-    """The page answers in one frame: pressing stop changes what is seen though the server has not spoken yet."""
+    """The page shows a stop in one frame, though the server has not answered yet."""
     relay = Relay()
     page = visit.open(session, relay=relay)
     send(page, "tool")
     run = running(page, "I begin")
-    relay.hold()  # nothing comes through
+    relay.hold()  # no frame comes through
     button = page.locator("#stop")
     before = button.inner_text()
     after = button.evaluate(
@@ -114,13 +114,13 @@ def test_the_stop_is_seen_before_the_answer_comes(visit: Visit, session: str) ->
 
 
 def test_the_receipt_unfolds_and_grows_until_nothing_is_left(visit: Visit, session: str) -> None:
-    """While something still cleans up it says so; in the end it says that nothing is left, and how long that took."""
+    """A receipt says that a cleanup goes on while it does, then that nothing is left, and how long that took."""
     relay = Relay()
     page = visit.open(session, relay=relay)
     send(page, "tidy")
     run = running(page)
     expect(run.locator(".tool")).to_have_attribute("data-state", "running")
-    relay.hold(drained)  # however slowly one looks, what it said before that is seen
+    relay.hold(drained)  # keeps the receipt as it is before drained, for a slow test
     page.locator("#stop").click()
     receipt = receipt_of(page)
     expect(receipt).to_have_attribute("data-drain", "pending")
@@ -136,7 +136,7 @@ def test_the_receipt_unfolds_and_grows_until_nothing_is_left(visit: Visit, sessi
 
 
 def test_processes_are_counted_in_the_receipt(visit: Visit, session: str) -> None:
-    """What the run had started is gone, and the receipt says how many and how fast."""
+    """A receipt says how many processes of the run were ended, and how fast."""
     page = visit.open(session)
     send(page, "build")
     expect(running(page).locator(".process .tail")).to_contain_text("compiling")
@@ -145,7 +145,7 @@ def test_processes_are_counted_in_the_receipt(visit: Visit, session: str) -> Non
 
 
 def test_what_was_tried_after_the_end_is_counted(visit: Visit, session: str) -> None:
-    """A run that does not listen is refused; its words are not drawn, the receipt counts them."""
+    """A run that goes on after its end is refused: the page does not draw its words, and the receipt counts them."""
     page = visit.open(session)
     send(page, "deaf")
     run = running(page, "la la")
@@ -159,7 +159,7 @@ def test_what_was_tried_after_the_end_is_counted(visit: Visit, session: str) -> 
 
 
 def test_a_question_goes_void_with_its_run(visit: Visit, session: str) -> None:
-    """It stays to be read, offers no button any more, and the receipt counts it."""
+    """A void question stays to be read, offers no button, and is counted in the receipt."""
     page = visit.open(session)
     send(page, "ask Deploy now?")
     question = page.locator(".question")
@@ -171,7 +171,7 @@ def test_a_question_goes_void_with_its_run(visit: Visit, session: str) -> None:
 
 
 def test_typing_takes_over(visit: Visit, session: str) -> None:
-    """While something runs the button says what it does; the new message is answered, the old run is superseded."""
+    """The button says what sending does while a run is at work; the new message is answered, the old run superseded."""
     page = visit.open(session)
     send(page, "stream")
     first = running(page, "word5")
@@ -202,7 +202,7 @@ def test_a_stop_word_stops(visit: Visit, session: str) -> None:
 def test_what_is_typed_in_a_hurry_stops_however_it_is_sent(
     visit: Visit, session: str, how: str | None, text: str
 ) -> None:
-    """The words count, whatever the menu beside the button says."""
+    """A stop word stops, whatever strategy the menu beside the button says."""
     page = visit.open(session)
     send(page, "stream")
     run = running(page, "word5")
@@ -212,7 +212,7 @@ def test_what_is_typed_in_a_hurry_stops_however_it_is_sent(
 
 
 def test_steer_is_taken_in(visit: Visit, session: str) -> None:
-    """The run goes on and has heard it; the message stands where it was taken in."""
+    """A steered message stands where the run absorbed it, and the run goes on."""
     page = visit.open(session)
     send(page, "listen")
     run = running(page, "I listen.")
@@ -226,7 +226,7 @@ def test_steer_is_taken_in(visit: Visit, session: str) -> None:
 
 
 def test_queue_waits_its_turn(visit: Visit, session: str) -> None:
-    """It is seen waiting, and runs when the one before is over."""
+    """A queued message is seen waiting, and runs when the run before has ended."""
     page = visit.open(session)
     send(page, "ask first?")
     run = running(page)
@@ -242,7 +242,7 @@ def test_queue_waits_its_turn(visit: Visit, session: str) -> None:
 
 
 def test_stop_ends_what_waits_as_well(visit: Visit, session: str) -> None:
-    """One stop, and nothing of the session runs or waits any more; the receipt counts the waiting one."""
+    """A stop ends what runs and what waits in the session; the receipt counts the waiting message."""
     page = visit.open(session)
     send(page, "stream")
     running(page, "word5")
@@ -267,7 +267,7 @@ def test_rollback_hides_the_old_turn_from_the_agent(visit: Visit, session: str) 
 
 
 def test_choosing_how_to_send_is_for_one_message(visit: Visit, session: str) -> None:
-    """After a message that was queued the next one takes over again, as the button says."""
+    """A message after a queued one takes over again, as the button says: the choice was for one message."""
     page = visit.open(session)
     send(page, "stream")
     running(page, "word5")
@@ -288,7 +288,7 @@ def test_late_frames_of_an_ended_run_are_not_drawn(visit: Visit, session: str) -
         run = running(page, seen)
         page.locator("#stop").click()
         ended(run, "stopped")
-        expect(page.locator("[role=log] details.receipt")).to_have_count(number)  # the last is this one's
+        expect(page.locator("[role=log] details.receipt")).to_have_count(number)  # the last receipt is this run's
         expect(receipt_of(page)).to_have_attribute("data-drain", "observed")
     expect(page.locator("#stop")).to_be_disabled()
     shown = still(page.get_by_role("log"))
@@ -308,12 +308,12 @@ def kind_of(frame: dict[str, Any]) -> str:
 
 
 def drained(frame: dict[str, Any]) -> bool:
-    """Whether a frame tells a receipt of which nothing is left."""
+    """Return whether a frame holds a receipt that is drained."""
     return kind_of(frame) == "receipt" and event_of(frame)["data"]["receipt"]["drain"] != "pending"
 
 
 def test_the_receipt_is_honest_where_something_is_not_sure(visit: Visit, session: str) -> None:
-    """What is in flight, unconfirmed, abandoned or not on disk is said, and set apart; nothing is called drained."""
+    """A receipt sets apart what is in flight, unconfirmed, abandoned or not on disk, and does not say drained then."""
     doubts = {
         "drain": "unconfirmed",
         "drained_at": None,
@@ -345,7 +345,7 @@ def test_the_receipt_is_honest_where_something_is_not_sure(visit: Visit, session
 
 
 def test_a_correction_is_told(visit: Visit, session: str) -> None:
-    """Where the store holds another ending than the one that was told, the page says so, and which is true."""
+    """The page says so if the store holds another ending than the one published, and which one is true."""
     relay = Relay()
     page = visit.open(session, relay=relay)
     send(page, "stream")
@@ -361,7 +361,7 @@ def test_a_correction_is_told(visit: Visit, session: str) -> None:
 
 
 def test_hostile_text_keeps_neither_stop_nor_the_end_away(visit: Visit, session: str) -> None:
-    """Text that a parser recurses in, or takes seconds for, delays no stop by a second, hides no end and no receipt."""
+    """Text that a parser recurses in, or takes seconds for, delays no stop by a second, hides no end or receipt."""
     page = visit.open(session)
     now = thread_clock(page)
     for number, kind in enumerate(HOSTILE, 1):
@@ -371,7 +371,7 @@ def test_hostile_text_keeps_neither_stop_nor_the_end_away(visit: Visit, session:
         before = now()
         page.keyboard.press("Escape")
         ended(run, "stopped")
-        assert now() - before < STOP_SECONDS, kind  # what a stop waits for is this thread
+        assert now() - before < STOP_SECONDS, kind  # a stop waits for this thread
         expect(run).to_contain_text(HOSTILE[kind][:100])
         expect(page.locator("[role=log] details.receipt")).to_have_count(number)
         expect(page.locator("#stop")).to_be_disabled()
@@ -380,12 +380,12 @@ def test_hostile_text_keeps_neither_stop_nor_the_end_away(visit: Visit, session:
 
 
 def test_stop_right_behind_send_ends_that_message(visit: Visit, session: str) -> None:
-    """Stop ends a message that the server has not answered yet."""
+    """A stop right after a send ends the message that the server has not answered yet."""
     relay = Relay()
     page = visit.open(session, relay=relay)
     send(page, "hello")
     ended(runs(page), "completed")
-    relay.hold()  # nothing comes through
+    relay.hold()  # no frame comes through
     send(page, "stream")
     page.locator("#stop").click()
     until(page, lambda: len(relay.requests("interlock.stop")) == 1)

@@ -1,4 +1,4 @@
-"""Several who see the same: two tabs, two people, and one page before and after a crash."""
+"""Several views of the same: two tabs, two people, and one page before and after a crash."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from page.scene import Person, Visit, connected, drawn, ended, go, number_of, ru
 
 
 def shown(page: Page) -> list[list[str | None]]:
-    """What the conversation says, without what depends on when it was looked at."""
+    """Return what the conversation says, without what depends on the time of the look."""
     found: list[list[str | None]] = page.evaluate(
         """() => [...document.querySelectorAll("[role=log] article")].map((each) =>
             [each.dataset.run, each.dataset.state, each.dataset.ending, each.className,
@@ -20,14 +20,14 @@ def shown(page: Page) -> list[list[str | None]]:
 
 
 def same(one: Page, two: Page) -> None:
-    """Two pages come to say the same; each draws its texts when it has parsed them."""
+    """Wait until two pages say the same; each draws its texts when it has parsed them."""
     drawn(one.get_by_role("log"))
     drawn(two.get_by_role("log"))
     until(one, lambda: shown(one) == shown(two))
 
 
 def test_two_tabs_see_the_same(visit: Visit, session: str) -> None:
-    """What is said in one is seen in the other while it comes; a stop in one is a stop in both."""
+    """Words sent in one tab are seen in the other while they come; a stop in one is a stop in both."""
     one = visit.open(session)
     two = visit.tab(beside=one)
     two.goto(f"{visit.base}#/s/{session}")
@@ -66,7 +66,7 @@ def test_two_people_see_the_same_and_each_is_named(visit: Visit, session: str) -
 
 
 def test_what_is_not_mine_is_not_shown(visit: Visit, session: str) -> None:
-    """A session of somebody else is neither listed nor opened for one who may not see it."""
+    """A session of somebody else is neither listed nor opened for a person who may not see it."""
     visit.operator.send(session, "a secret plan")
     page = visit.open("bobs-own", name="bob")
     send(page, "hello")
@@ -79,7 +79,7 @@ def test_what_is_not_mine_is_not_shown(visit: Visit, session: str) -> None:
 
 
 def test_messages_of_another_surface_appear(visit: Visit, session: str) -> None:
-    """What somebody sends over the wire is seen at once, also in the list of sessions."""
+    """A message that somebody sends over the wire is seen at once, also in the list of sessions."""
     page = visit.open("elsewhere")
     visit.operator.send(session, "from the wire")
     mine = page.get_by_role("navigation", name="Sessions").get_by_text(session).first
@@ -91,7 +91,7 @@ def test_messages_of_another_surface_appear(visit: Visit, session: str) -> None:
 
 @pytest.fixture
 def mortal(browser: Browser, tmp_path: Path) -> Iterator[Visit]:
-    """A visit to a server that may be killed."""
+    """Yield a visit to a server that may be killed."""
     serving = serve(tmp_path / "data")
     operator = Person(serving)
     visiting = Visit(browser, serving, operator)
@@ -104,13 +104,13 @@ def mortal(browser: Browser, tmp_path: Path) -> Iterator[Visit]:
 
 
 def test_a_crash_is_told_as_one(mortal: Visit, session: str) -> None:
-    """kill -9 in the middle of a run: the page says so, comes back by itself, and nothing is doubled or made up."""
+    """The page shows that a server was killed in a run, reconnects by itself, and doubles or makes up nothing."""
     mortal.forgive("WebSocket connection")
     mortal.forgive("ERR_CONNECTION_REFUSED")
     page = mortal.open(session)
     send(page, "before")
     ended(runs(page), "completed")
-    drawn(runs(page))  # nothing is still asked of the server
+    drawn(runs(page))  # the page asks nothing more of the server
     send(page, "stream")
     number = number_of(running(page, "word5"))
     mortal.operator.close()
@@ -137,13 +137,13 @@ def test_a_crash_is_told_as_one(mortal: Visit, session: str) -> None:
 
 
 def test_a_message_sent_while_the_server_is_away_arrives_once(mortal: Visit, session: str) -> None:
-    """It is kept, sent when the server is back, and answered once."""
+    """A message sent while the server is away is kept, sent when the server is back, and answered once."""
     mortal.forgive("WebSocket connection")
     mortal.forgive("ERR_CONNECTION_REFUSED")
     page = mortal.open(session)
     send(page, "first")
     ended(runs(page), "completed")
-    drawn(runs(page))  # nothing is still asked of the server
+    drawn(runs(page))  # the page asks nothing more of the server
     mortal.operator.close()
     mortal.server.kill()
     expect(page.locator("#connection")).to_have_attribute("data-state", "lost")

@@ -1,4 +1,4 @@
-"""An agent whose processes hold pipes when it is stopped; both drivers can import it. A message is `how place`."""
+"""An agent that holds pipes when it is stopped; both drivers can import it. A message is `how place`."""
 
 import asyncio
 import os
@@ -8,7 +8,8 @@ from pathlib import Path
 
 from interlock import Message, Run
 
-KEPT_BYTES = 1024 * 1024  # of lines that nobody has read; what is beyond that stays in the pipe
+# Control takes so many bytes of unread lines; the rest stays in the pipe.
+KEPT_BYTES = 1024 * 1024
 AHEAD_BYTES = KEPT_BYTES + 48 * 1024
 LINE = b"a line of some length\n"
 LINES = {"terminal": (KEPT_BYTES + 2048) // (len(LINE) + 1)}  # a terminal holds little, and adds a carriage return
@@ -23,10 +24,10 @@ time.sleep(1000)
 
 
 async def agent(run: Run, message: Message) -> None:
-    """Leave a process far ahead, in one way."""
+    """Start a process that writes far ahead of its reader, in the way that the message names."""
     how, place = message.text.split(" ", 1)
     writer = (sys.executable, "-I", "-S", "-c", WRITER, place, str(LINES.get(how, AHEAD_BYTES // len(LINE))))
-    reader = ("sh", "-c", '>"$0"; exec sleep 1000', place)  # which reads nothing
+    reader = ("sh", "-c", '>"$0"; exec sleep 1000', place)  # reads nothing
     if how in ("lines", "terminal"):
         async with run.spawn(*writer, pty=how == "terminal") as process:
             async for _ in process:
@@ -46,7 +47,7 @@ async def agent(run: Run, message: Message) -> None:
 
 
 def crunch(place: str) -> None:
-    """A synchronous tool, which runs in a worker."""
+    """Print something, as a synchronous tool that runs in a worker."""
     Path(place).touch()
-    os.write(1, b"x")  # what a tool prints is not its answer
+    os.write(1, b"x")  # a tool's output is not its answer
     time.sleep(1000)

@@ -1,4 +1,4 @@
-"""What the room's tests share: batches of the kit, each played once in a limited process of its own, and a witness."""
+"""For the other tests here: batches of the kit, each played once in a limited process of its own, and a witness."""
 
 import asyncio
 import functools
@@ -52,7 +52,7 @@ __all__ = [
 SETTINGS: dict[str, tuple[Grade | None, int | None]] = {
     "cgroup": (Grade.CGROUP, None),
     "keeper": (Grade.KEEPER, None),
-    "dropped": (None, DROPPED_UID),  # whatever the machine gives to another user: the keeper
+    "dropped": (None, DROPPED_UID),  # another user gets the best grade that the machine gives: the keeper
     "group": (Grade.GROUP, None),
 }
 ROUNDS = {"cgroup": 5, "keeper": 5, "dropped": 5, "group": 3}
@@ -60,7 +60,7 @@ SEED, WIDTH = 4, 2
 
 
 def batch(setting: str) -> Batch:
-    """Return what a batch of the kit came to; skip, saying what is missing, where it cannot be played."""
+    """Return the result of a batch of the kit; skip, with what is missing, where the batch cannot be played."""
     played = _play(setting)
     if isinstance(played, str):
         pytest.skip(played)
@@ -91,7 +91,7 @@ async def opened(agent: Any, grade: Grade | None = None) -> AsyncIterator[Contro
 
 
 async def over(control: Control, run: str) -> Ending:
-    """Wait, bounded, until nothing of a run is left; return how it ended."""
+    """Wait, bounded, until a run is drained; return how the run ended."""
     async with asyncio.timeout(3 * BOUND_SECONDS):
         outcome = await control.wait(run, drained=True)
     assert outcome.error is None, outcome.error
@@ -100,5 +100,5 @@ async def over(control: Control, run: str) -> Ending:
 
 
 def read(place: Path) -> str:
-    """What is in a file so far."""
+    """Return what a file holds so far."""
     return place.read_text() if place.exists() else ""

@@ -1,4 +1,4 @@
-"""Processes of one user in different containments: they do not see, signal or trace each other, nor who keeps them."""
+"""Processes of one user in different containments do not see, signal or trace each other or each other's keepers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ echo $(echo [0-9]*)
 
 @both_grades
 def test_processes_of_one_user_do_not_reach_each_other(grade: Grade) -> None:
-    """Of two containments neither sees, signals or reads the other's process, its keeper, the helper or control."""
+    """A process of one containment cannot see, signal or read another's process, its keeper, the helper or control."""
     need_root("only root can give rights away, and make PID namespaces")
 
     async def main() -> None:
@@ -63,7 +63,7 @@ def test_processes_of_one_user_do_not_reach_each_other(grade: Grade) -> None:
 
 @both_grades
 def test_what_a_process_leaves_inside_goes_on_until_the_end(grade: Grade) -> None:
-    """In a PID namespace, too, a daemon outlives the program that left it, and is ended and counted with the rest."""
+    """A daemon in a PID namespace outlives the program that left it, and is ended and counted with the rest."""
     need_root("only root can make PID namespaces")
 
     async def main() -> None:
@@ -84,7 +84,7 @@ def test_what_a_process_leaves_inside_goes_on_until_the_end(grade: Grade) -> Non
 
 @both_grades
 def test_a_containment_that_serves_once_goes_by_itself(grade: Grade) -> None:
-    """One whose only program ends, with a daemon that ends later, is done when nobody is left inside."""
+    """A containment that serves one program is done when the last process is gone, a daemon of the program included."""
     need_root("only root can make PID namespaces")
 
     async def main() -> None:
@@ -105,7 +105,7 @@ def test_a_containment_that_serves_once_goes_by_itself(grade: Grade) -> None:
 @both_grades
 @pytest.mark.parametrize("who", ["keeper", "helper", "init"])
 def test_the_death_of_who_keeps_it_ends_a_namespace(who: str, grade: Grade) -> None:
-    """A keeper, a helper or an init that is killed takes all that is inside along, and the next spawn works."""
+    """A KILL of a keeper, a helper or an init ends everything in its PID namespace, and the next spawn works."""
     need_root("only root can make PID namespaces")
 
     async def main() -> None:
@@ -130,7 +130,7 @@ def test_the_death_of_who_keeps_it_ends_a_namespace(who: str, grade: Grade) -> N
 
 @both_grades
 def test_a_grace_inside_a_namespace(grade: Grade) -> None:
-    """A program with a grace is sent TERM, which it may catch, and need not be killed: it is nobody's init."""
+    """A program with a grace in a PID namespace may catch TERM and need not be killed, since it is no init."""
     need_root("only root can make PID namespaces")
 
     async def main() -> None:
@@ -169,7 +169,7 @@ asyncio.run(main())
 
 
 def test_a_machine_that_keeps_nobody_apart() -> None:
-    """Where PID namespaces are refused that is said at the start and by the doctor, with what to change."""
+    """A machine that refuses PID namespaces is reported at the start and by the doctor, with what to change."""
     need_root("a capability is taken away, and rights are given away")
     try:
         done = subprocess.run(
@@ -189,7 +189,7 @@ def test_a_machine_that_keeps_nobody_apart() -> None:
 
 
 def test_the_doctor_says_whether_agents_are_apart() -> None:
-    """The doctor tries it, where it could be: as root."""
+    """The doctor, as root, tries whether agents are apart."""
     facts = {fact.name: fact for fact in asyncio.run(examine()).facts}
     if os.geteuid() == 0:
         assert facts["agents apart"].good and "PID namespace" in facts["agents apart"].found
@@ -198,7 +198,7 @@ def test_the_doctor_says_whether_agents_are_apart() -> None:
 
 
 def test_whoever_wants_no_namespaces_gets_none() -> None:
-    """Confinement(apart=False): processes of the user have the machine's own pids."""
+    """Processes under Confinement(apart=False) have the machine's own pids."""
     need_root("only root can give rights away")
 
     async def main() -> None:
@@ -210,7 +210,7 @@ def test_whoever_wants_no_namespaces_gets_none() -> None:
 
 
 def test_a_namespace_that_cannot_be_made_fails_one_spawn() -> None:
-    """Where none can be made (no descriptors are left) a spawn is refused with that reason, and nothing is left."""
+    """A spawn that lacks descriptors for a PID namespace is refused with that reason, and nothing is left."""
     need_root("only root can make PID namespaces")
 
     async def main() -> None:
@@ -228,7 +228,7 @@ def test_a_namespace_that_cannot_be_made_fails_one_spawn() -> None:
 
 
 def test_a_process_is_not_taken_for_the_worker_that_asked_for_it() -> None:
-    """The mark of a worker or host is its pid, which in another PID namespace is another's: it is not handed on."""
+    """A process does not inherit the mark of a worker or host: the mark is a pid, which another namespace reuses."""
 
     async def main() -> None:
         async with room() as processes:
@@ -240,7 +240,7 @@ def test_a_process_is_not_taken_for_the_worker_that_asked_for_it() -> None:
 
 
 def mine() -> set[Path]:
-    """Every cgroup directory that is of a control of this process."""
+    """Return every cgroup directory of this process's controls."""
     return {path for home in homes() for path in home.glob(f"{kernel.MARK}{kernel.owner_of(os.getpid())}*")}
 
 
@@ -284,11 +284,11 @@ def test_two_controls_of_one_process_share_no_leaf(grade: Grade) -> None:
 
 
 def cgroups(pid: int) -> set[str]:
-    """The cgroups that a process is in."""
+    """Return the cgroups of a process."""
     return set(kernel.read(f"/proc/{pid}/cgroup").splitlines())
 
 
 def homes() -> list[Path]:
-    """The cgroups that ours are made in."""
+    """Return the cgroups in which ours are made."""
     found = (kernel.own_cgroup(), kernel.own_cgroup_v1("pids"), kernel.own_cgroup_v1("memory"))
     return [Path(home) for home in found if home is not None]

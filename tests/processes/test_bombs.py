@@ -1,6 +1,6 @@
-"""Fork bombs: what forks faster than it can be killed one by one is ended all the same, without a cgroup too.
+"""Fork bombs that fork faster than they can be killed one by one are ended, without a cgroup too.
 
-Each is played in a process of its own whose number of processes is limited.
+Each bomb is played in a process of its own whose number of processes is limited.
 """
 
 import asyncio
@@ -22,15 +22,16 @@ from .test_spawn import BOUND_SECONDS, both_grades, need, play, room, until
 
 BOMBS = ("bomb", "scatter")
 PIDS = 200
-TRIALS = 3  # cut when it may fork no more, as soon as it was asked for, and when it had just begun
+# The bomb is cut once when it may fork no more, once right after the spawn, and once when it has just begun.
+TRIALS = 3
 
 
 @both_grades
 @pytest.mark.parametrize("case", BOMBS)
 def test_a_fork_bomb_is_ended(case: str, grade: Grade) -> None:
-    """A bomb that takes the place of whatever is killed is gone, in one group or in as many sessions as it has parts.
+    """A bomb that replaces every killed part is ended, in one process group or in as many sessions as it has parts.
 
-    Race 70: its parts also wake each other as they are stopped.
+    Race 70: the parts of a bomb also wake each other as they are stopped.
     """
     need(grade)
     try:
@@ -44,7 +45,7 @@ def test_a_fork_bomb_is_ended(case: str, grade: Grade) -> None:
 
 
 def test_the_helper_ends_the_bomb_of_a_keeper_that_was_killed(tmp_path: Path) -> None:
-    """What a dead keeper leaves comes up to the helper, which ends a bomb as the keeper would have."""
+    """The helper inherits the bomb of a dead keeper, and ends the bomb as the keeper would have."""
     if os.getuid() != 0:
         pytest.skip("a limit of processes for one run needs a pids cgroup, which root can make")
     case, witness = CASES["scatter"], Witness(tmp_path)
@@ -70,18 +71,18 @@ def test_the_helper_ends_the_bomb_of_a_keeper_that_was_killed(tmp_path: Path) ->
 
 
 def pidfds(processes: LocalProcesses) -> int:
-    """Count the processes that the helper has in its hands."""
+    """Count the pidfds that the helper holds."""
     assert processes._helper is not None
     held = Path(f"/proc/{processes._helper.process.pid}/fd")
     return sum("pidfd" in str(each.readlink()) for each in held.iterdir())
 
 
 def test_a_process_whose_first_thread_has_exited_is_not_taken_for_dead() -> None:
-    """A process whose other threads live on is a zombie by its state, and has threads."""
+    """A process whose first thread has exited while others live is a zombie by its state, and has threads."""
     code = (
         "import ctypes, threading, time\n"
         "threading.Thread(target=time.sleep, args=(60,)).start()\n"
-        "ctypes.CDLL(None).syscall(60, 0)\n"  # exit, of this thread only
+        "ctypes.CDLL(None).syscall(60, 0)\n"  # exit of this thread only
     )
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", code]) as process:
         try:

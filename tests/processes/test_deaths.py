@@ -1,4 +1,4 @@
-"""Whoever dies, nothing leaks: a gateway in a process of its own, and kills -9 from outside."""
+"""A KILL of gateway, helper or keepers leaks nothing; the gateway runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from .scene import read
 from .test_drain import frozen
 from .test_spawn import BOUND_SECONDS, TREE, Witness, both_grades, cgroups_of, listed, need, play, room, until
 
-PLAYED_AGAIN = 25  # times; far more than it takes beside another worker
+# So many tries are far more than it takes beside another test worker.
+PLAYED_AGAIN = 25
 GONE_SECONDS = 30.0
 
 GATEWAY = """
@@ -117,18 +118,18 @@ class Gateway:
         self.tree = listed(place)
 
     def ask(self, word: str) -> dict[str, Any]:
-        """Tell it to do something; return its answer."""
+        """Give the gateway an order; return the answer."""
         self.tell(word)
         return self.hear()
 
     def tell(self, word: str) -> None:
-        """Tell it to do something."""
+        """Give the gateway an order."""
         assert self._process.stdin is not None
         self._process.stdin.write(word + "\n")
         self._process.stdin.flush()
 
     def hear(self) -> dict[str, Any]:
-        """Return the next thing it says, within the bound."""
+        """Return the gateway's next line, within the bound."""
         assert self._process.stdout is not None
         heard, _, _ = select.select([self._process.stdout], [], [], BOUND_SECONDS)
         assert heard, "the gateway says nothing"
@@ -136,13 +137,13 @@ class Gateway:
         return answer
 
     def kill(self, *names: str) -> None:
-        """KILL some at once: all are stopped before the first dies, so that none can react."""
+        """KILL several processes at once: all are stopped before the first dies, so that none can react."""
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for name in names:
                 os.kill(self.pids[name], number)
 
     def end(self) -> None:
-        """Let it go, and everything it may have left."""
+        """End the gateway, and everything it may have left."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
@@ -156,7 +157,7 @@ class Gateway:
 
 @contextmanager
 def gateway(grade: Grade, place: Path, *, subreaper: bool = False) -> Iterator[tuple[Gateway, Witness]]:
-    """A gateway whose tree is watched; whatever a failed test leaves is ended afterwards."""
+    """Yield a gateway and a witness of its tree; end afterwards whatever a failed test leaves."""
     started = Gateway(grade, place, subreaper=subreaper)
     try:
         with Witness([*started.tree, started.pids["keeper"], started.pids["helper"]]) as witness:
@@ -173,7 +174,7 @@ def gateway(grade: Grade, place: Path, *, subreaper: bool = False) -> Iterator[t
 
 
 def restarted(grade: Grade) -> int:
-    """Start another control and close it; return how many processes it swept."""
+    """Start another control and close it; return how many processes that control swept."""
     swept = []
 
     async def main() -> None:
@@ -185,7 +186,7 @@ def restarted(grade: Grade) -> int:
     return swept[0]
 
 
-# One or two die
+# Deaths of one or two processes
 
 
 @both_grades
@@ -196,7 +197,7 @@ def test_the_tree_goes_with_whoever_dies(grade: Grade, dead: str, tmp_path: Path
         control.kill(*dead.split())
         if "gateway" in dead:
             assert witness.alive(GONE_SECONDS) == []
-            restarted(grade)  # (directories that nobody was left to remove)
+            restarted(grade)  # removes the directories that a dead gateway left
         else:
             assert witness.alive(GONE_SECONDS, control.tree) == []
             answer = control.ask("wait")
@@ -214,7 +215,7 @@ def test_the_tree_goes_with_whoever_dies(grade: Grade, dead: str, tmp_path: Path
     ids=["cgroup", "cgroup subreaper", "keeper subreaper"],
 )
 def test_helper_and_keeper_die_together(grade: Grade, subreaper: bool, tmp_path: Path) -> None:
-    """Control ends the tree itself, by its leaf or as its subreaper, says done only then, and goes on (race 67)."""
+    """Race 67: control ends the tree by its leaf or as its subreaper, says done only then, and goes on."""
     with gateway(grade, tmp_path / "pids", subreaper=subreaper) as (control, witness):
         control.tell("wait")
         control.kill("helper", "keeper")
@@ -227,7 +228,7 @@ def test_helper_and_keeper_die_together(grade: Grade, subreaper: bool, tmp_path:
 
 
 def test_a_spawn_right_after_helper_and_keeper_died(tmp_path: Path) -> None:
-    """The helper that is started while a subreaper looks for orphans is not taken for one."""
+    """A helper that starts while a subreaper looks for orphans is not taken for an orphan."""
     with gateway(Grade.KEEPER, tmp_path / "pids", subreaper=True) as (control, witness):
         control.kill("helper", "keeper")
         assert control.ask("spawn at once") == {"output": "again\n", "status": 0}
@@ -237,9 +238,9 @@ def test_a_spawn_right_after_helper_and_keeper_died(tmp_path: Path) -> None:
 
 @both_grades
 def test_all_die_and_the_next_start_ends_what_they_left(grade: Grade, tmp_path: Path) -> None:
-    """Race 67: after gateway, helper and keeper died at once the tree lives, until the next start, which says so.
+    """Race 67: a tree whose gateway, helper and keeper died at once lives until the next start, which says so.
 
-    The next start may be anybody's on this machine, of a test that runs beside this one too: then it is played again.
+    Any control that starts on this machine sweeps, also one of a test beside this one: then the test is played again.
     """
     for number in range(PLAYED_AGAIN):
         with gateway(grade, tmp_path / f"pids {number}") as (control, witness):
@@ -295,12 +296,12 @@ def test_a_helper_that_died_leaves_no_directory_behind(tmp_path: Path) -> None:
         assert cgroups_of(control.owner) == []
 
 
-# Going on
+# Control goes on
 
 
 @both_grades
 def test_a_spawn_that_waits_when_its_keeper_dies(grade: Grade, tmp_path: Path) -> None:
-    """The waiting spawn gets a clean error, the tree goes, and the next spawn works."""
+    """A spawn that waits when its keeper dies raises a clean error; the tree is ended, and the next spawn works."""
     with gateway(grade, tmp_path / "pids") as (control, witness):
         os.kill(control.pids["keeper"], signal.SIGSTOP)
         assert control.ask("ask") == {"asked": True}
@@ -337,7 +338,7 @@ def test_the_thread_that_started_the_helper_may_die(grade: Grade, tmp_path: Path
 
 
 def test_a_helper_whose_control_hung_up_while_it_looked_around() -> None:
-    """A helper that is told to open by someone who has gone ends quietly, with status 0."""
+    """A helper that is told to open by a control that is gone ends quietly, with status 0."""
     for _ in range(3):
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with mine, theirs:
@@ -352,7 +353,7 @@ def test_a_helper_whose_control_hung_up_while_it_looked_around() -> None:
 
 
 def test_the_sweep_spares_who_lives_and_who_cannot_be_told(tmp_path: Path) -> None:
-    """A living owner's processes, and those of another pid namespace, survive another control's start (race 67)."""
+    """Race 67: another control's start spares the processes of a living owner and those of another PID namespace."""
     need(Grade.CGROUP)
     home = kernel.own_cgroup()
     assert home is not None
@@ -371,7 +372,8 @@ def test_the_sweep_spares_who_lives_and_who_cannot_be_told(tmp_path: Path) -> No
                 assert len(witness.alive(0.05)) == 5
         assert stranger.poll() is None
         assert nonsense.poll() is None
-        assert dead.wait(BOUND_SECONDS) == -signal.SIGKILL  # this pid, but not this process: it began later
+        # The mark names this process's pid with another start time, so its owner counts as dead.
+        assert dead.wait(BOUND_SECONDS) == -signal.SIGKILL
         assert foreign.exists()
     finally:
         for process in (stranger, dead, nonsense):
@@ -401,7 +403,7 @@ def test_a_start_that_is_cut_short_leaves_nothing() -> None:
 def test_the_sweep_spares_the_child_of_a_living_service(tmp_path: Path) -> None:
     """The sweep spares a process with the mark of a dead control whose parent is a living stranger; it ends an orphan.
 
-    The next start may be anybody's on this machine, of a test that runs beside this one too: then it is played again.
+    Any control that starts on this machine sweeps, also one of a test beside this one: then the test is played again.
     """
     with subprocess.Popen(["sleep", "1000"]) as dead:
         mark = f"{kernel.OWNER}={kernel.owner_of(dead.pid)}-1"
@@ -431,7 +433,7 @@ def test_the_sweep_spares_the_child_of_a_living_service(tmp_path: Path) -> None:
                         assert (ended.alive(BOUND_SECONDS), spared.alive()) == ([], [child])
                         ours.append(bool(left) and processes.machine.leftovers_ended >= 1)
             except ProcessLookupError:
-                return  # it was gone before we saw it
+                return  # another control swept the process before the witness saw it
             finally:
                 spared.signal(signal.SIGKILL)
 
@@ -471,7 +473,7 @@ asyncio.run(main())
 def test_a_version_1_leaf_tells_the_next_start_who_is_left() -> None:
     """Without a mark and without cgroup v2, the sweep finds what a dead control left by the cgroup of its limits.
 
-    The next start may be anybody's on this machine, of a test that runs beside this one too: then it is played again.
+    Any control that starts on this machine sweeps, also one of a test beside this one: then the test is played again.
     """
     if os.geteuid() != 0 or kernel.own_cgroup_v1("pids") is None:
         pytest.skip("this needs root and a version 1 pids hierarchy")

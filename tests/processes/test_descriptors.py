@@ -1,4 +1,4 @@
-"""Control keeps no descriptor of a run that is over, whatever its processes had written or not read."""
+"""Control keeps no descriptor of a run that is over, whatever its processes had written or left unread."""
 
 import asyncio
 from pathlib import Path
@@ -16,7 +16,7 @@ HOWS = ("lines", "terminal", "background", "detached", "awaited", "input", "work
 
 
 async def stopped(control: Control, how: str, place: Path) -> None:
-    """Play one run, stop it where its process is far ahead, and see it drained."""
+    """Begin one run, stop it when its process is far ahead, and check that it is drained."""
     place.unlink(missing_ok=True)
     sent = await control.send("s", f"{how} {place}")
     await until(place.exists, f"a process that is far ahead ({how})")
@@ -28,8 +28,8 @@ async def stopped(control: Control, how: str, place: Path) -> None:
 
 
 async def leaks_nothing(control: Control, how: str, place: Path, stops: int) -> None:
-    """Play two runs, then some more: no descriptor per run is left. (A spare worker or host may have some more.)"""
-    for _ in range(2):  # the first starts the helper, and a spare worker
+    """Check that runs after the first two leave no descriptor each. (A spare worker or host may have some more.)"""
+    for _ in range(2):  # the first run starts the helper, and a spare worker
         await stopped(control, how, place)
     first = descriptors()
     for _ in range(stops):
@@ -39,7 +39,7 @@ async def leaks_nothing(control: Control, how: str, place: Path, stops: int) -> 
 
 @both_grades
 def test_stops_amid_lines_that_are_not_read_leak_nothing(grade: Grade, tmp_path: Path) -> None:
-    """Sixty runs are stopped while a process is more than a mebibyte ahead of who reads its lines: no pipe is left."""
+    """Sixty runs stopped while a process is more than a mebibyte ahead of the reader of its lines leave no pipe."""
     need(grade)
 
     async def main() -> None:
@@ -52,7 +52,7 @@ def test_stops_amid_lines_that_are_not_read_leak_nothing(grade: Grade, tmp_path:
 @both_grades
 @pytest.mark.parametrize("how", HOWS)
 def test_no_way_to_hold_a_pipe_leaks_it(how: str, grade: Grade, tmp_path: Path) -> None:
-    """Terminals, collected and detached output, input nobody reads, and workers: nothing of a stopped run is open."""
+    """A stopped run leaves no terminal, collected or detached output, unread input or worker's pipe open."""
     need(grade)
 
     async def main() -> None:
@@ -64,11 +64,12 @@ def test_no_way_to_hold_a_pipe_leaks_it(how: str, grade: Grade, tmp_path: Path) 
 
 @pytest.mark.parametrize("how", ["lines", "background", "worker"])
 def test_a_host_s_processes_leak_nothing_either(how: str, tmp_path: Path) -> None:
-    """The same, of an agent in a process of its own, which is killed or kept."""
+    """A stopped run of an agent in a host, killed or kept, leaves no descriptor."""
 
     async def main() -> None:
         async with open_control("tests.processes.floods:agent", driver="host") as control:
-            await leaks_nothing(control, how, tmp_path / "ahead", 24)  # a spare host comes and goes with four
+            # A spare host comes and goes with four descriptors.
+            await leaks_nothing(control, how, tmp_path / "ahead", 24)
 
     play(main())
 
@@ -82,7 +83,7 @@ def test_what_was_written_before_the_exit_is_read_to_its_end() -> None:
         async with run.spawn("sh", "-c", f"yes 'a line of some length' | head -n {lines}") as process:
             async for _ in process:
                 if not got:
-                    await asyncio.sleep(0.3)  # so that it is ahead by as much as it may
+                    await asyncio.sleep(0.3)  # the process gets as far ahead as it may
                 got += 1
         return str(got)
 

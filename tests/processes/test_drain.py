@@ -1,4 +1,4 @@
-"""Ending a containment: at once or after the grace, seen gone by the kernel's word, and never the wrong process."""
+"""A containment ends at once or after the grace, is seen gone by the kernel's word, and ends no other process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from .test_spawn import (
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
 GRACE_SECONDS = 0.8
-LONG_SECONDS = 120.0  # a grace that nobody waits for
+LONG_SECONDS = 120.0  # a grace that no test waits for
 UNANSWERED = ("test_a_keeper_that_does_not_answer_", "test_a_stopped_helper_and_keeper_")
 
 
@@ -70,7 +70,7 @@ async def cut(containment: LocalContainment) -> None:
 
 @both_grades
 def test_a_hard_cut_kills_at_once(grade: Grade, tmp_path: Path) -> None:
-    """Races 59 and 60: without a grace whoever ignores TERM, in whatever session, is dead when `done` is set."""
+    """Races 59 and 60: a process without a grace that ignores TERM, in whatever session, is dead when `done` is set."""
 
     async def main() -> None:
         async with room(grade) as processes:
@@ -88,7 +88,7 @@ def test_a_hard_cut_kills_at_once(grade: Grade, tmp_path: Path) -> None:
 
 @both_grades
 def test_term_comes_first_where_a_grace_was_asked_for(grade: Grade, tmp_path: Path) -> None:
-    """Race 59: with a grace TERM is seen first, and who does not go is killed when the grace is over."""
+    """Race 59: a process with a grace sees TERM first, and is killed if it is still there when the grace is over."""
 
     async def main() -> None:
         async with room(grade) as processes:
@@ -101,7 +101,7 @@ def test_term_comes_first_where_a_grace_was_asked_for(grade: Grade, tmp_path: Pa
                 containment.cut()
                 while witness.alive():
                     await asyncio.sleep(0.002)
-                assert time.monotonic() - began >= GRACE_SECONDS  # it was still there until then
+                assert time.monotonic() - began >= GRACE_SECONDS  # the process lived until the grace was over
                 assert heard.exists(), "TERM at the process"
                 await containment.done.wait()
                 assert witness.alive() == []
@@ -113,7 +113,7 @@ def test_term_comes_first_where_a_grace_was_asked_for(grade: Grade, tmp_path: Pa
 @both_grades
 @pytest.mark.parametrize("grace", [LONG_SECONDS, 0.0])
 def test_a_grace_that_was_asked_for_just_before_the_cut(grade: Grade, grace: float, tmp_path: Path) -> None:
-    """A keeper that has slept over both keeps to what it was told last: TERM first, or KILL at once."""
+    """A keeper that slept through a grace and the cut obeys the last word on it: TERM first, or KILL at once."""
 
     async def main() -> None:
         async with room(grade) as processes:
@@ -137,7 +137,7 @@ def test_a_grace_that_was_asked_for_just_before_the_cut(grade: Grade, grace: flo
 
 @both_grades
 def test_a_polite_process_ends_by_itself_within_its_grace(grade: Grade, tmp_path: Path) -> None:
-    """Race 59: one that goes at TERM goes with its own status, and the rest of the grace is not waited for."""
+    """Race 59: a process that exits at TERM has its own status, and the rest of the grace is not waited for."""
 
     async def main() -> None:
         async with room(grade) as processes:
@@ -168,7 +168,7 @@ def test_a_daemon_does_not_outlive_the_grace_of_its_parent(grade: Grade, tmp_pat
 
 @both_grades
 def test_what_a_worker_leaves_behind_has_no_grace_of_its_own(grade: Grade, tmp_path: Path) -> None:
-    """A grace that was asked for is the process's own: when it is gone, a daemon that ignores TERM is killed."""
+    """A daemon that ignores TERM has no grace of its own: it is killed when the worker that left it is gone."""
 
     async def main() -> None:
         async with room(grade) as processes:
@@ -189,7 +189,7 @@ def test_what_a_worker_leaves_behind_has_no_grace_of_its_own(grade: Grade, tmp_p
 @both_grades
 @pytest.mark.parametrize("grace", [0.0, LONG_SECONDS])
 def test_a_stopped_process_is_ended(grade: Grade, grace: float, tmp_path: Path) -> None:
-    """Race 63: SIGSTOP is no shelter; with a grace it is woken so that it can hear TERM."""
+    """Race 63: a process under SIGSTOP is ended; with a grace it is woken, so that it can hear TERM."""
 
     async def main() -> None:
         async with room(grade) as processes:
@@ -212,7 +212,7 @@ def test_a_stopped_process_is_ended(grade: Grade, grace: float, tmp_path: Path) 
 
 @contextmanager
 def frozen(pid: int) -> Iterator[Path]:
-    """A process that no KILL reaches: in a frozen cgroup of version 1, as one that waits in the kernel."""
+    """Yield a process that no KILL reaches, in a frozen cgroup of version 1, like one that waits in the kernel."""
     if os.geteuid() != 0 or not FREEZER.exists():
         pytest.skip("a frozen process needs root and the version 1 freezer at /sys/fs/cgroup/freezer")
     place = FREEZER / f"interlock-test-{os.getpid()}"
@@ -235,7 +235,7 @@ def frozen(pid: int) -> Iterator[Path]:
 
 @both_grades
 def test_a_process_stuck_in_the_kernel_is_told_as_stuck(grade: Grade) -> None:
-    """Race 63: what a KILL does not end is named with pid, command and state, and is not called gone until it is."""
+    """Race 63: a process that KILL does not end is named with pid, command and state until it is gone."""
 
     async def main() -> None:
         async with room(grade) as processes:
@@ -264,7 +264,7 @@ def test_a_process_stuck_in_the_kernel_is_told_as_stuck(grade: Grade) -> None:
 
 @both_grades
 def test_a_keeper_that_does_not_answer_is_replaced(grade: Grade, tmp_path: Path) -> None:
-    """A stopped keeper does not save its tree: the helper stands in for it, and says when all of it is gone."""
+    """A stopped keeper does not save its tree: the helper stands in for the keeper, and says when the tree is gone."""
 
     async def main() -> None:
         async with room(grade) as processes:
@@ -281,12 +281,12 @@ def test_a_keeper_that_does_not_answer_is_replaced(grade: Grade, tmp_path: Path)
     play(main())
 
 
-# One outcome, and the right process
+# One status, and the right process
 
 
 @both_grades
 def test_a_keeper_that_does_not_answer_is_replaced_though_nobody_waits(grade: Grade, tmp_path: Path) -> None:
-    """What stops its keeper, ignores TERM and outlasts the drain time is told as left, and killed after its grace."""
+    """A tree that stops its keeper, ignores TERM and outlasts the drain time is reported as left, then killed."""
 
     async def main() -> None:
         async with room(grade) as processes:
@@ -309,7 +309,7 @@ def test_a_keeper_that_does_not_answer_is_replaced_though_nobody_waits(grade: Gr
 
 @both_grades
 def test_an_exit_in_the_same_moment_as_the_kill(grade: Grade) -> None:
-    """Race 64: whichever comes first, there is one exit status, it stays, and the keeper is not harmed."""
+    """Race 64: an exit in the moment of the KILL yields one exit status, which stays; the keeper is not harmed."""
 
     async def main() -> None:
         async with room(grade) as processes:
@@ -339,7 +339,7 @@ def test_an_exit_in_the_same_moment_as_the_kill(grade: Grade) -> None:
 
 @both_grades
 def test_a_busy_loop_loses_no_exit_status(grade: Grade, tmp_path: Path) -> None:
-    """Race 64: processes that ended while the loop did other things keep their own status, whoever is heard first."""
+    """Race 64: processes that end while the loop is busy keep their own status, whichever the loop hears first."""
 
     async def main() -> None:
         async with room(grade) as processes:
@@ -353,7 +353,7 @@ def test_a_busy_loop_loses_no_exit_status(grade: Grade, tmp_path: Path) -> None:
             for process in sent:
                 await process.started()
             end = time.monotonic() + BOUND_SECONDS
-            for containment, place in zip(containments, places, strict=True):  # the loop does not run meanwhile
+            for containment, place in zip(containments, places, strict=True):  # the loop does not run in this block
                 place.touch()
                 while Path(f"/proc/{containment.keeper}").exists():
                     assert time.monotonic() < end
@@ -383,7 +383,8 @@ def test_a_pid_that_is_another_process_by_now(grade: Grade) -> None:
             try:
                 process.end()
                 containment.end_one(process.number)
-                assert await ended(containment.spawn(order("echo", "served"))) == "served\n"  # and so was the end
+                # The keeper has served the end, too.
+                assert await ended(containment.spawn(order("echo", "served"))) == "served\n"
                 await cut(containment)
                 assert other.status == -signal.SIGTERM
                 with Witness([stranger.pid]) as witness:
@@ -423,9 +424,8 @@ def test_no_zombies_however_many_processes(grade: Grade) -> None:
                 for process in sent:
                     await process.exited.wait()
                     assert process.status == 3
-            await ended(
-                containment.spawn(order("sh", "-c", "(sleep 0.05 > /dev/null 2>&1 &)"))
-            )  # it dies when all is quiet
+            # The last orphan dies when nothing else happens.
+            await ended(containment.spawn(order("sh", "-c", "(sleep 0.05 > /dev/null 2>&1 &)")))
             children = f"/proc/{keeper}/task/{keeper}/children"
             await until(lambda: kernel.read(children) == "", "a keeper without children")
             await until(lambda: descriptors() <= ours and descriptors(keeper) <= its, "no descriptor more")
@@ -434,7 +434,7 @@ def test_no_zombies_however_many_processes(grade: Grade) -> None:
 
 
 def test_a_process_that_has_ended_is_not_kept_in_memory() -> None:
-    """Race 71: a containment that lives long does not hold on to the processes, and outputs, that have ended."""
+    """Race 71: a containment that lives long forgets processes that have ended, and their outputs."""
 
     async def main() -> None:
         async with room(Grade.KEEPER) as processes:
@@ -458,7 +458,7 @@ def test_a_process_that_has_ended_is_not_kept_in_memory() -> None:
 @both_grades
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_grandchild_that_holds_the_pipe_holds_nobody(grade: Grade, streamed: bool, tmp_path: Path) -> None:
-    """Race 61: the output ends with its process, though a daemon holds the pipe, and goes with the containment."""
+    """Race 61: output ends with its process though a daemon holds the pipe; the daemon ends with the containment."""
 
     async def main() -> None:
         async with room(grade) as processes:
@@ -483,14 +483,14 @@ WRITER = "import os, sys\nfor n in range(int(sys.argv[1])): os.write(1, b'%07d\\
 
 
 def test_a_writer_of_a_gigabyte_a_second() -> None:
-    """Race 62: memory stays bounded, every byte is counted, both ends are kept, and the loop goes on."""
+    """Race 62: output at any rate takes bounded memory: bytes are counted, both ends are kept, the loop goes on."""
 
     async def main() -> None:
         async with room(Grade.KEEPER, output_bytes=256 * 1024) as processes:
             containment = processes.contain("run r-1.g1")
             await ended(containment.spawn(order("true")))
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            blocks = 4000  # of 64 KiB
+            blocks = 4000  # 64 KiB each
             process = containment.spawn(python(WRITER, str(blocks)))
             gaps, last = list[float](), time.monotonic()
             while not process.exited.is_set():
@@ -504,14 +504,14 @@ def test_a_writer_of_a_gigabyte_a_second() -> None:
             assert head[:16] == b"0000000\n0000000\n"
             assert tail[-8:] == b"%07d\n" % (blocks - 1)
             assert len(head) + len(tail) <= 256 * 1024
-            assert len(gaps) >= 20 and median(gaps) < 0.25  # (one may be longer, where others want the machine)
+            assert len(gaps) >= 20 and median(gaps) < 0.25  # one gap may be longer on a loaded machine
             assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024
 
     play(main())
 
 
 def test_a_writer_that_is_read_line_by_line_is_held_back() -> None:
-    """Race 62: a streamed writer waits for its reader: what nobody reads is not taken into memory."""
+    """Race 62: a writer whose lines are streamed waits for its reader; unread lines are not taken into memory."""
 
     async def main() -> None:
         async with room(Grade.KEEPER, output_bytes=64 * 1024) as processes:
@@ -533,7 +533,7 @@ def test_a_writer_that_is_read_line_by_line_is_held_back() -> None:
 
 
 def wchan(pid: int | None) -> str:
-    """What a process waits for in the kernel, where that can be seen."""
+    """Return where a process waits in the kernel, if that can be seen."""
     try:
         return kernel.read(f"/proc/{pid}/wchan")
     except OSError as error:
@@ -542,17 +542,17 @@ def wchan(pid: int | None) -> str:
 
 
 def state(pid: int | None) -> str:
-    """The state of a process, as one letter."""
+    """Return the state of a process, as one letter."""
     found = kernel.stat(pid or 0)
     return "?" if found is None else found[0]
 
 
-# Stopped keepers, and grades of what is over
+# Stopped keepers, and grades of ended processes
 
 
 @both_grades
 def test_a_stopped_helper_and_keeper_do_not_save_a_tree(grade: Grade, tmp_path: Path) -> None:
-    """Processes that stop their keeper and its helper with SIGSTOP are ended all the same, and seen gone."""
+    """Processes that stop their keeper and its helper with SIGSTOP are ended like others, and seen gone."""
 
     async def main() -> None:
         async with room(grade) as processes:
@@ -574,7 +574,7 @@ def test_a_stopped_helper_and_keeper_do_not_save_a_tree(grade: Grade, tmp_path: 
 
 
 def test_a_receipt_tells_the_grade_of_processes_that_are_over() -> None:
-    """A run whose processes had all ended before its stop has their grade in its receipt, not "inline"."""
+    """The receipt of a run whose processes had all ended before the stop has their grade, not "inline"."""
     over_now = asyncio.Event()
 
     async def agent(run: Run, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""What the kernel tells of itself, read right on every kind of machine, and names that are nobody else's."""
+"""Facts that the kernel tells are read right on every kind of machine, and the names we make are unique."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_our_cgroup_is_found(
 
 
 def test_our_cgroup_of_this_machine_holds_us() -> None:
-    """What is found on this machine is a directory whose processes include this one."""
+    """The directory that is found on this machine lists this process."""
     places = [place for place in (kernel.own_cgroup(), kernel.own_cgroup_v1("pids")) if place is not None]
     if not places:
         pytest.skip("this machine has no cgroups mounted")
@@ -119,11 +119,11 @@ def test_a_process_is_described_whatever_its_name(tmp_path: Path) -> None:
 
 
 def test_an_owner_is_one_process_and_no_other() -> None:
-    """The same pid with another start time is dead, a zombie is dead, and another pid namespace cannot be told."""
+    """An owner with another start time is dead, a zombie is dead, and one of another PID namespace cannot be judged."""
     me = kernel.owner_of(os.getpid())
     space, pid, start = me.split("-")
     assert kernel.owner_lives(me) is True
-    assert kernel.owner_lives(f"{me}-4") is True  # the fourth control of that process
+    assert kernel.owner_lives(f"{me}-4") is True  # this process's fourth control
     assert kernel.owner_lives(f"{space}-{pid}-{int(start) + 1}") is False
     assert kernel.owner_lives(f"{int(space) + 1}-{pid}-{start}") is None
     for nonsense in ("", "trial-1", "1-2", "a-b-c", f"{me}-4-5"):
@@ -139,7 +139,7 @@ def test_an_owner_is_one_process_and_no_other() -> None:
 
 
 def test_any_name_becomes_one_directory() -> None:
-    """A name of a run becomes a single path component, never the directory itself or the one above."""
+    """The name of a run becomes a single path component, never the directory itself or its parent."""
     assert kernel.file_name("run r-1.g2") == "run_r-1.g2"
     for text in ("", ".", "..", "../../x", "a/b", "é\0\n", "x" * 500):
         name = kernel.file_name(text)
@@ -149,7 +149,7 @@ def test_any_name_becomes_one_directory() -> None:
 
 
 def test_an_emptied_cgroup_counts_as_empty(tmp_path: Path) -> None:
-    """A leaf that is gone holds nothing, and removing or killing it again is no error."""
+    """A leaf that is gone counts as empty, and removing or killing it again is no error."""
     gone = str(tmp_path / "gone")
     assert kernel.populated(gone) is False
     kernel.kill_cgroup(gone)
@@ -158,7 +158,7 @@ def test_an_emptied_cgroup_counts_as_empty(tmp_path: Path) -> None:
 
 
 def test_a_trial_that_is_cut_short_can_be_swept_up() -> None:
-    """Its leaf is named by whoever tries, so that the next start knows whether they live."""
+    """A trial leaf has the name of the process that tries: the next start can tell whether that process lives."""
     name = os.path.basename(probe.trial_leaf("/home"))
     assert kernel.owner_lives(name.removeprefix(kernel.MARK)) is True
 

@@ -1,7 +1,7 @@
-"""The kit of hostile processes: whatever a case does, nothing of it is left, in every grade that promises so.
+"""The kit of hostile processes: no case leaves anything, in every grade that promises so.
 
-Each batch is played once, in a process of its own whose number of processes is limited, and judged here from many
-sides. The witness itself is judged as well: with process groups alone, and with bodies laid out for it, it must fail.
+Each batch is played once, in a process of its own whose number of processes is limited, and these tests judge the
+result. They judge the witness too: it must report survivors of process groups, and processes left for it to find.
 """
 
 import os
@@ -27,7 +27,7 @@ BOUND_SECONDS = 30
 
 
 def until(what: object, seconds: float = BOUND_SECONDS) -> bool:
-    """Wait, bounded, for something to be so."""
+    """Wait, bounded, until a condition holds."""
     assert callable(what)
     end = time.monotonic() + seconds
     while not what():
@@ -43,7 +43,7 @@ def until(what: object, seconds: float = BOUND_SECONDS) -> bool:
 @pytest.mark.parametrize("setting", SOUND)
 @pytest.mark.parametrize("case", CASES)
 def test_nothing_of_a_case_survives(case: str, setting: str) -> None:
-    """Cut at any moment, a case is gone when its containment is done: nobody is seen, and nobody beats later."""
+    """A case that is cut at any moment is gone when its containment is done: none is seen, and none beats later."""
     cell = batch(setting).cells[case]
     assert cell.sound, batch(setting).troubles
     assert cell.trials == ROUNDS[setting]
@@ -52,14 +52,14 @@ def test_nothing_of_a_case_survives(case: str, setting: str) -> None:
 
 @pytest.mark.parametrize("setting", SOUND)
 def test_nothing_else_is_left(setting: str) -> None:
-    """No zombie, no descriptor, no cgroup, no helper, no keeper, and nothing the kernel still counts."""
+    """A batch leaves no zombie, descriptor, cgroup, helper or keeper, and nothing that the kernel still counts."""
     played = batch(setting)
     assert (played.troubles, played.zombies, played.fds, played.leaves, played.left) == ([], [], [], [], [])
     assert played.sound
 
 
 def test_the_kit_is_played_often_enough() -> None:
-    """At least 200 trials, at least 3 in every cell, and cuts from 0 to 50 ms after the spawn."""
+    """The kit plays at least 200 trials, at least 3 in every cell, with cuts from 0 to 50 ms after the spawn."""
     assert all(rounds >= 3 for rounds in ROUNDS.values())
     assert sum(ROUNDS[setting] for setting in SOUND) * len(CASES) >= 200
     for setting in SOUND:
@@ -72,12 +72,12 @@ def test_the_kit_is_played_often_enough() -> None:
 
 @pytest.mark.parametrize("setting", ["cgroup", "keeper"])
 def test_a_grade_that_is_asked_for_is_the_grade_that_was_tried(setting: str) -> None:
-    """The cells of a grade are about that grade."""
+    """Every trial of a grade ran in that grade."""
     assert batch(setting).grade == setting
 
 
 def test_a_user_without_rights_gets_the_keeper() -> None:
-    """A user who may not make cgroups gets the keeper's grade, and is told why not better."""
+    """A user who may not make cgroups gets the keeper's grade, with the reason why not a better one."""
     played = batch("dropped")
     assert played.uid != 0
     assert played.grade == Grade.KEEPER
@@ -89,12 +89,12 @@ def test_a_user_without_rights_gets_the_keeper() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_process_group_reaches_what_stayed_in_it(case: str) -> None:
-    """The least grade ends every case that does not leave its process group; the others are seen to survive it."""
+    """The least grade ends every case that stays in its process group; the witness sees the others survive."""
     cell = batch("group").cells[case]
     assert cell.undrained == 0
     assert cell.reached >= 1
     if CASES[case].leaves_group:
-        # This is also how the witness is known to see: it must fail here.
+        # The witness proves here that it can see survivors: there must be some.
         assert cell.survivors + cell.late >= 1
         assert not cell.sound
         assert any(trouble.startswith(f"{case}-") for trouble in batch("group").troubles)
@@ -103,14 +103,14 @@ def test_a_process_group_reaches_what_stayed_in_it(case: str) -> None:
 
 
 def test_a_process_group_leaves_nothing_else() -> None:
-    """Apart from who escaped (and was put away by the witness), the least grade leaves nothing either."""
+    """The least grade leaves nothing but the processes that escaped, which the witness ends."""
     played = batch("group")
     assert played.grade == Grade.GROUP
     assert (played.zombies, played.fds, played.leaves, played.left) == ([], [], [], [])
 
 
 def test_the_receipt_names_what_a_process_group_cannot_reach(tmp_path: Path) -> None:
-    """Where a daemon escapes, the receipt says `group`, and names sessions and daemons as unseen."""
+    """The receipt of a run whose daemon escaped says `group`, and names sessions and daemons as unseen."""
     case, witness = CASES["setsid"], Witness(tmp_path)
     token = witness.token(case.name)
 
@@ -141,7 +141,7 @@ def test_the_receipt_names_what_a_process_group_cannot_reach(tmp_path: Path) -> 
 
 
 def test_the_witness_sees_what_a_killpg_leaves(tmp_path: Path) -> None:
-    """With a process group and a KILL, the usual way, the child in a new session is a survivor, and beats on."""
+    """The witness sees a child in a new session survive a KILL of its process group, and sees it beat on."""
     case, witness = CASES["setsid"], Witness(tmp_path)
     token = witness.token(case.name)
     with subprocess.Popen(case.order(token, witness.sink(token)).argv, start_new_session=True) as process:
@@ -161,7 +161,7 @@ def test_the_witness_sees_what_a_killpg_leaves(tmp_path: Path) -> None:
 
 
 def test_the_witness_sees_a_zombie() -> None:
-    """A child that was not waited for is counted, until it is."""
+    """The witness counts a child that was not waited for until its parent reaps it."""
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", ""]) as process:
         assert until(lambda: process.pid in [one.pid for one in zombies({os.getpid()})])
         assert process.pid in [one.pid for one in children(os.getpid())]
@@ -169,14 +169,14 @@ def test_the_witness_sees_a_zombie() -> None:
 
 
 def test_the_scope_sees_and_limits_whoever_is_in_it(tmp_path: Path) -> None:
-    """Whoever is left in a scope is named and ended, and nobody in it can have more processes than it allows."""
+    """A scope names and ends the processes left in it, and allows no more processes than its limit."""
     if os.getuid() != 0:
         pytest.skip("a scope is a cgroup only for root; others are limited by RLIMIT_NPROC")
     many = "import os, time\nfor _ in range(20):\n  if not os.fork():\n    time.sleep(20)\n    os._exit(0)\n"
     with scope(pids=8) as directory:
         assert directory is not None
         argv = [sys.executable, "-I", "-S", "-c", many]
-        with (tmp_path / "said").open("wb") as said:  # (a pipe would be held open by those who are left)
+        with (tmp_path / "said").open("wb") as said:  # processes that are left would hold a pipe open
             subprocess.run(entered(argv, directory), stderr=said, check=False, timeout=BOUND_SECONDS)
         assert "BlockingIOError" in (tmp_path / "said").read_text()
         left = emptied(directory, seconds=0.05)

@@ -1,4 +1,4 @@
-"""Limits and rights: how many processes, how much memory, which user, and that a limit is no shelter from a stop."""
+"""Limits on processes and memory, the agent's user, and stops of runs at a limit."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ while True:
 
 
 def need_root(why: str) -> None:
-    """Skip where only root can do it."""
+    """Skip where the test needs root."""
     if os.geteuid() != 0:
         pytest.skip(why)
 
 
 @both_grades
 def test_a_fork_bomb_hits_the_limit_and_is_stopped(grade: Grade, tmp_path: Path) -> None:
-    """Race 70: a run at its limit of processes cannot start another, is refused cleanly, and is stopped as any."""
+    """Race 70: a run at its limit of processes cannot start another, gets a clean refusal, and is stopped as any."""
     need_root("a limit of processes for one run needs a pids cgroup, which root can make")
 
     async def main() -> None:
@@ -137,7 +137,7 @@ def test_a_memory_limit_kills_only_in_its_run(grade: Grade) -> None:
 
 
 def test_leaves_carry_run_and_generation(tmp_path: Path) -> None:
-    """A person who looks at the cgroups sees which run of which control a process belongs to."""
+    """The names of cgroups tell a person which run of which control a process belongs to."""
     need_root("the cgroup grade needs root, or a cgroup that was delegated to us")
 
     async def main() -> None:
@@ -174,7 +174,7 @@ echo end
 
 @both_grades
 def test_the_agent_s_user(grade: Grade) -> None:
-    """agent_user: ids, groups, HOME and USER are its own, no privilege comes back, and who keeps it is out of reach."""
+    """A process under agent_user has that user's ids, groups, HOME and USER, no way to privilege or its keeper."""
     need_root("only root can give rights away")
     entry = pwd.getpwnam("nobody")
     uid, gid = str(entry.pw_uid), str(entry.pw_gid)
@@ -210,7 +210,7 @@ def test_the_agent_s_user(grade: Grade) -> None:
 @pytest.mark.parametrize("apart", [True, False])
 @both_grades
 def test_the_agent_s_user_is_ended_as_any(grade: Grade, apart: bool) -> None:
-    """Race 60: the tree of another user goes with its containment, in a PID namespace too, and is counted."""
+    """Race 60: the tree of another user ends with its containment, in a PID namespace too, and is counted."""
     need_root("only root can give rights away")
 
     async def main() -> None:
@@ -230,7 +230,7 @@ def test_the_agent_s_user_is_ended_as_any(grade: Grade, apart: bool) -> None:
 
 
 def test_an_agent_s_user_that_cannot_be() -> None:
-    """A user who does not exist is refused at the start, with what to do."""
+    """A control with a user who does not exist is refused at the start, with what to do."""
     with pytest.raises(BadInput, match="there is no user 'no-such-user'"):
         LocalProcesses(Confinement(agent_user="no-such-user"))
 
@@ -291,12 +291,13 @@ asyncio.run(main())
 
 
 def test_without_root_the_limits_are_rlimits() -> None:
-    """A user without rights gets the keeper grade, is told why, and rlimits bound the run's processes and memory."""
+    """A control of a user without rights has the keeper grade, says why, and bounds its runs by rlimits."""
     need_root("only root can become another user")
-    user = "64321"  # nobody else's, so that its processes can be counted
+    user = "64321"  # no other process has this user, so the test can count
     if shutil.which("setpriv") is None:
         pytest.skip("becoming another user needs setpriv (Debian: util-linux)")
-    reading = "+dac_read_search"  # so that it can execute a Python that is kept under /root; it opens nothing else
+    # With this capability the user can execute a Python that is installed under /root; it opens nothing else.
+    reading = "+dac_read_search"
     become = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--inh-caps", reading]
     command = [*become, "--ambient-caps", reading, sys.executable, "-c", AS_NOBODY]
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False, timeout=4 * BOUND_SECONDS)
@@ -311,7 +312,7 @@ def test_without_root_the_limits_are_rlimits() -> None:
     assert int(number) == errno.EAGAIN and 30 <= int(count) <= 60
     assert failed == errno.EAGAIN
     assert "needs root" in refused
-    assert left == 2  # itself and its helper
+    assert left == 2  # control and its helper
 
 
 RIGHTS = """
@@ -335,7 +336,7 @@ asyncio.run(main())
 
 
 def test_ambient_capabilities_do_not_pass_to_another_user() -> None:
-    """Where processes run as another user they have no capability, also if control was given ambient ones."""
+    """Processes of another user have no capability, also if control was given ambient ones."""
     if os.geteuid() != 0:
         pytest.skip("ambient capabilities and another user need root")
     grant = ["setpriv", "--inh-caps", "+chown", "--ambient-caps", "+chown"]

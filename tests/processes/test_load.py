@@ -16,7 +16,7 @@ MANY = 400
 
 
 def test_a_full_executor_holds_nothing_up() -> None:
-    """The first spawn and close() need no thread of the loop's pool: the embedder may have filled it."""
+    """The first spawn and close() need no thread of the loop's pool, which the embedder may have filled."""
     release = threading.Event()
 
     async def agent(run: Run, message: Message) -> None:
@@ -39,7 +39,7 @@ def test_a_full_executor_holds_nothing_up() -> None:
 
 
 def test_many_spawns_at_once_all_succeed() -> None:
-    """More requests in one step than a socket holds wait for room instead of failing."""
+    """Requests that exceed a socket's buffer in one step wait for room instead of failing."""
 
     async def agent(run: Run, message: Message) -> None:
         came = await asyncio.gather(*(run.spawn("true") for _ in range(MANY)))

@@ -1,4 +1,4 @@
-"""Output, input and terminals of a process: all of it arrives, and none of it is kept longer than the process."""
+"""Output, input and terminals of a process arrive whole, and control keeps none longer than the process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .test_spawn import BOUND_SECONDS, ended, order, play, python, room, until
 
 
 def test_nothing_is_kept_of_a_process_whose_pipe_was_held(tmp_path: Path) -> None:
-    """When the last holder of an exited process's pipe goes, control lets go of the process and of its output."""
+    """Control forgets an exited process and its output when the last holder of the process's pipe is gone."""
 
     async def exits(containment: LocalContainment) -> weakref.ref[Any]:
         code = '(while [ ! -e "$0" ]; do sleep 0.01; done) & echo out'
@@ -37,7 +37,7 @@ def test_nothing_is_kept_of_a_process_whose_pipe_was_held(tmp_path: Path) -> Non
 
 
 def test_a_process_that_closes_its_terminal_keeps_its_status(tmp_path: Path) -> None:
-    """A process that closes its terminal and works on is not hung up on: its work and its exit status are its own."""
+    """A process that closes its terminal and works on gets no HUP: it ends with its own exit status."""
 
     async def main() -> None:
         async with room() as processes:
@@ -46,7 +46,8 @@ def test_a_process_that_closes_its_terminal_keeps_its_status(tmp_path: Path) -> 
             process = containment.spawn(order("sh", "-c", code, str(tmp_path), pty=True))
             await process.started()
             await until((tmp_path / "closed").exists, "a closed terminal")
-            for _ in range(10):  # the loop looks at its descriptors in each turn: it has seen that by then
+            # The loop looks at its descriptors in each round, so it has seen the closed terminal after these.
+            for _ in range(10):
                 await asyncio.sleep(0)
             (tmp_path / "go").touch()
             assert await ended(process) == "out\r\n"
@@ -57,7 +58,7 @@ def test_a_process_that_closes_its_terminal_keeps_its_status(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("given", [b"abc", b"abc\n", b""], ids=["a part of a line", "a line", "nothing"])
 def test_input_to_a_terminal_ends(given: bytes) -> None:
-    """A reader of a terminal sees the end of its input, also where that does not end with a newline."""
+    """A reader of a terminal sees the end of its input, also of input without a newline at the end."""
 
     async def main() -> None:
         async with room() as processes:
@@ -72,7 +73,7 @@ def test_input_to_a_terminal_ends(given: bytes) -> None:
 
 
 def test_a_carriage_return_where_a_long_line_is_cut_is_kept() -> None:
-    """Pieces of a line that is too long lose nothing; only the end of a line is taken off."""
+    """A line that is too long comes in pieces that lose nothing; only the end of the line is taken off."""
     before = LINE_BYTES - 1
     code = "import sys; sys.stdout.write('x' * int(sys.argv[1]) + '\\ry\\r\\nz\\r\\n')"
 

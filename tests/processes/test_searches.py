@@ -1,4 +1,4 @@
-"""A program that is still being looked for when it is cut never begins."""
+"""A program that a keeper is still looking for when its containment is cut never begins."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LATE = "l:" * 50_000
 
 @contextmanager
 def late(at: Path) -> Iterator[Path]:
-    """A program that a keeper finds only after a long search, and that leaves a trace when it begins."""
+    """Return a program that a keeper finds only after a long search, and that leaves a trace when it begins."""
     (at / "bin").mkdir()
     program = at / "bin" / "late"
     program.write_text('#!/bin/sh\n: > "$1"\nexec sleep 1000\n')
@@ -33,7 +33,7 @@ def late(at: Path) -> Iterator[Path]:
 
 
 def searching(here: Path) -> list[int]:
-    """Who is in a directory: a keeper is for as long as it looks for the program, and so is the program."""
+    """Return the pids in a directory: the keeper during its search for the program, and the program."""
     found = []
     for pid in kernel.pids():
         try:
@@ -45,7 +45,7 @@ def searching(here: Path) -> list[int]:
 
 
 async def held_in(here: Path) -> int:
-    """Stop a keeper in the middle of its search, so that what follows comes before its end; return its pid."""
+    """Stop a keeper in the middle of its search, so that the test's next steps come first; return the keeper's pid."""
     [keeper] = await until(lambda: searching(here), "the search")
     os.kill(keeper, signal.SIGSTOP)
     await until(lambda: (kernel.stat(keeper) or "?")[0] == "T", "a stopped keeper")
@@ -78,7 +78,7 @@ def test_a_program_that_is_long_looked_for_does_not_begin_after_the_cut(grade: G
 
 @both_grades
 def test_a_detached_process_that_had_not_begun_never_does(grade: Grade, tmp_path: Path) -> None:
-    """A detached process still being looked for when the stop of its run returned never begins, and is not listed."""
+    """A detached process that a keeper still looks for when the stop returns never begins, and is not listed."""
     trace = tmp_path / "began"
 
     async def agent(run: Run, message: Message) -> None:

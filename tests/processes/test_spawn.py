@@ -1,6 +1,6 @@
-"""Spawning at the level of the room: what a process is given, and that a spawn that fails leaves nothing.
+"""Spawning in a containment: what a process is given, and that a failed spawn leaves nothing.
 
-The stage of the room's other tests (`room`, `tree`, `Witness`) stands here too.
+The other tests of this directory use the helpers that are defined here (`room`, `tree`, `Witness`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def play(main: Coroutine[Any, Any, None]) -> None:
 
 
 async def until(seen: Callable[[], Any], what: str) -> Any:
-    """Wait for a condition to be seen; return what was seen."""
+    """Wait until a condition holds; return its value."""
     end = time.monotonic() + BOUND_SECONDS
     while not (found := seen()):
         assert time.monotonic() < end, f"not seen in {BOUND_SECONDS:.0f} s: {what}"
@@ -62,17 +62,17 @@ async def until(seen: Callable[[], Any], what: str) -> Any:
 
 
 def need(grade: Grade) -> None:
-    """Skip a test of the cgroup grade where there is none to be had."""
+    """Skip a test of the cgroup grade where this machine has none."""
     if grade is Grade.CGROUP and os.geteuid() != 0:
         pytest.skip(NEEDS_ROOT)
 
 
 @asynccontextmanager
 async def room(grade: Grade | None = None, *, subreaper: bool = False, **values: Any) -> AsyncIterator[LocalProcesses]:
-    """Processes of a grade; afterwards no descriptor, child or cgroup of theirs is left."""
+    """Yield processes of a grade; check afterwards that no descriptor, child or cgroup of theirs is left."""
     need(grade or Grade.KEEPER)
     before = descriptors()
-    directories = cgroups_of(kernel.owner_of(os.getpid()))  # (of what left its group, say)
+    directories = cgroups_of(kernel.owner_of(os.getpid()))  # processes that escaped may have left some before
     processes = LocalProcesses(Confinement(grade=grade, **values), subreaper=subreaper)
     machine = await processes.ready()
     assert grade is None or machine.grade is grade, machine.why
@@ -99,24 +99,24 @@ def leave_descriptors(pid: int, spare: int) -> tuple[int, int]:
 
 
 def cgroups_of(owner: str) -> list[str]:
-    """Every cgroup directory of an owner, or of all controls of a process, in all hierarchies we use."""
+    """Return every cgroup directory of an owner, or of all controls of a process, in all hierarchies we use."""
     homes = (kernel.own_cgroup(), kernel.own_cgroup_v1("pids"), kernel.own_cgroup_v1("memory"))
     bases = [base for home in homes if home is not None for base in Path(home).glob(f"{kernel.MARK}{owner}*")]
     return [str(path) for base in bases for path in (base, *base.rglob("*")) if path.is_dir()]
 
 
 def order(*argv: str, **values: Any) -> SpawnOrder:
-    """An order for a program."""
+    """Return an order for a program."""
     return SpawnOrder(argv=argv, **values)
 
 
 def python(code: str, *arguments: str, **values: Any) -> SpawnOrder:
-    """An order for a little Python program."""
+    """Return an order for a little Python program."""
     return SpawnOrder(argv=(sys.executable, "-I", "-S", "-c", code, *arguments), **values)
 
 
 async def ended(process: LocalProcess) -> str:
-    """Wait until a process has exited; return all it wrote."""
+    """Wait until a process has exited; return all its output."""
     await process.started()
     await process.exited.wait()
     head, left_out, tail = process.output()
@@ -137,12 +137,12 @@ async def pids_in(place: Path, count: int) -> list[int]:
 
 
 def listed(place: Path) -> list[int]:
-    """The pids that a file names so far."""
+    """Return the pids that a file names so far."""
     return [int(line) for line in place.read_text().splitlines()] if place.exists() else []
 
 
 def members(containment: LocalContainment) -> frozenset[int]:
-    """The processes below a keeper, but for the init of its PID namespace."""
+    """Return the processes below a keeper, but for the init of its PID namespace."""
     found, rest = set[int](), [containment.keeper or 0]
     while rest:
         below = set(kernel.children_of(rest.pop())) - found
@@ -152,7 +152,7 @@ def members(containment: LocalContainment) -> frozenset[int]:
 
 
 class Witness:
-    """Processes watched from outside through pidfds: a pid that is used again deceives nobody."""
+    """Processes watched from outside through pidfds, which a reused pid does not deceive."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._fds = {pid: os.pidfd_open(pid) for pid in pids}
@@ -165,7 +165,7 @@ class Witness:
             os.close(fd)
 
     def alive(self, seconds: float = 0.0, among: Iterable[int] | None = None) -> list[int]:
-        """Wait until all (or those) are dead, at most so long; return who is not."""
+        """Wait until all (or those) are dead, at most so long; return the pids of those that live."""
         end = time.monotonic() + seconds
         left = {pid: self._fds[pid] for pid in (self._fds if among is None else among)}
         while left:
@@ -186,7 +186,7 @@ class Witness:
 
 @both_grades
 def test_a_spawn_request_that_races_the_seal(grade: Grade, tmp_path: Path) -> None:
-    """Requests sent before and after the cut in the same step: none executes once the containment is done (race 5)."""
+    """Race 5: requests sent before and after the cut in the same step never execute once the containment is done."""
 
     async def main() -> None:
         async with room(grade) as processes:
@@ -219,7 +219,7 @@ def test_a_spawn_request_that_races_the_seal(grade: Grade, tmp_path: Path) -> No
 
 @both_grades
 def test_a_request_queued_behind_the_hang_up_is_refused(grade: Grade, tmp_path: Path) -> None:
-    """A keeper that wakes to a request and the hang-up serves the hang-up first: nothing executes (races 5, 6)."""
+    """Races 5 and 6: a keeper that wakes to a request and the hang-up serves the hang-up first: nothing executes."""
 
     async def main() -> None:
         async with room(grade) as processes:
@@ -243,7 +243,7 @@ def test_a_request_queued_behind_the_hang_up_is_refused(grade: Grade, tmp_path: 
 
 
 def trouble(place: Path) -> dict[str, tuple[SpawnOrder, int, str]]:
-    """Orders that cannot be met: the system's number, and a word of the sentence."""
+    """Return orders that cannot be met, each with the system's error number and a word of the message."""
     script, text, binary = place / "not-executable", place / "text", place / "orphan-script"
     script.write_text("#!/bin/sh\n")
     text.write_text("no program\n")
@@ -291,7 +291,7 @@ def test_a_spawn_that_fails_says_why_and_leaves_nothing(grade: Grade, tmp_path: 
 
 @both_grades
 def test_a_failed_spawn_of_a_containment_of_its_own_ends_that(grade: Grade) -> None:
-    """A containment for one process is done, with nothing left, when that process cannot be started (race 69)."""
+    """Race 69: a containment for one process is done, with nothing left, when that process cannot be started."""
 
     async def main() -> None:
         async with room(grade) as processes:
@@ -359,7 +359,7 @@ asyncio.run(main())
 
 @both_grades
 def test_control_without_descriptors(grade: Grade) -> None:
-    """Race 69: with 0 to 4 descriptors left in control every spawn works or fails as EMFILE, and none is lost."""
+    """Race 69: a spawn by a control with 0 to 4 descriptors left works or fails as EMFILE, and none is lost."""
     need(grade)
     command = [sys.executable, "-c", NO_DESCRIPTORS, str(grade)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=4 * BOUND_SECONDS)
@@ -375,14 +375,14 @@ def test_control_without_descriptors(grade: Grade) -> None:
 @both_grades
 @pytest.mark.parametrize("size", [1, 2 * PACKET_BYTES], ids=["in a packet", "in a memfd"])
 def test_a_keeper_without_descriptors(grade: Grade, size: int) -> None:
-    """Race 69: a keeper that can take no descriptor refuses the spawn as EMFILE and keeps what it keeps."""
+    """Race 69: a keeper that can open no descriptor refuses the spawn as EMFILE, and its processes live on."""
 
     async def main() -> None:
         async with room(grade) as processes:
             containment = processes.contain("run r-1.g1")
             first = containment.spawn(order("sleep", "1000"))
             await first.started()
-            await ended(containment.spawn(order("true")))  # by now it has let go of what came with the first
+            await ended(containment.spawn(order("true")))  # the keeper has closed the descriptors of the first
             assert containment.keeper is not None and first.pid is not None
             before = descriptors(containment.keeper)
             limits = leave_descriptors(containment.keeper, 0)
@@ -400,7 +400,7 @@ def test_a_keeper_without_descriptors(grade: Grade, size: int) -> None:
 
 
 def test_a_keeper_whose_first_spawn_found_no_descriptors() -> None:
-    """Race 69: however few descriptors the first spawn found, whatever is started later is inside the leaf."""
+    """Race 69: a process that is started later is inside the leaf, however few descriptors the first spawn found."""
     need(Grade.CGROUP)
 
     async def main() -> None:
@@ -417,7 +417,8 @@ def test_a_keeper_whose_first_spawn_found_no_descriptors() -> None:
                 inside = await ended(containment.spawn(order("cat", "/proc/self/cgroup")))
                 run = f"/{kernel.MARK}{processes._owner}/run_r-1.g1"
                 assert f"{run}/k{containment.number}\n" in inside, spare
-                assert inside.count(run) == 3 or processes.machine.memory == "v2", spare  # pids and memory beside it
+                # The leaves of pids and memory too.
+                assert inside.count(run) == 3 or processes.machine.memory == "v2", spare
                 assert kernel.MARK not in kernel.read(f"/proc/{keeper}/cgroup")
                 containment.cut()
                 await containment.done.wait()
@@ -426,7 +427,7 @@ def test_a_keeper_whose_first_spawn_found_no_descriptors() -> None:
 
 
 def test_an_order_too_large_for_any_packet() -> None:
-    """Arguments of more than a memfd's limit are refused as E2BIG before they are sent, and the rest goes on."""
+    """An order whose arguments exceed a memfd's limit is refused as E2BIG before it is sent, and the rest goes on."""
 
     async def main() -> None:
         async with room(Grade.KEEPER) as processes:
@@ -442,12 +443,12 @@ def test_an_order_too_large_for_any_packet() -> None:
     play(main())
 
 
-# What a process is given
+# Input, environment, arguments, descriptors and terminal of a process
 
 
 @both_grades
 def test_standard_input_is_closed_unless_given(grade: Grade) -> None:
-    """A process that reads sees the end at once; one that is given input, however much, reads all of it."""
+    """A process that reads sees the end at once; a process that is given input, however much, reads all of it."""
 
     async def main() -> None:
         async with room(grade) as processes:
@@ -463,7 +464,7 @@ def test_standard_input_is_closed_unless_given(grade: Grade) -> None:
 
 
 def test_the_environment_is_what_was_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A secret of ours is not seen; what is given is; None takes away; the owner's mark cannot be taken away."""
+    """A process sees no secret of ours, but the variables given to it; None removes any but the owner mark."""
     monkeypatch.setenv("SECRET_KEY", "hidden")
     monkeypatch.setenv("LC_TIME", "C")
 
@@ -531,14 +532,14 @@ def test_a_process_has_a_session_group_and_signals_of_its_own(grade: Grade, tmp_
             status = kernel.read(f"/proc/{sibling.pid}/status")
             assert "SigBlk:\t0000000000000000" in status
             ignored = int(status.partition("SigIgn:\t")[2].split()[0], 16)
-            assert ignored & ~(0b11 << 31) == 0  # (32 and 33 are the C library's own)
+            assert ignored & ~(0b11 << 31) == 0  # 32 and 33 are the C library's own
             assert await ended(containment.spawn(order("echo", "kept"))) == "kept\n"
 
     play(main())
 
 
 def test_a_process_has_only_the_descriptors_it_was_given() -> None:
-    """Nothing of control, helper or keeper is open in a process: 0, 1, 2 and nothing else."""
+    """A process has descriptors 0, 1 and 2 open, and none of control, helper or keeper."""
 
     async def main() -> None:
         async with room(Grade.KEEPER) as processes:
@@ -546,7 +547,7 @@ def test_a_process_has_only_the_descriptors_it_was_given() -> None:
             await ended(containment.spawn(order("cat", input=b"x" * 300_000)))
             process = containment.spawn(order("sleep", "1000"))
             await process.started()
-            # (the kernel lets the keeper go on before it has closed the others)
+            # The kernel lets the keeper go on before it has closed the process's other descriptors.
             async with asyncio.timeout(BOUND_SECONDS):
                 while sorted(os.listdir(f"/proc/{process.pid}/fd")) != ["0", "1", "2"]:
                     await asyncio.sleep(0.001)
@@ -556,7 +557,7 @@ def test_a_process_has_only_the_descriptors_it_was_given() -> None:
 
 @both_grades
 def test_a_terminal_of_its_own(grade: Grade) -> None:
-    """With pty= all three are one terminal of 80 columns, the process's controlling one; input= is typed and ended."""
+    """A process with pty= has one controlling terminal of 80 columns as 0, 1 and 2; input= is typed there and ended."""
 
     async def main() -> None:
         async with room(grade) as processes:
@@ -577,7 +578,7 @@ def test_a_terminal_of_its_own(grade: Grade) -> None:
 
 @both_grades
 def test_a_terminal_that_closes_hangs_up(grade: Grade, tmp_path: Path) -> None:
-    """Race 72: when the terminal closes its processes get HUP; who ignores that goes with the containment."""
+    """Race 72: a terminal that closes sends its processes HUP; a process that ignores HUP ends with the containment."""
 
     async def main() -> None:
         async with room(grade) as processes:

@@ -1,6 +1,6 @@
-"""Workers that misbehave: what their tools send, answer or start harms only their own call.
+"""Workers that misbehave: a tool's messages, answers and processes harm only its own call.
 
-Tools live at the top of this module, where a worker finds them.
+The tools stand at the top of this module, where a worker finds them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LINGER_SECONDS = 20
 
 
 def to_control() -> socket.socket:
-    """In a worker: its end of the socket to control."""
+    """Return, in a worker, its end of the socket to control."""
     for number in range(3, 100):
         try:
             found = socket.socket(fileno=os.dup(number))
@@ -46,7 +46,7 @@ def to_control() -> socket.socket:
 
 
 def answers() -> int:
-    """In a worker: the pipe that its answers go to."""
+    """Return, in a worker, the pipe of its answers."""
     for number in range(3, 100):
         try:
             writes = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY
@@ -58,7 +58,7 @@ def answers() -> int:
 
 
 def hands_over(sock: socket.socket, fds: list[int]) -> str:
-    """Send descriptors to control; say what came of it."""
+    """Send descriptors to control; return what came of it."""
     try:
         sock.sendmsg([b"hx"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
     except OSError as error:
@@ -67,7 +67,7 @@ def hands_over(sock: socket.socket, fds: list[int]) -> str:
 
 
 def lingering() -> socket.socket:
-    """A connection with unread data in it, whose close() takes long."""
+    """Yield a connection with unread data in it, whose close() takes long."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         ours = socket.create_connection(server.getsockname())
         _held.append(server.accept()[0])
@@ -84,7 +84,7 @@ _held: list[socket.socket] = []
 
 
 def gives_descriptors(at: str) -> list[str]:
-    """Hand descriptors to control while it waits for the answer, and again when nobody asks any more."""
+    """Send descriptors to control while it waits for the answer, and again when no call is open."""
     sock, fd = to_control(), os.open(f"{at}/given", os.O_RDONLY)
 
     def later() -> None:
@@ -95,7 +95,8 @@ def gives_descriptors(at: str) -> list[str]:
     threading.Thread(target=later, daemon=True).start()
     with lingering() as slow:
         said = [hands_over(sock, [slow.fileno()]), hands_over(sock, [fd] * 8)]
-        slow.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))  # (we close it as well)
+        # This process closes the connection as well.
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
     return said
 
 
@@ -114,7 +115,7 @@ def returns(size: int) -> str:
 
 
 def framed(answer: bytes) -> bytes:
-    """An answer as a worker frames it."""
+    """Return an answer as a worker frames it."""
     return len(answer).to_bytes(4, "big") + answer
 
 
@@ -149,7 +150,7 @@ def opens_control() -> str:
 
 
 def test_a_tool_hands_no_descriptors_to_control(tmp_path: Path) -> None:
-    """Nothing a worker's tool sends by its socket arrives: no descriptor is left in control, and none freezes it."""
+    """Control takes no descriptor that a worker's tool sends by its socket: none stays open or freezes control."""
     given = tmp_path / "given"
     given.touch()
     gap = 0.0
@@ -208,7 +209,7 @@ def test_a_worker_that_answers_nonsense_fails_the_call() -> None:
 
 
 def test_a_tool_that_returns_too_much_is_told_so() -> None:
-    """A value longer than an answer may be is refused by the worker itself, which goes on serving."""
+    """A worker refuses by itself a value longer than an answer may be, and goes on serving."""
 
     async def agent(run: Run, message: Message) -> None:
         assert len(await run.call(returns, size=ANSWER_BYTES // 2)) == ANSWER_BYTES // 2
@@ -224,7 +225,7 @@ def test_a_tool_that_returns_too_much_is_told_so() -> None:
 
 
 def test_a_program_of_a_tool_is_no_worker() -> None:
-    """A program that a synchronous tool starts may open a control: only the worker itself may not."""
+    """A program that a synchronous tool starts may open a control; only the worker itself may not."""
 
     async def agent(run: Run, message: Message) -> None:
         assert await run.call(opens_control) == "completed"
