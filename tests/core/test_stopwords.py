@@ -14,7 +14,7 @@ from interlock.core.stopwords import LONGEST_CHARS, is_stop, normalise
 from interlock.core.vocabulary import LANGUAGES
 
 CORPUS = Path(__file__).with_name("stop_corpus")
-OURS = "OpenClaw"  # whose name the corpus uses
+OURS = "OpenClaw"  # the name that the corpus uses
 
 # A copy of surfaces.md §2.
 LISTED = """
@@ -124,7 +124,7 @@ def test_forwarded_text_is_not_a_stop(word: str) -> None:
 
 @pytest.mark.parametrize("text", ["wait", "please wait", "Wait!", "", "   ", "!!!", "/", "@", "/stopp", "non-stop"])
 def test_not_stops(text: str) -> None:
-    """Waiting is not stopping, and neither is nothing at all."""
+    """A message that says wait, and one that says nothing, is no stop."""
     assert not is_stop(text)
 
 

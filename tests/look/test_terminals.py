@@ -1,4 +1,4 @@
-"""Outputs that close, fill or are terminals: no accident, and nothing that others wrote steers them."""
+"""Outputs that close, fill or are terminals: no command crashes, and no text that others wrote steers a terminal."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_reader_that_goes_is_no_accident(long: Path, options: tuple[str, ...])
 
 
 def test_an_output_that_takes_nothing_is_one_sentence(long: Path) -> None:
-    """A full disk under the output is told in a line; a closed output is nobody's loss."""
+    """A full disk under the output is told in a line; a closed output is no error."""
     for options in ((), ("--json",)):
         with open("/dev/full", "w") as full:
             done = interlock("runs", "--data", long, *options, capture_output=False, stdout=full, stderr=-1)

@@ -116,7 +116,7 @@ def test_what_cannot_be_ended_is_named() -> None:
             assert (first.drain, first.runs[0].body) == (Drain.PENDING, BodyState.CUT)
             stopped = loop.time()
             assert (await control.wait(sent.run_id, drained=True)).drained
-            assert loop.time() - stopped == pytest.approx(DRAIN, abs=0.1)  # the grace is a part of it
+            assert loop.time() - stopped == pytest.approx(DRAIN, abs=0.1)  # the grace included
             receipt = await control.receipt(sent.run_id)
             assert (receipt.drain, receipt.unconfirmed) == (Drain.UNCONFIRMED, (f"agent of {sent.run_id}",))
             assert receipt.runs[0].body is BodyState.ABANDONED
@@ -449,7 +449,8 @@ def test_a_child_that_timed_out_while_its_process_lived(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with open_control(parent, agents={"worker": worker}) as control:
-            for seconds in (0.3, 2, 10):  # the first in which it comes so far as to have a process
+            # Try longer deadlines until the child gets as far as having a process.
+            for seconds in (0.3, 2, 10):
                 sent = await control.send("s", str(seconds))
                 await control.wait(sent.run_id, drained=True)
                 if at.exists() and at.read_text():
