@@ -167,7 +167,7 @@ def test_a_wait_for_an_arrival() -> None:
 
 
 def test_a_wait_for_an_arrival_that_was_a_duplicate() -> None:
-    """Who waits for an arrival that turns out to be a known key is let go, not left waiting for ever."""
+    """A waiter for an arrival that turns out to be a known key is released, not left waiting for ever."""
 
     async def main() -> None:
         store = MemoryStore()
