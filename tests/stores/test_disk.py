@@ -37,9 +37,11 @@ from interlock.stores.sqlite import SqliteStore, writer
 
 pytestmark = pytest.mark.long
 
-PATIENT = Settings(commit_seconds=30)  # where only a crash may keep the store from taking something
+# For tests in which only a crash may keep the store from taking something.
+PATIENT = Settings(commit_seconds=30)
 QUICK = Settings(commit_seconds=0.2, retry_seconds=0.02, grace_seconds=0.5, drain_seconds=1)
-FAILING = dataclasses.replace(QUICK, commit_seconds=30)  # the disk says no by itself, however busy the machine is
+# For tests in which the disk itself refuses, so that a busy machine does not look like a refusal.
+FAILING = dataclasses.replace(QUICK, commit_seconds=30)
 BOUND_SECONDS = 120  # for a whole test, on a busy machine
 
 
@@ -52,7 +54,7 @@ def traceable() -> None:
 
 @pytest.fixture
 def shelf() -> Iterator[Path]:
-    """A directory in memory where there is one: what is killed or rebuilt here needs no real disk."""
+    """A directory in memory where there is one: killing and rebuilding a store needs no real disk."""
     with tempfile.TemporaryDirectory(dir=disk.SHELF) as made:
         yield Path(made)
 
@@ -72,7 +74,7 @@ async def until(done: Callable[[], Awaitable[Any]]) -> None:
 
 @pytest.fixture(scope="module")
 def verdicts() -> dict[str, disk.Verdict]:
-    """How every kind of step did that was killed before every single write and fsync."""
+    """The verdicts on every kind of step, killed before every single write and fsync."""
     if lacks := strace.missing():
         pytest.skip(lacks)
     return {scene: disk.crash_bare(scene) for scene in disk.BARE}
@@ -258,7 +260,7 @@ class Worker:
 
 
 async def sent_in_the_end(control: Control, session: str, text: str, key: str) -> Sent:
-    """Send where a disk that is only slow may have refused: again with the same key, as whoever is refused is told."""
+    """Send with the same key until the message is in, as a refusal advises: a disk that is only slow may refuse."""
     while True:
         with contextlib.suppress(Unavailable):
             return await control.send(session, text, key=key)
@@ -316,7 +318,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     )
     if made.returncode != 0:
         pytest.skip(f"a small disk is a tmpfs of its own, and that cannot be mounted here: {made.stderr.strip()}")
-    # Whatever becomes of this process, the pipe is closed and the disk unmounted.
+    # The pipe is closed however this process ends, and the shell then unmounts the disk.
     ends = subprocess.Popen(["sh", "-c", 'cat; umount --lazy "$0"', place], stdin=subprocess.PIPE)
     try:
         yield place
@@ -418,7 +420,8 @@ def test_a_failed_fsync_is_the_end_of_the_store(shelf: Path) -> None:
             await until(lambda: asyncio.sleep(0, agent.working))
             with strace.fault("fdatasync,fsync", "error=EIO", shelf):
                 why = "nothing was kept"
-                while "nothing was kept" in why:  # (of a busy machine, before the disk was asked at all)
+                while "nothing was kept" in why:
+                    # A busy machine may refuse before the disk was asked at all.
                     with pytest.raises(Unavailable) as unsure:
                         await control.send("b", "two", key="two")
                     why = str(unsure.value)
@@ -446,7 +449,7 @@ def test_a_failed_fsync_is_the_end_of_the_store(shelf: Path) -> None:
 def test_a_failed_fsync_behind_the_scenes_is_the_end_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
-    """Race 85. Whoever's fsync it was, of tidying up or of copying the log: nothing more is taken."""
+    """Race 85. A failed fsync of tidying up or of copying the log ends the store too: nothing more is taken."""
 
     async def main() -> None:
         store = SqliteStore(tmp_path)
@@ -459,7 +462,7 @@ def test_a_failed_fsync_behind_the_scenes_is_the_end_too(
                     await store.prune(before=2e10)
             else:
                 monkeypatch.setattr(writer, "RESTART_BYTES", 0)
-                monkeypatch.setattr(store._writer, "_backlog", 0)  # as if all of it had been copied beside
+                monkeypatch.setattr(store._writer, "_backlog", 0)  # as if all of it had been copied already
                 position = 2**32 + 1
                 data = Delta(text="hel")
                 store.append(
@@ -467,7 +470,7 @@ def test_a_failed_fsync_behind_the_scenes_is_the_end_too(
                 )
                 await until(lambda: on_record(tmp_path, position))
                 with contextlib.suppress(StoreFailed):
-                    await store.prune()  # which waits for the writer
+                    await store.prune()  # `prune` waits for the writer
         ticket = store.decide(decision(2))  # though the disk is well again
         assert not await taken(ticket)
         with pytest.raises(StoreFailed, match="restart"):
@@ -514,7 +517,7 @@ def test_a_locked_database_keeps_nobody_from_stopping(shelf: Path) -> None:
                 return (await control.receipt(receipt.id)).durable
 
             await until(durable)
-            assert names_of_keys(read(shelf)) == {"one"}  # the refused one did not come in behind our back
+            assert names_of_keys(read(shelf)) == {"one"}  # the refused message did not come in later
             sent = await sent_in_the_end(control, "b", "two", key="two")
             assert (await control.wait(sent.run_id)).ending is Ending.COMPLETED
             assert agent.begun == ["long one", "two"]
@@ -534,7 +537,7 @@ def plain(escaped: str) -> bytes:
 
 
 class Platter:
-    """What a disk holds, as strace saw it written: what was synced, and what may or may not have got there since."""
+    """A disk's content, as strace saw it written: what was synced, and what may or may not have got there since."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -544,7 +547,8 @@ class Platter:
     def take(self, call: str, path: Path, data: bytes, number: int) -> None:
         """Take one call."""
         if call in ("fsync", "fdatasync") and path == self.directory:
-            for name, calls in self.since.items():  # which names are gone is known now
+            for name, calls in self.since.items():
+                # A sync of the directory decides which names are gone.
                 gone = max((at + 1 for at, each in enumerate(calls) if each[0] == "unlink"), default=0)
                 self.synced[name], self.since[name] = b"" if gone else self.synced.get(name, b""), calls[gone:]
         elif path.parent != self.directory:
@@ -563,7 +567,7 @@ class Platter:
         for call, number, data in self.since.get(name, []):
             if call == "unlink":
                 if not chance(0):
-                    break  # what follows was written to another file of that name
+                    break  # the writes that follow went to another file of that name
                 held.clear()
             elif call == "ftruncate" and chance(0):
                 del held[number:]

@@ -1,4 +1,4 @@
-"""What is the memory store's own: its switches, its latency, and how it forgets."""
+"""The memory store's own features: its switches, its latency, and how it forgets."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -116,7 +116,7 @@ NEWEST = int(DUMPS[-1][:4])
 
 
 def test_every_schema_is_in_the_corpus() -> None:
-    """Whoever adds a migration adds a database of its time: else the next one is never tried on it."""
+    """The corpus has a database of every schema: without one, a migration would never be tried on that schema."""
     assert [f"{number:04}.sql" for number, _ in schema.migrations()] == DUMPS
 
 
@@ -250,7 +250,7 @@ async def opened(directory: Path) -> int:
 
 
 def test_migrations_are_applied_in_order_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is missing is done, from the number the database has; what was done is not done again (race 94)."""
+    """Missing migrations are applied in order from the database's number on, and none is done again (race 94)."""
 
     async def main() -> None:
         state = loaded(DUMPS[-1], tmp_path / "state")
@@ -269,7 +269,7 @@ def test_migrations_are_applied_in_order_and_once(tmp_path: Path, monkeypatch: p
 
 
 def test_a_migration_that_fails_leaves_the_old_schema_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that a database lacks is one transaction: nothing of it stands, and the reason is told (race 94)."""
+    """Missing migrations are one transaction: if one fails none of them stands, and the reason is told (race 94)."""
 
     async def main() -> None:
         state = loaded(DUMPS[-1], tmp_path / "state")
@@ -311,7 +311,7 @@ asyncio.run(SqliteStore(sys.argv[1]).open())
 
 
 def wait_until_it_migrates(directory: Path) -> None:
-    """Somebody is in the middle of a migration: the write lock stays taken, and the number is the old one."""
+    """Wait until a migration is under way: the write lock stays taken, and the number is the old one."""
     until = time.monotonic() + SECONDS
     other = sqlite3.connect(directory / "interlock.db", isolation_level=None, timeout=0)
     while time.monotonic() < until:

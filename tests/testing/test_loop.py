@@ -703,7 +703,7 @@ def test_an_exception_handler_is_told_too() -> None:
 
 
 def test_global_state_is_restored() -> None:
-    """Whatever main raises, the running loop, the generator hooks, the collector and anyio are as they were."""
+    """A seeded run restores the running loop, the generator hooks, the collector and anyio, whatever main raises."""
 
     async def main() -> None:
         assert isinstance(asyncio.get_running_loop(), SeededLoop)

@@ -31,7 +31,7 @@ TRIES, AT_A_TIME = 2_000, 100  # seeds in which a planted bug is looked for
 
 @pytest.fixture(autouse=True)
 def tools() -> None:
-    """What the model needs; on a machine of one's own its absence is no failure."""
+    """Skip if the model's tools are missing; only in CI that is a failure."""
     absent = model.missing()
     if absent is not None and os.environ.get("CI"):
         pytest.fail(absent)
@@ -41,7 +41,7 @@ def tools() -> None:
 
 @pytest.fixture(scope="module")
 def traces() -> list[Trace]:
-    """What the real runtime decided in some schedules."""
+    """The decisions of the real runtime in some schedules."""
     return [record(seed) for seed in SEEDS]
 
 
@@ -208,7 +208,7 @@ def generation_stands_still(patch: pytest.MonkeyPatch) -> None:
 
 
 def frees_anothers_seat(patch: pytest.MonkeyPatch) -> None:
-    """Whoever leaves the queue frees the seat as well."""
+    """A run that leaves the queue frees the seat as well."""
 
     def dequeue(registry: Registry, run: model.LiveRun) -> None:
         if run in (run.session.waiting or ()):
@@ -240,7 +240,7 @@ def report_is_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def report_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """Nobody looks for the seat when a report is due."""
+    """No seat is looked for when a report is due."""
     patch.setattr(Inbox, "offer", lambda self, report: setattr(report, "due", True))
 
 
@@ -315,7 +315,7 @@ def test_a_trace_that_is_too_large_is_told(traces: list[Trace]) -> None:
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says what was replayed; where a tool is missing it says what to install."""
+    """The command says what was replayed; where a tool is missing it says what to install."""
     assert model.main(["--only-replay", "--seeds", "5"]) == 0
     assert "5 of 5 accepted" in capsys.readouterr().out
     with monkeypatch.context() as patch:
