@@ -104,7 +104,7 @@ def test_without_limits_the_first_caller_decides(order: list[Cause], now: float)
 
 
 def test_stop_and_completion_tie() -> None:
-    """Of a stop and a completion in one instant the first to settle stands, and the other is a no-op (race 17)."""
+    """The first to settle of a stop and a completion in one instant stands; the other is a no-op (race 17)."""
     assert simulate([(1.0, STOPPED), (1.0, COMPLETED)], []) is STOPPED
     assert simulate([(1.0, COMPLETED), (1.0, STOPPED)], []) is COMPLETED
 
@@ -118,7 +118,7 @@ def test_deadline_and_completion_tie() -> None:
 
 
 def test_deadline_and_stop_tie() -> None:
-    """A stop at or after the deadline is told as the timeout it came too late for, whoever calls first (race 19)."""
+    """A stop at or after the deadline is told as the timeout that passed before it, whoever calls first (race 19)."""
     limits = [Limit(5.0, 5.0, of=LimitOf.CALLER)]
     assert simulate([(4.999, STOPPED), (5.0, DEADLINE)], limits) is STOPPED
     for signals in ([(5.0, STOPPED), (5.0, DEADLINE)], [(5.0, DEADLINE), (5.0, STOPPED)], [(7.0, STOPPED)]):

@@ -172,7 +172,7 @@ def test_command_addressed_to_a_name(text: str, name: str | None, stops: bool) -
     ],
 )
 def test_mention_is_taken_off_first(text: str, stops: bool) -> None:
-    """In a group, our mention before or after the word is no part of it; another's is."""
+    """Our own mention before or after the word is taken off in a group; another's mention makes it no stop."""
     assert is_stop(text, mention="@bot") is stops
 
 

@@ -16,7 +16,7 @@ from .scene import PYTHON_HERE, Filled, document, line_of, serve, told
 
 
 def test_the_commands_say_what_control_said(filled: Filled) -> None:
-    """Outcomes, receipts, timelines and trees are the same from the shell, while it was served and after."""
+    """Outcomes, receipts, timelines and trees are the same from the shell, while a server had the store and after."""
     data, run_ids, control_said = filled
     lists = document(Runs, "runs", data=data)
     assert not lists.in_use

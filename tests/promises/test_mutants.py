@@ -50,7 +50,7 @@ def test_what_a_test_leaves_is_ended(tmp_path: Path) -> None:
 
 
 def test_a_test_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> None:
-    """A test that does not end is given up after its seconds, and nothing of it goes on."""
+    """A test that does not end is given up after its seconds, and all its processes are ended."""
     # A machine that is too slow to start a process leaves this pid, which no process has.
     (tmp_path / "pids").write_text(str(2**22), "ascii")
     assert apart(["sh", "-c", f"cd {tmp_path}; {LEAVES} sleep 1000"], {}, seconds=3) == (None, "")

@@ -369,7 +369,7 @@ def test_everything_a_run_started_goes_together(grade: Grade | None, tmp_path: P
 
 @pytest.mark.parametrize("grade", GRADES)
 def test_a_stop_at_any_instant_of_a_spawn(grade: Grade | None, tmp_path: Path) -> None:
-    """Wherever a spawn is when the stop comes, at `drained` nothing of it is there and nothing comes later."""
+    """A stop at any instant of a spawn leaves no process at `drained`, and none comes later."""
     witness, trace = uuid.uuid4().hex, tmp_path / "trace"
 
     async def agent(run: Run, message: Message) -> None:

@@ -141,7 +141,7 @@ def test_a_stop_that_finds_nothing_is_no_error(what: dict[str, str], fault: str)
 
 @pytest.mark.parametrize("fault", ["fail", "stall", "lose"])
 def test_a_stop_behind_a_message_that_cannot_be_committed(fault: str) -> None:
-    """A message whose admission hangs can be stopped: in time, and it never runs."""
+    """A message whose admission hangs can be stopped in time, and never runs."""
     begun: list[str] = []
 
     async def agent(run: Run, message: Message) -> None:

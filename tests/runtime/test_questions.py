@@ -285,7 +285,7 @@ def test_an_expired_question_says_so(place: str) -> None:
 
 
 def test_a_run_that_goes_on_keeps_its_question() -> None:
-    """A question asked beside the work stays open while the run takes step after step, and is answered for it."""
+    """A question that a task asks beside the work stays open while the run takes its steps, and can be answered."""
     ran: list[str] = []
 
     async def works(name: str) -> None:
@@ -442,7 +442,7 @@ def test_the_idle_limit_rests_while_asking(closed_by: str) -> None:
             assert (await control.wait(sent.run_id, timeout=0)).ending is Ending.PENDING
             if closed_by == "answer":
                 await control.answer(questions[0].question_id, True)
-                await anyio.sleep(10)  # one question is still open
+                await anyio.sleep(10)  # a second question is still open
                 assert (await control.wait(sent.run_id, timeout=0)).ending is Ending.PENDING
                 await control.answer(questions[1].question_id, True)
             else:
@@ -537,7 +537,7 @@ def test_a_run_may_ask_so_many_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_questions_leave_memory_with_their_run() -> None:
-    """A run that is over in every respect leaves no question, timer or task of one behind."""
+    """A run that is over and drained leaves no question, and no timer or task of a question, in memory."""
 
     async def agent(run: Run, message: Message) -> None:
         await asyncio.gather(*(swallowed(run.ask(f"{n}?")) for n in range(20)))

@@ -134,7 +134,7 @@ def test_a_tool_that_had_begun_is_told_and_never_run_again(place: Place) -> None
 
 
 def test_a_call_whose_start_is_on_record_and_not_told_is_told(place: Place) -> None:
-    """A call of a server killed between the record of its start and the permit counts as begun: nobody knows better."""
+    """A call whose start was recorded when the server died before the permit counts as begun: nobody knows better."""
 
     async def act() -> None:
         raise AssertionError("the permit never came")

@@ -32,7 +32,7 @@ SLACK = 0.1
 
 
 class Memory:
-    """An agent that answers, and writes down what it was told of the conversation before."""
+    """An agent that answers, and writes down which earlier conversation it was told of."""
 
     def __init__(self) -> None:
         self.history: dict[str, list[str]] = {}
@@ -220,7 +220,7 @@ def test_nobody_resets_what_is_not_theirs() -> None:
 
 
 def test_the_owner_ends_what_others_sent() -> None:
-    """A reset is of the whole session, whoever's messages are in it; it stays its owner's."""
+    """A reset ends the whole session, whoever sent its messages; the session stays its owner's."""
 
     async def main() -> None:
         async with open_control(idles) as control:

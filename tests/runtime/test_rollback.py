@@ -90,9 +90,8 @@ def test_a_rollback_over_a_passed_deadline_still_hides() -> None:
                 assert {entry.run_id for entry in entries if entry.hidden} == {first.run_id}
 
     for turns in range(40):
-        seeded(
-            partial(main, turns), (0,), charge=1e-3, mode=Mode.FIFO
-        )  # every step takes its time, so timers come late
+        # Every step takes its time, so timers come late.
+        seeded(partial(main, turns), (0,), charge=1e-3, mode=Mode.FIFO)
     assert Ending.TIMED_OUT in seen, "the schedules should have covered it"
 
 

@@ -228,7 +228,7 @@ def test_arrivals_are_decided_in_their_order() -> None:
 
 
 def test_a_message_right_behind_a_stop_is_not_swallowed() -> None:
-    """A message sent in the same instant as a stop, but after it, runs (races 23 and 24)."""
+    """A message sent in the same instant as a stop, but after the stop, runs (races 23 and 24)."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -243,7 +243,7 @@ def test_a_message_right_behind_a_stop_is_not_swallowed() -> None:
 
 
 def test_a_stop_right_behind_a_message_ends_it() -> None:
-    """A stop in the same instant as a message, but after it, ends both the run and the message (race 24)."""
+    """A stop in the same instant as a message, but after the message, ends both it and the run (race 24)."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -336,7 +336,7 @@ def test_a_second_control_on_the_store_goes_on() -> None:
 
 @pytest.mark.parametrize("strategy", ["queue", "interrupt", "reject"])
 def test_an_empty_seat_is_taken_whatever_the_strategy(strategy: str) -> None:
-    """With nobody in the seat every strategy means the same."""
+    """Every strategy means the same while the seat is empty."""
 
     async def main() -> None:
         async with open_control(echoes, strategy=strategy) as control:

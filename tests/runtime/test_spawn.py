@@ -74,7 +74,7 @@ def descriptors() -> int:
 
 
 async def does(work: Callable[[Run], Awaitable[Any]], **options: Any) -> Any:
-    """Have an agent do something; return what came of it once nothing of the run is left."""
+    """Have an agent do something; return its result once nothing of the run is left."""
     came: list[Any] = []
 
     async def agent(run: Run, message: Message) -> None:
@@ -178,7 +178,7 @@ def test_what_it_reads() -> None:
 
 
 def test_one_that_does_not_read_its_input() -> None:
-    """A process that exits without reading what it was given ends as it would anyway."""
+    """A process that exits without reading its input ends like any other."""
 
     async def work(run: Run) -> Finished:
         return await run.spawn("sh", "-c", "exec <&-; echo done", input="x" * 300_000)

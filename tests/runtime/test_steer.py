@@ -388,7 +388,7 @@ def test_a_steer_into_an_idle_session_is_seated() -> None:
 
 
 def test_a_steer_stands_where_it_was_taken() -> None:
-    """In the transcript the message follows what had been said by then, not where it was sent."""
+    """The transcript has a steered message at the place where it was absorbed, not where it was sent."""
     seen: list[list[tuple[str, str]]] = []
 
     async def agent(run: Run, message: Message) -> str:
@@ -520,7 +520,7 @@ def test_what_a_run_took_is_kept_with_its_ending(fault: str) -> None:
 
 
 def test_a_steers_key() -> None:
-    """The same key gets the same answer while it waits, once it was taken, and from the next control; nobody twice."""
+    """The same key gets the same answer while the message waits, once absorbed, and from the next control."""
 
     async def main() -> None:
         store, agent = MemoryStore(), Listener("work")

@@ -308,7 +308,7 @@ def test_a_caller_that_goes_away_changes_nothing() -> None:
 
 
 def test_stop_does_not_wait_for_the_agent() -> None:
-    """Stop of an agent that hears no cancel returns at t1; the receipt completes when the leash lets go of it."""
+    """A stop of an agent that hears no cancel returns at t1; the receipt completes when the leash drops the agent."""
 
     async def main() -> None:
         async with open_control(deaf) as control:
@@ -383,7 +383,7 @@ def test_a_key_can_be_stopped_before_it_is_seen() -> None:
 
 
 def test_a_born_stopped_message_takes_nobody_over() -> None:
-    """A tombstone is looked for before the takeover: the run in the seat goes on (race 1)."""
+    """Control looks for a tombstone before it takes over: the run in the seat goes on (race 1)."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -584,7 +584,7 @@ def test_a_stop_of_an_absent_session_that_comes_alive() -> None:
 
 
 def test_generations_of_forgotten_sessions_are_forgotten() -> None:
-    """A stop that reads a session while a stranger's message is refused leaves nothing of it in memory."""
+    """A stop that reads a session while a stranger's message is refused leaves no generation of it in memory."""
 
     async def main() -> None:
         store = MemoryStore()

@@ -205,7 +205,7 @@ def test_a_wake_is_skipped_while_the_session_is_busy(busy: str) -> None:
 @pytest.mark.parametrize("strategy", ["interrupt", "rollback", "queue", "reject", "steer", "collect"])
 @pytest.mark.parametrize("by", ["alice", "bob"])
 def test_any_message_takes_a_wake_over(strategy: str, by: str) -> None:
-    """A person goes first, whatever the strategy and whoever they are."""
+    """A person's message goes first, whatever the strategy and whoever sends it."""
 
     async def main() -> None:
         agent = Sleeper("tick")

@@ -1,4 +1,4 @@
-"""The store's directory: found where it was opened, let go of by every failed start, and never written unseen."""
+"""The store's directory: found where it was opened, freed by every failed start, and never written unseen."""
 
 import asyncio
 import contextlib
@@ -62,7 +62,7 @@ def test_whoever_changes_directory_later_changes_nothing(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
 def test_nothing_is_acknowledged_into_a_file_that_nobody_will_find(tmp_path: Path, how: str) -> None:
-    """The directory goes away under a store: what is sent then is not acknowledged, and nothing more is taken."""
+    """A message sent when the directory is gone is not acknowledged, and the store takes nothing more."""
     state = tmp_path / "state"
 
     async def main() -> None:

@@ -133,7 +133,7 @@ def one_run(directory: Path) -> dict[str, Any]:
 @pytest.mark.usefixtures("traceable")
 @pytest.mark.parametrize("call", ["pwrite64", "fdatasync"])
 def test_a_kill_before_the_fsync_leaves_the_retry_safe(tmp_path: Path, call: str) -> None:
-    """Race 75. Nobody was told that the message is in; sent again with its key it runs once, and is one run."""
+    """Race 75. A message that nobody was told is in runs once when it is sent again with its key, and is one run."""
     directory = tmp_path / "store"
     killed = play(sends, directory, fails=(call, "signal=SIGKILL:when=1"))
     assert killed.killed and killed.said == [] and done(directory) == []
@@ -162,7 +162,7 @@ def test_a_kill_between_fsync_and_ack_leaves_one_run(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("traceable")
 def test_a_kill_between_the_ending_and_its_telling_tells_the_same_ending(tmp_path: Path) -> None:
-    """Race 77. The ending is in, nobody was told: the next start tells that one, once, with the whole reply."""
+    """Race 77. An ending that is stored and not yet told is told once by the next start, with the whole reply."""
     directory = tmp_path / "store"
 
     async def ends(script: Script) -> None:
@@ -368,7 +368,7 @@ def short(wal: Path, more: int) -> Iterator[None]:
 
 
 def test_a_short_write_is_no_record(tmp_path: Path) -> None:
-    """Race 86. Wherever in a record the disk stops taking bytes, nothing of it is kept; handed in again it is."""
+    """Race 86. A record that the disk cuts short anywhere is not kept at all; handed in again it is."""
 
     async def main() -> None:
         store = SqliteStore(tmp_path / "store")
@@ -411,7 +411,7 @@ def test_an_interrupted_write_is_made_again(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("traceable")
 def test_a_failed_fsync_is_the_end_of_the_store(shelf: Path) -> None:
-    """Race 85. Nobody knows what the disk holds: nothing more is taken, a stop still works, and a restart goes on."""
+    """Race 85. After a failed fsync nobody knows what the disk holds: only a stop works, until a restart."""
     agent = Worker()
 
     async def main() -> None:
@@ -492,7 +492,7 @@ def names_of_keys(state: State) -> set[str]:
 
 
 def test_a_locked_database_keeps_nobody_from_stopping(shelf: Path) -> None:
-    """Race 89. While someone else has the lock: a stop works, reads answer, and a message is refused for good."""
+    """Race 89. While someone else has the lock a stop works, reads answer, and a message is refused for good."""
     agent = Worker()
 
     async def main() -> None:

@@ -65,7 +65,7 @@ def control_of(directory: Path) -> Any:
 
 
 async def live(directory: Path, left: Path) -> None:
-    """Live in a directory, and copy away what a kill would have left of it."""
+    """Live in a directory, and copy what a kill would have left there."""
     async with control_of(directory) as control:
         for text in ("hello", "tool", "child"):
             sent = await control.send("talk", text, by="alice", key=f"key of {text}")
@@ -138,7 +138,7 @@ def test_a_released_migration_is_not_changed(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", DUMPS)
 def test_an_old_database_is_read_by_today_s_store(name: str, tmp_path: Path) -> None:
-    """Every row of every kind that an earlier version left is there, and not clean, since it was killed (race 94)."""
+    """Every row that an earlier version left is there, of every kind; the store is not clean after a kill (race 94)."""
 
     async def main() -> None:
         store = SqliteStore(loaded(name, tmp_path / "state"), keep_days=FOREVER_DAYS)

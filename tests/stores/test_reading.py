@@ -129,7 +129,7 @@ def test_a_store_is_opened_again_while_a_read_of_before_goes_on(tmp_path: Path) 
 
 
 def test_a_full_thread_pool_keeps_nobody_from_opening_or_closing(tmp_path: Path) -> None:
-    """The loop's own threads are the embedder's: a store needs none of them, and lets go of its directory."""
+    """A store opens and closes without the loop's own threads, which are the embedder's and may all be busy."""
 
     async def main() -> None:
         busy = threading.Event()
@@ -166,7 +166,7 @@ def test_a_store_that_is_opened_again_writes_by_itself(tmp_path: Path) -> None:
 
 
 def test_deltas_of_a_run_whose_end_is_in_the_log_are_not(tmp_path: Path) -> None:
-    """A decision takes a run's end along into the store; killed just then, the log holds no deltas beside it."""
+    """The log holds no deltas of a run whose end a decision took along into the store, also after a kill just then."""
 
     async def main() -> None:
         store = made(tmp_path / "store")

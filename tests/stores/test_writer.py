@@ -45,7 +45,7 @@ from .scene import (
 
 
 class Switching(dict[Ticket, None]):
-    """A line whose reader is switched out as soon as it has read the whole of it."""
+    """A line whose reader loses the processor as soon as it has read the whole line."""
 
     def __init__(self, meanwhile: Callable[[], None]) -> None:
         super().__init__()

@@ -106,7 +106,7 @@ def generation_given_twice(facts: tuple[Fact, ...], at: int) -> tuple[Fact, ...]
 
 
 def in_two_turns(facts: tuple[Fact, ...], at: int) -> tuple[Fact, ...] | None:
-    """Let whoever takes over have the seat only in a later turn than the fall that freed it."""
+    """Give the run that takes over the seat only in a later turn than the fall that freed it."""
     if not (at and facts[at].kind == "SEAT" and facts[at - 1].kind == "FALL"):
         return None
     if facts[at - 1].values[3] != facts[at].values[0]:

@@ -403,7 +403,7 @@ def test_it_judges_the_end() -> None:
 
 
 def judged(play: Callable[[Control, Oracle, MemoryStore], Any], *, latency: float = 0.0) -> Oracle:
-    """Let people act, then let the oracle judge what is left; everything of it is real but what a test makes up."""
+    """Let people act, then let the oracle judge the result; only what a test makes up is not real."""
 
     async def agent(run: Run, message: Message) -> str:
         oracle.begun(run.id, message.text)
@@ -435,7 +435,7 @@ async def falls_first(oracle: Oracle) -> None:
 
 
 def test_a_message_that_fell_before_it_founded_anything_makes_nobody_an_owner() -> None:
-    """A message that fell is shown first, but the sender of the first message taken owns the session and may stop all."""
+    """A fallen message is shown first, but the sender of the first message taken owns the session and may stop all."""
 
     async def play(control: Control, oracle: Oracle, store: MemoryStore) -> None:
         await falls_first(oracle)
