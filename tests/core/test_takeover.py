@@ -173,7 +173,7 @@ def test_every_admission_is_reached() -> None:
 
 @pytest.mark.parametrize("kind", RunKind)
 def test_whose_strategy_counts(kind: RunKind) -> None:
-    """A message's own strategy counts, else its session's, else the server's; a program's default is queue or reject."""
+    """The nearest strategy counts, of message, session and server; a program without its own queues or is rejected."""
     for own, session, server in itertools.product((None, *Strategy), (None, *Strategy), Strategy):
         nearest = own or session or server
         counts = strategy_of(kind, own, session=session, server=server)

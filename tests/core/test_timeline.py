@@ -49,7 +49,7 @@ def proof(outcome: Outcome, **facts: object) -> Receipt:
 
 
 def test_a_whole_life() -> None:
-    """Each kind of moment, in order, with the time it happened at."""
+    """The timeline has each kind of moment, in order, with the time it happened at."""
     outcome = Outcome(run_id="r", ending=Ending.STOPPED, by="alice", ended_at=112.5)
     log = events(
         MessageData(text="work", by="alice"),

@@ -75,7 +75,7 @@ def test_what_others_wrote_cannot_steer_the_terminal(long: Path) -> None:
 
 
 def test_a_terminal_is_drawn_a_table(long: Path) -> None:
-    """The same facts, drawn by rich for a terminal, still with nothing in it that the message asked for."""
+    """A terminal gets the same facts as a table drawn by rich, and no control character of a message."""
     ours, theirs = pty.openpty()
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
     with subprocess.Popen(

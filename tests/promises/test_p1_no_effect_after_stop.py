@@ -235,7 +235,7 @@ def test_a_thread_cannot_speak_for_a_run_that_is_over() -> None:
 
 @pytest.mark.parametrize("end", ENDS)
 def test_no_body_begins_after_the_ack(end: str) -> None:
-    """Wherever in a turn of calls and batches the end lands, no body begins after it; all acts end with the drain."""
+    """No body begins after the end, wherever that lands in a turn of calls and batches; all acts end with the drain."""
     acts: list[str] = []
 
     async def act() -> str:

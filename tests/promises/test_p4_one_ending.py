@@ -113,7 +113,7 @@ def test_everyone_tells_one_ending(ending: Ending) -> None:
 
 
 def test_a_tie_has_one_winner_everywhere() -> None:
-    """Completion, failure, stop, takeover and deadline in one instant: all tell what the first decided (race 17)."""
+    """All tell the ending that the first of completion, failure, stop, takeover and deadline decided (race 17)."""
     won: set[Ending] = set()
 
     async def agent(run: Run, message: Message) -> str | None:

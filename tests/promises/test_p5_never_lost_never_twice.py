@@ -96,7 +96,7 @@ def test_what_was_accepted_ends_and_what_was_refused_never_runs() -> None:
 
 
 def test_one_key_one_run() -> None:
-    """However often and however close together a message is sent under a key, it runs once and all get one answer."""
+    """A message sent under one key runs once and all senders get one answer, however often and close together."""
     begun: Counter[str] = Counter()
 
     async def agent(run: Run, message: Message) -> str:

@@ -215,7 +215,7 @@ def test_stopping_works_where_starting_is_refused() -> None:
 
 
 def test_nobody_can_push_out_another_s_stop() -> None:
-    """However many keys one principal stops unseen, another's tombstone stays."""
+    """A principal's stops of unseen keys, however many, never push out another's tombstone."""
 
     async def main() -> None:
         async with open_control(idles, settings=BRIEF) as control:

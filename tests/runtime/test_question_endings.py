@@ -241,7 +241,7 @@ def test_the_end_names_open_questions_only() -> None:
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("end", TICK_ENDS)
 def test_allow_in_the_same_tick_as_the_end(end: str, order: str) -> None:
-    """Allow and the end in one tick, in either order: the end wins, nothing runs, the answerer is told (race 52).
+    """The end wins over an Allow in one tick, in either order: nothing runs, and the answerer is told (race 52).
 
     With a store that takes any time at all an answer is never in before the end.
     """
@@ -448,7 +448,7 @@ def test_a_question_after_the_fall_is_refused(end: str) -> None:
 
 
 def test_a_question_in_the_same_tick_as_the_stop() -> None:
-    """Asking and stopping in one tick: the question is refused, or was open and is void; never left open (race 53)."""
+    """A question in the same tick as a stop is refused, or was open and is void; it is never left open (race 53)."""
     seen: set[str] = set()
 
     async def main(ticks: int) -> None:

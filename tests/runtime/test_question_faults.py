@@ -127,7 +127,7 @@ def test_a_stop_while_an_answer_is_being_kept(fault: str) -> None:
 
 @pytest.mark.parametrize("fault", ["stall", "fail", "lose"])
 def test_a_question_put_while_the_store_is_in_trouble(fault: str) -> None:
-    """Asking does not wait for the store; the question is open here, and the answer is what must be kept."""
+    """A question opens without waiting for the store; only its answer must be stored."""
 
     async def main() -> None:
         store = MemoryStore()

@@ -267,7 +267,7 @@ def test_a_storm_of_messages() -> None:
 
 
 def test_a_storm_on_the_stock_loop() -> None:
-    """The same storm on asyncio's own loop, with keys: nothing is left behind but the one that runs (race 28)."""
+    """The same storm on asyncio's own loop, with keys, leaves nothing but the one that runs (race 28)."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -338,7 +338,7 @@ def test_only_an_empty_seat_takes_from_the_queue() -> None:
 
 
 def test_a_waiting_message_has_one_consumer() -> None:
-    """Several runs end or leave the queue at once: each message still waiting begins once, one at a time (race 26)."""
+    """A message that still waits begins once, one at a time, when several runs end or leave the queue (race 26)."""
     begun: Counter[str] = Counter()
     running: list[str] = []
     most: list[int] = []

@@ -68,7 +68,7 @@ def test_a_run_that_had_begun_is_lost_with_what_it_had_said(place: Place) -> Non
 
 
 def test_a_run_killed_before_its_agent_s_first_word_is_lost(place: Place) -> None:
-    """Once the started mark is in, the message is not begun again, whatever the agent did not get to."""
+    """A message whose started mark is stored is not begun again, however little its agent did."""
 
     def dies_at_the_mark(store: Any) -> None:
         behind(store, "decide", place.die, when=lambda decision: decision.starts)

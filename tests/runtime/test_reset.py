@@ -267,7 +267,7 @@ def test_a_message_right_behind_a_reset(where: str, latency: float) -> None:
 
 @pytest.mark.parametrize("late", range(0, 12, 2))
 def test_a_message_around_a_reset_is_stopped_or_fresh(late: int) -> None:
-    """At any instant: a message is ended by the reset, or answered with a fresh transcript; never half of each."""
+    """A message at any instant is ended by the reset or answered with a fresh transcript, never half of each."""
 
     async def main() -> None:
         agent = Memory()

@@ -499,7 +499,7 @@ def seen_as_told(seen: list[str], text: str, outcome: Outcome | None) -> None:
 
 @pytest.mark.parametrize("fault", ["fail", "stall", "lose"])
 def test_what_a_run_took_is_kept_with_its_ending(fault: str) -> None:
-    """Once the run's end is durable so is what it took in: a crash after that cannot bring the message back."""
+    """A message that a run absorbed is durable with the run's end: a crash after that cannot bring the message back."""
 
     async def main() -> None:
         store, agent = Shaky(), Listener()

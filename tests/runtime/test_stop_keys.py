@@ -109,7 +109,7 @@ def test_a_reset_that_found_no_session_begins_none_anew() -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("stop", ["session", "run", "message"])
 def test_a_stop_by_its_key_waits_for_no_store(stop: str, fault: str) -> None:
-    """The fence falls in the step of the call whatever the store does, and so does the key."""
+    """The fence falls, and the key is used, in the step of the call, whatever the store does."""
 
     async def main() -> None:
         store, settings = MemoryStore(), Settings(commit_seconds=0.3, retry_seconds=0.1)
@@ -153,7 +153,7 @@ def test_a_stop_by_its_key_goes_on_without_its_caller() -> None:
 
 
 def test_a_key_is_for_one_stop() -> None:
-    """The same key for another target, or for a message, is refused; for somebody else it is another key."""
+    """A key used for another target, or for a message, is refused; the same key of somebody else is another key."""
 
     async def main() -> None:
         async with open_control(idles) as control:

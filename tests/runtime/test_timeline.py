@@ -92,7 +92,7 @@ FALLEN = [
 
 
 def test_a_whole_life() -> None:
-    """Everything that happened, in the order of time: while it runs, when it has ended, and from the store."""
+    """The timeline tells all in the order of time, while the run goes on, after its end, and from the store."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -162,7 +162,7 @@ def test_a_run_that_waited_and_never_began() -> None:
 
 @pytest.mark.parametrize("ending", [Ending.COMPLETED, Ending.FAILED, Ending.TIMED_OUT, Ending.SUPERSEDED])
 def test_every_ending_has_its_line(ending: Ending) -> None:
-    """However a run ends, it fell, ended and drained, in this order."""
+    """A run fell, ended and drained, in this order, however it ends."""
 
     async def agent(run: Run, message: Message) -> str:
         if message.text == "fail":

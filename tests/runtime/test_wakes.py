@@ -251,7 +251,7 @@ def test_a_wake_never_takes_over(strategy: str) -> None:
 
 
 def test_a_wake_and_a_message_at_once() -> None:
-    """Whichever comes first, the message is answered and no message of a person is ended by a wake."""
+    """A message is answered, and no person's message is ended by a wake, whichever comes first."""
 
     async def main() -> None:
         agent = Sleeper()
@@ -423,7 +423,7 @@ def test_what_was_due_while_nobody_served_is_not_made_up() -> None:
 
 @pytest.mark.parametrize("jump", [3600.0, 86_400.0 * 30])
 def test_a_clock_set_forward_fires_once(jump: float) -> None:
-    """However many times were jumped over, one firing stands for them all, and the next is in the future."""
+    """A clock set forward over many times gives one firing for them all, and the next is in the future."""
 
     async def main() -> None:
         agent = Sleeper()
@@ -760,7 +760,7 @@ def test_cron_comes_once_a_day(start: float) -> None:
 
 @pytest.mark.usefixtures("berlin")
 def test_cron_goes_forward_through_the_hour_that_comes_twice() -> None:
-    """From any instant of that hour cron's next time is a later one, at most an hour and a bit away."""
+    """Cron's next time from any instant of that hour is a later one, at most an hour and a bit away."""
     for minute in range(0, 180, 7):
         after = local(2026, 10, 25, 1, 30) + 60 * minute
         later = next_time(row(cron="*/30 * * * *"), after)

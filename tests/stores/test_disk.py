@@ -81,14 +81,14 @@ def verdicts() -> dict[str, disk.Verdict]:
 
 
 def test_a_step_of_the_store_is_whole_or_absent_wherever_it_is_killed(verdicts: dict[str, disk.Verdict]) -> None:
-    """Killed before every single write and fsync, of every kind of step: sound, whole or absent, nothing acked lost."""
+    """A step killed before any write or fsync is whole or absent; the database is sound and nothing acked is lost."""
     assert set(verdicts) == set(disk.BARE)
     assert [trouble for verdict in verdicts.values() for trouble in verdict.troubles] == []
     assert all(verdict.points > 1 for verdict in verdicts.values())
 
 
 def test_a_torn_transaction_is_dropped_whole(verdicts: dict[str, disk.Verdict]) -> None:
-    """Race 78. Killed between any two writes of one takeover: whole or not at all, and what was before stays."""
+    """Race 78. A takeover killed between any two writes is there whole or not at all, and what was before stays."""
     verdict = verdicts["takeover"]
     assert verdict.points > 10 and verdict.troubles == []
 
@@ -209,7 +209,7 @@ def copied(directory: Path, to: Path, **changed: bytes) -> Path:
 
 
 def test_a_torn_tail_is_dropped_and_what_was_before_is_intact(shelf: Path) -> None:
-    """Race 78. Wherever the last record is cut or spoiled, it is not there, and everything before it is."""
+    """Race 78. A last record that is cut or spoiled anywhere is not there, and everything before it is."""
 
     async def main() -> None:
         rng, store = Random(78), SqliteStore(shelf / "live")
@@ -343,14 +343,14 @@ def full(place: Path) -> Iterator[None]:
 
 
 def test_a_full_disk_refuses_messages_and_stops_runs(small_disk: Path) -> None:
-    """Race 84. No room: messages are refused, a stop works, says it is not durable, and becomes so by itself."""
+    """Race 84. A full disk refuses messages; a stop works, says it is not durable, and becomes durable by itself."""
     run_main(lambda: refused_and_healed(small_disk / "store", full(small_disk), "full"))
 
 
 @pytest.mark.usefixtures("traceable")
 @pytest.mark.parametrize("error", ["EROFS", "EDQUOT", "EACCES"])
 def test_a_disk_that_may_not_be_written_is_like_a_full_one(tmp_path: Path, error: str) -> None:
-    """Race 88. Read-only, over quota or without the right: as with a full disk, and well again when the disk is."""
+    """Race 88. A disk that is read-only, over quota or forbidden is like a full one, and well again when it is."""
     calls = "pwrite64,ftruncate,fallocate"
     broken = strace.fault(calls, f"error={error}", tmp_path / "store")
     run_main(lambda: refused_and_healed(tmp_path / "store", broken, error))
@@ -482,7 +482,7 @@ def test_a_failed_fsync_behind_the_scenes_is_the_end_too(
 
 
 async def on_record(directory: Path, position: int) -> bool:
-    """Whether an event that passes is in the database."""
+    """Whether a passing event is in the database."""
     return any(row["position"] == position for row in read(directory)["passing"])
 
 
@@ -605,7 +605,7 @@ def calls_of(log: Path) -> Iterator[tuple[str, Path, bytes, int]]:
 
 @pytest.mark.usefixtures("traceable")
 def test_a_power_cut_loses_nothing_that_was_acknowledged(shelf: Path) -> None:
-    """Race 87. Cut at every sync and every ack, with none, all or any of what was not synced: all acked is there."""
+    """Race 87. A power cut at any sync or ack, with any part of what was not synced, loses nothing acknowledged."""
 
     async def works(script: Script) -> None:
         script.ready()

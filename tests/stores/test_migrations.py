@@ -289,7 +289,7 @@ def test_a_migration_that_fails_leaves_the_old_schema_whole(tmp_path: Path, monk
 def test_a_migration_that_is_killed_leaves_the_old_schema_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed with -9 in the middle of a migration, the next start finds what was before and does it again (race 94)."""
+    """A migration killed with -9 in the middle leaves the old schema, and the next start does it again (race 94)."""
     state = loaded(DUMPS[-1], tmp_path / "state")
     program = """
 import asyncio, sys

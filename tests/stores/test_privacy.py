@@ -13,7 +13,7 @@ from .scene import S, database, echo, made, play
 
 @pytest.mark.parametrize("when", ["before it came", "while it came"])
 def test_what_ended_before_its_session_was_anybody_s_leaves_no_text_after_a_crash(tmp_path: Path, when: str) -> None:
-    """Alice's message was stopped, then Bob founds the session: the next start does not tell him what it said."""
+    """The next start does not tell Bob, who founded the session later, what Alice's stopped message said."""
 
     async def main() -> None:
         async with open_control(echo, store=made(tmp_path)) as control:

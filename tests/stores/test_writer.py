@@ -171,7 +171,7 @@ def test_events_that_nobody_wants_are_passed_over_and_not_searched_for(tmp_path:
 
 
 def test_what_is_forgotten_is_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the bound the lines are walked once, for all that was forgotten until then."""
+    """The store walks its lines once for all that was forgotten, when more than the bound was forgotten."""
     monkeypatch.setattr(writer, "FORGOTTEN", 10)
 
     async def main() -> None:
@@ -322,7 +322,7 @@ def test_deltas_are_bounded_while_their_run_lives(tmp_path: Path, monkeypatch: p
 
 
 def test_the_line_is_bounded_and_an_ending_is_always_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond so many that wait a message is refused at once; a stop's write has room (race 89)."""
+    """A message beyond the bound of waiting decisions is refused at once; a stop's write has room (race 89)."""
 
     async def main() -> None:
         monkeypatch.setattr(writer, "LINE", 5)

@@ -54,7 +54,7 @@ def test_nothing_is_broken_within_the_bounds(bounds: Bounds) -> None:
 
 
 def test_every_mutant_is_refuted() -> None:
-    """Whichever rule is broken, a check fails: each rule is needed, and the checks see it."""
+    """A check fails for each rule that is broken: each rule is needed, and the checks see it."""
     found = {name: refute(name) for name in MUTANTS}
     assert len(found) >= 27
     assert [name for name, searched in found.items() if "assertion violated" not in (searched.broken or "")] == []
@@ -240,7 +240,7 @@ def report_is_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def report_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """No seat is looked for when a report is due."""
+    """Control gives no seat when a report becomes due."""
     patch.setattr(Inbox, "offer", lambda self, report: setattr(report, "due", True))
 
 
