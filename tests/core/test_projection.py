@@ -51,7 +51,7 @@ CELLS = {Ending(line[0]): line[1:] for line in LINES[2:]}
 SURFACE_COUNT = 12
 PUBLISHED_PHASES = {"queue", "preflight", "provider", "post_turn", "gateway_draining"}  # the closed set of npm's schema
 
-# FACTS stands where the table has dots; FILLED says how the table's own phrases for data read once filled in.
+# FACTS fills the table's dots; FILLED says how the table's own phrases for data read once filled in.
 FACTS = {
     "text": "the reply",
     "by": Principal("alice"),

@@ -165,7 +165,7 @@ def test_only_a_wake_is_skipped(strategy: Strategy) -> None:
 
 
 def test_every_admission_is_reached() -> None:
-    """Each way to come in is the answer to some scene."""
+    """Each admission is the answer to some scene."""
     messages = {decide(strategy, scene) for strategy, scene in itertools.product(Strategy, scenes())}
     wakes = {decide(strategy, scene, wake=True) for strategy, scene in itertools.product(Strategy, scenes())}
     assert messages | wakes == set(Admission)

@@ -322,7 +322,7 @@ def compute(at: str) -> None:
 
 @pytest.mark.parametrize("grade", GRADES)
 def test_everything_a_run_started_goes_together(grade: Grade | None, tmp_path: Path) -> None:
-    """One stop ends foreground, background and streamed processes, a tool's and a child run's, with one receipt."""
+    """A stop ends foreground, background and streamed processes, a tool's and a child run's, with one receipt."""
     witness = uuid.uuid4().hex
 
     def sleeper(run: Run, name: str, **options: bool) -> object:
@@ -449,7 +449,7 @@ def test_a_child_that_timed_out_while_its_process_lived(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with open_control(parent, agents={"worker": worker}) as control:
-            # Try longer deadlines until the child gets as far as having a process.
+            # Try longer timeouts until the child gets as far as having a process.
             for seconds in (0.3, 2, 10):
                 sent = await control.send("s", str(seconds))
                 await control.wait(sent.run_id, drained=True)

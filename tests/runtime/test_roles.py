@@ -117,7 +117,7 @@ def test_an_approver_answers_and_does_nothing_else() -> None:
 
 
 def test_a_subscriber_of_everything_is_told_of_every_session() -> None:
-    """A subscriber of everything gets every session's events in one order, in the same step, and every dropped run."""
+    """A subscriber of everything gets all events in one order, in the same step, and each run whose deltas go."""
 
     async def agent(run: Run, message: Message) -> None:
         await run.say("hm")

@@ -234,7 +234,7 @@ def test_a_right_is_gone_whatever_the_store_does() -> None:
 
 
 def test_the_later_word_stands() -> None:
-    """A right that was taken while it was still being given is not given after all."""
+    """A right that is taken away while it is still being given is not given."""
 
     async def main() -> None:
         store = MemoryStore(latency_seconds=0.1)

@@ -443,7 +443,7 @@ class Brief:
 
 @pytest.mark.parametrize("late", range(0, 24, 3))
 def test_a_steer_around_the_end_is_handled_once(late: int) -> None:
-    """Whenever a steer comes in the life of a run, an agent is given it exactly once."""
+    """A steer at any instant in the life of a run is given to an agent exactly once."""
 
     async def main() -> None:
         agent = Brief()

@@ -156,7 +156,7 @@ def test_a_withdrawn_message_gives_the_seat_to_the_next() -> None:
 
 
 def test_a_withdrawn_message_owns_nothing() -> None:
-    """The sender of a withdrawn first message does not own the session: the owner is who came in first."""
+    """The sender of a withdrawn first message does not own the session: the first sender admitted does."""
 
     async def main() -> None:
         store = Shaky()

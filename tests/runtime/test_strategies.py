@@ -104,7 +104,7 @@ def test_who_may_set_a_strategy() -> None:
 
 
 def test_a_strategy_set_while_a_message_arrives_is_kept() -> None:
-    """A strategy that was said to be kept counts, whatever came in at the same time."""
+    """A strategy that was said to be kept counts, whatever message arrived at the same time."""
 
     async def main() -> None:
         store = MemoryStore()

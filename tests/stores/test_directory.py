@@ -254,7 +254,7 @@ def test_nobody_else_can_read_what_is_kept(tmp_path: Path, umask: int) -> None:
 
 
 def test_a_directory_is_one_store_s_at_a_time(tmp_path: Path) -> None:
-    """A second store of this process is told that it is itself the holder, and comes in after a close."""
+    """A second store of this process is told that this process is the holder, and opens after a close."""
 
     async def main() -> None:
         first, second = made(tmp_path), made(tmp_path)

@@ -133,7 +133,7 @@ def one_run(directory: Path) -> dict[str, Any]:
 @pytest.mark.usefixtures("traceable")
 @pytest.mark.parametrize("call", ["pwrite64", "fdatasync"])
 def test_a_kill_before_the_fsync_leaves_the_retry_safe(tmp_path: Path, call: str) -> None:
-    """Race 75. A message that nobody was told is in runs once when it is sent again with its key, and is one run."""
+    """Race 75. A message whose sender had no ack runs once when it is sent again with its key, and is one run."""
     directory = tmp_path / "store"
     killed = play(sends, directory, fails=(call, "signal=SIGKILL:when=1"))
     assert killed.killed and killed.said == [] and done(directory) == []
@@ -411,7 +411,7 @@ def test_an_interrupted_write_is_made_again(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("traceable")
 def test_a_failed_fsync_is_the_end_of_the_store(shelf: Path) -> None:
-    """Race 85. After a failed fsync nobody knows what the disk holds: only a stop works, until a restart."""
+    """Race 85. After a failed fsync the disk's content is unknown: stops work, nothing is taken until a restart."""
     agent = Worker()
 
     async def main() -> None:

@@ -197,7 +197,7 @@ def grant_is_lost(patch: pytest.MonkeyPatch) -> None:
 
 
 def queue_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """An ending does not seat who waits."""
+    """An ending does not seat the next waiting run."""
     patch.setattr(Fall, "seat_next", lambda *_: None)
 
 
@@ -245,7 +245,7 @@ def report_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def report_takes_over(patch: pytest.MonkeyPatch) -> None:
-    """A report ends who has the seat."""
+    """A report ends the run that has the seat."""
     offer = Inbox.offer
 
     def dominant(self: Inbox, report: LiveRun) -> None:
