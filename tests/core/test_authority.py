@@ -47,14 +47,14 @@ def test_every_cell(action: Action, relation: Relation) -> None:
 
 @pytest.mark.parametrize("action", Action)
 def test_relations_add_up(action: Action) -> None:
-    """Who stands in several relations has the rights of each, and nobody has any without one."""
+    """A caller with several relations has the rights of each, and a caller with none has no right."""
     for pair in itertools.combinations(Relation, 2):
         assert may(action, pair) is any(may(action, [relation]) for relation in pair)
     assert not may(action, [])
 
 
 def test_an_action_without_an_entry_is_denied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the table does not list nobody may do, not even an admin."""
+    """An action that the table does not list is denied to everybody, even to an admin."""
     monkeypatch.setattr(authority, "RIGHTS", {a: r for a, r in RIGHTS.items() if a is not Action.STOP})
     assert not may(Action.STOP, Relation)
     assert not may("conquer", Relation)  # type: ignore[arg-type]
@@ -96,13 +96,13 @@ def test_a_reader_never_changes_anything(action: Action) -> None:
     ],
 )
 def test_relations(by: Principal, owner: Principal | None, principal: Principal | None, expected: set[str]) -> None:
-    """What a caller is to a session and a run follows from names alone, never from a connection (race 101)."""
+    """A caller's relations to a session and a run follow from names alone, never from a connection (race 101)."""
     known = Authority(admins=[ROOT], readers=[EVE])
     assert {relation.value for relation in known.relations(by, whose=Whose(owner), principal=principal)} == expected
 
 
 def test_an_admin_who_is_also_a_reader_is_an_admin() -> None:
-    """The greater right counts where a name is on both lists."""
+    """A name on both lists, of admins and of readers, has the greater right."""
     known = Authority(admins=["root"], readers=["root", "local"])
     assert known.relations(ROOT) == {Relation.ADMIN}
     assert known.relations(LOCAL) == {Relation.ADMIN}
@@ -120,7 +120,7 @@ def test_an_admin_who_is_also_a_reader_is_an_admin() -> None:
     ],
 )
 def test_an_approver_is_one_besides(by: Principal, owner: Principal, principal: Principal, expected: set[str]) -> None:
-    """Whoever may answer every question is also what they were: a reader, an owner, or nobody in particular."""
+    """An approver may answer every question and keeps every other relation: reader, owner, or none."""
     known = Authority()
     known.appoint(admins=[ROOT], readers=[EVE], approvers=[BOB, EVE, ROOT])
     assert {relation.value for relation in known.relations(by, whose=Whose(owner), principal=principal)} == expected
@@ -128,7 +128,7 @@ def test_an_approver_is_one_besides(by: Principal, owner: Principal, principal: 
 
 
 def test_appointing_replaces_who_was_appointed() -> None:
-    """The latest word counts, whole; those named at first, and `local`, stay what they are."""
+    """An appointment replaces the one before it whole; `local` and the names given at first keep their roles."""
     known = Authority(admins=[ROOT], readers=[EVE])
     known.appoint(admins=[BOB], approvers=[ALICE])
     assert known.relations(EVE) == {Relation.READER}
@@ -140,7 +140,7 @@ def test_appointing_replaces_who_was_appointed() -> None:
 
 
 def test_a_reader_who_may_write_is_somebody_too() -> None:
-    """One who sees everything and is no mere reader owns what is theirs, and nothing of others."""
+    """A reader who may also write owns their own sessions and runs, and nothing of others."""
     known = Authority()
     known.appoint(readers=[EVE, BOB], writers=[EVE])
     assert known.relations(EVE, whose=Whose(EVE), principal=EVE) == {
@@ -162,7 +162,7 @@ def test_names_are_compared_whole() -> None:
 
 
 def test_nobody_owns_what_has_no_owner() -> None:
-    """A session without a known owner, and a run without a principal, belong to no one by accident."""
+    """A session without a known owner, and a run without a principal, belong to nobody."""
     known = Authority()
     for action in (Action.STOP, Action.TAKE_OVER, Action.SEE_RUN, Action.SEE_SESSION):
         assert not known.may(action, ALICE, whose=Whose(None), principal=None)
@@ -188,7 +188,7 @@ def test_what_a_session_was_shared_for(by: Principal, principal: Principal | Non
 
 
 def test_nobody_founds_a_session_for_another() -> None:
-    """A name with a slash belongs to who stands before it; the embedder names its sessions as it likes."""
+    """A session name with a slash belongs to the principal before the slash; the embedder may use any name."""
     for name, founders in (
         ("main", (ALICE, BOB, LOCAL)),
         ("alice/main", (ALICE, LOCAL)),

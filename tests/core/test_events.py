@@ -1,4 +1,4 @@
-"""Events and the transcript that is told again from them."""
+"""Events, and the transcript that is computed from them."""
 
 from typing import get_args
 
@@ -83,7 +83,7 @@ class Log:
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[Event]:
-    """A log of a few runs: text, calls and batches, cut anywhere, with what passes mixed in."""
+    """A log of a few runs: text, calls and batches, cut anywhere, with passing events mixed in."""
     log = Log()
     for number in range(draw(st.integers(1, 3))):
         log.begin(number)
@@ -156,7 +156,7 @@ def test_the_transcript_is_valid_for_a_model(events: list[Event]) -> None:
 
 @given(logs())
 def test_a_log_without_deltas_tells_the_same(events: list[Event]) -> None:
-    """For every prefix of the log the transcript is the same with what passes taken out (race 126)."""
+    """For every prefix of the log the transcript is the same without the passing events (race 126)."""
     for length in range(len(events) + 1):
         prefix = events[:length]
         lasting = [event for event in prefix if event.kind not in PASSING]
@@ -165,7 +165,7 @@ def test_a_log_without_deltas_tells_the_same(events: list[Event]) -> None:
 
 @given(logs())
 def test_the_transcript_grows_with_the_log(events: list[Event]) -> None:
-    """A longer log never rewrites what a shorter one told: live and rebuilt projections agree (race 126)."""
+    """A longer log never changes the transcript of a shorter one: live and rebuilt projections agree (race 126)."""
     whole = transcript(events)
     for length in range(len(events) + 1):
         part = transcript(events[:length])
@@ -174,7 +174,7 @@ def test_the_transcript_grows_with_the_log(events: list[Event]) -> None:
 
 @given(logs())
 def test_the_partial_text_is_there_once(events: list[Event]) -> None:
-    """What was said is in the transcript exactly once, and an early end is marked as such."""
+    """The partial text stands in the transcript exactly once, and an early end is marked as such."""
     entries = transcript(events)
     for event in events:
         if isinstance(event.data, Ended):
@@ -189,7 +189,7 @@ def test_the_partial_text_is_there_once(events: list[Event]) -> None:
 
 @given(logs())
 def test_a_log_that_forgot_its_beginning_has_no_result_without_its_call(events: list[Event]) -> None:
-    """Whatever was dropped from the front, no result stands without its call, which a model would refuse."""
+    """A log that lost its first events has no result without its call, which a model would refuse."""
     for start in range(len(events) + 1):
         called: set[str | None] = set()
         for entry in transcript(events[start:]):
@@ -216,7 +216,7 @@ def test_every_kind_of_data_has_its_own_tag() -> None:
 
 @pytest.mark.parametrize("data", [Gap(after=3), Correction(outcome=Outcome(run_id=RunId("r"), ending=Ending.LOST))])
 def test_session_events_are_not_of_the_transcript(data: Data) -> None:
-    """Receipts, gaps and corrections are the session's: a model is not told of them."""
+    """Receipts, gaps and corrections are events of the session, and the transcript leaves them out."""
     log = Log()
     log.begin(0)
     before = transcript(log.events)
@@ -226,7 +226,7 @@ def test_session_events_are_not_of_the_transcript(data: Data) -> None:
 
 @pytest.mark.parametrize("state", [ToolState.SKIPPED, ToolState.INTERRUPTED])
 def test_a_call_without_a_result_says_why(state: ToolState) -> None:
-    """A result that never came is told in words, so that a model is not left guessing."""
+    """A call without a result says why in words, so that a model is not left guessing."""
     log = Log()
     log.begin(0)
     log.tell(Tool(call_id=log.call(), name="t", state=state))
@@ -244,5 +244,5 @@ def test_a_cut_without_text_still_tells_why() -> None:
 
 
 def test_an_empty_log() -> None:
-    """No events, no transcript."""
+    """An empty log gives an empty transcript."""
     assert transcript([]) == []

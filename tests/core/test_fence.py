@@ -1,4 +1,4 @@
-"""The fence's one mark and the generations, alone: no runtime, no store."""
+"""The fence's mark and the generations by themselves, without a runtime or a store."""
 
 import pytest
 from hypothesis import given, settings
@@ -82,7 +82,7 @@ def test_the_message_says_what_to_watch() -> None:
 
 
 class GenerationsModel(RuleBasedStateMachine):
-    """Generations beside the plainest model: the highest number each session was given, as its store would keep it."""
+    """Generations against the plainest model: the highest number each session was given, as its store would keep it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class GenerationsModel(RuleBasedStateMachine):
         self.real = StoredGenerations()
         for session, stored in self.given.items():
             self.real.restore(session, stored)
-        # The floor is memory: a number a session only stood at, and was never given, may sink with it.
+        # The floor is only in memory, so a restart may lower a number that a session stood at and was never given.
         self.seen = dict(self.given)
         self.known = set(NAMES)
 
@@ -133,7 +133,7 @@ class GenerationsModel(RuleBasedStateMachine):
 
 
 class HoldersModel(RuleBasedStateMachine):
-    """The public counter beside everyone who ever was given a number: only the last one given may count."""
+    """The public counter against a list of every number given: only the last one given may be current."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ def test_a_restarted_process_goes_on_from_the_store() -> None:
 
 
 def test_sessions_rise_by_themselves() -> None:
-    """One session's rising leaves another where it was."""
+    """A rise of one session's generation leaves another session's as it is."""
     generations: Generations[SessionId] = Generations()
     generations.rise(NAMES[0])
     generations.rise(NAMES[1])
@@ -205,7 +205,7 @@ def test_sessions_rise_by_themselves() -> None:
 
 
 def test_forgetting_a_stranger_changes_nothing() -> None:
-    """Forgetting a session that was never there neither raises nor lifts anybody."""
+    """Forgetting an unknown session raises no error and changes no other session's number."""
     generations: Generations[SessionId] = Generations()
     generations.forget(NAMES[0])
     assert generations.get(NAMES[0]) == 0
@@ -213,7 +213,7 @@ def test_forgetting_a_stranger_changes_nothing() -> None:
 
 
 def test_nobody_s_number_is_not_current() -> None:
-    """Where a key stands before anybody was given a number is no number; nor is None, known key or not."""
+    """The value of a key before any number was given is not current, nor is None, for a known key or not."""
     generations: Generations[str] = Generations()
     assert not generations.is_current("a", generations.get("a"))
     assert not generations.is_current("a", None)
@@ -224,7 +224,7 @@ def test_nobody_s_number_is_not_current() -> None:
 
 
 def test_what_merely_equals_a_number_is_not_current() -> None:
-    """A number that was given is an int: True and 1.0 equal the first one, and were given to nobody."""
+    """True and 1.0 equal the first number and are not current: a number that was given is an int."""
     generations: Generations[str] = Generations()
     held = generations.rise("a")
     assert generations.is_current("a", held)
@@ -233,7 +233,7 @@ def test_what_merely_equals_a_number_is_not_current() -> None:
 
 
 def test_any_key_can_be_counted() -> None:
-    """A pipeline counts by whatever it has: a pair of names, a number."""
+    """A pipeline may count by any key that it has: a pair of names, or a number."""
     generations: Generations[tuple[str, int]] = Generations()
     held = generations.rise(("chat", 7))
     assert generations.is_current(("chat", 7), held)
@@ -241,7 +241,7 @@ def test_any_key_can_be_counted() -> None:
 
 
 def test_forgotten_keys_leave_one_number_behind() -> None:
-    """Memory holds the keys that are in use, however many there were."""
+    """Forgotten keys leave one number in memory, however many there were."""
     generations: Generations[int] = Generations()
     for key in range(100_000):
         generations.rise(key)

@@ -1,4 +1,4 @@
-"""The lifecycle table, cell by cell: docs/design.md draws it, and here it is written down by hand."""
+"""The lifecycle table, cell by cell, against the one of docs/design.md, written down here by hand."""
 
 import itertools
 
@@ -72,7 +72,7 @@ def test_nothing_comes_back() -> None:
 
 
 def test_every_run_can_end() -> None:
-    """Whatever is not over can end in one move, so a stop never finds a run it cannot end."""
+    """Every state that is not over can end in one move, so a stop never finds a run it cannot end."""
     assert all(advance(state, Move.END) is State.ENDED for state in set(State) - OVER)
 
 

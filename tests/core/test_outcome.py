@@ -19,7 +19,7 @@ SUPERSEDED = Cause(ending=Ending.SUPERSEDED, superseded_by=RunId("r-8"))
 PARENT_ENDED = Cause(ending=Ending.PARENT_ENDED)
 SHUTDOWN = Cause(ending=Ending.SHUTDOWN)
 LOST = Cause(ending=Ending.LOST)
-# What the deadline's own timer calls with; where a limit has passed, settle says which.
+# The deadline's own timer calls with this cause; `settle` says which limit has passed.
 DEADLINE = Cause(ending=Ending.TIMED_OUT)
 CAUSES = [COMPLETED, FAILED, STOPPED, SUPERSEDED, DEADLINE, PARENT_ENDED, SHUTDOWN, LOST]
 
@@ -73,7 +73,7 @@ def test_any_signals_any_limits(signals: list[Signal], limits: list[Limit]) -> N
 
 @given(signal_lists, signal_lists, limit_lists)
 def test_later_signals_change_nothing(signals: list[Signal], later: list[Signal], limits: list[Limit]) -> None:
-    """What comes after the decision, in whatever number and order, leaves the cause as it was (race 17, race 18)."""
+    """Signals after the decision, in any number and order, leave the cause as it was (race 17, race 18)."""
     assert simulate(signals[:1] + later, limits) == simulate(signals[:1], limits)
 
 
@@ -104,7 +104,7 @@ def test_without_limits_the_first_caller_decides(order: list[Cause], now: float)
 
 
 def test_stop_and_completion_tie() -> None:
-    """A stop and a completion in one instant: whoever settles first stands, the other is a no-op (race 17)."""
+    """The first to settle of a stop and a completion in one instant stands; the other is a no-op (race 17)."""
     assert simulate([(1.0, STOPPED), (1.0, COMPLETED)], []) is STOPPED
     assert simulate([(1.0, COMPLETED), (1.0, STOPPED)], []) is COMPLETED
 
@@ -118,7 +118,7 @@ def test_deadline_and_completion_tie() -> None:
 
 
 def test_deadline_and_stop_tie() -> None:
-    """A stop at or after the deadline is told as the timeout it came too late for, whoever calls first (race 19)."""
+    """A stop at or after the deadline is told as the timeout that passed before it, whoever calls first (race 19)."""
     limits = [Limit(5.0, 5.0, of=LimitOf.CALLER)]
     assert simulate([(4.999, STOPPED), (5.0, DEADLINE)], limits) is STOPPED
     for signals in ([(5.0, STOPPED), (5.0, DEADLINE)], [(5.0, DEADLINE), (5.0, STOPPED)], [(7.0, STOPPED)]):
@@ -128,20 +128,20 @@ def test_deadline_and_stop_tie() -> None:
 
 
 def test_a_typed_stop_that_came_too_late_is_a_timeout() -> None:
-    """That a person typed it is told of a stop only, not of the timeout that beat it."""
+    """A typed stop that comes after the deadline is told as a timeout, without the word that it was typed."""
     typed = msgspec.structs.replace(STOPPED, typed=True)
     assert settle(typed, now=1.0, limits=[Limit(5.0, 5.0)]) is typed
     assert not settle(typed, now=5.0, limits=[Limit(5.0, 5.0)]).typed
 
 
 def test_a_cause_is_found_again_in_its_outcome() -> None:
-    """What stands in the store tells the whole cause, also that a person typed it."""
+    """A stored outcome gives back the whole cause, also that a person typed the stop."""
     told = Outcome(run_id=RUN, ending=Ending.STOPPED, by=Principal("alice"), typed=True)
     assert cause_of(told) == msgspec.structs.replace(STOPPED, typed=True)
 
 
 def test_the_earliest_limit_is_told() -> None:
-    """Where several limits have passed, the first to pass is the one told: its phase, its length and whose it was."""
+    """The first of several limits to pass is the one told: its phase, its length and whose it was."""
     limits = [Limit(9.0, 9.0, of=LimitOf.CALLER), Limit(3.0, 1.5, "queue", LimitOf.AGENT), Limit(20.0, 20.0)]
     assert settle(STOPPED, now=10.0, limits=limits, phase=PHASE) == Cause(
         ending=Ending.TIMED_OUT, phase="queue", limit_ms=1500, limit_of=LimitOf.AGENT
@@ -162,7 +162,7 @@ def test_ended(ending: Ending) -> None:
 
 
 def test_same_story() -> None:
-    """Two tellings are one story however drained and durable stand, and no longer if any other fact differs."""
+    """Two outcomes are the same story whatever their drained and durable, and not if any other fact differs."""
     told = Outcome(run_id=RUN, ending=Ending.STOPPED, by=Principal("alice"))
     assert told.same_story(msgspec.structs.replace(told, drained=True, durable=False))
     changes = {
@@ -198,7 +198,7 @@ def test_facts_are_frozen() -> None:
 
 @given(told=st.floats(), heard=instants, late=instants)
 def test_an_instant_is_believed_between_the_last_word_and_now(told: float, heard: float, late: float) -> None:
-    """Whatever a host tells, what is believed lies between what was read before and now."""
+    """Control moves an instant that a host tells into the range from the last instant it read to now."""
     now = heard + late
     believed = returned_at(told, heard=heard, now=now)
     assert heard <= believed <= now

@@ -49,9 +49,9 @@ SURFACES = """
 LINES = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in SURFACES.strip().splitlines()]
 CELLS = {Ending(line[0]): line[1:] for line in LINES[2:]}
 SURFACE_COUNT = 12
-PUBLISHED_PHASES = {"queue", "preflight", "provider", "post_turn", "gateway_draining"}  # npm's schema, which closes it
+PUBLISHED_PHASES = {"queue", "preflight", "provider", "post_turn", "gateway_draining"}  # the closed set of npm's schema
 
-# What this test puts where the table has dots, and how the table's own phrases for data read once filled in.
+# FACTS fills the table's dots; FILLED says how the table's own phrases for data read once filled in.
 FACTS = {
     "text": "the reply",
     "by": Principal("alice"),
@@ -70,7 +70,7 @@ FILLED = {
     "timed out after … in phase …": "timed out after 5 s in phase provider",
     "timeout + phase": "timeout in phase provider",
     "error + reason": "error: why",
-    "ok + result": "ok",  # the result is the outcome's text, beside the word
+    "ok + result": "ok",  # the result is in the outcome's text
     "one line why": "Failed: why",
     '"Stopped." + receipt line': "Stopped. 1 tool skipped",
     '"Timed out after …"': "Timed out after 5 s.",
@@ -161,7 +161,8 @@ def test_responses(ending: Ending) -> None:
     assert answer.http == int(http.split(" ")[0])
     assert answer.error_code == quoted(http)
     assert answer.incomplete_reason == (quoted(status) if "reason" in status else None)
-    if "error.code" in status:  # one code, whether it is read from the object or from the HTTP error
+    if "error.code" in status:
+        # The code is the same in the object and in the HTTP error.
         assert answer.error_code == quoted(status)
 
 
@@ -221,7 +222,7 @@ TOOLS = {
 
 @every_ending
 def test_a_call_without_a_result_names_the_ending_and_who(ending: Ending) -> None:
-    """One that never ran says so; one that was cut says besides that its effect is unknown."""
+    """A call that never ran says so; a call that was cut also says that its effect is unknown."""
     told = Outcome(run_id=RunId("r"), ending=ending, by=Principal("alice"), error="boom", phase="provider")
     told = msgspec.structs.replace(told, limit_ms=30_000)
     assert tool_words(ToolState.SKIPPED, told) == f"not run: {TOOLS[ending]}"
@@ -231,7 +232,7 @@ def test_a_call_without_a_result_names_the_ending_and_who(ending: Ending) -> Non
 
 
 def test_a_call_that_no_ending_took_says_what_is_known() -> None:
-    """Its agent gave it up, or nobody said why."""
+    """A call that no ending cut says that it did not run, or why it was given up."""
     assert tool_words(ToolState.SKIPPED) == "not run"
     assert tool_words(ToolState.INTERRUPTED, why="given up") == "interrupted: given up; its effect is unknown"
 
@@ -249,7 +250,8 @@ def test_stop_takeover_and_timeout_differ() -> None:
         assert len({msgspec.json.encode(surface(told)) for told in three}) == 3, surface
     for column in ("lifecycle", "completions", "session"):
         assert len({msgspec.json.encode(getattr(row(told), column)) for told in three}) == 3, column
-    for column in ("acp", "task", "exit_code"):  # one foreign word for both cuts, but never the timeout's
+    for column in ("acp", "task", "exit_code"):
+        # These surfaces have one foreign word for both cuts, and another for the timeout.
         stopped, superseded, timed_out = (getattr(row(told), column) for told in three)
         assert stopped == superseded != timed_out
 
@@ -298,18 +300,20 @@ def test_no_surface_ends_a_run_that_has_not_ended(ending: Ending) -> None:
         ("preflight", 1.0, ("preflight", False)),
         ("provider", 1.0, ("provider", True)),
         ("post_turn", 1.0, ("post_turn", True)),
-        ("start", 1.0, ("preflight", None)),  # it may ask its model without a word to anybody
-        ("start", None, ("preflight", False)),  # never started: so neither did the provider
-        ("agent", 1.0, ("provider", None)),  # no such word there: the turn is under way, and nobody knows of a provider
+        ("start", 1.0, ("preflight", None)),  # the agent may ask its model without telling anybody
+        ("start", None, ("preflight", False)),  # a provider cannot start before the run
+        # The closed set has no such word: the turn is under way, and nobody knows of a provider.
+        ("agent", 1.0, ("provider", None)),
         ("tool", 1.0, ("provider", None)),
         ("approval", 1.0, ("provider", None)),
         ("hold", 1.0, ("provider", None)),
         ("child", 1.0, ("provider", None)),
         ("idle", 1.0, ("provider", None)),
         ("compaction", 1.0, ("provider", None)),  # an agent's own word
-        ("queue", 1.0, ("provider", None)),  # an agent's own word as well: what began is not to be tried again
+        # An agent's own word as well: a run that began must not be told as queued, or it would be tried again.
+        ("queue", 1.0, ("provider", None)),
         ("gateway_draining", 1.0, ("provider", None)),
-        (None, 1.0, ("provider", None)),  # kept by a version that named none
+        (None, 1.0, ("provider", None)),  # stored by a version that named no phase
         (None, None, ("preflight", False)),
     ],
 )
@@ -322,14 +326,14 @@ def test_timeout_phase(phase: str | None, started_at: float | None, told: tuple[
 
 @given(st.none() | st.sampled_from(KnownPhase) | st.text(max_size=20), st.sampled_from([None, 1.0]))
 def test_every_timeout_has_a_published_phase(phase: str | None, started_at: float | None) -> None:
-    """Whatever control knew and whatever an agent named, a waiter is told a phase; only what never began was queued."""
+    """A waiter is told a phase of every timeout, whatever the agent named; only a run that never began was queued."""
     told = agent_wait(outcome(Ending.TIMED_OUT, phase=phase, started_at=started_at)).timeout_phase
     assert told in PUBLISHED_PHASES
     assert (told == "queue") == (phase == "queue" and started_at is None)
 
 
 def test_provider_started_is_taken_from_who_knows() -> None:
-    """What the runtime saw of the provider beats what the phase suggests."""
+    """The runtime's own knowledge of the provider beats what the phase suggests."""
     assert agent_wait(outcome(Ending.TIMED_OUT, phase="approval"), provider_started=True).provider_started is True
     assert agent_wait(outcome(Ending.TIMED_OUT, phase="provider"), provider_started=False).provider_started is False
 
@@ -437,7 +441,7 @@ def test_whose_limit_it_was_is_told(limit_of: LimitOf, words: str) -> None:
 
 
 def test_what_an_ended_child_had_said_is_not_told_as_its_result() -> None:
-    """What it announces says of a text whether it is the reply or what was there so far, also in one line."""
+    """A child's announcement says whether its text is the reply or the partial text, also in one line."""
     begun = "worker (r-7), which was started here, has ended: "
     told = {
         Ending.COMPLETED: "ok. It said:\n\ncounting",
@@ -455,7 +459,7 @@ def test_what_an_ended_child_had_said_is_not_told_as_its_result() -> None:
 
 @pytest.mark.parametrize("value", ["x", None, RunId("r-7")])
 def test_what_is_no_outcome_is_refused(value: Any) -> None:
-    """`project` says what it wants."""
+    """`project` refuses a value that is no outcome, and names what it takes."""
     with pytest.raises(BadInput, match="expected an Outcome, as `wait` returns it"):
         project(value)
 

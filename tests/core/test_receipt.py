@@ -52,13 +52,13 @@ def test_a_receipt_is_frozen() -> None:
 
 
 def test_from_the_fence_to_the_end() -> None:
-    """How long the end took is told in milliseconds once it is public."""
+    """A receipt tells in milliseconds how long the end took, once the end is public."""
     assert FULL.fence_to_end_ms == 250.0
     assert msgspec.structs.replace(FULL, ended_at=None).fence_to_end_ms is None
 
 
 def test_a_receipt_begins_small() -> None:
-    """What is not known yet says so: pending, nothing refused, nothing ended."""
+    """A new receipt says what is not known yet: pending, nothing refused, nothing ended."""
     young = Receipt(id=ReceiptId("f"), session=SessionId("s"), cause=Ending.STOPPED, fenced_at=1.0)
     assert (young.drain, young.ended_at, young.drained_at) == (Drain.PENDING, None, None)
     assert (young.refused, young.tools, young.runs, young.unconfirmed) == ({}, (), (), ())
@@ -73,7 +73,7 @@ def test_receipts_share_no_counts() -> None:
 
 @pytest.mark.parametrize("already", [None, Ending.COMPLETED])
 def test_the_receipt_of_a_stop_that_ended_nothing(already: Ending | None) -> None:
-    """It has no id to look up, no runs, says what it found, and has nothing left to drain (race 128)."""
+    """The receipt of a stop that ended nothing has no id and no runs, says what it found, and is drained (race 128)."""
     receipt = nothing(session=SessionId("s"), by=Principal("alice"), now=5.0, already=already)
     assert (receipt.id, receipt.cause, receipt.runs, receipt.aborted) == (None, None, (), False)
     assert (receipt.already, receipt.by, receipt.session) == (already, "alice", "s")

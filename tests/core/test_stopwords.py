@@ -14,7 +14,7 @@ from interlock.core.stopwords import LONGEST_CHARS, is_stop, normalise
 from interlock.core.vocabulary import LANGUAGES
 
 CORPUS = Path(__file__).with_name("stop_corpus")
-OURS = "OpenClaw"  # whose name the corpus uses
+OURS = "OpenClaw"  # the name that the corpus uses
 
 # A copy of surfaces.md §2.
 LISTED = """
@@ -124,7 +124,7 @@ def test_forwarded_text_is_not_a_stop(word: str) -> None:
 
 @pytest.mark.parametrize("text", ["wait", "please wait", "Wait!", "", "   ", "!!!", "/", "@", "/stopp", "non-stop"])
 def test_not_stops(text: str) -> None:
-    """Waiting is not stopping, and neither is nothing at all."""
+    """A message that says wait, and one that says nothing, is no stop."""
     assert not is_stop(text)
 
 
@@ -172,7 +172,7 @@ def test_command_addressed_to_a_name(text: str, name: str | None, stops: bool) -
     ],
 )
 def test_mention_is_taken_off_first(text: str, stops: bool) -> None:
-    """In a group, our mention before or after the word is no part of it; another's is."""
+    """Our own mention before or after the word is taken off in a group; another's mention makes it no stop."""
     assert is_stop(text, mention="@bot") is stops
 
 

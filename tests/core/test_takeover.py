@@ -1,4 +1,4 @@
-"""What a new message does to a busy session, in every combination."""
+"""How a new message enters a busy session, in every combination."""
 
 import itertools
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def scenes(**fixed: bool) -> Iterator[Scene]:
             yield Scene(**facts, waiting=waiting, capacity=capacity)
 
 
-# The whole table: who finds what. A column is the scene, a row what the message wants.
+# The whole table: a column is the scene, a row what the message wants.
 #                            nothing    | a wake      | mine        | another's | only a queue
 TABLE: dict[str, tuple[Admission, ...]] = {
     "interrupt": (A.SEAT, A.TAKE_OVER, A.TAKE_OVER, A.QUEUE, A.QUEUE),
@@ -51,7 +51,7 @@ def expected(strategy: str, scene: Scene) -> str:
     if strategy == "reject":
         return "reject"
     if strategy == "collect" and scene.collecting:
-        return "merge"  # it takes no place of its own
+        return "merge"  # a merged message takes no place of its own
     if scene.waiting >= scene.capacity:
         return "full"
     if strategy == "steer" and scene.seated and scene.may_stop:
@@ -116,7 +116,7 @@ def test_a_full_queue_does_not_keep_a_takeover_out(strategy: Strategy) -> None:
 
 @pytest.mark.parametrize("strategy", Strategy)
 def test_whoever_needs_a_place_is_refused_when_there_is_none(strategy: Strategy) -> None:
-    """A queue that is full takes no message, by any strategy; one that is merged needs no place."""
+    """A full queue takes no message, by any strategy; a merged message needs no place."""
     for scene in scenes(wake_seated=False):
         if scene.waiting >= scene.capacity and scene.waiting > 0:
             how = decide(strategy, scene)
@@ -124,7 +124,7 @@ def test_whoever_needs_a_place_is_refused_when_there_is_none(strategy: Strategy)
 
 
 def test_a_merge_needs_one_to_merge_with() -> None:
-    """Only collect merges, only where one waits that this may be added to, and never into a session that is idle."""
+    """Only collect merges, only into a waiting message that collects, and never in an idle session."""
     for strategy, scene in itertools.product(Strategy, scenes()):
         if decide(strategy, scene) is Admission.MERGE:
             assert strategy is Strategy.COLLECT and scene.collecting
@@ -159,13 +159,13 @@ def test_any_message_takes_a_wake_over(strategy: Strategy) -> None:
 
 @pytest.mark.parametrize("strategy", Strategy)
 def test_only_a_wake_is_skipped(strategy: Strategy) -> None:
-    """A person's message is never skipped: it comes in, or it is refused aloud."""
+    """A person's message is never skipped: control admits it, or refuses it aloud."""
     for scene in scenes():
         assert decide(strategy, scene) is not Admission.SKIP
 
 
 def test_every_admission_is_reached() -> None:
-    """Each way to come in is the answer to some scene."""
+    """Each admission is the answer to some scene."""
     messages = {decide(strategy, scene) for strategy, scene in itertools.product(Strategy, scenes())}
     wakes = {decide(strategy, scene, wake=True) for strategy, scene in itertools.product(Strategy, scenes())}
     assert messages | wakes == set(Admission)
@@ -173,7 +173,7 @@ def test_every_admission_is_reached() -> None:
 
 @pytest.mark.parametrize("kind", RunKind)
 def test_whose_strategy_counts(kind: RunKind) -> None:
-    """The message's own, else its session's, else the server's; a program without its own queues or is rejected."""
+    """The nearest strategy counts, of message, session and server; a program without its own queues or is rejected."""
     for own, session, server in itertools.product((None, *Strategy), (None, *Strategy), Strategy):
         nearest = own or session or server
         counts = strategy_of(kind, own, session=session, server=server)

@@ -1,4 +1,4 @@
-"""A run's life told again from its events and its receipt."""
+"""A run's timeline, computed from its events and its receipt."""
 
 from collections.abc import Iterable
 
@@ -32,7 +32,7 @@ def events(*told: Data, run: str = "r", begin: float = 100.0) -> list[Event]:
 
 
 def lines(moments: Iterable[Moment]) -> list[tuple[float, str, str, str]]:
-    """What a surface draws."""
+    """Return the moments as a surface draws them."""
     return [(moment.at, moment.what, moment.name, str(moment.state)) for moment in moments]
 
 
@@ -49,7 +49,7 @@ def proof(outcome: Outcome, **facts: object) -> Receipt:
 
 
 def test_a_whole_life() -> None:
-    """Each kind of moment, in order, with the time it happened at."""
+    """The timeline has each kind of moment, in order, with the time it happened at."""
     outcome = Outcome(run_id="r", ending=Ending.STOPPED, by="alice", ended_at=112.5)
     log = events(
         MessageData(text="work", by="alice"),
@@ -90,7 +90,7 @@ def test_a_whole_life() -> None:
 
 
 def test_a_question_that_went_void() -> None:
-    """It is told with the fall, and named by the same words as when it was asked."""
+    """A question that went void is told with the fall, in the words with which it was asked."""
     outcome = Outcome(run_id="r", ending=Ending.STOPPED, ended_at=100.5)
     log = events(
         QuestionData(question_id="q", text="Sure?", state=QuestionState.OPEN), Ended(outcome=outcome, void=("q",))
@@ -104,7 +104,7 @@ def test_a_question_that_went_void() -> None:
 
 
 def test_output_is_told_when_it_is_whole() -> None:
-    """One moment per text with its size, and one at the fall for what was cut; never the text itself."""
+    """The timeline has one moment per whole text with its size, one at the fall for a cut text, and never the text."""
     outcome = Outcome(run_id="r", ending=Ending.STOPPED, ended_at=102.5)
     log = events(Delta(text="secret"), Block(text="secret"), Delta(text="cu"), Ended(outcome=outcome, cut="cu" * 600))
     moments = timeline("r", log)
@@ -118,7 +118,7 @@ def test_output_is_told_when_it_is_whole() -> None:
 
 
 def test_what_is_said_with_the_end_came_at_the_fall() -> None:
-    """A reply is published behind the fall that decided it; nothing of a run is told as later than its fall."""
+    """A reply is published after the fall that decided it, but no moment of a run is dated after its fall."""
     outcome = Outcome(run_id="r", ending=Ending.COMPLETED, ended_at=100.5)
     log = events(Started(), Block(text="done"), Ended(outcome=outcome))
     assert lines(timeline("r", log)) == [
@@ -130,7 +130,7 @@ def test_what_is_said_with_the_end_came_at_the_fall() -> None:
 
 
 def test_what_passes_is_no_moment() -> None:
-    """Deltas, typing, progress and the session's own events are left out, and so are other runs."""
+    """Deltas, typing, progress, the session's own events and other runs give no moment."""
     outcome = Outcome(run_id="r", ending=Ending.COMPLETED)
     log = events(Delta(text="a"), Typing(on=True), Progress(text="half"), ReceiptData(receipt=proof(outcome)))
     assert timeline("r", log) == []
@@ -138,7 +138,7 @@ def test_what_passes_is_no_moment() -> None:
 
 
 def test_a_run_that_goes_on() -> None:
-    """Without an end there is neither fall nor drain."""
+    """A run without an end has neither a fall nor a drain in its timeline."""
     log = events(MessageData(text="work", by="alice"), Started())
     assert [moment.what for moment in timeline("r", log)] == ["admitted", "started"]
     assert timeline("r", []) == []
@@ -154,7 +154,7 @@ def test_drained_is_told_when_it_is() -> None:
 
 
 def test_an_ending_without_its_instant() -> None:
-    """Where an ending does not say when it was decided, it was when it was told."""
+    """An ending that does not say when it was decided is dated when it was told."""
     log = events(Ended(outcome=Outcome(run_id="r", ending=Ending.LOST)))
     assert lines(timeline("r", log)) == [(100.0, "fell", "", "lost"), (100.0, "ended", "", "lost")]
 
@@ -176,7 +176,7 @@ def test_only_this_runs_refusals() -> None:
 
 
 def test_moments_are_in_the_order_of_time() -> None:
-    """The list can be drawn as it is."""
+    """The moments are in the order of time, so that a surface can draw the list as it is."""
     outcome = Outcome(run_id="r", ending=Ending.COMPLETED, ended_at=101.5)
     receipt = proof(outcome, drain=Drain.OBSERVED, drained_at=102.5)
     moments = timeline("r", events(MessageData(text="work", by="a"), Started(), Ended(outcome=outcome)), receipt)

@@ -1,4 +1,4 @@
-"""What every look asks for by name: the command, imported once, and a store with every sort of run."""
+"""The fixtures of every look: the command, imported once, and a store with every sort of run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ready_made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="package")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Filled:
-    """A store that is only looked at; it was looked at while it was served, too."""
+    """A store that tests only look at; the command also looked at it while it was served."""
     data = tmp_path_factory.mktemp("filled") / "data"
 
     async def use(control: Control) -> Filled:
@@ -36,7 +36,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Filled:
         assert lists.in_use
         for run, outcome in zip(lists.runs, filled.control_said["outcomes"], strict=True):
             assert run.outcome is not None
-            assert run.outcome.same_story(outcome)  # (that it is drained may be written a moment later)
+            # The store may learn a moment later that the run is drained, so that is not compared.
+            assert run.outcome.same_story(outcome)
         return filled
 
     return serve(data, use)

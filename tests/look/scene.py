@@ -21,8 +21,8 @@ INTERLOCK = (sys.executable, "-m", "interlock.cli")
 PYTHON_HERE = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-# Starting Python and importing the command takes longer than any command here. So most of them are processes that are
-# forked when everything is imported; a test that says where it prints, or with which environment, has one from scratch.
+# Starting Python and importing the command takes longer than any command here. So most commands are processes forked
+# from one that has imported everything; a test that sets an output or an environment starts Python from scratch.
 READY_MADE = """
 import contextlib, json, os, signal, sys
 import interlock.cli
@@ -47,7 +47,7 @@ for line in sys.stdin:
 
 
 class ReadyMade:
-    """Where those come from, while this module's tests run."""
+    """The process from which commands are forked, while this package's tests run."""
 
     process: subprocess.Popen[str]
     place: Path
@@ -85,7 +85,7 @@ def document(kind: type[T], *arguments: str | Path, data: Path) -> T:
 
 
 def refused(*arguments: str | Path, **options: Any) -> str:
-    """Return the one sentence of a command that could not."""
+    """Return the one sentence with which a command refused."""
     done = interlock(*arguments, **options)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done
     assert done.stderr.startswith("interlock: ")

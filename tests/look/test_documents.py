@@ -16,7 +16,7 @@ from .scene import PYTHON_HERE, Filled, document, line_of, serve, told
 
 
 def test_the_commands_say_what_control_said(filled: Filled) -> None:
-    """Outcomes, receipts, timelines and trees are the same from the shell, while it was served and after."""
+    """Outcomes, receipts, timelines and trees are the same from the shell, while a server had the store and after."""
     data, run_ids, control_said = filled
     lists = document(Runs, "runs", data=data)
     assert not lists.in_use
@@ -35,7 +35,7 @@ def test_the_commands_say_what_control_said(filled: Filled) -> None:
 
 
 def test_people_are_told_the_same_facts(filled: Filled) -> None:
-    """Who, when, how it ended in the projection's words, and what a run did; no escape sequence in a pipe."""
+    """People are told who, when, how it ended in the projection's words, and what a run did; no escapes in a pipe."""
     data, run_ids, _ = filled
     runs = told("runs", data=data)
     words = ("completed", "completed", "failed: ValueError: no such luck", f"superseded by {run_ids[4]}")
@@ -65,7 +65,7 @@ def test_people_are_told_the_same_facts(filled: Filled) -> None:
 
 
 def test_what_nobody_wrote_is_not_told_as_somebodys(tmp_path: Path) -> None:
-    """A run that announces a child names it, in the list and by itself; a detached child says so."""
+    """A run that announces a child names the child, in the list and by itself; a detached child says so."""
     data = tmp_path / "data"
 
     async def use(control: Control) -> dict[RunKind, RunInfo]:
@@ -94,7 +94,7 @@ def test_what_nobody_wrote_is_not_told_as_somebodys(tmp_path: Path) -> None:
 
 
 def test_the_latest_runs_are_listed_unless_all_are_wanted(tmp_path: Path) -> None:
-    """Twenty, in order, with a word on how to see the rest."""
+    """The command lists the latest twenty runs in order, and says how to see the rest."""
     data = tmp_path / "data"
 
     async def fill(control: Control) -> list[str]:

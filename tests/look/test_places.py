@@ -1,4 +1,4 @@
-"""Where to look: the directory is found or refused in one sentence, and sessions have the names people write."""
+"""The command finds a store's directory or refuses in one sentence, and takes the session names that people write."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ interlock.cli.main()
 
 
 def test_what_is_not_there_is_one_sentence(filled: Filled, tmp_path: Path) -> None:
-    """No such run, session or store; another program's database; a later schema: 1, a line, never a traceback."""
+    """A missing run, session or store, a foreign database, a later schema: exit 1 and one line, never a traceback."""
     data = shutil.copytree(filled.data, tmp_path / "data")
     assert "no run 'r-9-9'" in refused("show", "r-9-9", "--data", data)
     assert "no session 'nobody'" in refused("runs", "--session", "nobody", "--data", data)
@@ -62,7 +62,7 @@ def test_what_is_not_there_is_one_sentence(filled: Filled, tmp_path: Path) -> No
 
 
 def test_a_directory_of_someone_else_is_one_sentence(tmp_path: Path) -> None:
-    """Files and directory are for their owner; whoever may not read them is told so."""
+    """Files and directory are for their owner; a user who may not read them is told so."""
     data = tmp_path / "data"
     serve(data, lambda control: control.send("alice", "greet"))
     assert data.stat().st_mode & 0o777 == 0o700
@@ -82,7 +82,7 @@ def test_a_directory_of_someone_else_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_the_directory_is_found_by_option_variable_and_habit(tmp_path: Path) -> None:
-    """--data, then INTERLOCK_DATA, then XDG_STATE_HOME, then the home directory."""
+    """The directory is that of --data, then INTERLOCK_DATA, then XDG_STATE_HOME, then the home directory."""
     places = ("option", "variable", "xdg/interlock", "home/.local/state/interlock")
     for place in places:
         serve(tmp_path / place, lambda control, place=place: control.send(place.replace("/", "-"), "greet"))  # type: ignore[misc]
@@ -103,7 +103,7 @@ def test_the_directory_is_found_by_option_variable_and_habit(tmp_path: Path) -> 
 
 
 def test_a_session_is_named_as_people_write_it(tmp_path: Path) -> None:
-    """By its id, with its owner, or bare where only one is called so; else the command says which there are."""
+    """A session is named by its id, with its owner, or bare if unique; otherwise the command lists the candidates."""
 
     async def use(control: Control) -> None:
         for session, by in (("ann/main", "ann"), ("bob/main", "bob"), ("bob/notes", "bob"), ("main", "local")):

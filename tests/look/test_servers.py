@@ -98,7 +98,7 @@ async def chatter(control: Control, stop: asyncio.Event) -> int:
 
 
 def test_what_a_killed_server_left_is_told_as_unsettled(tmp_path: Path) -> None:
-    """Never as running: the next start settles it, and until then nobody pretends to know more."""
+    """A killed server's runs are told as unsettled, never as running, until the next start settles them."""
     data = tmp_path / "data"
     runs = crash(data)
     lists = document(Runs, "runs", data=data)
@@ -121,7 +121,7 @@ def test_what_a_killed_server_left_is_told_as_unsettled(tmp_path: Path) -> None:
 
 
 def test_looking_and_pruning_leave_the_settling_to_the_next_start(tmp_path: Path) -> None:
-    """After both, the next start finds a crash as a crash: lost runs, a gap, and the waiting message is served."""
+    """After a look and a prune the next start still finds the crash: lost runs, a gap, the waiting message served."""
     data = tmp_path / "data"
     runs = crash(data)
     told("runs", data=data)
@@ -148,7 +148,7 @@ def test_looking_and_pruning_leave_the_settling_to_the_next_start(tmp_path: Path
 
 
 def test_a_parked_session_says_what_to_do(tmp_path: Path) -> None:
-    """Three crashes in a row with a run of it going: it is told as parked until it is reset."""
+    """A session with a run going in three crashes in a row is told as parked until it is reset."""
     data = tmp_path / "data"
     for _ in range(3):
         runs = crash(data)
@@ -197,7 +197,7 @@ def test_a_live_server_is_looked_at_while_it_writes(tmp_path: Path) -> None:
 
 
 def test_a_directory_in_use_is_not_pruned(tmp_path: Path) -> None:
-    """One sentence says that its server does it by itself; nothing is forgotten, and the server is not disturbed."""
+    """A prune of a directory in use says that its server prunes by itself; it forgets and disturbs nothing."""
     data = tmp_path / "data"
 
     async def use(control: Control) -> None:
@@ -234,7 +234,7 @@ def test_prune_forgets_what_is_old_and_says_how_much(tmp_path: Path) -> None:
 
 
 def test_ages_are_read_as_people_write_them() -> None:
-    """Hours, days and weeks; a bare number could be anything and is refused with an example."""
+    """Ages are read in hours, days and weeks; a bare number could be anything and is refused with an example."""
     assert [age(text) for text in ("12h", "30d", " 1.5 d ", "8w")] == [43_200, 2_592_000, 129_600, 4_838_400]
     for text in ("30", "", "-1d", "1m", "d", "inf d"):
         with pytest.raises(InterlockError, match="write 12h, 30d or 8w"):

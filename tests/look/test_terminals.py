@@ -1,4 +1,4 @@
-"""Outputs that close, fill or are terminals: no accident, and nothing that others wrote steers them."""
+"""Outputs that close, fill or are terminals: no command crashes, and no text that others wrote steers a terminal."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_reader_that_goes_is_no_accident(long: Path, options: tuple[str, ...])
 
 
 def test_an_output_that_takes_nothing_is_one_sentence(long: Path) -> None:
-    """A full disk under the output is told in a line; a closed output is nobody's loss."""
+    """A full disk under the output is told in a line; a closed output is no error."""
     for options in ((), ("--json",)):
         with open("/dev/full", "w") as full:
             done = interlock("runs", "--data", long, *options, capture_output=False, stdout=full, stderr=-1)
@@ -75,7 +75,7 @@ def test_what_others_wrote_cannot_steer_the_terminal(long: Path) -> None:
 
 
 def test_a_terminal_is_drawn_a_table(long: Path) -> None:
-    """The same facts, drawn by rich for a terminal, still with nothing in it that the message asked for."""
+    """A terminal gets the same facts as a table drawn by rich, and no control character of a message."""
     ours, theirs = pty.openpty()
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
     with subprocess.Popen(

@@ -123,8 +123,9 @@ def apart(command: list[str], environment: dict[str, str], *, seconds: float) ->
         try:
             directory = stack.enter_context(scope(PIDS))
         except NoScope:
-            directory = None  # then its own process group must do
-        said = stack.enter_context(tempfile.TemporaryFile())  # a pipe would be held open by whatever it leaves
+            directory = None  # only the command's own process group can be ended then
+        # A file, not a pipe: a process that the command leaves would hold a pipe open.
+        said = stack.enter_context(tempfile.TemporaryFile())
         process = subprocess.Popen(
             ["sh", "-c", ENTER, "sh", "" if directory is None else str(directory), *command],
             cwd=TESTS.parent,

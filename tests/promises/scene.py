@@ -1,4 +1,4 @@
-"""What the promise tests share: a sink that forgets nothing, verbs by the effect they have, and the seeded loop."""
+"""Shared parts of the promise tests: a sink that forgets nothing, verbs by their effect, and the seeded loop."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -62,7 +62,7 @@ VERBS: dict[Effect, Verb] = {
 
 
 async def pester(run: Run, verb: Verb, errors: list[BaseException], *, times: int, swallow: bool) -> None:
-    """Use a verb again and again; with `swallow`, whatever is raised."""
+    """Use a verb again and again; with `swallow`, also after an error."""
     for _ in range(times):
         try:
             await verb(run)

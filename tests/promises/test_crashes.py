@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long
 
 JOBS = 2
 DIRECTORIES = 4
-KILLS = 13  # on each
+KILLS = 13  # on each directory
 PLANTED_KILLS = 6  # on each of the directories that a planted bug is looked for in
 PLANTED_DIRECTORIES = 12  # at most
 PLANTED = {  # the bug, and what the judge says of it
@@ -60,7 +60,7 @@ def apart(seed: int, kills: int, source: Path | None = None) -> crashes.Report:
 
 
 def test_52_kills_under_load_lose_nothing_and_repeat_nothing() -> None:
-    """What had been told before each kill holds after it, on every surface, in the database and in the world."""
+    """Every fact told before each kill holds after it, on every surface, in the database and in the world."""
     with ThreadPoolExecutor(JOBS) as pool:
         reports = list(pool.map(lambda seed: apart(seed, KILLS), range(DIRECTORIES)))
     assert [what for report in reports for what in report.broken] == []
@@ -71,7 +71,7 @@ def test_52_kills_under_load_lose_nothing_and_repeat_nothing() -> None:
 
 @pytest.fixture(scope="module")
 def searches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[list[str]]]]:
-    """What the judge says of each planted bug, a few at a time."""
+    """The judge's words on each planted bug, a few bugs at a time."""
 
     def search(name: str, place: Path) -> list[str]:
         source = plant(PATCHES[name], place)
@@ -92,7 +92,7 @@ def test_the_judge_finds_a_planted_bug(name: str, searches: dict[str, Future[lis
 
 
 def test_the_judge_finds_a_process_that_was_left(tmp_path: Path) -> None:
-    """Whoever carries the mark of a start that was killed is named, and so is nobody else."""
+    """The judge names every process that carries the mark of a killed start, and no other."""
     judge = crashes.Judge(tmp_path, seed=0)
     judge.look_for_processes(1, 0.0)
     assert judge.report.broken == []

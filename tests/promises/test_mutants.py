@@ -25,7 +25,7 @@ echo FROZEN > "$1/freezer.state"
 
 
 def gone(place: Path) -> bool:
-    """Whether everybody who was written down has ended; a zombie has."""
+    """Whether every process that was written down has ended; a zombie has."""
     pids = [int(pid) for pid in (place / "pids").read_text("ascii").split()]
     assert pids
     return all((status := kernel.stat(pid)) is None or status[0] in "ZX" for pid in pids)
@@ -33,7 +33,7 @@ def gone(place: Path) -> bool:
 
 @pytest.fixture(autouse=True)
 def _scoped() -> None:
-    """Without a scope only a process group can be ended, and that is not what is tested here."""
+    """Skip without a scope: only a process group could be ended then, which is not tested here."""
     try:
         with scope() as directory:
             if directory is None:
@@ -50,8 +50,9 @@ def test_what_a_test_leaves_is_ended(tmp_path: Path) -> None:
 
 
 def test_a_test_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> None:
-    """A test that does not end is given up after its seconds, and nothing of it goes on."""
-    (tmp_path / "pids").write_text(str(2**22), "ascii")  # nobody, for the machine that is too slow to start anybody
+    """A test that does not end is given up after its seconds, and all its processes are ended."""
+    # A machine that is too slow to start a process leaves this pid, which no process has.
+    (tmp_path / "pids").write_text(str(2**22), "ascii")
     assert apart(["sh", "-c", f"cd {tmp_path}; {LEAVES} sleep 1000"], {}, seconds=3) == (None, "")
     assert gone(tmp_path)
 

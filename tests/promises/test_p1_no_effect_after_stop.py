@@ -67,7 +67,7 @@ CALLERS: tuple[Caller, ...] = (by_the_agent, by_a_task, by_a_late_callback)
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("effect", VERBS)
 def test_nothing_is_admitted_after_the_ack(effect: Effect, caller: Caller, end: str) -> None:
-    """Whatever the effect, whoever asks for it, whether or not it swallows the cancel: after the ack none arrives."""
+    """After the ack no effect arrives, whatever its kind, whoever asks, and whether or not cancels are swallowed."""
     errors: list[BaseException] = []
 
     async def agent(run: Run, message: Message) -> None:
@@ -90,7 +90,8 @@ def test_nothing_is_admitted_after_the_ack(effect: Effect, caller: Caller, end: 
             assert [event.kind for event in later] in ([], [EventKind.ENDED])
             assert sink.kinds(sent.run_id)[-1] == "ended"
             assert {type(error) for error in errors[len(refused) :]} <= {Stale, asyncio.CancelledError}
-            if caller is by_the_agent:  # all it tried was before the drain
+            if caller is by_the_agent:
+                # The agent tried all of this before the drain, so the receipt counts every refusal.
                 stale = sum(isinstance(error, Stale) for error in errors)
                 assert sum(n for kind, n in receipt.refused.items() if kind is not Effect.FINAL) == stale
                 assert not swallow or stale > 0
@@ -110,7 +111,7 @@ async def drained(control: Control, run_id: str) -> Any:
 
 @pytest.mark.parametrize("end", ENDS)
 def test_no_result_reaches_the_transcript_after_the_ack(end: str) -> None:
-    """A tool that swallows its cancel and returns in the face of the stop leaves `interrupted`, not its result."""
+    """A tool that swallows its cancel and returns after the stop leaves `interrupted`, not its result."""
 
     async def slow() -> str:
         await swallowed(asyncio.sleep(0.001))
@@ -164,7 +165,7 @@ def test_no_final_text_after_the_ack(end: str) -> None:
 
 @pytest.mark.parametrize("effect", [Effect.SPAWN, Effect.QUESTION, Effect.CHILD, Effect.HOLD])
 def test_the_fence_comes_first(effect: Effect) -> None:
-    """What a run asks of others works while it is current, and is Stale once it is not."""
+    """A run's requests to others work while it is current, and raise Stale once it is not."""
     errors: list[BaseException | None] = []
 
     async def agent(run: Run, message: Message) -> None:
@@ -234,7 +235,7 @@ def test_a_thread_cannot_speak_for_a_run_that_is_over() -> None:
 
 @pytest.mark.parametrize("end", ENDS)
 def test_no_body_begins_after_the_ack(end: str) -> None:
-    """Wherever in a turn of calls and batches the end lands, no body begins after it; all acts end with the drain."""
+    """No body begins after the end, wherever that lands in a turn of calls and batches; all acts end with the drain."""
     acts: list[str] = []
 
     async def act() -> str:
@@ -376,7 +377,7 @@ def test_what_waits_in_a_buffer_is_not_passed_on() -> None:
 
 
 def test_the_new_run_is_untouched() -> None:
-    """The fence is the run's, not the session's: the message that took over says and does all it wants."""
+    """The fence is the run's, not the session's: the run that took over says and does all it wants."""
 
     async def agent(run: Run, message: Message) -> str:
         if message.text == "old":

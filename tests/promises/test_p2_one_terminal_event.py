@@ -24,7 +24,7 @@ ENDINGS = (Ending.COMPLETED, Ending.FAILED, Ending.STOPPED, Ending.SUPERSEDED, E
 
 
 def check_stream(events: Iterable[Event], ended: Iterable[str]) -> None:
-    """Hold one stream against the clause."""
+    """Check one stream against the clause."""
     position, over = 0, set()
     for event in events:
         assert event.position > position, f"{event.kind} at {event.position} after {position}"
@@ -41,7 +41,7 @@ def check_stream(events: Iterable[Event], ended: Iterable[str]) -> None:
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_every_ending_seals_every_stream(ending: Ending) -> None:
-    """Whatever the ending and however the agent goes on, each of five streams has one terminal event, as its last."""
+    """Each of five streams has one terminal event, as its last, for every ending and however the agent goes on."""
 
     async def agent(run: Run, message: Message) -> str | None:
         if message.text != "hello":
@@ -145,7 +145,7 @@ def test_only_the_session_speaks_after_the_end() -> None:
 
 
 def test_a_correction_follows_and_is_the_session_s() -> None:
-    """Where the store holds another ending, a correction of the session follows; the run's end stays one."""
+    """A correction of the session follows if the store holds another ending; the run's end stays one."""
 
     async def agent(run: Run, message: Message) -> None:
         await asyncio.sleep(60)
@@ -162,7 +162,7 @@ def test_a_correction_follows_and_is_the_session_s() -> None:
             store._runs[sent.run_id] = type(row)(
                 **{name: getattr(row, name) for name in row.__struct_fields__ if name != "outcome"},
                 outcome=Outcome(run_id=sent.run_id, ending=Ending.TIMED_OUT),
-            )  # another node was first
+            )  # as another node would have written it
             store.resume()
             await control.wait(sent.run_id, drained=True)
             await asyncio.sleep(2)
@@ -257,7 +257,7 @@ def test_a_watcher_may_go_away_and_come_back() -> None:
 
 @pytest.mark.parametrize("fault", ["fail", "stall", "lose"])
 def test_one_terminal_event_though_it_is_written_twice(fault: str) -> None:
-    """An end that is told before it could be kept, and kept later, is one terminal event to all (race 100)."""
+    """An end that is told before it is stored, and stored later, is one terminal event to all (race 100)."""
 
     async def main() -> None:
         store = MemoryStore()

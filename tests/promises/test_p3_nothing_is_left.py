@@ -59,9 +59,9 @@ async def swallows_everything(beats: list[int]) -> None:
 )
 @pytest.mark.parametrize("where", ["agent", "tool", "batch", "own task"])
 def test_drained_means_observed(body: object, bound: float, where: str) -> None:
-    """However a body takes its cancel and wherever it runs, `drained` comes within its bound, and then it is still.
+    """A body no longer acts at `drained`, which comes within its bound, however the body takes its cancel.
 
-    It is `observed` if the body ended, and not if it was dropped.
+    The drain is `observed` if the body ended, and not if it was dropped.
     """
     beats: list[int] = []
 
@@ -116,7 +116,7 @@ def test_what_cannot_be_ended_is_named() -> None:
             assert (first.drain, first.runs[0].body) == (Drain.PENDING, BodyState.CUT)
             stopped = loop.time()
             assert (await control.wait(sent.run_id, drained=True)).drained
-            assert loop.time() - stopped == pytest.approx(DRAIN, abs=0.1)  # the grace is a part of it
+            assert loop.time() - stopped == pytest.approx(DRAIN, abs=0.1)  # the grace included
             receipt = await control.receipt(sent.run_id)
             assert (receipt.drain, receipt.unconfirmed) == (Drain.UNCONFIRMED, (f"agent of {sent.run_id}",))
             assert receipt.runs[0].body is BodyState.ABANDONED
@@ -289,7 +289,7 @@ async def seen(path: Path) -> None:
 @pytest.mark.parametrize("hidden", HIDING)
 @pytest.mark.parametrize("grade", GRADES)
 def test_no_process_is_left_at_drained(grade: Grade | None, hidden: str, tmp_path: Path) -> None:
-    """However a process hides, at `drained` the system knows of none that carries the run's mark."""
+    """No process that carries the run's mark is left at `drained`, however it hides."""
     witness, at = uuid.uuid4().hex, tmp_path / "up"
     *argv, last = HIDING[hidden]
 
@@ -322,7 +322,7 @@ def compute(at: str) -> None:
 
 @pytest.mark.parametrize("grade", GRADES)
 def test_everything_a_run_started_goes_together(grade: Grade | None, tmp_path: Path) -> None:
-    """Foreground, background, streamed, a tool's own and a child run's processes: one stop, one receipt, none left."""
+    """A stop ends foreground, background and streamed processes, a tool's and a child run's, with one receipt."""
     witness = uuid.uuid4().hex
 
     def sleeper(run: Run, name: str, **options: bool) -> object:
@@ -369,7 +369,7 @@ def test_everything_a_run_started_goes_together(grade: Grade | None, tmp_path: P
 
 @pytest.mark.parametrize("grade", GRADES)
 def test_a_stop_at_any_instant_of_a_spawn(grade: Grade | None, tmp_path: Path) -> None:
-    """Wherever a spawn is when the stop comes, at `drained` nothing of it is there and nothing comes later."""
+    """A stop at any instant of a spawn leaves no process at `drained`, and none comes later."""
     witness, trace = uuid.uuid4().hex, tmp_path / "trace"
 
     async def agent(run: Run, message: Message) -> None:
@@ -399,7 +399,7 @@ def test_a_stop_at_any_instant_of_a_spawn(grade: Grade | None, tmp_path: Path) -
 
 
 def test_a_batch_of_which_one_still_runs_a_process(tmp_path: Path) -> None:
-    """Race 8: of a parallel batch the finished tool's result stays, and the other's process is gone."""
+    """Race 8: the result of a batch's finished tool stays, and the other tool's process is gone."""
     at = tmp_path / "pid"
 
     async def agent(run: Run, message: Message) -> None:
@@ -449,7 +449,8 @@ def test_a_child_that_timed_out_while_its_process_lived(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with open_control(parent, agents={"worker": worker}) as control:
-            for seconds in (0.3, 2, 10):  # the first in which it comes so far as to have a process
+            # Try longer timeouts until the child gets as far as having a process.
+            for seconds in (0.3, 2, 10):
                 sent = await control.send("s", str(seconds))
                 await control.wait(sent.run_id, drained=True)
                 if at.exists() and at.read_text():
@@ -465,7 +466,7 @@ def test_a_child_that_timed_out_while_its_process_lived(tmp_path: Path) -> None:
 
 
 def test_a_grandchild_run_s_hidden_process(tmp_path: Path) -> None:
-    """Race 58: whatever rights a grandchild run gives itself, its process in a session of its own dies with the top."""
+    """Race 58: a grandchild run's process in a session of its own dies with the top, whatever rights the run takes."""
     at = tmp_path / "pid"
 
     async def top(run: Run, message: Message) -> None:

@@ -30,7 +30,7 @@ SURFACES: dict[str, Callable[[Outcome], object]] = {
 
 
 def agree(tellings: dict[str, Outcome]) -> Outcome:
-    """Hold every telling of one ending against the others, in our words and in those of every surface."""
+    """Check that all tellings of one ending agree, in our words and in those of every surface."""
     first, *others = tellings.items()
     for where, outcome in others:
         assert outcome.same_story(first[1]), f"{where} tells {outcome}, {first[0]} told {first[1]}"
@@ -40,7 +40,7 @@ def agree(tellings: dict[str, Outcome]) -> Outcome:
 
 
 async def everywhere(control: Control, store: MemoryStore, sink: Sink, run_id: str) -> dict[str, Outcome]:
-    """Ask everyone how a run ended."""
+    """Collect one run's ending from everyone who tells it."""
     tellings = {"wait": await control.wait(run_id)}
     tellings["its terminal event"] = (await sink.until(run_id, EventKind.ENDED)).data.outcome
     receipt = await control.receipt(run_id)
@@ -58,7 +58,7 @@ async def everywhere(control: Control, store: MemoryStore, sink: Sink, run_id: s
 
 
 def make(ending: Ending, heard: list[Outcome | None]) -> Callable[..., object]:
-    """An agent that lets its first run end so, and whose every later signal says something else."""
+    """Make an agent whose first run ends in a given way, and whose every later signal says something else."""
 
     async def agent(run: Run, message: Message) -> str | None:
         heard.append(message.previous)
@@ -113,7 +113,7 @@ def test_everyone_tells_one_ending(ending: Ending) -> None:
 
 
 def test_a_tie_has_one_winner_everywhere() -> None:
-    """Completion, failure, stop, takeover and deadline in one instant: all tell what the first decided (race 17)."""
+    """All tell the ending that the first of completion, failure, stop, takeover and deadline decided (race 17)."""
     won: set[Ending] = set()
 
     async def agent(run: Run, message: Message) -> str | None:
@@ -151,7 +151,7 @@ def test_a_tie_has_one_winner_everywhere() -> None:
 @pytest.mark.parametrize("fault", ["fail", "stall", "lose"])
 @pytest.mark.parametrize("ending", [Ending.COMPLETED, Ending.STOPPED, Ending.TIMED_OUT])
 def test_an_ending_told_without_the_store_is_the_one_it_gets(ending: Ending, fault: str) -> None:
-    """With the store in trouble the end says `durable: false`; when it is well again it holds that very ending."""
+    """An end while the store is in trouble says `durable: false`; the store later holds that very ending."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -178,7 +178,7 @@ def test_an_ending_told_without_the_store_is_the_one_it_gets(ending: Ending, fau
 
 
 def test_cleanup_never_rewrites_the_ending() -> None:
-    """Whatever an agent raises or returns after the deadline, and whoever stops it, it timed out (race 21)."""
+    """A run that timed out stays so, whatever its agent raises or returns and whoever stops it (race 21)."""
 
     async def agent(run: Run, message: Message) -> str:
         async with run.phase("provider"):
@@ -255,7 +255,7 @@ def test_a_stop_of_the_old_run_while_it_drains() -> None:
 
 
 def test_a_late_stop_does_not_erase_a_timeout() -> None:
-    """A stop right behind the deadline, while the run cleans up, is told the timeout; all agree (races 19, 21)."""
+    """A stop right after the deadline, while the run cleans up, is told the timeout; all agree (races 19, 21)."""
 
     async def agent(run: Run, message: Message) -> None:
         async with run.phase("provider"):

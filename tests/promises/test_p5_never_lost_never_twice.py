@@ -96,7 +96,7 @@ def test_what_was_accepted_ends_and_what_was_refused_never_runs() -> None:
 
 
 def test_one_key_one_run() -> None:
-    """However often and however close together a message is sent under a key, it runs once and all get one answer."""
+    """A message sent under one key runs once and all senders get one answer, however often and close together."""
     begun: Counter[str] = Counter()
 
     async def agent(run: Run, message: Message) -> str:
@@ -129,7 +129,7 @@ def test_one_key_one_run() -> None:
 @pytest.mark.parametrize("fault", ["fail", "stall"])
 @pytest.mark.parametrize("key", [None, "k"])
 def test_a_refused_message_may_be_sent_again(key: str | None, fault: str) -> None:
-    """What could not be committed was never taken: sent again it runs once; what it had taken over stays superseded."""
+    """A refused message can be sent again and runs once; the run that it had taken over stays superseded."""
     begun: list[str] = []
 
     async def agent(run: Run, message: Message) -> str:
@@ -150,7 +150,7 @@ def test_a_refused_message_may_be_sent_again(key: str | None, fault: str) -> Non
             store.resume()
             await asyncio.sleep(1)
             assert begun == ["old"]
-            # With a key the store was asked first, so nothing had been decided; without, the takeover had.
+            # With a key, control asks the store first and has decided nothing; without one, the takeover had happened.
             found = await control.wait(old.run_id, timeout=0)
             assert found.ending is (Ending.PENDING if key else Ending.SUPERSEDED)
             sent = await control.send("s", "new", key=key)
@@ -257,7 +257,7 @@ def test_a_started_call_is_never_run_again() -> None:
 
 
 def test_a_queued_message_survives_a_shutdown() -> None:
-    """What waits when control closes is kept, not ended: the store still holds it as accepted."""
+    """A message that waits when control closes is kept, not ended: the store still holds it as accepted."""
 
     async def agent(run: Run, message: Message) -> None:
         await asyncio.sleep(60)

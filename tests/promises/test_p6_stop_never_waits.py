@@ -17,7 +17,8 @@ from runtime.scene import BRIEF, Sink, swallowed
 from .scene import seeded
 
 BOUND = BRIEF.commit_seconds
-SLACK = 0.06  # the seeded loop may lose up to 50 ms at any moment, as a busy machine does
+# The seeded loop may lose up to 50 ms at any moment, as a busy machine does.
+SLACK = 0.06
 
 
 @asynccontextmanager
@@ -75,7 +76,7 @@ TARGETS: dict[str, Callable[[Control, str], Awaitable[Receipt]]] = {
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("agent", BUSY)
 def test_a_stop_waits_for_no_agent(agent: Any, target: str) -> None:
-    """Whatever the agent is about, and whether or not it hears the cancel, a stop with a healthy store is immediate."""
+    """A stop with a healthy store is immediate, whatever the agent does and whether or not it hears the cancel."""
 
     async def main() -> None:
         async with open_control(agent, settings=BRIEF) as control:
@@ -121,7 +122,7 @@ def test_a_stop_waits_for_no_store(agent: Any, fault: str, target: str) -> None:
 @pytest.mark.parametrize("fault", ["fail", "stall", "lose"])
 @pytest.mark.parametrize("what", [{"session": "nowhere"}, {"run": "r-1-99"}, {"message": "unseen"}, {"session": "s"}])
 def test_a_stop_that_finds_nothing_is_no_error(what: dict[str, str], fault: str) -> None:
-    """Nothing to stop, and a store in trouble: the answer comes in time, raises nothing and claims nothing."""
+    """A stop that finds nothing, with a store in trouble, is answered in time, raises nothing and claims nothing."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -140,7 +141,7 @@ def test_a_stop_that_finds_nothing_is_no_error(what: dict[str, str], fault: str)
 
 @pytest.mark.parametrize("fault", ["fail", "stall", "lose"])
 def test_a_stop_behind_a_message_that_cannot_be_committed(fault: str) -> None:
-    """A message whose admission hangs can be stopped: in time, and it never runs."""
+    """A message whose admission hangs can be stopped in time, and never runs."""
     begun: list[str] = []
 
     async def agent(run: Run, message: Message) -> None:

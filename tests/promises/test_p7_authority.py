@@ -63,7 +63,7 @@ def scene(act: Callable[[Control, str], Awaitable[Any]]) -> None:
 @pytest.mark.parametrize("by", MAY_STOP)
 @pytest.mark.parametrize("scope", ["run", "session"])
 def test_who_may_stop(scope: str, by: str) -> None:
-    """A stop by one who may not ends nothing and tells nothing; by one who may, it ends the run in their name."""
+    """A stop without the right ends nothing and tells nothing; with the right it ends the run in the caller's name."""
 
     async def act(control: Control, run_id: str) -> None:
         generation = control._registry.generations.get("s")
@@ -99,7 +99,7 @@ def test_who_may_take_over(by: str) -> None:
 
 @pytest.mark.parametrize("by", MAY_STOP)
 def test_who_may_see(by: str) -> None:
-    """What one may not see looks in every verb exactly like what is not there."""
+    """A run or session that a caller may not see looks in every verb exactly like one that is not there."""
 
     async def outcome_of(asked: Awaitable[Any]) -> str:
         try:
@@ -132,7 +132,7 @@ def test_who_may_see(by: str) -> None:
 
 
 def test_the_right_is_the_principal_s() -> None:
-    """Whoever asks from another task, another connection, or after a restart has the same rights by the same name."""
+    """A principal has the same rights from another task, from another connection, and after a restart."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -215,7 +215,7 @@ def test_stopping_works_where_starting_is_refused() -> None:
 
 
 def test_nobody_can_push_out_another_s_stop() -> None:
-    """However many keys one principal stops unseen, another's tombstone stays."""
+    """A principal's stops of unseen keys, however many, never push out another's tombstone."""
 
     async def main() -> None:
         async with open_control(idles, settings=BRIEF) as control:

@@ -31,7 +31,7 @@ from .test_gate import states, valid_for_a_model
 
 
 class Play:
-    """A run with an open question that nobody waits for but a task beside it, and the ways in which it can end."""
+    """A run whose open question only a task beside it waits for, and the ways in which the run can end."""
 
     def __init__(self, ran: list[str]) -> None:
         self.leave = asyncio.Event()
@@ -125,23 +125,23 @@ class Falls:
         self._control, self._run = control, run
 
     def put(self, event: Event) -> None:
-        """End it."""
+        """End the run."""
         if isinstance(event.data, QuestionData) and event.data.state is ANSWERED:
             live = self._control._registry.runs[self._run]  # type: ignore[index]
             self._control._endings.end(live, Cause(ending=Ending.STOPPED))
 
     def drop(self, run_id: str) -> None:
-        """Nothing is kept."""
+        """Do nothing: this subscriber keeps no events."""
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing: this subscriber holds nothing."""
 
 
 @pytest.mark.parametrize("end", ENDINGS)
 def test_every_ending_voids_the_question(end: str) -> None:
     """However a run ends, its open question is void on all surfaces, its tool is not run, and the end says so.
 
-    Race 51: the terminal event names it, the receipt counts it, the store keeps it, an answer is told.
+    Race 51: the terminal event names the question, the receipt counts it, the store keeps it, an answerer is told.
     """
     ran: list[str] = []
 
@@ -183,7 +183,7 @@ def test_every_ending_voids_the_question(end: str) -> None:
 
 @pytest.mark.parametrize("end", sorted(set(ENDINGS) - {"reset"}))
 def test_the_question_is_void_before_the_end_is_told(end: str) -> None:
-    """The question goes with the fall itself: while the store has not answered, and nobody is told, it is void."""
+    """A question is void from the fall itself, while the store has not answered and nobody is told of the end."""
     ran: list[str] = []
 
     async def main() -> None:
@@ -212,7 +212,7 @@ def test_the_question_is_void_before_the_end_is_told(end: str) -> None:
 
 
 def test_the_end_names_open_questions_only() -> None:
-    """Of several questions the terminal event names the open ones in their order, and the receipt counts them."""
+    """The terminal event names only the open ones of several questions, in their order; the receipt counts them."""
 
     async def agent(run: Run, message: Message) -> None:
         async def ask(name: str, timeout: float | None) -> None:
@@ -241,7 +241,7 @@ def test_the_end_names_open_questions_only() -> None:
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("end", TICK_ENDS)
 def test_allow_in_the_same_tick_as_the_end(end: str, order: str) -> None:
-    """Allow and the end in one tick, in either order: the end wins, nothing runs, the answerer is told (race 52).
+    """The end wins over an Allow in one tick, in either order: nothing runs, and the answerer is told (race 52).
 
     With a store that takes any time at all an answer is never in before the end.
     """
@@ -283,7 +283,7 @@ def test_allow_in_the_same_tick_as_the_end(end: str, order: str) -> None:
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("end", TICK_ENDS)
 def test_allow_and_the_end_by_any_schedule(end: str, order: str) -> None:
-    """With a store that is as fast as the tick either may be first; who is told void sees nothing done (race 52).
+    """With a store as fast as the tick either may be first; an answerer told void sees nothing done (race 52).
 
     No body begins once its run has fallen, and what everyone is told fits what was done.
     """
@@ -364,7 +364,7 @@ def test_the_gate_looks_again_after_the_answer(beside: bool) -> None:
             assert outcome.ending is Ending.STOPPED
             receipt = await control.receipt(sent.run_id)
             assert [(each.name, each.state) for each in receipt.tools] == [("deploy", "skipped")]
-            assert receipt.questions == 0  # it was answered
+            assert receipt.questions == 0  # the question was answered
             if beside:
                 assert receipt.refused[Effect.QUESTION] == 1
         assert ran == []
@@ -374,7 +374,7 @@ def test_the_gate_looks_again_after_the_answer(beside: bool) -> None:
 
 
 def test_a_closure_that_outlives_its_run_spawns_nothing() -> None:
-    """What a run left behind with a question open, or between answer and act, does nothing after the end (race 54)."""
+    """A closure left with a question open, or between answer and act, does nothing after its run's end (race 54)."""
     ran: list[str] = []
     errors: list[BaseException | None] = []
 
@@ -433,7 +433,7 @@ def test_a_question_after_the_fall_is_refused(end: str) -> None:
             live = control._registry.runs[sent.run_id]
             await TICK_ENDS[end](control, sent.run_id)
             await control.wait(sent.run_id, drained=True)
-            with raises(Stale, "question refused"):  # by its own check, whoever calls
+            with raises(Stale, "question refused"):  # `open` itself checks, whoever calls
                 control._approvals.open(live, "Deploy?", None, None)
             receipt = live.fall.receipt() if live.fall is not None else None
             assert receipt is not None
@@ -448,7 +448,7 @@ def test_a_question_after_the_fall_is_refused(end: str) -> None:
 
 
 def test_a_question_in_the_same_tick_as_the_stop() -> None:
-    """Asking and stopping in one tick: the question is refused, or was open and is void; never left open (race 53)."""
+    """A question in the same tick as a stop is refused, or was open and is void; it is never left open (race 53)."""
     seen: set[str] = set()
 
     async def main(ticks: int) -> None:

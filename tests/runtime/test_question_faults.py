@@ -13,7 +13,7 @@ from .scene import raises, seeded
 
 @pytest.mark.parametrize("fault", ["stall", "fail"])
 def test_an_answer_that_cannot_be_kept(fault: str) -> None:
-    """Until the store has it an answer does not count: the answerer is told, the question stays open, nothing runs."""
+    """An answer does not count until it is stored: the answerer is told, the question stays open, nothing runs."""
     ran: list[str] = []
 
     async def agent(run: Run, message: Message) -> str:
@@ -46,7 +46,7 @@ def test_an_answer_that_cannot_be_kept(fault: str) -> None:
 
 
 def test_an_answer_whose_reply_is_lost() -> None:
-    """Where the store took the answer and its reply got lost, the answer stands, and is acted on once."""
+    """An answer that the store took, but whose reply was lost, stands and is acted on once."""
     ran: list[str] = []
 
     async def agent(run: Run, message: Message) -> str:
@@ -71,7 +71,7 @@ def test_an_answer_whose_reply_is_lost() -> None:
 
 
 def test_a_second_answer_while_the_first_cannot_be_kept() -> None:
-    """Whoever waits behind an answer that the store refuses is asked in turn: the first that is in stands (race 56)."""
+    """A second answer gets its turn when the store refuses the first: the first that is stored stands (race 56)."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -127,7 +127,7 @@ def test_a_stop_while_an_answer_is_being_kept(fault: str) -> None:
 
 @pytest.mark.parametrize("fault", ["stall", "fail", "lose"])
 def test_a_question_put_while_the_store_is_in_trouble(fault: str) -> None:
-    """Asking does not wait for the store; the question is open here, and the answer is what must be kept."""
+    """A question opens without waiting for the store; only its answer must be stored."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -151,7 +151,7 @@ def test_a_question_put_while_the_store_is_in_trouble(fault: str) -> None:
 
 @pytest.mark.parametrize("kept_in_time", [True, False])
 def test_an_answer_given_in_time_does_not_expire(kept_in_time: bool) -> None:
-    """An answer that came before the question's time was up counts if the store takes it; if not, it is expired."""
+    """An answer that came in time counts if the store takes it; if not, the question is expired."""
 
     async def agent(run: Run, message: Message) -> str:
         return f"answer: {await run.ask('Deploy?', timeout=1)}"
@@ -180,7 +180,7 @@ def test_an_answer_given_in_time_does_not_expire(kept_in_time: bool) -> None:
 
 
 def test_an_expiry_that_the_store_refused_is_told_all_the_same() -> None:
-    """What became of a question is the same story when its run is gone, whatever the store did in between."""
+    """An expired question is told as expired when its run is gone, also if the store refused the expiry at first."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -209,7 +209,7 @@ def test_an_expiry_that_the_store_refused_is_told_all_the_same() -> None:
 
 @pytest.mark.parametrize("fault", ["stall", "fail"])
 def test_a_question_of_a_run_that_is_gone_needs_the_store(fault: str) -> None:
-    """Where only the store knows what became of a question and cannot say, that is what the answerer is told."""
+    """An answerer is told that the store cannot say, where only the store knows what became of a question."""
 
     async def main() -> None:
         store = MemoryStore()

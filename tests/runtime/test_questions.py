@@ -98,7 +98,7 @@ WRONG_ANSWERS: dict[str, tuple[list[str] | None, object, str]] = {
 
 @pytest.mark.parametrize("wrong", WRONG_ANSWERS)
 def test_a_wrong_answer_leaves_the_question_open(wrong: str) -> None:
-    """An answer that is none is refused with the remedy; nobody is told, and the right one is taken afterwards."""
+    """A wrong answer is refused with the remedy; nobody is told of it, and the right one is taken afterwards."""
     choices, answer, words = WRONG_ANSWERS[wrong]
     right: bool | str = True if choices is None else "blue"
 
@@ -123,7 +123,7 @@ def test_a_wrong_answer_leaves_the_question_open(wrong: str) -> None:
 
 @pytest.mark.parametrize("timeout", [5.0, None], ids=["own", "default"])
 def test_no_answer_in_time_is_a_no(timeout: float | None) -> None:
-    """A question has its own time, half an hour unless it says so; then it is expired, the run goes on with False."""
+    """A question has its own time, half an hour by default; then it is expired, and the run goes on with False."""
 
     async def agent(run: Run, message: Message) -> str:
         return str(await run.ask("Deploy?", timeout=timeout))
@@ -169,7 +169,7 @@ def test_questions_of_one_run_are_apart() -> None:
 
 
 def test_two_people_answer() -> None:
-    """Of an Allow and a Deny at once the first stands, for the agent too, and the other is told which (race 56)."""
+    """The first of an Allow and a Deny at once stands, for the agent too; the other person is told which (race 56)."""
 
     async def main() -> None:
         for first, second in (((True, "alice"), (False, "bob")), ((False, "bob"), (True, "alice"))):
@@ -193,7 +193,7 @@ def test_two_people_answer() -> None:
 
 
 def test_a_crowd_answers() -> None:
-    """Of many answers in any order exactly one stands; everyone else is told that very one (race 56)."""
+    """Exactly one of many answers in any order stands, and everyone else is told that very one (race 56)."""
 
     async def main() -> None:
         people = [f"p{number}" for number in range(8)]
@@ -215,7 +215,7 @@ def test_a_crowd_answers() -> None:
 
 @pytest.mark.parametrize("when", ["at once", "after it", "ended", "forgotten", "second control"])
 def test_the_same_answer_again(when: str) -> None:
-    """The same answer by the same person is fine at any time; by another, or another answer, is told what stands."""
+    """The same answer by the same person is accepted at any time; another person or answer is told what stands."""
 
     async def agent(run: Run, message: Message) -> None:
         await run.ask("Deploy?")
@@ -285,7 +285,7 @@ def test_an_expired_question_says_so(place: str) -> None:
 
 
 def test_a_run_that_goes_on_keeps_its_question() -> None:
-    """A question asked beside the work stays open while the run takes step after step, and is answered for it."""
+    """A question that a task asks beside the work stays open while the run takes its steps, and can be answered."""
     ran: list[str] = []
 
     async def works(name: str) -> None:
@@ -379,7 +379,7 @@ def test_the_deadline_goes_on_while_asking(what: str) -> None:
 
 
 def test_after_the_answer_a_limit_is_told_in_the_run_s_own_phase() -> None:
-    """Once nothing is asked any more the phase is the one the run is in."""
+    """A limit that passes when no question is open any more is told in the phase the run is in."""
 
     async def agent(run: Run, message: Message) -> None:
         async with run.phase("provider"):
@@ -397,7 +397,7 @@ def test_after_the_answer_a_limit_is_told_in_the_run_s_own_phase() -> None:
 
 
 def test_an_answer_and_the_deadline_in_one_instant() -> None:
-    """An Allow in the very instant of the deadline permits nothing once that has passed (race 52)."""
+    """An Allow in the very instant of the deadline permits nothing once the deadline has passed (race 52)."""
     ran: list[bool] = []
 
     async def main() -> None:
@@ -442,7 +442,7 @@ def test_the_idle_limit_rests_while_asking(closed_by: str) -> None:
             assert (await control.wait(sent.run_id, timeout=0)).ending is Ending.PENDING
             if closed_by == "answer":
                 await control.answer(questions[0].question_id, True)
-                await anyio.sleep(10)  # one is still open
+                await anyio.sleep(10)  # a second question is still open
                 assert (await control.wait(sent.run_id, timeout=0)).ending is Ending.PENDING
                 await control.answer(questions[1].question_id, True)
             else:
@@ -459,7 +459,7 @@ def test_the_idle_limit_rests_while_asking(closed_by: str) -> None:
 
 
 def test_an_answerer_that_vanishes_loses_nothing() -> None:
-    """Whoever answered and went away before being told has answered; whoever had not begun has not."""
+    """An answerer that vanishes before being told has answered; one cancelled before the answer began has not."""
 
     async def main() -> None:
         store = MemoryStore(latency_seconds=0.3)
@@ -482,7 +482,7 @@ def test_an_answerer_that_vanishes_loses_nothing() -> None:
 
 
 def test_one_of_two_answerers_vanishes() -> None:
-    """The one who waits behind the other may go away, or the other may: the first answer stands and all are told."""
+    """Either of two answerers may go away, also the one who waits: the first answer stands and all are told."""
 
     async def main() -> None:
         for vanishing in (0, 1):
@@ -509,7 +509,7 @@ def test_one_of_two_answerers_vanishes() -> None:
 
 
 def test_a_run_may_ask_so_many_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond its bound a question is refused with the remedy, also one for a tool, whose body then does not begin."""
+    """A question beyond the run's bound is refused with the remedy; if it is for a tool, the body does not begin."""
     monkeypatch.setattr(approvals, "QUESTIONS", 3)
     ran: list[str] = []
 
@@ -537,7 +537,7 @@ def test_a_run_may_ask_so_many_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_questions_leave_memory_with_their_run() -> None:
-    """A run that is over in every respect leaves no question, timer or task of one behind."""
+    """A run that is over and drained leaves no question, and no timer or task of a question, in memory."""
 
     async def agent(run: Run, message: Message) -> None:
         await asyncio.gather(*(swallowed(run.ask(f"{n}?")) for n in range(20)))

@@ -194,7 +194,7 @@ def test_a_message_between_the_end_and_the_drain() -> None:
 
 
 def test_an_old_run_s_cleanup_takes_nothing_from_the_queue() -> None:
-    """What ended does not dequeue: the waiting message begins exactly once, by the fall alone (races 25 and 26)."""
+    """An ended run's cleanup does not dequeue: the waiting message begins once, by the fall alone (races 25 and 26)."""
 
     async def main() -> None:
         agent = Gated()
@@ -223,7 +223,8 @@ def test_repeated_takeovers_starve_nobody() -> None:
     async def main() -> None:
         agent = Gated()
         async with open_control(agent) as control:
-            first = await control.send("s", "the owner's", by="bob")  # so that neither of the two below is the owner
+            # Bob owns the session, so that neither of the two senders below does.
+            first = await control.send("s", "the owner's", by="bob")
             await control.stop(run=first.run_id, by="bob")
             await control.share("s", with_="alice")
             await control.share("s", with_="carol")
@@ -266,7 +267,7 @@ def test_a_storm_of_messages() -> None:
 
 
 def test_a_storm_on_the_stock_loop() -> None:
-    """The same storm on asyncio's own loop, with keys: nothing is left behind but the one that runs (race 28)."""
+    """The same storm on asyncio's own loop, with keys, leaves nothing but the one that runs (race 28)."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -307,7 +308,7 @@ def test_a_queue_of_others_goes_on_at_once_after_a_stop() -> None:
 
 
 def test_only_an_empty_seat_takes_from_the_queue() -> None:
-    """A takeover passes the message of another by: it waits on, and begins once, when the seat is free (race 25)."""
+    """A takeover leaves another's message waiting; that begins once, when the seat is free (race 25)."""
     begun: list[str] = []
 
     async def agent(run: Run, message: Message) -> None:
@@ -337,7 +338,7 @@ def test_only_an_empty_seat_takes_from_the_queue() -> None:
 
 
 def test_a_waiting_message_has_one_consumer() -> None:
-    """Several runs end or leave the queue at once: each message still waiting begins once, one at a time (race 26)."""
+    """A message that still waits begins once, one at a time, when several runs end or leave the queue (race 26)."""
     begun: Counter[str] = Counter()
     running: list[str] = []
     most: list[int] = []

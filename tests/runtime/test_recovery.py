@@ -1,6 +1,6 @@
 """Recovery: a run that was cut short is lost, with everything it had said, asked, begun and delegated.
 
-What begins with `place.killed` is a life that is killed where somebody says `die`; `place.life` is the next one.
+`place.killed` plays a life that is killed where somebody says `die`; `place.life` plays the next one.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from .scene import deaf, echoes, idles, kinds, log_of, raises, started, story, t
 
 
 def test_a_run_that_had_begun_is_lost_with_what_it_had_said(place: Place) -> None:
-    """Its blocks and its open deltas are its text, the cut is marked once, and every surface tells the same."""
+    """A lost run's blocks and open deltas are its text, the cut is marked once, and every surface tells the same."""
 
     async def agent(run: Run, message: Message) -> None:
         await run.say("al")
@@ -63,11 +63,12 @@ def test_a_run_that_had_begun_is_lost_with_what_it_had_said(place: Place) -> Non
 
     lost = place.killed(sends("s", "go"), agent)
     place.life(after, echoes)
-    place.life(after, echoes)  # and again: nothing is found unsettled a second time
+    # A second start finds nothing unsettled.
+    place.life(after, echoes)
 
 
 def test_a_run_killed_before_its_agent_s_first_word_is_lost(place: Place) -> None:
-    """Once the started mark is in, the message is not begun again, whatever the agent did not get to."""
+    """A message whose started mark is stored is not begun again, however little its agent did."""
 
     def dies_at_the_mark(store: Any) -> None:
         behind(store, "decide", place.die, when=lambda decision: decision.starts)
@@ -133,7 +134,7 @@ def test_a_tool_that_had_begun_is_told_and_never_run_again(place: Place) -> None
 
 
 def test_a_call_whose_start_is_on_record_and_not_told_is_told(place: Place) -> None:
-    """Killed between the record of a start and the permit: it counts as begun, for nobody knows better."""
+    """A call whose start was recorded when the server died before the permit counts as begun: nobody knows better."""
 
     async def act() -> None:
         raise AssertionError("the permit never came")
@@ -158,7 +159,7 @@ def test_a_call_whose_start_is_on_record_and_not_told_is_told(place: Place) -> N
 
 @pytest.mark.parametrize("kind", ["question", "approval"])
 def test_what_was_asked_is_void_and_says_why(place: Place, kind: str) -> None:
-    """A question of a lost run is void for good; whoever answers it is told that nothing was done."""
+    """A question of a lost run is void for good; an answerer is told that nothing was done."""
 
     @tool(approval="ask")
     async def risky() -> None:
@@ -192,7 +193,7 @@ def test_what_was_asked_is_void_and_says_why(place: Place, kind: str) -> None:
 
 
 def test_a_named_hold_is_free(place: Place) -> None:
-    """What a lost run held is anybody's again."""
+    """A hold of a lost run is free for anybody."""
 
     async def agent(run: Run, message: Message) -> str:
         async with run.hold("worktree") as hold:
@@ -202,7 +203,7 @@ def test_a_named_hold_is_free(place: Place) -> None:
 
     async def after(control: Control) -> None:
         sent = await control.send("other", "take it")
-        assert (await control.wait(sent.run_id)).text == "True None"  # and the token is higher
+        assert (await control.wait(sent.run_id)).text == "True None"  # the token is higher
 
     before = place.killed(sends("s", "die"), agent)
     place.life(after, agent)
@@ -261,7 +262,7 @@ def test_a_lost_tree(place: Place) -> None:
         await quiet(control)
 
     place.killed(scene, agent, agents={"helper": helper})
-    place.life(after, echoes)  # which has no helper any more
+    place.life(after, echoes)  # this life has no helper agent
     place.life(after, echoes)
 
 
@@ -269,7 +270,7 @@ def test_a_lost_tree(place: Place) -> None:
 
 
 def test_a_watcher_goes_on_where_it_was(place: Place) -> None:
-    """Behind its position come each event once, in order, one gap, and nothing of a run behind its end."""
+    """After its position a watcher gets each event once, in order, one gap, and nothing of a run after its end."""
 
     async def agent(run: Run, message: Message) -> str:
         await run.post("one")
@@ -315,7 +316,7 @@ def test_a_watcher_goes_on_where_it_was(place: Place) -> None:
 
 
 def test_a_session_of_which_nothing_was_cut_short_has_no_gap(place: Place) -> None:
-    """Another session's crash is not its own."""
+    """A crash in another session leaves no gap in this one."""
 
     async def agent(run: Run, message: Message) -> str:
         if message.text == "die":
@@ -342,7 +343,7 @@ def test_a_session_of_which_nothing_was_cut_short_has_no_gap(place: Place) -> No
 
 
 def test_receipts_that_were_pending_are_completed(place: Place) -> None:
-    """What was still being drained went down with the server; `wait(drained=True)` on it returns, at once and true."""
+    """A receipt that was pending at the crash is completed: `wait(drained=True)` on it returns, at once and true."""
 
     async def scene(control: Control) -> None:
         sent = await control.send("s", "go")
@@ -369,7 +370,7 @@ def test_receipts_that_were_pending_are_completed(place: Place) -> None:
 
 
 def test_when_a_stop_was_told_is_not_made_up(place: Place) -> None:
-    """A server that went down before the log told of a stop leaves nobody who knows when that was."""
+    """A stop that the log had not told when the server died has no time of ending: nobody knows when that was."""
 
     def dies_at_the_ending(store: Any) -> None:
         behind(store, "decide", place.die, when=lambda decision: decision.endings)
@@ -405,7 +406,7 @@ class Haunted(VirtualProcesses):
 
 @pytest.mark.parametrize("processes", [Helpless, Haunted])
 def test_processes_that_are_not_seen_gone_are_not_called_gone(place: Place, processes: type[VirtualProcesses]) -> None:
-    """What an earlier start left could not be looked for, or not ended: its receipts say unconfirmed, and name it."""
+    """A receipt says unconfirmed and names the process, if the next start could not look for it or not end it."""
 
     async def scene(control: Control) -> None:
         sent = await control.send("s", "go")
@@ -422,7 +423,7 @@ def test_processes_that_are_not_seen_gone_are_not_called_gone(place: Place, proc
 
 
 def test_a_process_that_was_left_is_gone_before_anything_is_taken(tmp_path: Path) -> None:
-    """With real processes: what a lost run had spawned does not outlive the next start's opening."""
+    """A real process that a lost run had spawned is gone when the next start has opened."""
     place = Place("sqlite", tmp_path / "data")
 
     async def agent(run: Run, message: Message) -> None:
@@ -441,7 +442,7 @@ def test_a_process_that_was_left_is_gone_before_anything_is_taken(tmp_path: Path
 
 
 def test_a_detached_child_whose_parent_was_done_is_lost(place: Place) -> None:
-    """It is told, listed below its session and drained; the session it came from is not blamed for the crash."""
+    """A detached child of a finished parent is told as lost, listed and drained; its home is not blamed."""
 
     async def helper(run: Run, message: Message) -> None:
         await run.say("alone")

@@ -46,7 +46,7 @@ async def of_every_sort(place: Place, control: Control) -> dict[str, str]:
 
 
 async def every_sort(run: Run, message: Message) -> str:
-    """An agent for that."""
+    """An agent whose run comes to the state that its message names, for `of_every_sort`."""
 
     async def lasts() -> None:
         await asyncio.Event().wait()
@@ -136,7 +136,8 @@ def test_killed_while_recovering(place: Place, tmp_path: Path) -> None:
         opened = again.killed(dies, idles, before=counts)
         begun = again.look(lambda store: store.run(runs["waits 0"]))
         found = again.life(after, echoes)
-        if begun.started:  # it began in the second life, and is lost with that one
+        if begun.started:
+            # The message began in the second life, and is lost with that one.
             assert found["waits 0"].outcome.ending is Ending.LOST
             found = {**undisturbed, **{n: e for n, e in found.items() if n not in ("waits 0", "crashes")}}
         assert found == undisturbed, f"killed at write {step}"

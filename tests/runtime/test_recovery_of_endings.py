@@ -18,7 +18,7 @@ from .scene import echoes, idles, kinds, log_of, on_screen, told, without_times
 
 
 class Whole:
-    """One turn that ends in every way there is, with everything an ending must tell."""
+    """A turn that ends in a given way, with everything that an ending must tell."""
 
     def __init__(self, place: Place, how: str) -> None:
         self.place = place
@@ -51,7 +51,7 @@ class Whole:
         return ""
 
     async def scene(self, control: Control) -> Ended:
-        """Play it, and return the terminal event; in a life that is killed nobody gets so far."""
+        """Play the turn, and return its terminal event; a life that is killed never returns."""
         self.run = (
             await control.send("s", "first", by="alice", deadline=1.0 if self.how == "timed_out" else None)
         ).run_id
@@ -101,7 +101,7 @@ def test_killed_between_the_record_of_an_ending_and_its_telling(place: Place, tm
     assert without_times(again[-1].data) == without_times(expected)
     shown = [[(e.role, e.text, e.state, e.cut, e.ending) for e in transcript(events)] for events in (again, story)]
     assert shown[0] == shown[1]
-    assert place.life(after, echoes) == again  # and it is not told once more
+    assert place.life(after, echoes) == again  # the ending is not told once more
 
 
 def test_the_outcome_is_kept_though_its_caller_is_cancelled(place: Place) -> None:
@@ -216,7 +216,7 @@ def test_an_approval_is_answered_after_the_restart(place: Place) -> None:
 def test_the_story_told_again_from_the_store_is_the_one_that_was_told(place: Place, last: str) -> None:
     """For every prefix of the log: transcript and timeline are those of what was told live, in every life (race 126).
 
-    Two lives, the first of them killed; stops, takeovers, tools, questions, a body that goes on behind its end.
+    Two lives, the first of them killed; stops, takeovers, tools, questions, a body that goes on after its end.
     """
     live: list[Event] = []
 

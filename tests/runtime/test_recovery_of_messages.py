@@ -78,7 +78,7 @@ def test_killed_between_fsync_and_ack(place: Place) -> None:
 def test_the_same_key_after_a_restart(place: Place, how: str) -> None:
     """After a restart a key gives the same id for the same body and refuses another; nothing runs twice (race 104).
 
-    Completed, stopped before it was seen, cut short, and waiting.
+    The messages: completed, stopped before it was seen, cut short, and waiting.
     """
     ran: list[str] = []
 
@@ -125,7 +125,7 @@ def test_the_same_key_after_a_restart(place: Place, how: str) -> None:
 
 
 def test_a_message_that_comes_while_one_is_taken_up_again(place: Place) -> None:
-    """One run has the seat: a new message takes over the readmitted one, and waiting messages stay or go (race 81)."""
+    """A new message takes over the readmitted one, waiting messages stay or go, and one run has the seat (race 81)."""
     at_work: list[str] = []
     most: list[int] = []
     finished: list[str] = []
@@ -180,7 +180,7 @@ def test_a_message_that_comes_while_one_is_taken_up_again(place: Place) -> None:
 
 
 def test_messages_that_waited_go_on_in_order_each_once(place: Place) -> None:
-    """Under their own ids and keys, behind the lost run's ending, with one `message` event each."""
+    """Waiting messages keep ids and keys, follow the lost run's ending, and have one `message` event each."""
 
     async def first(run: Run, message: Message) -> None:
         await asyncio.Event().wait()
@@ -211,7 +211,7 @@ def test_messages_that_waited_go_on_in_order_each_once(place: Place) -> None:
             assert kinds(log, run_id) == ["message", "started", "block", "ended"]
         began = [e.position for e in log if e.kind is EventKind.STARTED and e.run_id in waiting]
         ended = [e.position for e in log if e.kind is EventKind.ENDED]
-        assert all(over < begin for over, begin in zip(ended, began, strict=False))  # one after another
+        assert all(over < begin for over, begin in zip(ended, began, strict=False))  # each ends before the next begins
         await quiet(control)
 
     lost, waiting = place.killed(scene, first)
@@ -222,7 +222,7 @@ def test_messages_that_waited_go_on_in_order_each_once(place: Place) -> None:
 
 
 def test_a_message_killed_between_its_ack_and_its_first_step_begins_once(place: Place) -> None:
-    """It had the seat and was not started: it is admitted again under its own id, and its generation is higher."""
+    """A message that had the seat and was not started is admitted again under its id, with a higher generation."""
 
     ran: list[str] = []
 
@@ -255,7 +255,7 @@ def test_a_message_killed_between_its_ack_and_its_first_step_begins_once(place: 
 
 
 def test_a_steered_message_that_was_not_taken_in_is_a_turn_of_its_own(place: Place) -> None:
-    """Its run is lost before it looked; the message is not."""
+    """A steered message whose run is lost before it absorbed the message becomes a turn of its own."""
 
     async def scene(control: Control) -> None:
         running = await control.send("s", "running")
@@ -274,7 +274,7 @@ def test_a_steered_message_that_was_not_taken_in_is_a_turn_of_its_own(place: Pla
 
 
 def test_a_steered_message_that_was_taken_in_shares_its_run_s_ending(place: Place) -> None:
-    """`wait`, `receipt` and `watch` follow it to the run that took it in, and it is not begun again."""
+    """`wait`, `receipt` and `watch` of an absorbed message follow the run that absorbed it; it is not begun again."""
 
     async def agent(run: Run, message: Message) -> str:
         if message.text != "running":
@@ -308,7 +308,7 @@ def test_a_steered_message_that_was_taken_in_shares_its_run_s_ending(place: Plac
 
 
 def test_collected_messages_are_one_turn_again(place: Place) -> None:
-    """All parts, in order, with their authors and the shortest deadline; each key gives the turn's id."""
+    """Collected messages are one turn again, with all parts in order, their authors, keys and shortest deadline."""
     collecting = {"strategy": "collect", "admins": ["alice", "bob"]}
 
     async def scene(control: Control) -> None:
@@ -334,7 +334,7 @@ def test_collected_messages_are_one_turn_again(place: Place) -> None:
             )
         )
         assert [sent.run_id for sent in again] == ids
-        await until(lambda: parts)  # it has begun
+        await until(lambda: parts)  # the turn has begun
         put_forward(50)
         outcome = await control.wait(ids[0], timeout=30, by="alice")
         assert (outcome.ending, outcome.limit_ms) == (Ending.TIMED_OUT, 50_000)
@@ -349,7 +349,7 @@ def test_collected_messages_are_one_turn_again(place: Place) -> None:
 
 
 def test_a_key_of_a_lost_run_gives_the_same_answer_at_once(place: Place) -> None:
-    """Also while the lost run is still being settled: the retry may be the first thing that comes."""
+    """A retry with a lost run's key gets the same answer at once, also if it comes first, while the run is settled."""
 
     async def scene(control: Control) -> None:
         sent = await control.send("s", "go", key="k")
@@ -368,7 +368,7 @@ def test_a_key_of_a_lost_run_gives_the_same_answer_at_once(place: Place) -> None
 
 
 def test_a_clean_close_keeps_the_queue_and_the_next_start_runs_it(place: Place) -> None:
-    """What ran is told as `shutdown`, what waited goes on, and no watcher is told of a gap."""
+    """A clean close tells what ran as `shutdown`; the next start runs what waited, and no watcher is told of a gap."""
 
     async def scene(control: Control) -> list[str]:
         running = await control.send("s", "running")
@@ -389,7 +389,7 @@ def test_a_clean_close_keeps_the_queue_and_the_next_start_runs_it(place: Place) 
 
 
 def test_a_steered_message_that_only_the_log_tells_was_taken_in(place: Place) -> None:
-    """Killed before the store knew: it is told of once, and ends once; it is never both part and turn."""
+    """A steered message that only the log knows as absorbed is told once and ends once, never both part and turn."""
 
     async def agent(run: Run, message: Message) -> str:
         if message.text != "running":
@@ -418,7 +418,7 @@ def test_a_steered_message_that_only_the_log_tells_was_taken_in(place: Place) ->
 
 
 def test_who_had_the_seat_goes_before_who_waited_longer(place: Place) -> None:
-    """A message that had taken the seat past another's, and had not begun, still goes first; the other follows."""
+    """A message that had overtaken another to the seat, and had not begun, still goes first; the other follows."""
     order: list[str] = []
 
     def dies_before_the_second_mark(store: Any) -> None:
@@ -459,7 +459,7 @@ def test_who_had_the_seat_goes_before_who_waited_longer(place: Place) -> None:
 
 
 def test_that_a_stop_was_typed_outlives_a_crash(place: Place) -> None:
-    """Whether it was told before the server died or is told by the next start, it is told as typed."""
+    """A typed stop is told as typed, whether it was told before the server died or by the next start."""
 
     async def scene(control: Control) -> None:
         sent = [(await control.send(session, "go")).run_id for session in ("told", "untold")]

@@ -15,7 +15,7 @@ from .scene import at_once, echoes, idles, log_of, raises, started
 
 
 def crash(place: Place, *messages: tuple[str, str]) -> None:
-    """A life that dies in the first run that is told to."""
+    """Play a life that dies in the first run whose message says so."""
 
     async def agent(run: Run, message: Message) -> str:
         if message.text == "die":
@@ -96,7 +96,8 @@ def test_schedules_go_on_and_nothing_is_made_up(place: Place) -> None:
         await control.wake("s", "later", at=time.time() + 3_600)
         await control.wake("s", "cron", cron="0 9 * * *")
         await control.wake("s", "often", every=1)
-        await control.wake("s", "once", at=time.time() + 1.05)  # when the run of `often` is dead, or at least going
+        # Due when the run of `often` has killed the server, or is at least going.
+        await control.wake("s", "once", at=time.time() + 1.05)
         await for_ever()
 
     async def after(control: Control) -> None:
@@ -111,14 +112,15 @@ def test_schedules_go_on_and_nothing_is_made_up(place: Place) -> None:
         assert await control.wakes("s") == []
 
     lost, wakes = place.killed(scene, agent)
-    while time.time() <= wakes.get("once", 0.0):  # it passes while nobody serves
+    while time.time() <= wakes.get("once", 0.0):
+        # The time of `once` passes while nobody serves.
         time.sleep(0.01)
     place.life(after, echoes)
     place.life(last, echoes)
 
 
 def test_a_wake_that_was_accepted_and_had_not_begun_runs_once(place: Place) -> None:
-    """It is a message like any other by then; whatever comes takes it over."""
+    """An accepted wake that had not begun runs once, as a message like any other; any message takes it over."""
 
     def dies_before_the_mark(store: Any) -> None:
         real = store.decide
@@ -151,7 +153,7 @@ def test_a_wake_that_was_accepted_and_had_not_begun_runs_once(place: Place) -> N
 
 
 def test_a_session_that_brings_the_server_down_is_parked(place: Place) -> None:
-    """Three times in a row: it takes nothing and begins nothing, others go on, and a reset frees it."""
+    """A session with runs going in three crashes in a row takes and begins nothing until a reset; others go on."""
 
     sent: list[str] = []
 
@@ -191,7 +193,7 @@ def test_a_session_that_brings_the_server_down_is_parked(place: Place) -> None:
 
     place.killed(scene, waits_and_dies)
     for _ in range(CRASHES - 1):
-        place.killed(lambda control: for_ever(), dies)  # what waits begins by itself
+        place.killed(lambda control: for_ever(), dies)  # the waiting message begins by itself
     place.life(parked, counts)
     began.clear()
     place.life(parked, counts)  # a restart does not free it
@@ -232,7 +234,7 @@ def test_only_a_row_of_crashes_parks_a_session(place: Place, between: str) -> No
 
 
 def test_a_message_that_ended_before_its_session_was_anybody_s_leaves_no_text(place: Place) -> None:
-    """Whoever founds the session later must not read it, also where its ending is told by the next start."""
+    """A message that ended before its session had an owner is hidden from a later owner, also after a crash."""
 
     def dies_at_the_ending(store: Any) -> None:
         behind(store, "decide", place.die, when=lambda decision: decision.endings)
@@ -253,7 +255,7 @@ def test_a_message_that_ended_before_its_session_was_anybody_s_leaves_no_text(pl
 
 
 def test_runs_of_others_stay_hidden(place: Place) -> None:
-    """Who may see, stop, answer and watch a run is the same after a restart, lost or waiting."""
+    """The rights to see, stop, answer and watch a run are the same after a restart, lost or waiting."""
 
     async def scene(control: Control) -> None:
         running = await control.send("s", "running", by="alice")
@@ -344,7 +346,7 @@ def test_a_run_without_a_session_is_lost_once_it_had_begun(place: Place) -> None
 
 
 def test_a_run_without_a_session_that_is_admitted_again_can_be_stopped(place: Place) -> None:
-    """What was admitted again can be stopped by its id, its key or its session, as before."""
+    """A run without a session that was admitted again can be stopped by its id, its key or its session."""
 
     async def scene(control: Control) -> None:
         sent = [await control.send(None, f"go {n}", by="alice", key=f"k{n}", kind="agent") for n in range(2)]

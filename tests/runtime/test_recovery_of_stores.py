@@ -74,7 +74,7 @@ def test_a_thousand_runs_at_once(place: Place) -> None:
 
 @pytest.mark.parametrize("read", ["unsettled", "unsettled_runs", "load", "events", "tools", "pending_receipts"])
 def test_a_store_that_cannot_be_read_opens_nothing_and_destroys_nothing(place: Place, read: str) -> None:
-    """The error says so; a later start finds the same: lost is lost, what waited waits, and the gap is told."""
+    """A store that cannot be read opens nothing; a later start finds all: lost runs, waiting messages, the gap."""
 
     async def agent(run: Run, message: Message) -> None:
         if message.text == "tool":
@@ -122,7 +122,7 @@ def test_a_store_that_cannot_be_read_opens_nothing_and_destroys_nothing(place: P
 
 
 def test_a_store_that_takes_no_writes_while_it_is_opened(place: Place) -> None:
-    """The endings are told, not as durable, and are in when the store takes them again; nothing is told twice."""
+    """Endings that a start cannot store are told as not durable, and stored later; nothing is told twice."""
 
     async def scene(control: Control) -> None:
         sent = await control.send("s", "go")
@@ -163,7 +163,7 @@ def test_a_store_that_takes_no_writes_while_it_is_opened(place: Place) -> None:
     "verb", ["stop", "order", "absent order", "key", "reset", "strategy", "wake", "unwake", "answer"]
 )
 def test_what_was_acknowledged_as_durable_is_there(place: Place, verb: str) -> None:
-    """Killed right behind the answer to a verb that said durable: the next start knows of it."""
+    """The next start knows what a verb called durable, though the server was killed right after that answer."""
 
     async def agent(run: Run, message: Message) -> str:
         return str(await run.ask("which?")) if message.text == "idle" else "done"
@@ -220,7 +220,7 @@ def test_what_was_acknowledged_as_durable_is_there(place: Place, verb: str) -> N
 
 
 def test_an_ending_that_was_told_and_not_kept_is_the_one_that_stands(place: Place) -> None:
-    """The store refused the record, the watchers were told: the next start keeps what they heard, and adds nothing."""
+    """An ending that watchers were told and the store refused is kept by the next start, which adds nothing."""
 
     def refuses_endings(store: Any) -> None:
         real = store.decide

@@ -1,4 +1,4 @@
-"""Reset: everything of a session ends, a fresh transcript begins, and nothing said right behind it is lost."""
+"""Reset: everything of a session ends, a fresh transcript begins, and no message right after it is lost."""
 
 import asyncio
 from contextlib import aclosing
@@ -32,7 +32,7 @@ SLACK = 0.1
 
 
 class Memory:
-    """An agent that answers, and writes down what it was told of the conversation before."""
+    """An agent that answers, and writes down which earlier conversation it was told of."""
 
     def __init__(self) -> None:
         self.history: dict[str, list[str]] = {}
@@ -110,7 +110,7 @@ def test_a_fresh_transcript_begins(where: str) -> None:
 
 @pytest.mark.parametrize("where", ["running", "idle", "absent"])
 def test_the_generation_goes_on_rising(where: str) -> None:
-    """A reset makes no number again, and raises it like any end or stop."""
+    """A reset gives no number twice, and raises the generation like any end or stop."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -189,7 +189,7 @@ def test_arrivals_end_too() -> None:
 
 
 def test_nobody_resets_what_is_not_theirs() -> None:
-    """The owner and admins may; to others, and where there is none, there is no such session."""
+    """The owner and admins may reset; to others, and where there is none, there is no such session."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -220,7 +220,7 @@ def test_nobody_resets_what_is_not_theirs() -> None:
 
 
 def test_the_owner_ends_what_others_sent() -> None:
-    """A reset is of the whole session, whoever's messages are in it; it stays its owner's."""
+    """A reset ends the whole session, whoever sent its messages; the session stays its owner's."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -242,7 +242,7 @@ def test_the_owner_ends_what_others_sent() -> None:
 @pytest.mark.parametrize("where", ["running", "idle", "absent"])
 @pytest.mark.parametrize("latency", [0.0, 0.02])
 def test_a_message_right_behind_a_reset(where: str, latency: float) -> None:
-    """It belongs to the fresh transcript and is not lost, however close it follows."""
+    """A message right after a reset belongs to the fresh transcript and is not lost, however close it follows."""
 
     async def main() -> None:
         store, agent = MemoryStore(), Memory()
@@ -267,7 +267,7 @@ def test_a_message_right_behind_a_reset(where: str, latency: float) -> None:
 
 @pytest.mark.parametrize("late", range(0, 12, 2))
 def test_a_message_around_a_reset_is_stopped_or_fresh(late: int) -> None:
-    """At any instant: a message is ended by the reset, or answered with a fresh transcript; never half of each."""
+    """A message at any instant is ended by the reset or answered with a fresh transcript, never half of each."""
 
     async def main() -> None:
         agent = Memory()
@@ -287,7 +287,8 @@ def test_a_message_around_a_reset_is_stopped_or_fresh(late: int) -> None:
                 texts = [entry.text for entry in await control.history("s")]
                 if agent.fresh("after"):
                     assert texts == ["after", "done"]
-                else:  # it was there before the reset, and went with the old transcript
+                else:
+                    # The message was there before the reset, and went with the old transcript.
                     assert texts == [] and outcome.run_id in [run.run_id for run in await _ended(control)]
 
     seeded(main, range(8))
@@ -331,7 +332,7 @@ def test_a_schedule_stays() -> None:
 
 
 def test_the_next_control_sees_the_fresh_transcript() -> None:
-    """What a reset put behind the session stays behind it after a restart."""
+    """A transcript that a reset began is still the session's after a restart."""
 
     async def main() -> None:
         store, agent = MemoryStore(), Memory()
@@ -398,7 +399,7 @@ def test_a_reset_whose_answer_was_lost_counts() -> None:
 
 
 def test_a_reset_of_what_cannot_be_read() -> None:
-    """Where nothing is in memory and the store cannot be read, nobody can say whose it is: the caller may try again."""
+    """A reset of a session that is not in memory and cannot be read is refused as retryable: its owner is unknown."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -444,7 +445,7 @@ def test_a_reset_by_the_run_itself_stays_done() -> None:
 
 
 def test_a_reset_whose_caller_vanishes_stays_done() -> None:
-    """Once a reset has ended a run it is done, whoever still waits for it, also after the session left memory."""
+    """A reset that has ended a run is done though its caller vanishes, also after the session left memory."""
 
     async def main() -> None:
         store = MemoryStore(latency_seconds=0.05)
@@ -467,7 +468,7 @@ def test_a_reset_whose_caller_vanishes_stays_done() -> None:
 
 
 class LastRead(MemoryStore):
-    """A store that may break right behind a read."""
+    """A store that may break right after a read."""
 
     last = False
 
@@ -511,7 +512,8 @@ def test_a_turn_that_ends_behind_a_reset_is_a_previous_one() -> None:
         async with open_control(agent, store=MemoryStore(latency_seconds=0.05)) as control:
             first = await control.send("s", "wait")
             await asyncio.sleep(0.3)
-            with control._registry.pinned(SessionId("s")):  # it stays in memory
+            # Keep the session in memory.
+            with control._registry.pinned(SessionId("s")):
                 resetting = asyncio.create_task(control.reset("s"))
                 while not control._registry.runs[first.run_id].fallen:
                     await asyncio.sleep(0.001)

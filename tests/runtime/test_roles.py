@@ -61,7 +61,7 @@ class Sink:
 
 
 def test_roles_may_change_while_control_is_open() -> None:
-    """Who is named counts from then on, and who is not named any more has lost it; those named at first stay."""
+    """A role counts from its appointment until the next one leaves the name out; those named at first stay."""
 
     async def main() -> None:
         async with open_control(idles, readers=["carol"]) as control:
@@ -83,7 +83,7 @@ def test_roles_may_change_while_control_is_open() -> None:
 
 
 def test_an_approver_answers_and_does_nothing_else() -> None:
-    """Who is appointed to answer may answer every question; seeing, stopping and taking over stay what they were."""
+    """An appointed approver may answer every question; seeing, stopping and taking over stay what they were."""
 
     async def agent(run: Run, message: Message) -> str:
         return str(await run.ask("Really?"))
@@ -117,7 +117,7 @@ def test_an_approver_answers_and_does_nothing_else() -> None:
 
 
 def test_a_subscriber_of_everything_is_told_of_every_session() -> None:
-    """What each session's log holds, in one order, in the same step; and of every run whose deltas go."""
+    """A subscriber of everything gets all events in one order, in the same step, and each run whose deltas go."""
 
     async def agent(run: Run, message: Message) -> None:
         await run.say("hm")
@@ -157,7 +157,7 @@ def test_a_subscriber_of_everything_is_told_of_every_session() -> None:
 
 @pytest.mark.parametrize("fails", ["put", "drop"])
 def test_a_subscriber_that_fails_keeps_nobody_from_being_told(fails: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It is let go; the fall it failed in, and everyone else, go on."""
+    """A subscriber that fails is unsubscribed; the fall it failed in, and everyone else, go on."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -212,7 +212,7 @@ def test_who_sees_which_event() -> None:
 
 
 def test_an_owner_sees_what_is_told_after_the_run_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose session it was is known for a while after it left memory; then only those who see all see it."""
+    """An owner sees late events for a while after the session left memory; then only those who see all see them."""
     monkeypatch.setattr(registry, "LEFT", 2)
 
     async def main() -> None:

@@ -82,16 +82,16 @@ def test_a_rollback_over_a_passed_deadline_still_hides() -> None:
                 await asyncio.sleep(0)
             second = await control.send("s", "two", strategy="rollback")
             outcome = await control.wait(first.run_id)
-            if second.superseded == first.run_id:  # else it had timed out before
+            if second.superseded == first.run_id:
+                # Otherwise the first run had timed out before.
                 seen.add(outcome.ending)
                 assert outcome.hidden
                 entries = await control.history("s")
                 assert {entry.run_id for entry in entries if entry.hidden} == {first.run_id}
 
     for turns in range(40):
-        seeded(
-            partial(main, turns), (0,), charge=1e-3, mode=Mode.FIFO
-        )  # every step takes its time, so timers come late
+        # Every step takes its time, so timers come late.
+        seeded(partial(main, turns), (0,), charge=1e-3, mode=Mode.FIFO)
     assert Ending.TIMED_OUT in seen, "the schedules should have covered it"
 
 
@@ -165,7 +165,7 @@ def test_a_rollback_hides_the_turn() -> None:
 
 
 def test_started_tools_are_named_to_the_next_turn() -> None:
-    """Their effects remain: the next turn is told which tools began, over a chain of rollbacks too."""
+    """The next turn is told which tools began in hidden turns, over a chain of rollbacks too: their effects remain."""
 
     async def main() -> None:
         agent = Doer()
@@ -192,7 +192,7 @@ def test_started_tools_are_named_to_the_next_turn() -> None:
 @pytest.mark.parametrize("between", ["rollback", "interrupt", "stop"])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_started_tools_are_named_to_the_first_turn_that_begins(between: str, count: int) -> None:
-    """Turns that never began were told nothing; whoever begins next is told."""
+    """The first turn that begins is told of the tools; turns that never began were told nothing."""
 
     async def main() -> None:
         agent = Doer()
@@ -200,7 +200,8 @@ def test_started_tools_are_named_to_the_first_turn_that_begins(between: str, cou
         async with open_control(agent, store=store) as control:
             first = await control.send("s", "do it")
             await told(control, first.run_id, EventKind.DELTA)
-            store.latency_seconds = 0.05  # so that hardly anybody begins before the next one comes
+            # Slow enough that hardly any run begins before the next message comes.
+            store.latency_seconds = 0.05
             rolling = await control.send("s", "rolls back", strategy="rollback")
             assert rolling.superseded == first.run_id
             for _ in range(count):
@@ -241,7 +242,7 @@ def test_started_tools_are_named_after_a_restart() -> None:
 
 
 def test_a_rollback_hides_what_was_steered_in() -> None:
-    """A message that the hidden turn took in is hidden with it."""
+    """A message that the hidden turn absorbed is hidden with it."""
 
     async def main() -> None:
         agent = Listener("work")
@@ -256,7 +257,7 @@ def test_a_rollback_hides_what_was_steered_in() -> None:
 
 
 def test_a_rollback_of_an_idle_session_is_a_message() -> None:
-    """What has ended is not undone."""
+    """A rollback in an idle session is a plain message: a turn that has ended is not undone."""
 
     async def main() -> None:
         async with open_control(echoes, strategy="rollback") as control:
@@ -272,7 +273,7 @@ def test_a_rollback_of_an_idle_session_is_a_message() -> None:
 
 
 def test_without_the_right_to_stop_a_rollback_queues() -> None:
-    """A stranger hides nothing of another's."""
+    """A rollback by a stranger, who may not stop the run, queues and hides nothing."""
 
     async def main() -> None:
         async with open_control(mumbles) as control:

@@ -251,7 +251,7 @@ def test_stale_says_what_to_watch() -> None:
 
 
 def test_an_agent_that_goes_on_trying_is_not_resumed_for_ever() -> None:
-    """A body that answers every Stale with another attempt is let go after a bounded number of refusals."""
+    """A body that answers every Stale with another attempt is dropped after a bounded number of refusals."""
 
     async def agent(run: Run, message: Message) -> None:
         while True:

@@ -130,7 +130,7 @@ def test_the_last_turn_is_the_one_that_ran() -> None:
 
 
 def test_an_arrival_can_be_stopped_at_once() -> None:
-    """A message that is not decided on yet ends with a stop right behind it and its agent never begins (race 2)."""
+    """A message that is not decided on yet ends with a stop right after it, and its agent never begins (race 2)."""
     began: list[str] = []
 
     async def agent(run: Run, message: Message) -> None:
@@ -228,7 +228,7 @@ def test_arrivals_are_decided_in_their_order() -> None:
 
 
 def test_a_message_right_behind_a_stop_is_not_swallowed() -> None:
-    """A message sent in the same instant as a stop, but after it, runs (races 23 and 24)."""
+    """A message sent in the same instant as a stop, but after the stop, runs (races 23 and 24)."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -243,7 +243,7 @@ def test_a_message_right_behind_a_stop_is_not_swallowed() -> None:
 
 
 def test_a_stop_right_behind_a_message_ends_it() -> None:
-    """A stop in the same instant as a message, but after it, ends both the run and the message (race 24)."""
+    """A stop in the same instant as a message, but after the message, ends both it and the run (race 24)."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -259,7 +259,7 @@ def test_a_stop_right_behind_a_message_ends_it() -> None:
 
 
 def test_a_message_does_not_wait_for_cleanup() -> None:
-    """A message sent while a stopped agent cleans up starts behind the fence, not behind the cleanup (race 22)."""
+    """A message sent while a stopped agent cleans up starts after the fence, not after the cleanup (race 22)."""
 
     async def agent(run: Run, message: Message) -> str | None:
         if message.text == "slow":
@@ -336,7 +336,7 @@ def test_a_second_control_on_the_store_goes_on() -> None:
 
 @pytest.mark.parametrize("strategy", ["queue", "interrupt", "reject"])
 def test_an_empty_seat_is_taken_whatever_the_strategy(strategy: str) -> None:
-    """With nobody in the seat every strategy means the same."""
+    """Every strategy means the same while the seat is empty."""
 
     async def main() -> None:
         async with open_control(echoes, strategy=strategy) as control:
@@ -372,7 +372,7 @@ def test_a_late_cleanup_frees_nothing_of_the_new_run() -> None:
 
 
 def test_a_message_behind_a_stop_whose_caller_vanished() -> None:
-    """A message in the instant after a stop runs, also if whoever asked for the stop is gone by then (race 23)."""
+    """A message in the instant after a stop runs, also if the caller of the stop is gone by then (race 23)."""
 
     async def agent(run: Run, message: Message) -> str | None:
         return "reply" if message.text == "new" else await idles(run, message)

@@ -1,4 +1,4 @@
-"""Whose a session is: its owner's, an admin's, and theirs it is shared with, for as long as it is."""
+"""A session is its owner's, an admin's, and theirs it is shared with, for as long as it is."""
 
 import asyncio
 import sqlite3
@@ -45,7 +45,8 @@ VERBS: dict[str, Callable[[Control, str, str], Awaitable[Any]]] = {
     "share": lambda control, session, by: control.share(session, with_="eve", by=by),
     "unshare": lambda control, session, by: control.unshare(session, with_="eve", by=by),
 }
-WRITER = {"send", "history", "session", "runs", "watch"}  # (a rollback of theirs queues, a reject is rejected)
+# A writer's rollback queues, and a writer's reject is rejected.
+WRITER = {"send", "history", "session", "runs", "watch"}
 GUEST = WRITER - {"send"}
 
 
@@ -56,7 +57,7 @@ async def first_of(events: Any) -> Event:
 
 
 async def word(asked: Awaitable[Any]) -> str:
-    """What a caller is told: `done`, or the refusal."""
+    """Return what a caller is told: `done`, or the refusal."""
     try:
         await asked
     except Exception as error:
@@ -83,7 +84,7 @@ def test_a_stranger_learns_nothing(verb: str) -> None:
 
 @pytest.mark.parametrize(("may", "allowed"), [("write", WRITER), ("read", GUEST)])
 def test_what_a_session_is_shared_for(may: str, allowed: set[str]) -> None:
-    """Whoever may write sends (and queues) and sees; whoever may read sees; neither may what is the owner's to do."""
+    """A writer sends (and queues) and sees, a guest sees, and neither may do what is the owner's to do."""
 
     async def main() -> None:
         for verb, ask in VERBS.items():
@@ -134,7 +135,7 @@ def test_sharing_is_the_owner_s_to_do() -> None:
 
 @pytest.mark.parametrize("change", ["unshare", "appoint", "read only"])
 def test_a_watch_ends_in_the_step_that_takes_the_right(change: str) -> None:
-    """Nothing that is said after it reaches whoever watched by that right; a guest who may still read goes on."""
+    """A watcher hears nothing after the step that takes their right; a guest who may still read goes on."""
 
     async def agent(run: Run, message: Message) -> None:
         for n in range(1_000_000):
@@ -186,7 +187,7 @@ def test_a_watch_ends_in_the_step_that_takes_the_right(change: str) -> None:
 
 
 def test_a_wait_ends_in_the_step_that_takes_the_right() -> None:
-    """Whoever waits for a run they may not see any more is told `unknown` at once, not how it ends."""
+    """A waiter who loses the right to see a run is told `unknown` at once, not how it ends."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -233,7 +234,7 @@ def test_a_right_is_gone_whatever_the_store_does() -> None:
 
 
 def test_the_later_word_stands() -> None:
-    """A right that was taken while it was still being given is not given after all."""
+    """A right that is taken away while it is still being given is not given."""
 
     async def main() -> None:
         store = MemoryStore(latency_seconds=0.1)
@@ -253,7 +254,7 @@ def test_the_later_word_stands() -> None:
 
 @pytest.mark.parametrize("place", ["memory", "sqlite"])
 def test_sharing_outlives_a_restart(place: str, tmp_path: Any) -> None:
-    """What was shared, and what was taken back, is so after a restart; a session's children are shared as it is."""
+    """Shares, and those taken back, are so after a restart; a session's children are shared as it is."""
 
     async def child(run: Run, message: Message) -> str:
         return "helped"
@@ -287,7 +288,7 @@ def test_sharing_outlives_a_restart(place: str, tmp_path: Any) -> None:
 
 
 def test_a_stop_by_one_who_loses_the_right_meanwhile_still_has_its_receipt() -> None:
-    """Who may stop is asked when it is decided; what was decided is told, though the right goes before it is public."""
+    """A stop that was decided is answered with its receipt, though its caller loses the right before it is public."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -309,7 +310,7 @@ def test_a_stop_by_one_who_loses_the_right_meanwhile_still_has_its_receipt() -> 
 
 
 def test_the_ack_says_whose_session_it_is() -> None:
-    """The first sender owns the session; whoever else sends to it is told so."""
+    """The first sender owns the session, and the ack of every other sender names that owner."""
 
     async def main() -> None:
         async with open_control(echoes) as control:
@@ -324,7 +325,7 @@ def test_the_ack_says_whose_session_it_is() -> None:
 
 @pytest.mark.parametrize("last", [1, 2])
 def test_a_right_that_goes_while_it_is_read_is_not_used(last: int) -> None:
-    """A watch that asked the store whose the session is, before the right was taken, is not begun by the old answer."""
+    """A watch whose right was read from the store, and then taken away, is not begun by the old answer."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -376,7 +377,7 @@ def test_a_right_that_is_gone_does_not_come_back_from_the_store(tmp_path: Path) 
             assert (shared.shares, shared.durable) == ({}, False)
             assert await control.sessions(by="bob") == []
             sending = asyncio.create_task(word(control.send("s", "late", by="bob", key="late")))
-            await asyncio.sleep(0.2)  # it may be loading
+            await asyncio.sleep(0.2)  # the message may be loading the session
             with pytest.raises(Unknown):
                 await control.history("s", by="bob")
             other.execute("ROLLBACK")
@@ -392,7 +393,7 @@ def test_a_right_that_is_gone_does_not_come_back_from_the_store(tmp_path: Path) 
 @pytest.mark.parametrize("verb", ["history", "runs", "session", "timeline", "wait"])
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
 def test_what_is_read_while_a_right_goes_is_not_told(verb: str, number: int) -> None:
-    """A read that the right allowed, and that ends after it was taken away, tells nothing; nor what came since."""
+    """A read whose right is taken away before it ends tells nothing, nor what came since."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -422,7 +423,8 @@ def test_what_is_read_while_a_right_goes_is_not_told(verb: str, number: int) -> 
             await asyncio.sleep(1)
             for name, ask in whole.items():
                 setattr(store, name, ask)
-            if reads < number:  # it asks less often, and is answered
+            if reads < number:
+                # The verb reads less often, and is answered.
                 await asking
                 return
             await control.unshare("s", with_="bob", by="alice")

@@ -37,7 +37,7 @@ from interlock.core.events import ProcessData
 from .scene import QUICK, echoes, idles, kinds, log_of, put_forward, started, swallowed, told
 
 BOUND_SECONDS = 30.0
-DEADLINE = 300.0  # of a run or a process, on the loop's clock, which is put forward
+DEADLINE = 300.0  # seconds for a run or a process, on the loop's clock, which is put forward
 GRADES = [pytest.param(None, id="as the machine gives"), pytest.param(Grade.KEEPER, id="keeper")]
 at_each_grade = pytest.mark.parametrize("grade", GRADES)
 
@@ -74,7 +74,7 @@ def descriptors() -> int:
 
 
 async def does(work: Callable[[Run], Awaitable[Any]], **options: Any) -> Any:
-    """Have an agent do something; return what came of it once nothing of the run is left."""
+    """Have an agent do something; return its result once nothing of the run is left."""
     came: list[Any] = []
 
     async def agent(run: Run, message: Message) -> None:
@@ -93,7 +93,7 @@ def confined(grade: Grade | None) -> Confinement:
     return Confinement(grade=grade)
 
 
-# What it gives
+# Results
 
 
 @at_each_grade
@@ -129,7 +129,7 @@ def test_output_is_bytes_and_text() -> None:
     ids=["large pieces", "one piece", "small pieces"],
 )
 def test_output_is_bounded(argv: tuple[str, ...]) -> None:
-    """Of more output than is kept the beginning and the end are kept, with a line between that counts the rest."""
+    """Output beyond the bound keeps its beginning and its end, with a line between that counts the rest."""
 
     async def work(run: Run) -> Finished:
         return await run.spawn(*argv)
@@ -152,7 +152,7 @@ def test_output_that_fits_is_whole() -> None:
 
 
 def test_directory_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs where it is told, and sees an allow-list of our environment, what is added, and not what is left out."""
+    """A process runs where it is told, with an allow-list of our environment and what is added, not what is removed."""
     monkeypatch.setenv("SECRET_TOKEN", "hush")
     monkeypatch.setenv("LANG", "C.UTF-8")
 
@@ -167,7 +167,7 @@ def test_directory_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_it_reads() -> None:
-    """It reads the text or bytes it is given, however much, and else finds the end of its input at once."""
+    """A process reads the text or bytes it is given, however much, and otherwise finds the end of its input at once."""
     much = os.urandom(300_000)
 
     async def work(run: Run) -> list[bytes]:
@@ -178,7 +178,7 @@ def test_what_it_reads() -> None:
 
 
 def test_one_that_does_not_read_its_input() -> None:
-    """A process that exits without reading what it was given ends as it would anyway."""
+    """A process that exits without reading its input ends like any other."""
 
     async def work(run: Run) -> Finished:
         return await run.spawn("sh", "-c", "exec <&-; echo done", input="x" * 300_000)
@@ -187,7 +187,7 @@ def test_one_that_does_not_read_its_input() -> None:
 
 
 def test_terminal() -> None:
-    """With `pty` it has a terminal of its own, and reads its input from it."""
+    """A process with `pty` has a terminal of its own, and reads its input from it."""
 
     async def work(run: Run) -> tuple[Finished, Finished]:
         return await run.spawn("tty", pty=True), await run.spawn("head", "-1", pty=True, input="hello\n")
@@ -339,7 +339,7 @@ def test_grace(grade: Grade | None, tmp_path: Path) -> None:
 
 
 def test_a_grace_longer_than_the_drain(tmp_path: Path) -> None:
-    """Whoever leaves the block of a process waits for its whole grace, also one longer than a drain may take."""
+    """Leaving the block of a process waits for its whole grace, also one longer than a drain may take."""
     at = tmp_path / "pid"
 
     async def work(run: Run) -> bool:
@@ -404,7 +404,7 @@ def test_the_agent_s_own_timeout(tmp_path: Path) -> None:
     ids=repr,
 )
 def test_bad_input(argv: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """What cannot be meant is BadInput, and nothing happens: not even a helper is started."""
+    """An argument that cannot be meant is BadInput, and nothing happens: not even a helper is started."""
 
     async def main() -> None:
         errors: list[BaseException] = []
@@ -584,7 +584,7 @@ def _children() -> list[int]:
 
 @at_each_grade
 def test_a_background_child_of_a_process(grade: Grade | None, tmp_path: Path) -> None:
-    """What a finished process left in the background lives until the run ends, and is gone at `drained`."""
+    """A background child of a finished process lives until the run ends, and is gone at `drained`."""
     at = tmp_path / "child"
     go_on = asyncio.Event()
 
@@ -656,7 +656,8 @@ def test_children_fall_with_their_processes(tmp_path: Path) -> None:
             sent = await control.send("s", "go")
             pid = await pid_in(at)
             async with asyncio.timeout(BOUND_SECONDS):
-                while [each.pid for each in await control.processes("s")] != [pid]:  # its keeper tells of it soon
+                while [each.pid for each in await control.processes("s")] != [pid]:
+                    # The process's keeper tells of it soon.
                     await asyncio.sleep(0.01)
             await control.stop(session="s")
             await control.wait(sent.run_id, drained=True)
@@ -693,7 +694,7 @@ def test_the_ack_does_not_wait_for_a_grace(grade: Grade | None, tmp_path: Path) 
 
 
 def test_what_a_process_writes_after_the_stop_is_told_to_nobody(tmp_path: Path) -> None:
-    """It may live on for its grace, and is listed while it does; what it writes then is output of a fallen run."""
+    """A process in its grace after a stop is listed, but its output is of a fallen run and told to nobody."""
     at = tmp_path / "pid"
 
     async def agent(run: Run, message: Message) -> None:
@@ -704,7 +705,8 @@ def test_what_a_process_writes_after_the_stop_is_told_to_nobody(tmp_path: Path) 
             sent = await control.send("s", "go")
             await pid_in(at)
             async with asyncio.timeout(BOUND_SECONDS):
-                while [each.tail for each in await control.processes("s")] != ["early\n"]:  # it is read soon
+                while [each.tail for each in await control.processes("s")] != ["early\n"]:
+                    # Control reads the output soon.
                     await asyncio.sleep(0.002)
             await control.stop(session="s")
             seen = 0
@@ -782,7 +784,7 @@ def test_a_hold_is_freed_behind_processes(tmp_path: Path) -> None:
             pid = await pid_in(at)
             second = await control.send("two", "second")
             await control.stop(session="one")
-            await asyncio.sleep(0.1)  # for as long as it is there
+            await asyncio.sleep(0.1)  # while the process is there
             assert there(pid) and found == []
             go.touch()
             await control.wait(second.run_id)
@@ -791,7 +793,7 @@ def test_a_hold_is_freed_behind_processes(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-# What is told
+# Telling
 
 
 def test_watchers_are_told_of_processes_and_the_end_of_their_output() -> None:
@@ -859,7 +861,7 @@ def test_a_receipt_without_processes() -> None:
     asyncio.run(main())
 
 
-# Behind the run before
+# After the processes of the previous run
 
 
 def test_the_first_spawn_waits_for_the_processes_before(tmp_path: Path) -> None:
@@ -885,7 +887,7 @@ def test_the_first_spawn_waits_for_the_processes_before(tmp_path: Path) -> None:
             await pid_in(at)
             new = await control.send("s", "new")
             await until(lambda: "said" in seen)
-            await asyncio.sleep(0.1)  # for as long as the old one is there
+            await asyncio.sleep(0.1)  # while the old process is there
             assert seen == {"said": True}
             go.touch()
             await control.wait(new.run_id, drained=True)
@@ -922,7 +924,7 @@ def test_a_child_waits_for_the_processes_before_its_parent(tmp_path: Path) -> No
 
 
 def test_what_is_stuck_is_named_beside(tmp_path: Path) -> None:
-    """Where the old run's process cannot be seen gone, the next run's spawn goes on after its bound and says so."""
+    """A spawn goes on after its bound, and says so, if the old run's process cannot be seen gone."""
     at = tmp_path / "pid"
 
     async def agent(run: Run, message: Message) -> None:
@@ -943,7 +945,8 @@ def test_what_is_stuck_is_named_beside(tmp_path: Path) -> None:
                 receipt = await control.receipt(old.run_id)
                 assert receipt.drain is Drain.UNCONFIRMED and receipt.unconfirmed and receipt.processes.stuck >= 1
             finally:
-                os.waitpid(pid, _WALL)  # a tracer takes note first; only then can its parent
+                # The tracer must take note first; only then can the parent reap the process.
+                os.waitpid(pid, _WALL)
             await until(lambda: not there(pid))
 
     asyncio.run(main())
@@ -953,7 +956,7 @@ _SEIZE, _WALL = 0x4206, 0x40000000
 
 
 def _hold_back(pid: int) -> None:
-    """Trace a process: though it was killed it cannot be seen gone by anyone before this process has taken note."""
+    """Trace a process: after a KILL nobody can see it gone before this process has taken note."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.ptrace(_SEIZE, ctypes.c_long(pid), None, None) != 0:
         pytest.skip(f"ptrace is not allowed here: {os.strerror(ctypes.get_errno())}")
@@ -987,7 +990,7 @@ asyncio.run(main())
 
 @at_each_grade
 def test_a_named_process_is_replaced(grade: Grade | None, tmp_path: Path) -> None:
-    """One of the same name is ended, with what it started, and seen to be gone before the next begins."""
+    """A named process is ended, with what it started, and seen to be gone before the next of that name begins."""
     lock = tmp_path / "lock"
     # A server that a child in another session keeps: it fails if another holds the lock.
     script = f"exec 9> {lock}; flock -n 9 || exit 9; setsid sleep 100 & echo up; exec sleep 100"
@@ -1004,7 +1007,7 @@ def test_a_named_process_is_replaced(grade: Grade | None, tmp_path: Path) -> Non
 
 
 def test_replacements_in_one_instant(tmp_path: Path) -> None:
-    """Of several replacements at once one is left in the end, and no two of them ever ran at the same time."""
+    """Several replacements at once leave one process, and no two of them ever ran at the same time."""
     lock, clashes = tmp_path / "lock", tmp_path / "clashes"
     script = f"exec 9> {lock}; flock -n 9 || {{ echo x >> {clashes}; exit 9; }}; exec sleep 100"
 

@@ -1,4 +1,4 @@
-"""Steer: a message goes into the run that is at work, and whoever asks after the message is told of that run."""
+"""Steer: a message goes into the run that is at work, and every question about the message is answered by that run."""
 
 import asyncio
 from contextlib import aclosing
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("nothing_breaks")
 
 @pytest.mark.parametrize("slow", [0.0, 2.0])
 def test_the_watcher_of_a_steered_message_is_told_the_end(slow: float) -> None:
-    """A watcher of a steered message sees the end of the run that took it, also when the watcher reads late."""
+    """A watcher of a steered message sees the end of the run that absorbed it, also when the watcher reads late."""
 
     async def agent(run: Run, message: Message) -> str:
         while not (taken := await run.check()):
@@ -58,7 +58,8 @@ def test_a_tool_call_carries_what_was_steered_before_it() -> None:
             await asyncio.sleep(0.2)
             store.faults.fail = True
             assert len(await run.check()) == 1
-            await asyncio.sleep(0.01)  # the alias is refused, and is tried again only later
+            # The alias is refused, and is tried again only later.
+            await asyncio.sleep(0.01)
             store.faults.fail = False
             await run.call(pays)
             await asyncio.sleep(3600)
@@ -73,10 +74,10 @@ def test_a_tool_call_carries_what_was_steered_before_it() -> None:
 
 
 class Listener:
-    """An agent that works until it is let go, takes steered messages in when told to, and writes down all it saw."""
+    """An agent that works until it is let go, absorbs steered messages when told to, and writes down all it saw."""
 
     def __init__(self, *texts: str) -> None:
-        self.texts = texts  # who waits to be let go; nobody named: everyone
+        self.texts = texts  # the texts that wait to be let go; all, if none is given
         self.seen: list[str] = []
         self.taken: list[Message] = []
         self.messages: list[Message] = []
@@ -123,7 +124,7 @@ async def events_of(control: Control, run: str) -> list[Event]:
 
 
 async def taken_in(agent: Listener, control: Control, *texts: str) -> tuple[Sent, list[Sent]]:
-    """Begin a run and let it take steered messages in."""
+    """Begin a run and let it absorb steered messages."""
     sent = await control.send("s", "work")
     await told(control, sent.run_id, EventKind.DELTA)
     steers = [await control.send("s", text, strategy="steer") for text in texts]
@@ -153,7 +154,7 @@ def test_a_steer_waits_with_an_id_of_its_own() -> None:
 
 
 def test_a_taken_steer_is_part_of_the_run() -> None:
-    """`check` returns the message whole and once; whoever waits for it is answered by the run that took it."""
+    """`check` returns the message whole and once; a waiter for it is answered by the run that absorbed it."""
 
     async def main() -> None:
         agent = Listener()
@@ -185,7 +186,7 @@ def test_a_taken_steer_is_part_of_the_run() -> None:
 @pytest.mark.parametrize("where", ["memory", "store", "second control"])
 @pytest.mark.parametrize("verb", ["wait", "stop", "watch", "receipt", "timeline"])
 def test_every_verb_follows_a_taken_steer(verb: str, where: str) -> None:
-    """Asked for a taken message, each verb answers with the run that took it, as long as anyone remembers it."""
+    """Every verb answers for an absorbed message with the run that absorbed it, as long as anyone remembers it."""
 
     async def ask(control: Control, run: str) -> Any:
         match verb:
@@ -220,7 +221,7 @@ def test_every_verb_follows_a_taken_steer(verb: str, where: str) -> None:
 
 
 def test_a_stop_of_a_taken_steer_ends_the_run() -> None:
-    """A stop by the taken message's id ends the run it is part of, with one receipt."""
+    """A stop by the absorbed message's id ends the run it is part of, with one receipt."""
 
     async def main() -> None:
         agent = Listener()
@@ -234,7 +235,7 @@ def test_a_stop_of_a_taken_steer_ends_the_run() -> None:
 
 
 def test_a_watcher_of_a_steer_goes_over_to_the_run() -> None:
-    """Whoever watched a steered message before it was taken is told the run's end too."""
+    """A watcher of a steered message, from before it was absorbed, is told the run's end too."""
 
     async def main() -> None:
         agent = Listener()
@@ -337,7 +338,7 @@ def test_a_steer_is_held_while_the_run_asks() -> None:
 
 
 def test_without_the_right_to_stop_a_steer_queues() -> None:
-    """A stranger's steer is never taken in by a run it may not stop; it gets a turn of its own."""
+    """A stranger's steer is never absorbed by a run it may not stop; it gets a turn of its own."""
 
     async def main() -> None:
         agent = Listener("work")
@@ -356,7 +357,7 @@ def test_without_the_right_to_stop_a_steer_queues() -> None:
 
 
 def test_a_stop_of_the_run_leaves_a_strangers_message() -> None:
-    """Whoever stops their own run does not end what they may not stop, steered or not."""
+    """A principal who stops their own run does not end a stranger's message, steered or not."""
 
     async def main() -> None:
         agent = Listener("work")
@@ -375,7 +376,7 @@ def test_a_stop_of_the_run_leaves_a_strangers_message() -> None:
 
 
 def test_a_steer_into_an_idle_session_is_seated() -> None:
-    """Where nobody has the seat there is nothing to steer."""
+    """A steer into an idle session is seated: there is no run to steer."""
 
     async def main() -> None:
         async with open_control(echoes, strategy="steer") as control:
@@ -387,7 +388,7 @@ def test_a_steer_into_an_idle_session_is_seated() -> None:
 
 
 def test_a_steer_stands_where_it_was_taken() -> None:
-    """In the transcript the message follows what had been said by then, not where it was sent."""
+    """The transcript has a steered message at the place where it was absorbed, not where it was sent."""
     seen: list[list[tuple[str, str]]] = []
 
     async def agent(run: Run, message: Message) -> str:
@@ -442,7 +443,7 @@ class Brief:
 
 @pytest.mark.parametrize("late", range(0, 24, 3))
 def test_a_steer_around_the_end_is_handled_once(late: int) -> None:
-    """Whenever a steer comes in the life of a run, an agent is given it exactly once."""
+    """A steer at any instant in the life of a run is given to an agent exactly once."""
 
     async def main() -> None:
         agent = Brief()
@@ -485,11 +486,12 @@ def test_a_steer_in_trouble_is_handled_once_or_refused(fault: str) -> None:
                 assert agent.seen.count("first") <= 1
 
     seeded(main, range(6))
-    assert len(set(answers)) > 1 or fault == "lose"  # (there the store says in the end that it is in)
+    # A store that loses its answers says in the end that the message is in.
+    assert len(set(answers)) > 1 or fault == "lose"
 
 
 def seen_as_told(seen: list[str], text: str, outcome: Outcome | None) -> None:
-    """An agent was given a text as often as its sender must think."""
+    """Check that an agent was given a text exactly as often as its sender was told."""
     if outcome is not None and outcome.ending is Ending.FAILED:
         assert outcome.error_kind is ErrorKind.STORE and outcome.started_at is None
     assert seen.count(text) == (outcome is not None and outcome.started_at is not None)
@@ -497,7 +499,7 @@ def seen_as_told(seen: list[str], text: str, outcome: Outcome | None) -> None:
 
 @pytest.mark.parametrize("fault", ["fail", "stall", "lose"])
 def test_what_a_run_took_is_kept_with_its_ending(fault: str) -> None:
-    """Once the run's end is durable so is what it took in: a crash after that cannot bring the message back."""
+    """A message that a run absorbed is durable with the run's end: a crash after that cannot bring the message back."""
 
     async def main() -> None:
         store, agent = Shaky(), Listener()
@@ -518,7 +520,7 @@ def test_what_a_run_took_is_kept_with_its_ending(fault: str) -> None:
 
 
 def test_a_steers_key() -> None:
-    """The same key gets the same answer while it waits, once it was taken, and from the next control; nobody twice."""
+    """The same key gets the same answer while the message waits, once absorbed, and from the next control."""
 
     async def main() -> None:
         store, agent = MemoryStore(), Listener("work")
@@ -547,7 +549,7 @@ def test_a_steers_key() -> None:
 
 
 def test_a_stop_by_key_ends_the_run_that_took_it() -> None:
-    """The key of a taken steer names the run that took it."""
+    """A stop by the key of an absorbed steer ends the run that absorbed it."""
 
     async def main() -> None:
         agent = Listener()

@@ -217,7 +217,7 @@ def test_a_session_stop_on_an_empty_seat_raises_the_generation() -> None:
 
 
 def test_stop_and_completion_tie() -> None:
-    """Whoever settles first stands, and stop, wait, watch, receipt and store agree on it (race 17)."""
+    """The first to settle stands, and stop, wait, watch, receipt and store agree on it (race 17)."""
     endings: set[str] = set()
 
     async def main() -> None:
@@ -308,7 +308,7 @@ def test_a_caller_that_goes_away_changes_nothing() -> None:
 
 
 def test_stop_does_not_wait_for_the_agent() -> None:
-    """Stop of an agent that hears no cancel returns at t1; the receipt completes when the leash lets go of it."""
+    """A stop of an agent that hears no cancel returns at t1; the receipt completes when the leash drops the agent."""
 
     async def main() -> None:
         async with open_control(deaf) as control:
@@ -328,7 +328,7 @@ def test_stop_does_not_wait_for_the_agent() -> None:
 
 
 def test_receipts_are_events_of_the_session() -> None:
-    """A watcher of the session sees the receipt at the end and again when it is drained, behind the terminal event."""
+    """A watcher of the session sees the receipt at the end and again when it is drained, after the terminal event."""
 
     async def main() -> None:
         async with open_control(deaf) as control:
@@ -383,7 +383,7 @@ def test_a_key_can_be_stopped_before_it_is_seen() -> None:
 
 
 def test_a_born_stopped_message_takes_nobody_over() -> None:
-    """A tombstone is looked for before the takeover: the run in the seat goes on (race 1)."""
+    """Control looks for a tombstone before it takes over: the run in the seat goes on (race 1)."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -476,7 +476,7 @@ def test_no_provider_is_asked_again_after_a_stop() -> None:
 
 
 def test_a_typed_stop_is_told_as_one() -> None:
-    """That a person typed it is in every telling of the ending; children, and stops by a call, are told as before."""
+    """A typed stop is told as typed in every telling of the ending; children, and stops by a call, are not."""
 
     async def agent(run: Run, message: Message) -> None:
         await run.delegate("other", message.text)
@@ -499,7 +499,8 @@ def test_a_typed_stop_is_told_as_one() -> None:
             called = await control.send("s", "three")
             await control.stop(session="s")
             assert chat_event(await control.wait(called.run_id)).stop_reason == "rpc"
-            for what in ("run", "message"):  # there is no message to have typed it in
+            for what in ("run", "message"):
+                # A stop of these kinds has no message in which a person could have typed it.
                 other = await control.send("s", "four", key=what)
                 await control.stop(**{what: other.run_id if what == "run" else what}, typed=True)
                 assert not (await control.wait(other.run_id)).typed
@@ -534,7 +535,7 @@ def test_a_large_tree_is_told_once() -> None:
                 log = (await store.events(row.session, after=0, limit=10_000)).events
                 told = [event.data.receipt for event in log if isinstance(event.data, ReceiptData)]
                 wanted = everyone if row.session == "s" else {row.id}
-                assert 1 <= len(told) <= 3  # as it is told, drained and kept
+                assert 1 <= len(told) <= 3  # told, drained and stored
                 for each in told:
                     assert {run.id for run in each.runs} == wanted
                     assert len(each.runs) == len(wanted)
@@ -583,7 +584,7 @@ def test_a_stop_of_an_absent_session_that_comes_alive() -> None:
 
 
 def test_generations_of_forgotten_sessions_are_forgotten() -> None:
-    """A stop that reads a session while a stranger's message is refused leaves nothing of it in memory."""
+    """A stop that reads a session while a stranger's message is refused leaves no generation of it in memory."""
 
     async def main() -> None:
         store = MemoryStore()

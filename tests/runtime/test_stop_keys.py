@@ -53,7 +53,7 @@ def test_a_stop_delivered_twice_ends_nothing_newer(stop: str) -> None:
 
 
 def test_a_stop_delivered_twice_at_once_is_one() -> None:
-    """The second joins the first before that has an answer, also with a message between them."""
+    """A second delivery joins the first before that has an answer, also with a message between them."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -73,7 +73,7 @@ def test_a_stop_delivered_twice_at_once_is_one() -> None:
 
 @pytest.mark.parametrize("known", [False, True])
 def test_a_stop_that_found_nothing_finds_nothing_again(known: bool) -> None:
-    """Delivered again when something runs, it is answered as the first time, whether or not the session was known."""
+    """A stop that found nothing is answered the same when something runs, whether or not the session was known."""
 
     async def main() -> None:
         async with open_control(echoes) as control:
@@ -93,7 +93,7 @@ def test_a_stop_that_found_nothing_finds_nothing_again(known: bool) -> None:
 
 
 def test_a_reset_that_found_no_session_begins_none_anew() -> None:
-    """What was refused the first time is refused again, though there is a session by then."""
+    """A reset that was refused is refused again under its key, though there is a session by then."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -109,7 +109,7 @@ def test_a_reset_that_found_no_session_begins_none_anew() -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("stop", ["session", "run", "message"])
 def test_a_stop_by_its_key_waits_for_no_store(stop: str, fault: str) -> None:
-    """The fence falls in the step of the call whatever the store does, and so does the key."""
+    """The fence falls, and the key is used, in the step of the call, whatever the store does."""
 
     async def main() -> None:
         store, settings = MemoryStore(), Settings(commit_seconds=0.3, retry_seconds=0.1)
@@ -153,7 +153,7 @@ def test_a_stop_by_its_key_goes_on_without_its_caller() -> None:
 
 
 def test_a_key_is_for_one_stop() -> None:
-    """The same key for another target, or for a message, is refused; for somebody else it is another key."""
+    """A key used for another target, or for a message, is refused; the same key of somebody else is another key."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -177,7 +177,7 @@ def test_a_key_is_for_one_stop() -> None:
 
 
 def test_a_stop_is_not_refused_for_a_key_that_a_message_has() -> None:
-    """Whoever uses one key for both is stopped, and the message keeps its answer."""
+    """A stop under a key that a message has is carried out, and the message keeps its answer."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -189,7 +189,7 @@ def test_a_stop_is_not_refused_for_a_key_that_a_message_has() -> None:
 
 
 def test_keys_of_stops_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who stops often pushes out only their own oldest."""
+    """A principal that stops often pushes only its own oldest keys out of memory."""
     monkeypatch.setattr("interlock.runtime.registry.STOPS", 3)
 
     async def main() -> None:

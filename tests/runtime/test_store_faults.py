@@ -156,7 +156,7 @@ def test_a_withdrawn_message_gives_the_seat_to_the_next() -> None:
 
 
 def test_a_withdrawn_message_owns_nothing() -> None:
-    """Whoever's first message never was does not own the session: the owner is who came in first."""
+    """The sender of a withdrawn first message does not own the session: the first sender admitted does."""
 
     async def main() -> None:
         store = Shaky()
@@ -180,7 +180,7 @@ def test_a_withdrawn_message_owns_nothing() -> None:
 def test_a_takeover_whose_commit_fails(fault: str) -> None:
     """The old run is superseded by a message that was not kept, told so once and everywhere; the new one never was.
 
-    It is told as not durable, then made durable (race 134).
+    The ending is told as not durable, then made durable (race 134).
     """
 
     async def main() -> None:
@@ -246,10 +246,10 @@ def test_a_takeover_that_is_stopped_while_its_commit_fails() -> None:
 
 
 def test_a_store_that_cannot_say_whether_a_takeover_is_in() -> None:
-    """The end is told all the same, a little after COMMIT_SECONDS; when the store says never, a correction tells."""
+    """An end is told soon after COMMIT_SECONDS though the store cannot say; if that says never, a correction tells."""
 
     class Hanging(MemoryStore):
-        """Its withdrawal waits: a disk that is being written to."""
+        """A store whose withdrawal waits, like a disk that is being written to."""
 
         async def withdraw(self, ticket: Ticket) -> bool:
             await asyncio.sleep(3)
@@ -460,7 +460,7 @@ def test_a_tombstone_survives_a_store_that_is_down() -> None:
 
 
 def test_an_ending_the_store_already_holds_is_told() -> None:
-    """Where another node ended the run first, its ending is the one everybody is told, and no correction is needed."""
+    """An ending that another node stored first is the one everybody is told, and no correction is needed."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -528,7 +528,8 @@ def test_an_ending_found_late_is_corrected() -> None:
             assert kinds(log).count("ended") == 1
 
     async def _other_first(store: MemoryStore, run: str) -> Outcome:
-        row = store._runs[run]  # a read would stall; the other node writes before us
+        # A read would stall, so this takes the row itself; the other node writes before us.
+        row = store._runs[run]
         outcome = Outcome(run_id=row.id, ending=Ending.FAILED, error="elsewhere")
         end = RunRow(
             id=row.id,

@@ -1,4 +1,4 @@
-"""What an inline run may have left at work, and nobody can see end, is named; what was seen idle or gone is not."""
+"""A thread or body that an inline run may have left at work is named; one that was seen idle or gone is not."""
 
 import _thread
 import asyncio
@@ -130,7 +130,7 @@ def test_a_thread_that_ends_within_the_bound_is_waited_for() -> None:
 
 
 def test_threads_that_were_there_before_are_not_the_run_s() -> None:
-    """What the embedder's own threads do is no matter of a run."""
+    """A thread that the embedder had before a run is not charged to the run."""
     library = Library()
 
     async def agent(run: Run, message: Message) -> str:
@@ -205,7 +205,7 @@ def test_a_thread_of_a_pool_that_is_at_work_is_named(pool: Callable[..., Awaitab
 
 
 def test_a_thread_is_charged_to_every_run_that_ran_when_it_began() -> None:
-    """Nobody can say for which of two runs a thread acts, so neither is told to be gone."""
+    """A thread that began while two runs ran is charged to both: nobody can say for which of them it acts."""
     library = Library()
     waits, made = asyncio.Event(), asyncio.Event()
 

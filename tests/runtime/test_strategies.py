@@ -53,7 +53,7 @@ def test_the_server_the_session_and_the_message_say_a_strategy(
 
 
 def test_a_sessions_strategy_is_kept() -> None:
-    """It outlives memory and the control that was told; other sessions are not touched."""
+    """A session's strategy outlives memory and the control that was told; other sessions are not touched."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -70,7 +70,7 @@ def test_a_sessions_strategy_is_kept() -> None:
             assert (await control.send("other", "two")).superseded == first.run_id
             await control.stop(session="s")
             await gone_session(control, "s")
-            await control.set_strategy("s", "queue")  # where nobody has it in memory
+            await control.set_strategy("s", "queue")  # the session is not in memory
             await control.send("s", "four")
             assert (await control.send("s", "five")).state == "queued"
 
@@ -84,7 +84,7 @@ async def gone_session(control: Control, session: str) -> None:
 
 
 def test_who_may_set_a_strategy() -> None:
-    """The session's owner and admins; to others there is no such session. A wrong word is named."""
+    """The owner and admins may set a strategy; to others there is no such session. A wrong word is named."""
 
     async def main() -> None:
         async with open_control(idles, admins=["root"], readers=["rita"]) as control:
@@ -104,7 +104,7 @@ def test_who_may_set_a_strategy() -> None:
 
 
 def test_a_strategy_set_while_a_message_arrives_is_kept() -> None:
-    """Once it was said to be kept it counts, whatever came in at the same time."""
+    """A strategy that was said to be kept counts, whatever message arrived at the same time."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -123,7 +123,7 @@ def test_a_strategy_set_while_a_message_arrives_is_kept() -> None:
 
 
 def test_a_strategy_that_could_not_be_kept_does_not_count() -> None:
-    """The caller is told that nothing was kept, and that is so."""
+    """A strategy that could not be kept does not count, and its caller is told so."""
 
     async def main() -> None:
         store = Shaky()

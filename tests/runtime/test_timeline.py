@@ -55,7 +55,7 @@ async def lives(run: Run, message: Message) -> str:
 
 
 def lines(moments: list[Moment]) -> list[tuple[str, str, str]]:
-    """What happened to what."""
+    """Return each moment's kind, name and state."""
     return [(moment.what, moment.name, str(moment.state)) for moment in moments]
 
 
@@ -92,7 +92,7 @@ FALLEN = [
 
 
 def test_a_whole_life() -> None:
-    """Everything that happened, in the order of time: while it runs, when it has ended, and from the store."""
+    """The timeline tells all in the order of time, while the run goes on, after its end, and from the store."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -120,7 +120,7 @@ def test_a_whole_life() -> None:
 
 
 def test_a_question_that_went_void() -> None:
-    """It is named by the same words as when it was asked."""
+    """A question that went void is named by the same words as when it was asked."""
 
     async def agent(run: Run, message: Message) -> None:
         await run.ask("Deploy?")
@@ -162,7 +162,7 @@ def test_a_run_that_waited_and_never_began() -> None:
 
 @pytest.mark.parametrize("ending", [Ending.COMPLETED, Ending.FAILED, Ending.TIMED_OUT, Ending.SUPERSEDED])
 def test_every_ending_has_its_line(ending: Ending) -> None:
-    """However a run ends, it fell, ended and drained, in this order."""
+    """A run fell, ended and drained, in this order, however it ends."""
 
     async def agent(run: Run, message: Message) -> str:
         if message.text == "fail":
@@ -206,7 +206,7 @@ def test_a_body_that_was_given_up() -> None:
 
 
 def test_who_may_see_it() -> None:
-    """Whoever may see the run; to others, and where there is none, there is no such run, live or stored."""
+    """Only those who may see the run see its timeline; to others there is no such run, live or stored."""
 
     async def main() -> None:
         async with open_control(mumbles, admins=["root"], readers=["rita"]) as control:

@@ -167,7 +167,7 @@ def test_a_wait_for_an_arrival() -> None:
 
 
 def test_a_wait_for_an_arrival_that_was_a_duplicate() -> None:
-    """Who waits for an arrival that turns out to be a known key is let go, not left waiting for ever."""
+    """A waiter for an arrival that turns out to be a known key is released, not left waiting for ever."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -191,7 +191,7 @@ def test_a_wait_for_an_arrival_that_was_a_duplicate() -> None:
 
 
 def test_waits_race_with_the_end() -> None:
-    """A wait in the very step of a stop is never left behind (race 108)."""
+    """A waiter that comes in the very step of a stop is told the end (race 108)."""
 
     async def main() -> None:
         async with open_control(idles) as control:
@@ -229,7 +229,7 @@ def test_a_wait_long_after_an_end_the_store_missed() -> None:
 
 
 def test_no_waiter_is_left_behind() -> None:
-    """Waiters of every kind, around an end whose caller vanishes: each wakes with that end (race 108)."""
+    """Waiters of every kind, around an end whose caller vanishes, wake with that end (race 108)."""
 
     async def agent(run: Run, message: Message) -> None:
         await swallowed(asyncio.sleep(3600))

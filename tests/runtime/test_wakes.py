@@ -46,7 +46,7 @@ class Sleeper:
 
     @property
     def texts(self) -> list[str]:
-        """What began."""
+        """The texts that began, in order."""
         return [text for text, _ in self.began]
 
     def times(self, text: str) -> list[float]:
@@ -182,7 +182,8 @@ def test_a_wake_is_skipped_while_the_session_is_busy(busy: str) -> None:
             await control.wake("s", "tick", every=10, by="alice")
             if busy == "collected":
                 await anyio.sleep(8)
-                for _ in range(8):  # it waits over the 10th, the 20th and the 30th second
+                for _ in range(8):
+                    # The collected messages wait over the 10th, the 20th and the 30th second.
                     await control.send("s", "more", strategy="collect", by="alice")
                     await anyio.sleep(3)
             else:
@@ -204,7 +205,7 @@ def test_a_wake_is_skipped_while_the_session_is_busy(busy: str) -> None:
 @pytest.mark.parametrize("strategy", ["interrupt", "rollback", "queue", "reject", "steer", "collect"])
 @pytest.mark.parametrize("by", ["alice", "bob"])
 def test_any_message_takes_a_wake_over(strategy: str, by: str) -> None:
-    """A person goes first, whatever the strategy and whoever they are."""
+    """A person's message goes first, whatever the strategy and whoever sends it."""
 
     async def main() -> None:
         agent = Sleeper("tick")
@@ -224,7 +225,7 @@ def test_any_message_takes_a_wake_over(strategy: str, by: str) -> None:
 
 @pytest.mark.parametrize("strategy", ["interrupt", "rollback", "queue", "steer", "collect"])
 def test_a_wake_never_takes_over(strategy: str) -> None:
-    """Whatever the server's strategy, a wake ends nobody, joins nothing, waits for nothing, and is not steered in."""
+    """A wake ends nobody, joins nothing, waits for nothing and is not steered in, whatever the server's strategy."""
     taken: list[Message] = []
 
     async def agent(run: Run, message: Message) -> str:
@@ -239,7 +240,8 @@ def test_a_wake_never_takes_over(strategy: str) -> None:
             long = await control.send("s", "long", by="alice")
             while (await control.runs("s"))[0].state != "started":
                 await anyio.sleep(0.1)
-            await control.wake("s", "tick", every=5)  # an admin's, who might stop it
+            # This wake is an admin's, who might stop the run.
+            await control.wake("s", "tick", every=5)
             assert (await control.wait(long.run_id)).ending is Ending.COMPLETED
             assert taken == []
             assert [info.kind for info in await control.runs("s")] == ["chat"]
@@ -249,7 +251,7 @@ def test_a_wake_never_takes_over(strategy: str) -> None:
 
 
 def test_a_wake_and_a_message_at_once() -> None:
-    """Whichever comes first, the message is answered and no message of a person is ended by a wake."""
+    """A message is answered, and no person's message is ended by a wake, whichever comes first."""
 
     async def main() -> None:
         agent = Sleeper()
@@ -336,7 +338,7 @@ def test_a_removed_schedule_is_silent() -> None:
 
 
 def test_a_removal_leaves_the_run() -> None:
-    """What a wake has begun goes on when its schedule is removed."""
+    """A run that a wake has begun goes on when its schedule is removed."""
 
     async def main() -> None:
         agent = Sleeper("tick")
@@ -352,7 +354,7 @@ def test_a_removal_leaves_the_run() -> None:
 
 
 def test_a_closed_control_is_silent() -> None:
-    """Whatever is left of a closed control's timers does nothing; its schedules stay in the store."""
+    """A closed control's timers do nothing; its schedules stay in the store."""
 
     async def main() -> None:
         store, agent = MemoryStore(), Sleeper()
@@ -421,7 +423,7 @@ def test_what_was_due_while_nobody_served_is_not_made_up() -> None:
 
 @pytest.mark.parametrize("jump", [3600.0, 86_400.0 * 30])
 def test_a_clock_set_forward_fires_once(jump: float) -> None:
-    """However many times were jumped over, one firing stands for them all, and the next is in the future."""
+    """A clock set forward over many times gives one firing for them all, and the next is in the future."""
 
     async def main() -> None:
         agent = Sleeper()
@@ -438,7 +440,7 @@ def test_a_clock_set_forward_fires_once(jump: float) -> None:
 
 
 def test_a_clock_set_back_does_not_fire_twice() -> None:
-    """A time that came is not come again because the clock was set back over it."""
+    """A time that has come does not come again because the clock was set back over it."""
 
     async def main() -> None:
         agent = Sleeper()
@@ -520,7 +522,7 @@ def test_a_removal_is_kept_although_the_store_was_in_trouble() -> None:
     seeded(main, range(3))
 
 
-# Who, and what is refused
+# Rights and refusals
 
 
 def test_whose_wakes_they_are() -> None:
@@ -582,7 +584,7 @@ def test_whose_wakes_they_are() -> None:
     ids=repr,
 )
 def test_bad_schedules_are_named(schedule: dict[str, Any]) -> None:
-    """What is no schedule, or never comes, is refused at the door; nothing is kept."""
+    """A schedule that is none, or never comes, is refused at the door; nothing is kept."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -596,7 +598,7 @@ def test_bad_schedules_are_named(schedule: dict[str, Any]) -> None:
 
 
 def test_a_run_s_own_session_has_no_wakes() -> None:
-    """What a child works in belongs to that run alone; a schedule is no way into it."""
+    """A run's own session takes no schedule: a child's session belongs to that run alone."""
 
     async def agent(run: Run, message: Message) -> str:
         return (await run.delegate("echoes", "work")).run_id
@@ -612,7 +614,7 @@ def test_a_run_s_own_session_has_no_wakes() -> None:
 
 
 def test_bad_texts_are_named() -> None:
-    """An empty message is none, also at its time."""
+    """A wake without a text is refused when it is made, not at its time."""
 
     async def main() -> None:
         async with open_control(echoes) as control:
@@ -625,7 +627,7 @@ def test_bad_texts_are_named() -> None:
 
 
 def test_a_session_has_so_many_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one beyond is refused with the remedy; other sessions have their own."""
+    """A wake beyond the session's bound is refused with the remedy; other sessions have their own bound."""
     monkeypatch.setattr("interlock.runtime.wakes.WAKES", 3)
 
     async def main() -> None:
@@ -665,13 +667,13 @@ def test_so_many_wakes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def row(**schedule: Any) -> WakeRow:
-    """A schedule of nobody's."""
+    """A schedule for `next_time`."""
     return WakeRow(id="w", session="s", principal="local", text="tick", **{"since": 1000.0, **schedule})
 
 
 @pytest.fixture
 def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The machine stands in Berlin."""
+    """Put the machine in Berlin."""
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()
     yield
@@ -707,7 +709,7 @@ def test_every_is_counted_from_its_beginning(after: float, expected: float) -> N
 
 
 def test_every_goes_forward_always() -> None:
-    """The next time lies behind the last by one interval, for any interval and beginning; never the same again."""
+    """The next time lies one interval after the last, for any interval and beginning; never the same again."""
     for every in (1.0, 1.1, 1.7, 3.3, 60.0, 86_400.1):
         for since in (1_800_001_000.000_003, 1_763_257_140.123_456, 1_763_257_140.7):
             schedule, at = row(every=every, since=since), since
@@ -733,7 +735,7 @@ def test_at_comes_once() -> None:
         (local(2026, 1, 10, 9, 0), "01-11 09:00 CET"),
         (local(2026, 7, 10, 12, 0), "07-11 09:00 CEST"),
         (local(2026, 3, 28, 12, 0), "03-29 09:00 CEST"),  # the clocks went forward in between
-        (local(2026, 10, 24, 12, 0), "10-25 09:00 CET"),  # and back
+        (local(2026, 10, 24, 12, 0), "10-25 09:00 CET"),  # the clocks went back in between
     ],
     ids=["before", "at", "summer", "into summer", "into winter"],
 )
@@ -758,7 +760,7 @@ def test_cron_comes_once_a_day(start: float) -> None:
 
 @pytest.mark.usefixtures("berlin")
 def test_cron_goes_forward_through_the_hour_that_comes_twice() -> None:
-    """From any instant of it the next time is a later one, at most an hour and a bit away."""
+    """Cron's next time from any instant of that hour is a later one, at most an hour and a bit away."""
     for minute in range(0, 180, 7):
         after = local(2026, 10, 25, 1, 30) + 60 * minute
         later = next_time(row(cron="*/30 * * * *"), after)

@@ -1,4 +1,4 @@
-"""Watching: replay, then live; nothing twice, nothing missing, nothing of a run behind its end."""
+"""Watching: replay, then live; nothing twice, nothing missing, nothing of a run after its end."""
 
 import asyncio
 from contextlib import aclosing
@@ -61,7 +61,7 @@ def test_a_watcher_sees_everything_in_order() -> None:
 
 
 def test_replay_then_live_has_no_gap_and_no_duplicate() -> None:
-    """Wherever a watcher joins and from whatever position, it gets each event behind it exactly once (race 99)."""
+    """A watcher that joins anywhere, from any position, gets each event after that exactly once (race 99)."""
 
     async def agent(run: Run, message: Message) -> str:
         await run.post("one")
@@ -330,7 +330,7 @@ def test_a_reopened_store_is_watched_from_where_it_was() -> None:
 
 
 def test_the_log_rebuilds_what_was_told_live() -> None:
-    """What a live watcher saw, without what passes, is what the log holds: projections of both agree (race 126)."""
+    """A live watcher's events without the passing ones are those of the log: projections of both agree (race 126)."""
 
     async def agent(run: Run, message: Message) -> str:
         await run.say("a")

@@ -119,7 +119,7 @@ def dangerous(at: str) -> str:
     return "done"
 
 
-# What comes back
+# Results
 
 
 def test_plain_values() -> None:
@@ -180,7 +180,7 @@ def test_what_cannot_be_sent() -> None:
 
 
 def test_what_a_tool_prints_and_reads(capfd: pytest.CaptureFixture[str]) -> None:
-    """What a tool prints goes to the error output; it, and a program it starts, finds the end of its input at once."""
+    """A tool's prints go to the error output; the tool, and a program it starts, finds its input ended at once."""
 
     async def work(run: Run) -> Any:
         assert await run.call(prints) == "done"
@@ -359,7 +359,7 @@ async def _open_question(control: Control) -> str:
 
 
 def test_a_stop_before_the_worker_is_there(tmp_path: Path) -> None:
-    """A stop right behind the call's start leaves no effect: the tool never began, and no process is left."""
+    """A stop right after the call's start leaves no effect: the tool never began, and no process is left."""
     trace = tmp_path / "trace"
 
     async def agent(run: Run, message: Message) -> None:

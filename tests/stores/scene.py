@@ -1,4 +1,4 @@
-"""What the tests of the durable store share: rows, a second connection to its database, and a bound for each test."""
+"""Shared parts of the tests of the durable store: rows, a second connection to its database, a bound for each test."""
 
 import asyncio
 import contextlib
@@ -69,14 +69,14 @@ def database(directory: Path) -> Iterator[sqlite3.Connection]:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Another connection has the write lock."""
+    """Hold the write lock by another connection."""
     with database(directory) as other:
         other.execute("BEGIN IMMEDIATE")
         yield
 
 
 def count(directory: Path, table: str) -> int:
-    """How many rows (of deltas: how many of them) are in the database for everyone to see."""
+    """Return how many rows (of deltas: how many deltas) are in the database for everyone to see."""
     what = "coalesce(sum(json_array_length(events)), 0)" if table == "passing" else "count(*)"
     with database(directory) as other:
         found: int = other.execute(f"SELECT {what} FROM {table}").fetchone()[0]
@@ -89,7 +89,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def opens(directory: Path) -> None:
-    """Nobody has the directory: a store can be opened in it, at once."""
+    """Check that nobody has the directory: a store can be opened in it at once."""
     store = made(directory)
     await store.open()
     await store.close()

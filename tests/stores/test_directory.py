@@ -1,4 +1,4 @@
-"""The store's directory: found where it was opened, let go of by every failed start, and never written unseen."""
+"""The store's directory: found where it was opened, freed by every failed start, and never written unseen."""
 
 import asyncio
 import contextlib
@@ -62,7 +62,7 @@ def test_whoever_changes_directory_later_changes_nothing(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
 def test_nothing_is_acknowledged_into_a_file_that_nobody_will_find(tmp_path: Path, how: str) -> None:
-    """The directory goes away under a store: what is sent then is not acknowledged, and nothing more is taken."""
+    """A message sent when the directory is gone is not acknowledged, and the store takes nothing more."""
     state = tmp_path / "state"
 
     async def main() -> None:
@@ -86,7 +86,7 @@ def test_nothing_is_acknowledged_into_a_file_that_nobody_will_find(tmp_path: Pat
 
 
 def test_nor_by_a_second_try(tmp_path: Path) -> None:
-    """A decision that did not fit with the events that waited is tried alone, and into the same file."""
+    """A decision that did not fit together with the waiting events is tried alone, and into the same file."""
     state, commits = tmp_path / "state", list[str]()
 
     async def main() -> None:
@@ -143,12 +143,12 @@ def test_a_cancelled_start_lets_go_of_the_directory(
         for _ in range(times):
             opening.cancel()
             for _ in range(3):
-                await asyncio.sleep(0)  # it has heard of that before the lock is free
+                await asyncio.sleep(0)  # the start hears of the cancel before the lock is free
         await holder.close()
         with pytest.raises(asyncio.CancelledError):
             await opening
 
-    play(main)  # and its thread is done
+    play(main)  # the thread of the cancelled start is done as well
     assert handles() == 0
     play(lambda: opens(tmp_path))
 
@@ -254,7 +254,7 @@ def test_nobody_else_can_read_what_is_kept(tmp_path: Path, umask: int) -> None:
 
 
 def test_a_directory_is_one_store_s_at_a_time(tmp_path: Path) -> None:
-    """A second store of this process is told that it is itself the holder, and comes in after a close."""
+    """A second store of this process is told that this process is the holder, and opens after a close."""
 
     async def main() -> None:
         first, second = made(tmp_path), made(tmp_path)
@@ -290,7 +290,7 @@ def test_a_directory_is_one_process_s_until_it_is_killed(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("left", ["", "1\n", f"{os.getppid()}\n", "999999999\n", "not a number", "\0" * 100])
 def test_a_lock_file_that_was_left_says_nothing(tmp_path: Path, left: str) -> None:
-    """Whatever number is in a lock file, of a process that lives or not: only the kernel's lock counts (race 83)."""
+    """A lock file's number says nothing, of a live process or a dead one: only the kernel's lock counts (race 83)."""
 
     async def main() -> None:
         (tmp_path / "lock").write_text(left)
@@ -397,7 +397,7 @@ def test_a_database_that_is_a_link_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
-    """Nor is a link in the place of the lock, which would be cut to nothing."""
+    """A link in the place of the lock is refused: opening the lock would truncate the file that it names."""
 
     async def main() -> None:
         (tmp_path / "state").mkdir()
@@ -411,7 +411,7 @@ def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("journal", ["wal", "delete"])
 def test_a_database_of_a_later_schema_is_refused(tmp_path: Path, journal: str) -> None:
-    """What wrote it knows more than we do: it is named, with what to do, and not touched (race 94: downgrade)."""
+    """A database of a later schema is named, with what to do, and not touched (race 94: downgrade)."""
 
     async def main() -> None:
         store = made(tmp_path)
@@ -446,7 +446,7 @@ def test_a_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("broken", ["garbage", "head", "schema", "short"])
 def test_a_broken_database_is_refused_and_kept(tmp_path: Path, broken: str) -> None:
-    """What cannot be read is named and left as it is, for whoever can repair it."""
+    """A database that cannot be read is named and left as it is, so that somebody can repair it."""
 
     async def main() -> None:
         path = tmp_path / "interlock.db"
@@ -469,7 +469,7 @@ def test_a_broken_database_is_refused_and_kept(tmp_path: Path, broken: str) -> N
 
 
 def test_a_directory_without_the_right_to_write_is_refused(tmp_path: Path) -> None:
-    """Who may not write in the directory is told so at once, not at the first message."""
+    """A user who may not write in the directory is told so at once, not at the first message."""
     if os.geteuid() != 0:
         pytest.skip("only root can become someone else: run the tests as root")
     opens = """
@@ -507,7 +507,7 @@ def test_a_directory_without_the_right_to_write_is_refused(tmp_path: Path) -> No
 
 
 def test_a_second_control_follows_the_first(tmp_path: Path) -> None:
-    """In one process, one after another: what the first was told the second knows."""
+    """A second control in the same process, after the first has closed, knows what the first was told."""
 
     async def agent(run: Any, message: Any) -> str:
         return f"heard {message.text}"
@@ -546,7 +546,7 @@ def test_a_store_whose_loop_is_gone_lets_go(tmp_path: Path) -> None:
 
 
 def test_a_process_ends_though_its_store_is_open(tmp_path: Path) -> None:
-    """Nothing of the store keeps a process from ending that forgot to close it."""
+    """A process that forgot to close its store still ends."""
     forgets = """
         async def main():
             store = SqliteStore(sys.argv[1])

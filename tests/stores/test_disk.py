@@ -37,9 +37,11 @@ from interlock.stores.sqlite import SqliteStore, writer
 
 pytestmark = pytest.mark.long
 
-PATIENT = Settings(commit_seconds=30)  # where only a crash may keep the store from taking something
+# For tests in which only a crash may keep the store from taking something.
+PATIENT = Settings(commit_seconds=30)
 QUICK = Settings(commit_seconds=0.2, retry_seconds=0.02, grace_seconds=0.5, drain_seconds=1)
-FAILING = dataclasses.replace(QUICK, commit_seconds=30)  # the disk says no by itself, however busy the machine is
+# For tests in which the disk itself refuses, so that a busy machine does not look like a refusal.
+FAILING = dataclasses.replace(QUICK, commit_seconds=30)
 BOUND_SECONDS = 120  # for a whole test, on a busy machine
 
 
@@ -52,7 +54,7 @@ def traceable() -> None:
 
 @pytest.fixture
 def shelf() -> Iterator[Path]:
-    """A directory in memory where there is one: what is killed or rebuilt here needs no real disk."""
+    """A directory in memory where there is one: killing and rebuilding a store needs no real disk."""
     with tempfile.TemporaryDirectory(dir=disk.SHELF) as made:
         yield Path(made)
 
@@ -72,21 +74,21 @@ async def until(done: Callable[[], Awaitable[Any]]) -> None:
 
 @pytest.fixture(scope="module")
 def verdicts() -> dict[str, disk.Verdict]:
-    """How every kind of step did that was killed before every single write and fsync."""
+    """The verdicts on every kind of step, killed before every single write and fsync."""
     if lacks := strace.missing():
         pytest.skip(lacks)
     return {scene: disk.crash_bare(scene) for scene in disk.BARE}
 
 
 def test_a_step_of_the_store_is_whole_or_absent_wherever_it_is_killed(verdicts: dict[str, disk.Verdict]) -> None:
-    """Killed before every single write and fsync, of every kind of step: sound, whole or absent, nothing acked lost."""
+    """A step killed before any write or fsync is whole or absent; the database is sound and nothing acked is lost."""
     assert set(verdicts) == set(disk.BARE)
     assert [trouble for verdict in verdicts.values() for trouble in verdict.troubles] == []
     assert all(verdict.points > 1 for verdict in verdicts.values())
 
 
 def test_a_torn_transaction_is_dropped_whole(verdicts: dict[str, disk.Verdict]) -> None:
-    """Race 78. Killed between any two writes of one takeover: whole or not at all, and what was before stays."""
+    """Race 78. A takeover killed between any two writes is there whole or not at all, and what was before stays."""
     verdict = verdicts["takeover"]
     assert verdict.points > 10 and verdict.troubles == []
 
@@ -131,7 +133,7 @@ def one_run(directory: Path) -> dict[str, Any]:
 @pytest.mark.usefixtures("traceable")
 @pytest.mark.parametrize("call", ["pwrite64", "fdatasync"])
 def test_a_kill_before_the_fsync_leaves_the_retry_safe(tmp_path: Path, call: str) -> None:
-    """Race 75. Nobody was told that the message is in; sent again with its key it runs once, and is one run."""
+    """Race 75. A message whose sender had no ack runs once when it is sent again with its key, and is one run."""
     directory = tmp_path / "store"
     killed = play(sends, directory, fails=(call, "signal=SIGKILL:when=1"))
     assert killed.killed and killed.said == [] and done(directory) == []
@@ -160,7 +162,7 @@ def test_a_kill_between_fsync_and_ack_leaves_one_run(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("traceable")
 def test_a_kill_between_the_ending_and_its_telling_tells_the_same_ending(tmp_path: Path) -> None:
-    """Race 77. The ending is in, nobody was told: the next start tells that one, once, with the whole reply."""
+    """Race 77. An ending that is stored and not yet told is told once by the next start, with the whole reply."""
     directory = tmp_path / "store"
 
     async def ends(script: Script) -> None:
@@ -207,7 +209,7 @@ def copied(directory: Path, to: Path, **changed: bytes) -> Path:
 
 
 def test_a_torn_tail_is_dropped_and_what_was_before_is_intact(shelf: Path) -> None:
-    """Race 78. Wherever the last record is cut or spoiled, it is not there, and everything before it is."""
+    """Race 78. A last record that is cut or spoiled anywhere is not there, and everything before it is."""
 
     async def main() -> None:
         rng, store = Random(78), SqliteStore(shelf / "live")
@@ -258,7 +260,7 @@ class Worker:
 
 
 async def sent_in_the_end(control: Control, session: str, text: str, key: str) -> Sent:
-    """Send where a disk that is only slow may have refused: again with the same key, as whoever is refused is told."""
+    """Send with the same key until the message is in, as a refusal advises: a disk that is only slow may refuse."""
     while True:
         with contextlib.suppress(Unavailable):
             return await control.send(session, text, key=key)
@@ -316,7 +318,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     )
     if made.returncode != 0:
         pytest.skip(f"a small disk is a tmpfs of its own, and that cannot be mounted here: {made.stderr.strip()}")
-    # Whatever becomes of this process, the pipe is closed and the disk unmounted.
+    # The pipe is closed however this process ends, and the shell then unmounts the disk.
     ends = subprocess.Popen(["sh", "-c", 'cat; umount --lazy "$0"', place], stdin=subprocess.PIPE)
     try:
         yield place
@@ -341,14 +343,14 @@ def full(place: Path) -> Iterator[None]:
 
 
 def test_a_full_disk_refuses_messages_and_stops_runs(small_disk: Path) -> None:
-    """Race 84. No room: messages are refused, a stop works, says it is not durable, and becomes so by itself."""
+    """Race 84. A full disk refuses messages; a stop works, says it is not durable, and becomes durable by itself."""
     run_main(lambda: refused_and_healed(small_disk / "store", full(small_disk), "full"))
 
 
 @pytest.mark.usefixtures("traceable")
 @pytest.mark.parametrize("error", ["EROFS", "EDQUOT", "EACCES"])
 def test_a_disk_that_may_not_be_written_is_like_a_full_one(tmp_path: Path, error: str) -> None:
-    """Race 88. Read-only, over quota or without the right: as with a full disk, and well again when the disk is."""
+    """Race 88. A disk that is read-only, over quota or forbidden is like a full one, and well again when it is."""
     calls = "pwrite64,ftruncate,fallocate"
     broken = strace.fault(calls, f"error={error}", tmp_path / "store")
     run_main(lambda: refused_and_healed(tmp_path / "store", broken, error))
@@ -366,7 +368,7 @@ def short(wal: Path, more: int) -> Iterator[None]:
 
 
 def test_a_short_write_is_no_record(tmp_path: Path) -> None:
-    """Race 86. Wherever in a record the disk stops taking bytes, nothing of it is kept; handed in again it is."""
+    """Race 86. A record that the disk cuts short anywhere is not kept at all; handed in again it is."""
 
     async def main() -> None:
         store = SqliteStore(tmp_path / "store")
@@ -409,7 +411,7 @@ def test_an_interrupted_write_is_made_again(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("traceable")
 def test_a_failed_fsync_is_the_end_of_the_store(shelf: Path) -> None:
-    """Race 85. Nobody knows what the disk holds: nothing more is taken, a stop still works, and a restart goes on."""
+    """Race 85. After a failed fsync the disk's content is unknown: stops work, nothing is taken until a restart."""
     agent = Worker()
 
     async def main() -> None:
@@ -418,7 +420,8 @@ def test_a_failed_fsync_is_the_end_of_the_store(shelf: Path) -> None:
             await until(lambda: asyncio.sleep(0, agent.working))
             with strace.fault("fdatasync,fsync", "error=EIO", shelf):
                 why = "nothing was kept"
-                while "nothing was kept" in why:  # (of a busy machine, before the disk was asked at all)
+                while "nothing was kept" in why:
+                    # A busy machine may refuse before the disk was asked at all.
                     with pytest.raises(Unavailable) as unsure:
                         await control.send("b", "two", key="two")
                     why = str(unsure.value)
@@ -446,7 +449,7 @@ def test_a_failed_fsync_is_the_end_of_the_store(shelf: Path) -> None:
 def test_a_failed_fsync_behind_the_scenes_is_the_end_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
-    """Race 85. Whoever's fsync it was, of tidying up or of copying the log: nothing more is taken."""
+    """Race 85. A failed fsync of tidying up or of copying the log ends the store too: nothing more is taken."""
 
     async def main() -> None:
         store = SqliteStore(tmp_path)
@@ -459,7 +462,7 @@ def test_a_failed_fsync_behind_the_scenes_is_the_end_too(
                     await store.prune(before=2e10)
             else:
                 monkeypatch.setattr(writer, "RESTART_BYTES", 0)
-                monkeypatch.setattr(store._writer, "_backlog", 0)  # as if all of it had been copied beside
+                monkeypatch.setattr(store._writer, "_backlog", 0)  # as if all of it had been copied already
                 position = 2**32 + 1
                 data = Delta(text="hel")
                 store.append(
@@ -467,7 +470,7 @@ def test_a_failed_fsync_behind_the_scenes_is_the_end_too(
                 )
                 await until(lambda: on_record(tmp_path, position))
                 with contextlib.suppress(StoreFailed):
-                    await store.prune()  # which waits for the writer
+                    await store.prune()  # `prune` waits for the writer
         ticket = store.decide(decision(2))  # though the disk is well again
         assert not await taken(ticket)
         with pytest.raises(StoreFailed, match="restart"):
@@ -479,7 +482,7 @@ def test_a_failed_fsync_behind_the_scenes_is_the_end_too(
 
 
 async def on_record(directory: Path, position: int) -> bool:
-    """Whether an event that passes is in the database."""
+    """Whether a passing event is in the database."""
     return any(row["position"] == position for row in read(directory)["passing"])
 
 
@@ -489,7 +492,7 @@ def names_of_keys(state: State) -> set[str]:
 
 
 def test_a_locked_database_keeps_nobody_from_stopping(shelf: Path) -> None:
-    """Race 89. While someone else has the lock: a stop works, reads answer, and a message is refused for good."""
+    """Race 89. While someone else has the lock a stop works, reads answer, and a message is refused for good."""
     agent = Worker()
 
     async def main() -> None:
@@ -514,7 +517,7 @@ def test_a_locked_database_keeps_nobody_from_stopping(shelf: Path) -> None:
                 return (await control.receipt(receipt.id)).durable
 
             await until(durable)
-            assert names_of_keys(read(shelf)) == {"one"}  # the refused one did not come in behind our back
+            assert names_of_keys(read(shelf)) == {"one"}  # the refused message did not come in later
             sent = await sent_in_the_end(control, "b", "two", key="two")
             assert (await control.wait(sent.run_id)).ending is Ending.COMPLETED
             assert agent.begun == ["long one", "two"]
@@ -534,7 +537,7 @@ def plain(escaped: str) -> bytes:
 
 
 class Platter:
-    """What a disk holds, as strace saw it written: what was synced, and what may or may not have got there since."""
+    """A disk's content, as strace saw it written: what was synced, and what may or may not have got there since."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -544,7 +547,8 @@ class Platter:
     def take(self, call: str, path: Path, data: bytes, number: int) -> None:
         """Take one call."""
         if call in ("fsync", "fdatasync") and path == self.directory:
-            for name, calls in self.since.items():  # which names are gone is known now
+            for name, calls in self.since.items():
+                # A sync of the directory decides which names are gone.
                 gone = max((at + 1 for at, each in enumerate(calls) if each[0] == "unlink"), default=0)
                 self.synced[name], self.since[name] = b"" if gone else self.synced.get(name, b""), calls[gone:]
         elif path.parent != self.directory:
@@ -563,7 +567,7 @@ class Platter:
         for call, number, data in self.since.get(name, []):
             if call == "unlink":
                 if not chance(0):
-                    break  # what follows was written to another file of that name
+                    break  # the writes that follow went to another file of that name
                 held.clear()
             elif call == "ftruncate" and chance(0):
                 del held[number:]
@@ -601,7 +605,7 @@ def calls_of(log: Path) -> Iterator[tuple[str, Path, bytes, int]]:
 
 @pytest.mark.usefixtures("traceable")
 def test_a_power_cut_loses_nothing_that_was_acknowledged(shelf: Path) -> None:
-    """Race 87. Cut at every sync and every ack, with none, all or any of what was not synced: all acked is there."""
+    """Race 87. A power cut at any sync or ack, with any part of what was not synced, loses nothing acknowledged."""
 
     async def works(script: Script) -> None:
         script.ready()

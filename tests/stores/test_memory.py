@@ -1,4 +1,4 @@
-"""What is the memory store's own: its switches, its latency, and how it forgets."""
+"""The memory store's own features: its switches, its latency, and how it forgets."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -110,7 +110,7 @@ def test_a_run_s_passing_events_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_closed_store_that_stalls_closes_all_the_same() -> None:
-    """Closing does not wait for a store that answers nobody."""
+    """A store that stalls, and answers nobody, can be closed at once."""
 
     async def main() -> None:
         store = MemoryStore()

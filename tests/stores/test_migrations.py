@@ -65,7 +65,7 @@ def control_of(directory: Path) -> Any:
 
 
 async def live(directory: Path, left: Path) -> None:
-    """Live in a directory, and copy away what a kill would have left of it."""
+    """Live in a directory, and copy what a kill would have left there."""
     async with control_of(directory) as control:
         for text in ("hello", "tool", "child"):
             sent = await control.send("talk", text, by="alice", key=f"key of {text}")
@@ -116,7 +116,7 @@ NEWEST = int(DUMPS[-1][:4])
 
 
 def test_every_schema_is_in_the_corpus() -> None:
-    """Whoever adds a migration adds a database of its time: else the next one is never tried on it."""
+    """The corpus has a database of every schema: without one, a migration would never be tried on that schema."""
     assert [f"{number:04}.sql" for number, _ in schema.migrations()] == DUMPS
 
 
@@ -138,7 +138,7 @@ def test_a_released_migration_is_not_changed(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", DUMPS)
 def test_an_old_database_is_read_by_today_s_store(name: str, tmp_path: Path) -> None:
-    """Every row of every kind that an earlier version left is there, and not clean, since it was killed (race 94)."""
+    """Every row that an earlier version left is there, of every kind; the store is not clean after a kill (race 94)."""
 
     async def main() -> None:
         store = SqliteStore(loaded(name, tmp_path / "state"), keep_days=FOREVER_DAYS)
@@ -250,7 +250,7 @@ async def opened(directory: Path) -> int:
 
 
 def test_migrations_are_applied_in_order_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is missing is done, from the number the database has; what was done is not done again (race 94)."""
+    """Missing migrations are applied in order from the database's number on, and none is done again (race 94)."""
 
     async def main() -> None:
         state = loaded(DUMPS[-1], tmp_path / "state")
@@ -269,7 +269,7 @@ def test_migrations_are_applied_in_order_and_once(tmp_path: Path, monkeypatch: p
 
 
 def test_a_migration_that_fails_leaves_the_old_schema_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that a database lacks is one transaction: nothing of it stands, and the reason is told (race 94)."""
+    """Missing migrations are one transaction: if one fails none of them stands, and the reason is told (race 94)."""
 
     async def main() -> None:
         state = loaded(DUMPS[-1], tmp_path / "state")
@@ -289,7 +289,7 @@ def test_a_migration_that_fails_leaves_the_old_schema_whole(tmp_path: Path, monk
 def test_a_migration_that_is_killed_leaves_the_old_schema_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed with -9 in the middle of a migration, the next start finds what was before and does it again (race 94)."""
+    """A migration killed with -9 in the middle leaves the old schema, and the next start does it again (race 94)."""
     state = loaded(DUMPS[-1], tmp_path / "state")
     program = """
 import asyncio, sys
@@ -311,7 +311,7 @@ asyncio.run(SqliteStore(sys.argv[1]).open())
 
 
 def wait_until_it_migrates(directory: Path) -> None:
-    """Somebody is in the middle of a migration: the write lock stays taken, and the number is the old one."""
+    """Wait until a migration is under way: the write lock stays taken, and the number is the old one."""
     until = time.monotonic() + SECONDS
     other = sqlite3.connect(directory / "interlock.db", isolation_level=None, timeout=0)
     while time.monotonic() < until:

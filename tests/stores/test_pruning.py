@@ -160,7 +160,7 @@ def test_a_tool_that_was_done_stays_done_when_its_log_is_gone(tmp_path: Path, mo
             await until(lambda: store._pending_count == 0)
             assert (await store.prune()).events > 10
             with database(tmp_path / "before") as live, database(tmp_path / "after") as copy:
-                live.backup(copy)  # what a kill -9 would leave here
+                live.backup(copy)  # the copy holds what a kill -9 would leave
         async with open_control(works, store=made(tmp_path / "after"), settings=QUICK) as control:
             outcome = await control.wait(sent.run_id)
             assert outcome.ending is Ending.LOST
@@ -189,13 +189,14 @@ def test_the_write_ahead_log_is_bounded(tmp_path: Path, monkeypatch: pytest.Monk
 
     def while_somebody_writes(self: Any, connection: sqlite3.Connection, how: str) -> None:
         with closing(sqlite3.connect(self._path, isolation_level=None)) as before:
-            if how == "PASSIVE":  # what is written meanwhile cannot be copied by it
+            if how == "PASSIVE":
+                # A passive checkpoint cannot copy what is written while this reader's snapshot is open.
                 before.execute("BEGIN").execute("SELECT count(*) FROM sqlite_master").fetchone()
                 asyncio.run_coroutine_threadsafe(decided(), self._loop).result(30)
             checkpoint(self, connection, how)
 
     async def decided() -> None:
-        with suppress(StoreFailed):  # (it is being closed)
+        with suppress(StoreFailed):  # the store may be closing
             await stores[0].decide(Decision(sessions=(SessionRow(id=S, owner=ALICE, generation=next(rising)),)))
 
     async def main() -> None:
@@ -210,7 +211,8 @@ def test_the_write_ahead_log_is_bounded(tmp_path: Path, monkeypatch: pytest.Monk
                 await store.decide(Decision(wakes=(wake(n),)))
             else:
                 store.append(event(n, Block(text="x" * 10_000)))
-            if n % 10 == 0:  # else how much comes between two looks is a matter of the disk's speed
+            if n % 10 == 0:
+                # Without this wait the disk's speed would decide how much is written between two looks.
                 store._flush_now()
                 await until(lambda: looked(store._writer))
             assert sizes(tmp_path)[1] <= 1_300_000

@@ -28,7 +28,8 @@ def test_pages_are_full_though_deltas_are_left_out(tmp_path: Path) -> None:
         store._flush_now()
         await until(lambda: store._pending_count == 0)
         with locked(tmp_path):
-            store.append(ended(2_001))  # cannot be written: the deltas are in the database still
+            # The end cannot be written, so the deltas are still in the database.
+            store.append(ended(2_001))
             assert count(tmp_path, "passing") == 1_500
             pages, after = [], 0
             while (page := await store.events(S, after=after, limit=256)).events:
@@ -42,10 +43,11 @@ def test_pages_are_full_though_deltas_are_left_out(tmp_path: Path) -> None:
 
 
 def test_a_page_leaves_out_nothing_that_comes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads on behind the last position of a page has seen all before it, also what came during the read."""
+    """A reader that goes on after a page's last position has seen all before it, also what came during the read."""
 
     async def main() -> None:
-        monkeypatch.setattr(stores, "FLUSH_SECONDS", 3_600.0)  # only decisions write, and they leave deltas behind
+        # Only decisions write then, and they leave waiting deltas unwritten.
+        monkeypatch.setattr(stores, "FLUSH_SECONDS", 3_600.0)
         store = made(tmp_path)
         await store.open()
         busy = threading.Event()
@@ -127,7 +129,7 @@ def test_a_store_is_opened_again_while_a_read_of_before_goes_on(tmp_path: Path) 
 
 
 def test_a_full_thread_pool_keeps_nobody_from_opening_or_closing(tmp_path: Path) -> None:
-    """The loop's own threads are the embedder's: a store needs none of them, and lets go of its directory."""
+    """A store opens and closes without the loop's own threads, which are the embedder's and may all be busy."""
 
     async def main() -> None:
         busy = threading.Event()
@@ -164,7 +166,7 @@ def test_a_store_that_is_opened_again_writes_by_itself(tmp_path: Path) -> None:
 
 
 def test_deltas_of_a_run_whose_end_is_in_the_log_are_not(tmp_path: Path) -> None:
-    """A decision takes a run's end along into the store; killed just then, the log holds no deltas beside it."""
+    """The log holds no deltas of a run whose end a decision took along into the store, also after a kill just then."""
 
     async def main() -> None:
         store = made(tmp_path / "store")

@@ -45,7 +45,7 @@ from .scene import (
 
 
 class Switching(dict[Ticket, None]):
-    """A line whose reader is switched out as soon as it has read the whole of it."""
+    """A line whose reader loses the processor as soon as it has read the whole line."""
 
     def __init__(self, meanwhile: Callable[[], None]) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Switching(dict[Ticket, None]):
 
 @contextlib.contextmanager
 def hanging(store: SqliteStore, text: str) -> Iterator[threading.Event]:
-    """The writer hangs in the commit of a text until this is left; what is yielded says that it does."""
+    """Make the writer hang in the commit of a text until the block is left; the yielded event is set when it hangs."""
     written, hangs, goes_on = threading.Event(), threading.Event(), threading.Event()
 
     def hang(statement: str) -> None:
@@ -87,7 +87,7 @@ class Walked(deque[Event]):
 
 
 def test_a_decision_that_comes_while_the_line_is_taken_is_answered(tmp_path: Path) -> None:
-    """The writer has read its line and not yet emptied it, and another decision comes: that one is written next."""
+    """A decision that comes when the writer has read its line, and not yet emptied it, is written next."""
 
     async def main() -> None:
         loop, came, late = asyncio.get_running_loop(), threading.Event(), list[Ticket]()
@@ -101,7 +101,7 @@ def test_a_decision_that_comes_while_the_line_is_taken_is_answered(tmp_path: Pat
 
         def meanwhile() -> None:  # in the writer's thread
             loop.call_soon_threadsafe(come)
-            came.wait(1)  # not for ever: the writer may also keep the other waiting
+            came.wait(1)  # bounded: the writer may also keep the other thread waiting
 
         assert store._writer is not None
         store._writer._line = Switching(meanwhile)
@@ -171,7 +171,7 @@ def test_events_that_nobody_wants_are_passed_over_and_not_searched_for(tmp_path:
 
 
 def test_what_is_forgotten_is_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the bound the lines are walked once, for all that was forgotten until then."""
+    """The store walks its lines once for all that was forgotten, when more than the bound was forgotten."""
     monkeypatch.setattr(writer, "FORGOTTEN", 10)
 
     async def main() -> None:
@@ -245,7 +245,7 @@ def test_many_decisions_share_an_fsync(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_spoils_no_neighbour(tmp_path: Path) -> None:
-    """Of many decisions in one transaction the one that no file can hold is refused alone; order and rest stay."""
+    """A decision that no file can hold is refused alone out of one transaction; the order and the rest stay."""
 
     async def main() -> None:
         store = made(tmp_path)
@@ -300,7 +300,7 @@ def test_deltas_never_delay_a_decision(tmp_path: Path) -> None:
 
 
 def test_deltas_are_bounded_while_their_run_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a run that never ends the newest deltas are kept, at most twice the bound, and none is told as lost."""
+    """A run that never ends keeps its newest deltas, at most twice the bound, and none is told as lost."""
 
     async def main() -> None:
         monkeypatch.setattr(bounds, "PASSING_EVENTS", 50)
@@ -322,7 +322,7 @@ def test_deltas_are_bounded_while_their_run_lives(tmp_path: Path, monkeypatch: p
 
 
 def test_the_line_is_bounded_and_an_ending_is_always_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond so many that wait a message is refused at once; a stop's write has room (race 89)."""
+    """A message beyond the bound of waiting decisions is refused at once; a stop's write has room (race 89)."""
 
     async def main() -> None:
         monkeypatch.setattr(writer, "LINE", 5)
@@ -343,14 +343,15 @@ def test_the_line_is_bounded_and_an_ending_is_always_taken(tmp_path: Path, monke
 
 
 def test_withdrawing_is_conclusive_while_the_database_is_locked(tmp_path: Path) -> None:
-    """What waits for somebody else's lock is taken back at once, and never comes (race 89)."""
+    """A decision that waits for somebody else's lock is withdrawn at once, and never comes (race 89)."""
 
     async def main() -> None:
         store = made(tmp_path)
         await store.open()
         with locked(tmp_path):
             first, second, third = (store.decide(admit(name)) for name in "abc")
-            assert not await first.within(0.1)  # the writer has seen it by now and waits for the lock
+            # By this time the writer has seen the decision and waits for the lock.
+            assert not await first.within(0.1)
             assert await store.withdraw(second) is False
             assert second.answered and not first.answered and not third.answered
         await asyncio.gather(first, third)
@@ -361,7 +362,7 @@ def test_withdrawing_is_conclusive_while_the_database_is_locked(tmp_path: Path) 
 
 
 def test_withdrawing_is_conclusive_while_a_neighbour_is_refused(tmp_path: Path) -> None:
-    """Where one spoils a batch, nobody who takes the lock meanwhile keeps the others waiting without a way back."""
+    """A decision whose batch another one spoils can be withdrawn, also if somebody takes the lock meanwhile."""
 
     async def main() -> None:
         store = made(tmp_path)
@@ -393,7 +394,7 @@ def test_withdrawing_is_conclusive_while_a_neighbour_is_refused(tmp_path: Path) 
 
 
 def test_events_are_bounded_while_the_database_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what cannot be written the newest is held, and what was lost is told, then and after a restart (race 89)."""
+    """Events that cannot be written are bounded to the newest; the loss is told, then and after a restart (race 89)."""
 
     async def main() -> None:
         monkeypatch.setattr(stores, "PENDING_EVENTS", 100)
@@ -417,7 +418,7 @@ def test_events_are_bounded_while_the_database_is_locked(tmp_path: Path, monkeyp
 
 
 def test_no_session_loses_another_s_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Positions are a session's own to the store: what one run's end drops is nobody else's event."""
+    """The store counts positions per session, so one run's end never drops another session's events."""
 
     async def main() -> None:
         store = made(tmp_path)

@@ -15,7 +15,7 @@ from interlock.testing import play as play_agent
 
 
 async def polite(run: Run, message: Message) -> str:
-    """An agent as most are."""
+    """An ordinary agent."""
 
     async def search(query: str) -> str:
         await asyncio.sleep(0.001)
@@ -34,7 +34,7 @@ def test_a_polite_agent_passes() -> None:
 
 
 def test_an_agent_that_swallows_everything_passes_too() -> None:
-    """What an agent does with cancels and Stale is its own business: the fence holds, so nothing is broken."""
+    """An agent that swallows cancels and Stale passes too: the fence holds, so nothing is broken."""
 
     async def agent(run: Run, message: Message) -> str:
         for _ in range(40):
@@ -77,7 +77,7 @@ def test_an_agent_that_leaves_tasks_behind_is_told() -> None:
 
 
 def test_a_schedule_of_an_agent_of_yours_plays_the_same_again() -> None:
-    """The seed decides it: trace and steps, in whichever mode."""
+    """The seed decides the trace and the steps of an agent's schedule, in whichever mode."""
     for mode in (None, Mode.ORDERED, Mode.FIFO):
         first = play_agent(3, agent=polite, messages=("hello", "deploy it"), mode=mode)
         assert first == play_agent(3, agent=polite, messages=("hello", "deploy it"), mode=mode)
@@ -85,7 +85,7 @@ def test_a_schedule_of_an_agent_of_yours_plays_the_same_again() -> None:
 
 
 def test_a_seed_plays_the_same_again() -> None:
-    """Trace and number of steps are the seed's, whatever was played before it; other seeds play otherwise."""
+    """The seed decides the trace and the number of steps, whatever was played before it; other seeds play otherwise."""
     first = [play(seed) for seed in range(40)]
     again = [play(seed) for seed in reversed(range(40))][::-1]
     assert first == again
@@ -121,7 +121,7 @@ def test_explore_stops_at_the_first_broken_seed(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """It prints rate, seeds and distinct traces, replays one seed, and exits 0 when nothing broke."""
+    """The command prints rate, seeds and distinct traces, replays one seed, and exits 0 when nothing broke."""
     assert main(["--seeds", "20", "--first", "7", "--jobs", "1"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "20 schedules (seeds 7 to 26)" in said and "/s per core" in said

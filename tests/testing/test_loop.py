@@ -407,7 +407,7 @@ async def woken_walkers() -> str:
 
 
 def test_a_wakeup_is_a_task_step() -> None:
-    """A task woken by a future may come late, behind a callback that was queued after it."""
+    """A task woken by a future may come late, after a callback that was queued later."""
     found = outcomes(woken_walkers)
     assert found & {"a-b", "-ab", "-ba"}
     assert outcomes(woken_walkers, Mode.FIFO) <= {"ab-", "ba-"}
@@ -544,7 +544,7 @@ def test_a_timer_in_the_past_cannot_starve_what_is_ready() -> None:
 
 @pytest.mark.parametrize("mode", KEEPS_ORDER)
 def test_an_agent_that_swallows_every_cancel_does_not_freeze_the_clock(mode: Mode) -> None:
-    """anyio re-delivers the cancel for ever, and yet a sleep beside it ends, since every callback takes time."""
+    """A sleep ends beside an agent that anyio cancels again and again, since every callback takes time."""
 
     async def main() -> bool:
         finished = False
@@ -703,7 +703,7 @@ def test_an_exception_handler_is_told_too() -> None:
 
 
 def test_global_state_is_restored() -> None:
-    """Whatever main raises, the running loop, the generator hooks, the collector and anyio are as they were."""
+    """A seeded run restores the running loop, the generator hooks, the collector and anyio, whatever main raises."""
 
     async def main() -> None:
         assert isinstance(asyncio.get_running_loop(), SeededLoop)

@@ -31,7 +31,7 @@ TRIES, AT_A_TIME = 2_000, 100  # seeds in which a planted bug is looked for
 
 @pytest.fixture(autouse=True)
 def tools() -> None:
-    """What the model needs; on a machine of one's own its absence is no failure."""
+    """Skip if the model's tools are missing; only in CI that is a failure."""
     absent = model.missing()
     if absent is not None and os.environ.get("CI"):
         pytest.fail(absent)
@@ -41,7 +41,7 @@ def tools() -> None:
 
 @pytest.fixture(scope="module")
 def traces() -> list[Trace]:
-    """What the real runtime decided in some schedules."""
+    """The decisions of the real runtime in some schedules."""
     return [record(seed) for seed in SEEDS]
 
 
@@ -54,7 +54,7 @@ def test_nothing_is_broken_within_the_bounds(bounds: Bounds) -> None:
 
 
 def test_every_mutant_is_refuted() -> None:
-    """Whichever rule is broken, a check fails: each rule is needed, and the checks see it."""
+    """A check fails for each rule that is broken: each rule is needed, and the checks see it."""
     found = {name: refute(name) for name in MUTANTS}
     assert len(found) >= 27
     assert [name for name, searched in found.items() if "assertion violated" not in (searched.broken or "")] == []
@@ -106,7 +106,7 @@ def generation_given_twice(facts: tuple[Fact, ...], at: int) -> tuple[Fact, ...]
 
 
 def in_two_turns(facts: tuple[Fact, ...], at: int) -> tuple[Fact, ...] | None:
-    """Let whoever takes over have the seat only in a later turn than the fall that freed it."""
+    """Give the run that takes over the seat only in a later turn than the fall that freed it."""
     if not (at and facts[at].kind == "SEAT" and facts[at - 1].kind == "FALL"):
         return None
     if facts[at - 1].values[3] != facts[at].values[0]:
@@ -197,7 +197,7 @@ def grant_is_lost(patch: pytest.MonkeyPatch) -> None:
 
 
 def queue_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """An ending does not seat who waits."""
+    """An ending does not seat the next waiting run."""
     patch.setattr(Fall, "seat_next", lambda *_: None)
 
 
@@ -208,7 +208,7 @@ def generation_stands_still(patch: pytest.MonkeyPatch) -> None:
 
 
 def frees_anothers_seat(patch: pytest.MonkeyPatch) -> None:
-    """Whoever leaves the queue frees the seat as well."""
+    """A run that leaves the queue frees the seat as well."""
 
     def dequeue(registry: Registry, run: model.LiveRun) -> None:
         if run in (run.session.waiting or ()):
@@ -240,12 +240,12 @@ def report_is_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def report_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """Nobody looks for the seat when a report is due."""
+    """Control gives no seat when a report becomes due."""
     patch.setattr(Inbox, "offer", lambda self, report: setattr(report, "due", True))
 
 
 def report_takes_over(patch: pytest.MonkeyPatch) -> None:
-    """A report ends who has the seat."""
+    """A report ends the run that has the seat."""
     offer = Inbox.offer
 
     def dominant(self: Inbox, report: LiveRun) -> None:
@@ -315,7 +315,7 @@ def test_a_trace_that_is_too_large_is_told(traces: list[Trace]) -> None:
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says what was replayed; where a tool is missing it says what to install."""
+    """The command says what was replayed; where a tool is missing it says what to install."""
     assert model.main(["--only-replay", "--seeds", "5"]) == 0
     assert "5 of 5 accepted" in capsys.readouterr().out
     with monkeypatch.context() as patch:

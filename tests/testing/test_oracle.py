@@ -20,13 +20,13 @@ BRIEF = Settings(grace_seconds=0.2, drain_seconds=0.3)
 
 
 class Books:
-    """An oracle with nothing behind it, and a hand that feeds it."""
+    """An oracle without a real control, fed by hand."""
 
     def __init__(self, oracle: Oracle, store: MemoryStore) -> None:
         self.oracle = oracle
         self.store = store
         self.position = 100
-        self.current: set[str] = set()  # what a sink that asks is told of
+        self.current: set[str] = set()  # the runs that a sink is told are current
         oracle.control.is_current = lambda run, by="local": run in self.current  # type: ignore[method-assign]
 
     def shows(self, data: Data, run: str | None = "r", generation: int = 1, position: int | None = None) -> None:
@@ -269,7 +269,7 @@ def test_it_has_nothing_against_a_run_as_it_should_be() -> None:
 
 @pytest.mark.parametrize("hand", VIOLATIONS, ids=lambda hand: hand.__name__)
 def test_it_fails_on_each_violation(hand: Callable[[Books], None]) -> None:
-    """One violation, seen at a sink, is raised at once, named by its clause, and kept as the first."""
+    """The oracle raises a violation seen at a sink at once, names it by its clause, and keeps it as the first."""
     kept: list[Oracle] = []
 
     def fed(books: Books) -> None:
@@ -282,7 +282,7 @@ def test_it_fails_on_each_violation(hand: Callable[[Books], None]) -> None:
 
 
 def test_the_first_violation_stands() -> None:
-    """What follows from a violation does not replace it, even if someone above swallowed it."""
+    """A later violation does not replace the first, even if someone above swallowed the first."""
 
     def hand(books: Books) -> None:
         for bad in (late_delta, position_back):
@@ -403,7 +403,7 @@ def test_it_judges_the_end() -> None:
 
 
 def judged(play: Callable[[Control, Oracle, MemoryStore], Any], *, latency: float = 0.0) -> Oracle:
-    """Let people act, then let the oracle judge what is left; everything of it is real but what a test makes up."""
+    """Let people act, then let the oracle judge the result; only what a test makes up is not real."""
 
     async def agent(run: Run, message: Message) -> str:
         oracle.begun(run.id, message.text)
@@ -435,7 +435,7 @@ async def falls_first(oracle: Oracle) -> None:
 
 
 def test_a_message_that_fell_before_it_founded_anything_makes_nobody_an_owner() -> None:
-    """It is shown first, and the owner is whoever's message was first taken: they may stop everybody, and do."""
+    """A fallen message is shown first, but the sender of the first message taken owns the session and may stop all."""
 
     async def play(control: Control, oracle: Oracle, store: MemoryStore) -> None:
         await falls_first(oracle)
@@ -449,7 +449,7 @@ def test_a_message_that_fell_before_it_founded_anything_makes_nobody_an_owner() 
 
 
 def test_who_only_seems_to_be_the_owner_may_not_stop() -> None:
-    """The author of a message that fell before it founded anything ends somebody else's run: that is found."""
+    """The oracle finds that an author whose message fell before it founded anything ends somebody else's run."""
 
     async def play(control: Control, oracle: Oracle, store: MemoryStore) -> None:
         await falls_first(oracle)
@@ -461,7 +461,7 @@ def test_who_only_seems_to_be_the_owner_may_not_stop() -> None:
 
 
 def test_a_withdrawn_message_makes_nobody_an_owner() -> None:
-    """A message that the store refused founds nothing; a store that keeps its author as the owner is found."""
+    """A message that the store refused founds nothing; the oracle finds a store that keeps its author as the owner."""
 
     async def play(control: Control, oracle: Oracle, store: MemoryStore) -> None:
         store.faults.fail = True
@@ -480,7 +480,7 @@ def test_a_withdrawn_message_makes_nobody_an_owner() -> None:
 
 
 def test_a_message_that_fell_while_the_store_refused_it_founds_its_session() -> None:
-    """Its sender was told that it was stopped, not that it was refused: the session is theirs, whoever comes next."""
+    """A sender told that their message was stopped, not that it was refused, owns the session, whoever comes next."""
 
     async def play(control: Control, oracle: Oracle, store: MemoryStore) -> None:
         first = asyncio.ensure_future(oracle.send("s", "one", by="bob"))
@@ -497,7 +497,7 @@ def test_a_message_that_fell_while_the_store_refused_it_founds_its_session() -> 
 
 
 def test_a_session_that_is_nobody_s_is_there_for_everybody() -> None:
-    """Whoever is told that it is not there for them, because of an owner whose message was withdrawn, is found."""
+    """The oracle finds a refusal that stands on an owner whose message was withdrawn."""
 
     async def play(control: Control, oracle: Oracle, store: MemoryStore) -> None:
         store.faults.fail = True
@@ -514,7 +514,7 @@ def test_a_session_that_is_nobody_s_is_there_for_everybody() -> None:
 
 
 def test_nobody_owns_what_the_store_does_not_have() -> None:
-    """Whoever is only about to own a session has no right to what others send there."""
+    """A sender who is only about to own a session has no right to what others send there."""
 
     async def play(control: Control, oracle: Oracle, store: MemoryStore) -> None:
         first = asyncio.ensure_future(oracle.send("s", "one", by="alice"))
@@ -523,7 +523,8 @@ def test_nobody_owns_what_the_store_does_not_have() -> None:
         second = asyncio.ensure_future(oracle.send("s", "two", by="bob"))
         await asyncio.sleep(0.005)
         session = control._registry.sessions[SessionId("s")]
-        session.stored, session.shares = True, {Principal("bob"): May.WRITE}  # else bob's would be turned away
+        # Without these bob's message would be turned away.
+        session.stored, session.shares = True, {Principal("bob"): May.WRITE}
         await oracle.stop(session="s", by="alice")
         store.resume()
         await asyncio.gather(first, second)
@@ -545,7 +546,7 @@ def rights() -> Rights:
 
 
 def wrongs(book: Rights, by: str, *, at: float = 5.0) -> set[Deed]:
-    """What somebody may not do in session s at an instant; a run that they would end is bob's."""
+    """Return what somebody may not do in session s at an instant; a run that they would end is bob's."""
     acts = [Act(deed, by, "s", at, at, "no", RunId("r-2"), "bob") for deed in Deed]
     return {act.deed for act in acts if book.wrong(act) is not None}
 
