@@ -34,7 +34,7 @@ from interlock.surfaces.access import Access, Scope
 
 ROOT = Path(__file__).parent.parent
 SPEAKERS, DELTAS_PER_SECOND = 4, 10_000
-SETTLE_SECONDS = 0.2  # of a flood, before counting begins
+SETTLE_SECONDS = 0.2  # after a flood began, before counting
 REST_SECONDS = 0.05
 STRETCH_SECONDS = 0.5
 PAUSE_SECONDS = 0.002

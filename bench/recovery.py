@@ -38,8 +38,8 @@ from interlock.core.receipt import FallenRun, Receipt
 from interlock.runtime.numbers import Numbers
 from interlock.stores.sqlite import SqliteStore
 
-TURNS = 3  # that a session had before the kill
-DELTAS = 20  # that an unfinished run had said
+TURNS = 3  # turns of a session before the kill
+DELTAS = 20  # said by an unfinished run before the kill
 TABLES = ("sessions", "runs", "tools", "receipts", "events", "passing")
 EACH = 500  # sessions handed to the store at a time
 LOG_EVENTS = 10_000

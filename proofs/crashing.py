@@ -147,7 +147,7 @@ async def hosted(run: Run, message: Message) -> str | None:
 
 
 class Server:
-    """One start: recover, be asked, then carry a load until killed."""
+    """A start: recover, be asked, then carry a load until killed."""
 
     def __init__(self, place: Path, book: Book, told: int, *, closes: bool, last: bool) -> None:
         self._book, self._told, self._closes, self._last = book, told, closes, last

@@ -146,11 +146,11 @@ class Case:
     what: str
     program: str
     marks: int = 1  # calls of `ready` until it is as hostile as it gets
-    leaves_group: bool = False  # it leaves its process group, which then does not hold it
+    leaves_group: bool = False  # leaves its process group, which then does not hold it
     shell: bool = False
     input: bytes | None = None
     grace: float = 0.0
-    greedy: bool = False  # it takes every free place for a process
+    greedy: bool = False  # takes every free place for a process
 
     def order(self, token: str, sink: Path) -> SpawnOrder:
         """Return the order that starts this case."""
@@ -544,7 +544,7 @@ class Batch(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Trial:
-    """One case, cut once: `delay` counts from the request, from its start, or from when it had become hostile."""
+    """A case, cut once: `delay` counts from the request, from its start, or from when it had become hostile."""
 
     case: Case
     name: str
@@ -617,7 +617,7 @@ class Campaign:
         until = time.monotonic() + GONE_SECONDS  # a keeper says that all is gone, and exits a moment later
         while children(helper) and time.monotonic() < until:
             await asyncio.sleep(0.002)
-        if batch.grade != Grade.GROUP:  # that grade keeps a directory while a process that escaped is in it
+        if batch.grade != Grade.GROUP:  # the group grade keeps a directory while a process that escaped is in it
             batch.leaves += [f"{leaf} before close" for leaf in _leaves(below=True)]
         batch.zombies += map(str, zombies({os.getpid(), helper}))
         batch.left += [f"{one} below the helper" for one in children(helper) if one.state != "Z"]

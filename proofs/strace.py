@@ -92,7 +92,7 @@ def fault(calls: str, what: str, directory: Path) -> Iterator[None]:
         yield
 
 
-# One crash
+# Crashes
 
 
 class Script:
