@@ -7,7 +7,7 @@ from pathlib import Path
 from interlock import Message, Run, events, open_control
 
 WRITE = "while :; do echo tick >> diary; sleep 0.02; done"
-DAEMON = f"setsid sh -c '{WRITE}' & trap '' TERM; echo daemon started; wait"  # has its own session; ignores TERM
+DAEMON = f"setsid sh -c '{WRITE}' & trap '' TERM; echo daemon started; wait"  # own session; the shell ignores TERM
 PLACE = tempfile.TemporaryDirectory()
 
 
