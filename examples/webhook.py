@@ -1,4 +1,4 @@
-"""A sink that posts to a web hook: the question comes behind the connection, in the step that writes the request."""
+"""A sink that posts to a web hook: it asks after it has connected, in the step that writes the request."""
 
 import asyncio
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""The server dies: what a disk would hold at that instant, and what the next start makes of it.
+"""The server dies: a copy of what a disk would hold at that instant, and the next start on it.
 
 At a random step the reaper copies everything that would survive: decisions that were carried out, the events that
 went with them and some of the later ones, never the events that only memory had. It also copies what everybody had

@@ -150,7 +150,7 @@ def test_a_planted_bug_is_found(name: str, tmp_path: Path, record_property: Reco
 
 
 def test_the_planted_bugs_say_what_they_are() -> None:
-    """There are at least 12, each begins with one line that says what it breaks, and each changes only the source."""
+    """At least 12 planted bugs exist; each says in its first line what it breaks, and changes only the source."""
     assert len(PATCHES) >= 12
     for name, path in PATCHES.items():
         first, blank, *rest = path.read_text("utf-8").splitlines()
