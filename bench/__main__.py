@@ -49,7 +49,7 @@ MEASURES: dict[str, Callable[[Scale], list[Result]]] = {
 
 
 def main() -> None:
-    """Measure what was asked for."""
+    """Take the figures that were asked for."""
     parser = argparse.ArgumentParser(prog="python -m bench")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these: {', '.join(MEASURES)}")
     parser.add_argument("--quick", action="store_true", help="everything small, under a minute")

@@ -1,7 +1,7 @@
 """The agents that `bench.hosts` serves, in hosts and inline: polite ones, and two kinds of hog.
 
-A module of its own, which imports next to nothing: a host's agents are found by name, and what the module imports every
-host weighs.
+A host finds its agents by name and weighs what their module imports, so this is a module of its own that imports next
+to nothing.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from interlock import Message, Run, tool
 BLOCK_SECONDS = 0.05
 WORDS = "a few words "
 
-_libc = ctypes.PyDLL(None)  # PyDLL does not let go of the GIL
+_libc = ctypes.PyDLL(None)  # PyDLL keeps the GIL during a call
 
 
 async def polite(run: Run, message: Message) -> str | None:
@@ -29,10 +29,10 @@ async def polite(run: Run, message: Message) -> str | None:
             await asyncio.sleep(float(given[1]))
         return None
     await run.say("here")
-    await asyncio.sleep(0)  # it is on its way before anyone blocks
+    await asyncio.sleep(0)  # sends the word before this agent blocks
     if what == "park":
         await asyncio.Event().wait()
-    while what == "hog":  # blocks its loop for a moment, lets it come round, and blocks again
+    while what == "hog":  # blocks the loop for a moment, lets it go round once, and blocks again
         _spin(BLOCK_SECONDS)
         await asyncio.sleep(0)
     while what == "c-hog":

@@ -42,7 +42,10 @@ async def _warm() -> None:
 
 try:
     asyncio.get_running_loop()
-except RuntimeError:  # a zygote, say: what pydantic-ai does once in a process it does here, for all hosts
+# Without a running loop this is a zygote, for example: do here, once for all hosts, what pydantic-ai does once in a
+# process.
+except RuntimeError:
     asyncio.run(_warm())
 
-assistant.warm = _warm  # type: ignore[attr-defined]  # and each spare, if hosts have such a thing
+# Hosts call this in each spare.
+assistant.warm = _warm  # type: ignore[attr-defined]

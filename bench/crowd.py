@@ -1,7 +1,7 @@
 """Does a stop get slower with 10,000 other runs in the process: idle ones, asking ones, ones that wait for a hold?
 
-Two controls in one loop, one of them with the crowd; a run is started in each in turn and its stop is timed. It does
-what the crowd does: the run that is stopped asks, or stands in the same line, too.
+Two controls in one loop, one of them with the crowd; a run is started in each in turn and its stop is timed. The run
+that is stopped does what the crowd does: it asks, or waits for the same hold, too.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ async def timed_stop(control: Control, taken: Samples, pause_seconds: float = 0.
 
 
 async def crowded(control: Control, size: int, what: str = "go") -> None:
-    """Have runs in sessions of their own do something for ever."""
+    """Start runs in sessions of their own, each of which does something for ever."""
     for begin in range(0, size, 500):
         await asyncio.gather(*(control.send(f"idle {n}", what) for n in range(begin, min(begin + 500, size))))
     await asyncio.sleep(0.2)
@@ -72,7 +72,7 @@ async def _measure(scale: Scale, what: str) -> list[Result]:
     before, alone, among = Samples(), Samples(), Samples()
     async with open_control(busy) as quiet, open_control(busy) as full:
         for control in (quiet, full):
-            await control.send("first", what)  # whoever comes later has somebody to wait for
+            await control.send("first", what)  # the run that later ones wait for
         await _round(rounds // 4, (quiet, before), what=what)
         await crowded(full, CROWD, what)
         await _round(1, (quiet, Samples()), (full, Samples()), what=what)

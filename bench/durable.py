@@ -1,9 +1,9 @@
-"""What does a decision that survives cost, set against the disk's own price: an append and an fdatasync?
+"""The cost of a decision that survives, against the disk's own price: an append and an fdatasync.
 
-The floor is taken in the same run, in the same directory, by turns with what it is set against and after the same
-pause: as many bytes as the transaction adds to SQLite's write-ahead log, written at the end of a file that grows. The
-log itself is reused once it was copied into the database, and to write over a file costs less than to make it grow;
-so the same figure over a file that is written over, and over one page of 4 KiB, stand in the small print.
+The floor is taken in the same run and the same directory, by turns with the decision and after the same pause: as many
+bytes as the transaction adds to SQLite's write-ahead log, appended to a file that grows. SQLite reuses its log once it
+was copied into the database, and writing over a file costs less than making it grow; so the small print gives the same
+figure over a file that is written over, and over one page of 4 KiB.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ from interlock.runtime.control import Control
 from interlock.stores.base import Ticket
 from interlock.stores.sqlite import SqliteStore
 
-PAUSE_SECONDS = 0.005  # before each thing that is timed, so that the disk is equally awake for all of them
+PAUSE_SECONDS = 0.005  # before each timing, so that the disk is equally awake for all of them
 PER_ROUND = 25
 STRETCH_SECONDS = 0.5
 AT_ONCE = 1_000
 SESSIONS = 64
 PAGE_BYTES = 4096
-FILE_BYTES = 16 * 1024 * 1024  # of the file that is written over
+FILE_BYTES = 16 * 1024 * 1024  # size of the file that is written over
 STOP_GOAL, GROUP_GOAL, SHARE_GOAL, TOGETHER_GOAL = 2.0, 15.0, 0.25, 10.0
 COUNTED = (10, 40)  # cycles of the two runs under strace, whose difference is counted; too few to copy the log
 STRACE_SECONDS = 60
@@ -49,7 +49,7 @@ class AtLeast(Result):
 
     @property
     def verdict(self) -> str:
-        """`ok`, `MISS`, or nothing where there is no goal."""
+        """Return `ok`, `MISS`, or nothing where there is no goal."""
         return "" if self.goal is None else "ok" if self.value >= self.goal else "MISS"
 
     def lines(self) -> list[str]:
@@ -70,12 +70,12 @@ class Disk:
         self._at = 0
 
     def append(self, data: bytes) -> None:
-        """Make a file grow, durably."""
+        """Append to a file, durably."""
         os.write(self._grows, data)
         os.fdatasync(self._grows)
 
     def write_over(self, data: bytes) -> None:
-        """Write where the file is already, durably."""
+        """Write over a part of a file, durably."""
         if self._at + len(data) > FILE_BYTES:
             self._at = 0
         os.pwrite(self._kept, data, self._at)
@@ -84,7 +84,7 @@ class Disk:
 
 
 class Copies:
-    """A decision that control made, again and again as if by other runs of other sessions."""
+    """A decision that control made, repeated as if by other runs of other sessions."""
 
     def __init__(self, *made: Decision) -> None:
         self._made = [msgspec.json.encode(decision).decode() for decision in made]
@@ -96,7 +96,7 @@ class Copies:
         self._count = 0
 
     def next(self) -> list[Decision]:
-        """Return the decisions under names that were not used before."""
+        """Return the decisions under new names."""
         self._count += 1
         texts = self._made
         for name in self._names:
@@ -105,14 +105,14 @@ class Copies:
 
 
 class Recorder(SqliteStore):
-    """The store, and what it was told to decide."""
+    """A store that notes every decision."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.heard: list[Decision] = []
 
     def decide(self, decision: Decision) -> Ticket:
-        """Enqueue it, and note it."""
+        """Enqueue a decision, and note it."""
         self.heard.append(decision)
         return super().decide(decision)
 
@@ -124,13 +124,13 @@ def measure(scale: Scale) -> list[Result]:
 
 @contextlib.contextmanager
 def directory() -> Iterator[Path]:
-    """A directory for a store, on the disk that temporary files are on."""
+    """Yield a directory for a store, on the disk that holds temporary files."""
     with tempfile.TemporaryDirectory(prefix="interlock-bench-") as name:
         yield Path(name)
 
 
 def filesystem(path: Path) -> str:
-    """What a directory is on; on a tmpfs there is no disk to wait for."""
+    """Return the filesystem of a directory; on a tmpfs there is no disk to wait for."""
     mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     fitting = [(point, kind) for point, kind in mounts if path.is_relative_to(point)]
     return max(fitting, key=lambda each: len(each[0]))[1]
@@ -140,7 +140,7 @@ def filesystem(path: Path) -> str:
 
 
 class Sides:
-    """What is timed by turns, all after the same pause."""
+    """The things that are timed by turns, all after the same pause."""
 
     def __init__(self, control: Control, store: SqliteStore, disk: Disk, copies: Copies, size: int) -> None:
         self._control = control
@@ -176,7 +176,7 @@ async def _paused(taken: Samples) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _clock(taken: Samples) -> Iterator[None]:
-    """Time a block, whoever else had the core: our own writer may be that."""
+    """Time a block, also when another thread had the core: that may be our own writer."""
     began = perf_counter()
     yield
     taken.seconds.append(perf_counter() - began)
@@ -237,7 +237,7 @@ def _spread(samples: Samples) -> str:
 
 @contextlib.asynccontextmanager
 async def _spoken(speech: Speech, *, aloud: bool) -> AsyncIterator[None]:
-    """Let everyone speak for a stretch, or nobody."""
+    """Let all runs speak for the length of a block, or none."""
     begin = perf_counter()
     if aloud:
         speech.on.set()
@@ -245,7 +245,7 @@ async def _spoken(speech: Speech, *, aloud: bool) -> AsyncIterator[None]:
     if aloud:
         speech.on.clear()
         speech.seconds += perf_counter() - begin
-        await asyncio.sleep(2 * SPEAKERS / DELTAS_PER_SECOND)  # the last of them notice
+        await asyncio.sleep(2 * SPEAKERS / DELTAS_PER_SECOND)  # until the last of them notices
 
 
 async def _copies(control: Control, store: Recorder) -> Copies:
@@ -261,12 +261,12 @@ async def _copies(control: Control, store: Recorder) -> Copies:
 
 
 async def _bytes_of_stop(store: SqliteStore, copies: Copies, wal: Path) -> int:
-    """How much a stop's transaction adds to the write-ahead log, which only grows here."""
+    """Return how much a stop's transaction adds to the write-ahead log, which only grows here."""
     grown = []
     for _ in range(PER_ROUND):
         admission, ending = copies.next()
         await store.decide(admission)
-        await asyncio.sleep(0.1)  # events of other runs are written
+        await asyncio.sleep(0.1)  # until events of other runs are written
         before = _size(wal)
         await store.decide(ending)
         grown.append(_size(wal) - before)
@@ -372,7 +372,7 @@ async def _cycles(scale: Scale) -> list[Result]:
 
 
 async def _turned(control: Control, sessions: int) -> float:
-    """Turns per second for a stretch."""
+    """Return the turns per second for a stretch."""
     done, end = 0, perf_counter() + STRETCH_SECONDS
 
     async def turns(session: str) -> None:
@@ -384,7 +384,8 @@ async def _turned(control: Control, sessions: int) -> float:
     began = perf_counter()
     await asyncio.gather(*(turns(f"turns {n}") for n in range(sessions)))
     rate = done / (perf_counter() - began)
-    await asyncio.sleep(0.1)  # what comes behind the last of them is nobody's
+    # Wait out what the last turns still do, so that the next stretch does not pay for it.
+    await asyncio.sleep(0.1)
     return rate
 
 
@@ -397,7 +398,7 @@ def _written(write: Callable[[], None]) -> float:
 
 
 def _commits_of_cycle() -> tuple[str, int]:
-    """Count a cycle's fdatasyncs (by strace) and bytes: what more cycles need more."""
+    """Count a cycle's fdatasyncs (by strace) and bytes, from the difference between few cycles and many."""
     if shutil.which("strace") is None:
         return "commits were not counted: there is no strace", PAGE_BYTES
     fewer, more = (_traced(cycles) for cycles in COUNTED)

@@ -18,15 +18,15 @@ class Ear:
         self._feed.subscribe(self._session, self)
 
     def put(self, event: Event) -> None:
-        """Take note of a delta of a run that was not heard before."""
+        """Note a delta of a run that was not heard before."""
         if event.kind is EventKind.DELTA and event.run_id not in (None, self._not) and not self._heard.done():
             self._heard.set_result(RunId(event.run_id or ""))
 
     def drop(self, run_id: RunId) -> None:
-        """Nothing is buffered here."""
+        """Do nothing: nothing is buffered here."""
 
     def close(self) -> None:
-        """Nothing is held here."""
+        """Do nothing: nothing is held here."""
 
     async def first(self) -> None:
         """Wait for the next run's first delta."""

@@ -16,7 +16,7 @@ GOAL = 3.0
 
 
 class Words:
-    """Wakes whoever waits for the next word."""
+    """Wakes the coroutine that waits for the next word."""
 
     def __init__(self) -> None:
         self.heard = asyncio.Event()
@@ -52,7 +52,7 @@ async def _measure(scale: Scale) -> list[Result]:
     words, rounds = Words(), scale.rounds(20, 4)
     sent, delegated, number = Samples(), Samples(), 0
     async with open_control(words.child) as plain, open_control(words.parent, agents={"child": words.child}) as family:
-        for round_ in range(2):  # the first warms up and is not counted
+        for round_ in range(2):  # the first round warms up and is not counted
             words.taken, words.rounds = (delegated if round_ else Samples()), (rounds if round_ else 1)
             await family.wait((await family.send("parent", "go")).run_id)
             with still():

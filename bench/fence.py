@@ -1,7 +1,7 @@
-"""What the fence costs: one check of a current run against encoding the delta it lets pass.
+"""The cost of the fence: one check of a current run against encoding the delta it lets pass.
 
-Taken twice: the line that guards every delta, as outlet.py writes it (the mark itself, no call); and the method that
-guards the rarer effects.
+Two checks are timed: the line that guards every delta, as outlet.py writes it (the mark itself, no call), and the
+method that guards the rarer effects.
 """
 
 import timeit
@@ -27,7 +27,7 @@ EVENT = Event(
 
 
 class _Current:
-    """A run as far as its fence."""
+    """A run reduced to its fence."""
 
     __slots__ = ("fence",)
 
@@ -36,7 +36,7 @@ class _Current:
 
 
 def measure(scale: Scale) -> list[Result]:
-    """Take the checks and the encodings in turn; `timeit` keeps the collector away."""
+    """Time the checks and the encodings in turn; `timeit` keeps the collector away."""
     timers = {
         "check": _timer("fence.check(delta)", fence=Fence(RUN), delta=Effect.DELTA),
         "line": timeit.Timer("if run.fence.cause is not None: raise", "run = mine", globals={"mine": _Current()}),

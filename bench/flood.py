@@ -1,6 +1,6 @@
 """Does a stop get slower while other runs on the same loop say 10,000 deltas a second?
 
-One control, the same hundred runs all the time; they speak in every other stretch and are silent in between.
+One control has the same hundred runs all the time; they speak in every other stretch and are silent in between.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ GOAL = 1.5
 
 @dataclass(slots=True)
 class Speech:
-    """Lets the speakers speak, and counts what they said."""
+    """Lets the speakers speak, and counts their deltas."""
 
     on: asyncio.Event = field(default_factory=asyncio.Event)
     dice: random.Random = field(default_factory=lambda: random.Random(7))
@@ -41,7 +41,7 @@ class Speech:
         pace = SPEAKERS / DELTAS_PER_SECOND
         while True:
             await self.on.wait()
-            due = loop.time() + pace * self.dice.random()  # not all at the same instant, nor in step
+            due = loop.time() + pace * self.dice.random()  # neither all at the same instant, nor in step
             while self.on.is_set():
                 due += pace
                 await asyncio.sleep(due - loop.time())
@@ -82,10 +82,10 @@ async def _measure(scale: Scale) -> list[Result]:
 
 
 async def _aloud(speech: Speech, stretch: Coroutine[Any, Any, None]) -> None:
-    """Let everyone speak for a stretch."""
+    """Let all runs speak for a stretch."""
     begin = perf_counter()
     speech.on.set()
     await stretch
     speech.on.clear()
     speech.seconds += perf_counter() - begin
-    await asyncio.sleep(2 * SPEAKERS / DELTAS_PER_SECOND)  # the last of them notice
+    await asyncio.sleep(2 * SPEAKERS / DELTAS_PER_SECOND)  # until the last of them notices

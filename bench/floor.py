@@ -1,9 +1,9 @@
 """`python -m bench.floor [--plain]`: the floor of the gateway's figures, a bare broadcast.
 
-The same uvicorn with the same protocol classes and sockets as ours (`--plain`: uvicorn as it comes), and an application
-that does nothing but send frames it was given (at `/echo`, those it is sent). Over `/control` it is told which, and
-when to begin and to stop; each round sends every frame to every client, then lets the loop come round once, as an
-agent's `say` does.
+The uvicorn, protocol classes and sockets are ours (`--plain`: uvicorn as it comes). The application only sends the
+frames it was given (at `/echo`, those it is sent). Over `/control` a bench says which frames, and when to
+begin and to stop; each round sends every frame to every client, then lets the loop go round once, as an agent's `say`
+does.
 """
 
 import argparse
@@ -21,7 +21,7 @@ LET_IN = '{"type":"res","id":"0","ok":true}'
 
 
 class Broadcast:
-    """An ASGI application: whoever comes is sent what all are sent."""
+    """An ASGI application that sends every client the same frames."""
 
     def __init__(self) -> None:
         self._clients: list[Any] = []
@@ -31,7 +31,7 @@ class Broadcast:
         """Serve one connection."""
         await receive()
         await send({"type": "websocket.accept"})
-        if scope["path"] == "/echo":  # for a page, which needs no welcome
+        if scope["path"] == "/echo":  # for a page, which expects no welcome
             while (message := await receive())["type"] == "websocket.receive":
                 scope.get("state", {}).get("welcome", bool)()
                 await send({"type": "websocket.send", "text": message["text"]})

@@ -1,4 +1,4 @@
-"""A store that keeps nothing: what is left in memory with it is the runtime's own."""
+"""A store that keeps nothing: the memory that is left with it is the runtime's own."""
 
 import asyncio
 

@@ -1,13 +1,13 @@
-"""What the gateway costs on the wire: deltas to many clients, stops amid a flood, runs, takeovers, memory.
+"""The cost of the gateway on the wire: deltas to many clients, stops amid a flood, runs, takeovers, memory.
 
 1. The server is the real command, `interlock serve`, in a process of its own with SQLite (FULL). Its clients are raw
    sockets (`bench.wire`) that cut frames apart and look for bytes; crowds of them have a process of their own.
 2. The floor of the deltas is `bench.floor`: the same uvicorn, protocol classes and sockets, the same frames, and an
-   application that does nothing else. Both are up all the time and speak by turns.
+   application that does nothing else. Both servers are up all the time and speak by turns.
 3. A delta is counted by its text. A broadcast listener is told it twice (`chat` and `agent`); a quiet client that
    watches is told it once (`interlock.event`). Deltas that wait are joined, so frames are counted besides.
-4. No timing is left out. Beside the ratios of rates stand those of the processor time the two loops took for a delta
-   and client, which tell the same on a machine that has other work.
+4. No timing is left out. Beside the ratios of rates stand those of the processor time that the two loops took for a
+   delta and client: these are the same on a machine that has other work.
 """
 
 import contextlib
@@ -34,13 +34,13 @@ from interlock.surfaces.access import Access, Scope
 
 ROOT = Path(__file__).parent.parent
 SPEAKERS, DELTAS_PER_SECOND = 4, 10_000
-SETTLE_SECONDS = 0.2  # of a flood, before it is counted
+SETTLE_SECONDS = 0.2  # after a flood began, before counting
 REST_SECONDS = 0.05
 STRETCH_SECONDS = 0.5
 PAUSE_SECONDS = 0.002
 PATIENCE_SECONDS = 60.0
 CONNECTIONS, RUNS, IN_FLIGHT = 64, 1_000, 32
-STALLED_BYTES = 800_000  # another reader has had by the time a stalled one is full
+STALLED_BYTES = 800_000  # bytes that another reader has had by the time a stalled one is full
 DELTA_GOAL, STOP_GOAL, RECALL_GOAL, RECALL_KIB = 0.5, 1.5, 0.05, 128.0
 FINAL = b'"state":"final"'
 
@@ -60,7 +60,7 @@ def measure(scale: Scale) -> list[Result]:
 
 
 class Child:
-    """A process that tells where it serves, and what it has used."""
+    """A process that says where it serves, and how much it has used."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process = process
@@ -68,7 +68,7 @@ class Child:
         self.url = self.told.get("url", "")
 
     def line(self) -> str:
-        """Read a line of its output."""
+        """Read a line of the process's output."""
         assert self.process.stdout is not None
         if line := self.process.stdout.readline():
             return line
@@ -76,11 +76,11 @@ class Child:
 
     @property
     def cpu(self) -> float:
-        """Seconds of its first thread, which is the loop's."""
+        """Return the seconds of the first thread, which is the loop's."""
         return int(Path(f"/proc/{self.process.pid}/schedstat").read_text().split()[0]) / 1e9
 
     def rest(self) -> None:
-        """Wait until its loop has done what it had to do."""
+        """Wait until the process's loop is idle."""
         end = perf_counter() + PATIENCE_SECONDS
         while perf_counter() < end:
             before = self.cpu
@@ -90,7 +90,7 @@ class Child:
 
     @property
     def rss(self) -> float:
-        """Its resident memory in MiB."""
+        """Return the resident memory in MiB."""
         return _rss(self.process.pid)
 
 
@@ -102,7 +102,7 @@ class Served(Child):
         self.token = Path(self.told["tokenFile"]).read_text("utf-8").strip()
 
     def dial(self, *, quiet: bool = False, token: str | None = None) -> Wire:
-        """Return a client: a listener, or one that hears only answers."""
+        """Return a client: a listener, or a quiet one that hears only answers."""
         return Wire(self.url, token or self.token, caps=(QUIET,) if quiet else ())
 
 
@@ -145,22 +145,22 @@ class Readers:
     @classmethod
     @contextlib.contextmanager
     def ready(cls) -> Iterator[Self]:
-        """Start one."""
+        """Start a crowd."""
         with _process("-m", "bench.wire") as process:
             yield cls(process)
 
     def begin(self, verb: str, **given: Any) -> None:
-        """Tell it to do something."""
+        """Tell the crowd to do something."""
         assert self._process.stdin is not None
         print(json.dumps([verb, given]), file=self._process.stdin, flush=True)
 
     def done(self) -> Any:
-        """Wait for its answer."""
+        """Wait for the crowd's answer."""
         assert self._process.stdout is not None
         return json.loads(self._process.stdout.readline())
 
     def tell(self, verb: str, **given: Any) -> Any:
-        """Tell it, and wait."""
+        """Tell the crowd to do something, and wait for its answer."""
         self.begin(verb, **given)
         return self.done()
 
@@ -169,12 +169,12 @@ class Readers:
 
 
 class Side:
-    """What clients of one server had of a flood."""
+    """The share of a flood that the clients of one server got."""
 
     def __init__(self) -> None:
-        self.deltas: list[float] = []  # a second, all clients together
+        self.deltas: list[float] = []  # per second, all clients together
         self.frames: list[float] = []
-        self.cpu: list[float] = []  # seconds of the server's loop for a delta and client
+        self.cpu: list[float] = []  # seconds of the server's loop per delta and client
         self.readers: list[float] = []
         self.lost = 0
 
@@ -199,7 +199,7 @@ class Side:
 
 
 def _deltas(scale: Scale) -> list[Result]:
-    """A flood of one run to 1, 100, 1,000 clients, against a bare broadcast of the same frames."""
+    """Flood 1, 100 and 1,000 clients from one run, against a bare broadcast of the same frames."""
     counts = (1, 100, scale.rounds(1_000, 300))
     quiet = counts[: scale.rounds(3, 2)]
     results = []
@@ -221,7 +221,8 @@ def _deltas(scale: Scale) -> list[Result]:
                     floors.tell("dial", count=count - there, url=bare.url)
                     theirs.done()
                     there = count
-                    session = f"{kind}, {count}"  # a new one, or whoever watches it is told all the floods before
+                    # Use a new session each time: a watcher of an old one would be told all earlier floods.
+                    session = f"{kind}, {count}"
                     mouth.request("chat.send", sessionKey=session, message="nothing", idempotencyKey=session)
                     ours.rest()
                     if how:
@@ -262,9 +263,9 @@ def _us(seconds: list[float]) -> float:
 
 
 def _samples(ours: Served, mouth: Wire) -> list[str]:
-    """The frames that one delta is told as: chat, agent, interlock.event."""
+    """Return the frames that tell one delta: chat, agent, interlock.event."""
     ear, watcher = ours.dial(), ours.dial(quiet=True)
-    mouth.request("chat.send", sessionKey="s", message="nothing", idempotencyKey="sample 0")  # so that there is one
+    mouth.request("chat.send", sessionKey="s", message="nothing", idempotencyKey="sample 0")  # makes the session
     ear.until(FINAL)
     watcher.request("interlock.watch", watch=1, session="s")
     mouth.request("chat.send", sessionKey="s", message="stream 1 0.1", idempotencyKey="sample")
@@ -290,7 +291,7 @@ def _with_delta(came: bytes, head: bytes) -> str:
 
 
 def _with(driver: str, scale: Scale) -> list[Result]:
-    """Everything that is measured of both drivers alike."""
+    """Take every figure that both drivers have."""
     with directory() as data:
         access = Access(data)
         access.open()
@@ -303,7 +304,7 @@ def _with(driver: str, scale: Scale) -> list[Result]:
 
 
 def _stops(driver: str, served: Served, scale: Scale) -> list[Result]:
-    """The ack of a stop on a connection that also hears other runs say 10,000 deltas a second."""
+    """Time the ack of a stop on a connection that also hears other runs say 10,000 deltas a second."""
     silent, loud, said, seconds = Samples(), Samples(), 0, 0.0
     wire, mouth = served.dial(), served.dial(quiet=True)
     number = 0
@@ -358,7 +359,7 @@ def _stop(wire: Wire, number: int, taken: Samples) -> None:
 
 
 def _takeovers(driver: str, served: Served, scale: Scale) -> list[Result]:
-    """From a message that takes over to the first delta of its run."""
+    """Time from a message that takes over to the first delta of its run."""
     taken, wire = Samples(), served.dial()
     for number in range(scale.rounds(400, 60) + 10):
         word = f"take-{number}."
@@ -377,7 +378,7 @@ def _takeovers(driver: str, served: Served, scale: Scale) -> list[Result]:
 
 
 def _noops(driver: str, served: Served, tokens: list[str], seconds: float) -> Result:
-    """Runs that do nothing, one after another on each connection, each of a principal of its own."""
+    """Count runs that do nothing, one after another on each connection, each of a principal of its own."""
     wires = {(wire := served.dial(token=token)).socket.fileno(): wire for token in tokens}
     number, done, ready = 0, 0, select.epoll()
 
@@ -409,7 +410,7 @@ def _noops(driver: str, served: Served, tokens: list[str], seconds: float) -> Re
 
 
 def _answered(mouth: Wire, ear: Wire, asked: Iterable[bytes]) -> tuple[bytes, int]:
-    """Wait for answers while another client reads on; return what that one heard, and how many were refused."""
+    """Wait for answers while another client reads on; return what that client heard, and how many were refused."""
     left, heard, refused = set(asked), b"", 0
     while left:
         for ready in select.select((ear.socket, mouth.socket), (), ())[0]:
@@ -423,7 +424,7 @@ def _answered(mouth: Wire, ear: Wire, asked: Iterable[bytes]) -> tuple[bytes, in
 
 
 def _read_for(wires: list[Wire], seconds: float) -> None:
-    """Read what comes, for so long."""
+    """Read from all of them for so long."""
     end = perf_counter() + seconds
     while (left := end - perf_counter()) > 0:
         for ready in select.select([wire.socket for wire in wires], (), (), left)[0]:
@@ -434,7 +435,7 @@ def _read_for(wires: list[Wire], seconds: float) -> None:
 
 
 def _thousand(scale: Scale) -> list[Result]:
-    """A thousand runs that stream at once, all of it heard by one client."""
+    """Stream a thousand runs at once, all heard by one client."""
     deltas, pace = scale.rounds(40, 20), 0.25
     wrong, words = 0, f"stream {deltas} {pace}"
     with directory() as data, _served("inline", data) as served:
@@ -460,7 +461,8 @@ def _thousand(scale: Scale) -> list[Result]:
             peak = max(peak, served.rss)
         took = perf_counter() - began
         _read_for([ear], 1.0)
-        said, after = ear.deltas // 3, served.rss  # told as chat, as agent, and once more in the final event
+        # Every delta is told three times: as chat, as agent, and in the text of the final event.
+        said, after = ear.deltas // 3, served.rss
         ear.close()
         mouth.close()
     errors = wrong + (RUNS - ends) + abs(said - RUNS * deltas)
@@ -473,11 +475,11 @@ def _thousand(scale: Scale) -> list[Result]:
     return [Result(name=f"errors with {RUNS:,} runs streaming at once", value=errors, unit="", goal=0, small=small)]
 
 
-# What a stalled reader holds
+# A stalled reader
 
 
 def _beyond(scale: Scale) -> list[Result]:
-    """Bytes of deltas that reach a stalled reader after the stop was acked, ours and uvicorn's as it comes."""
+    """Count the bytes of deltas that a stalled reader gets after a stop's ack, from us and from plain uvicorn."""
     rounds = scale.rounds(5, 2)
     ours, plain = [], []
     with contextlib.ExitStack() as stack:
@@ -518,7 +520,8 @@ def _stalled(served: Served, number: int) -> float:
     came = stalled.until(b'"state":"aborted"')
     for wire in (stalled, other, mouth):
         wire.close()
-    terminal = came.rindex(b'{"type":"event"', 0, came.index(b'"state":"aborted"'))  # which holds the text once more
+    # The terminal event repeats the text, so count only up to it.
+    terminal = came.rindex(b'{"type":"event"', 0, came.index(b'"state":"aborted"'))
     return terminal / 1024
 
 
@@ -526,14 +529,14 @@ def _stalled(served: Served, number: int) -> float:
 
 
 def _idle(scale: Scale) -> list[Result]:
-    """How soon the demo serves, and what it weighs when nothing happens."""
+    """Time how soon the demo serves, and weigh it when nothing happens."""
     seconds, tables = [], []
     for _ in range(scale.rounds(5, 1)):
         with directory() as data:
             began = perf_counter()
             with _served("host", data, "interlock.demo:agent") as served:
                 seconds.append(perf_counter() - began)
-                time.sleep(5 * SETTLE_SECONDS)  # a spare has been made
+                time.sleep(5 * SETTLE_SECONDS)  # until a spare has been made
                 family = _family(served.process.pid)
                 tables.append([(_rss(pid), _pss(pid), _called(pid)) for pid in family])
     last = tables[-1]

@@ -1,4 +1,4 @@
-"""Agents that do not want to be stopped. Each swallows what it is told and tries again, a bounded number of times."""
+"""Agents that do not want to be stopped. Each swallows refusals and cancels and tries again, so many times at most."""
 
 import asyncio
 import contextlib
@@ -11,13 +11,13 @@ from typing import Any
 from bench.witness import Tally, Witness
 from interlock import Message, Run, Stale
 
-ATTEMPTS = 1_000  # so that even without a fence it ends
+ATTEMPTS = 1_000  # a bound: even without a fence an agent ends
 LATE_SECONDS = 0.02
 VOICE_SECONDS = 0.001
 
 
 class World:
-    """What the agents of one process share: dice, witnesses, the runs a thread may speak for."""
+    """The things that the agents of one process share: dice, witnesses, the runs a thread may speak for."""
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
@@ -40,17 +40,17 @@ class World:
         return self.witnesses[session]
 
     def patience(self) -> int:
-        """Return how often to try again; one in fifty goes on until it is not resumed any more."""
+        """Return how often to try again; one agent in fifty goes on until it is not resumed any more."""
         return 10_000 if self.dice.random() < 0.02 else self.dice.randint(1, 12)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start a task behind the runtime's back."""
+        """Start a task of which the runtime does not know."""
         task = self.loop.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
     async def insist(self, attempt: Callable[[], Awaitable[object]], times: int) -> None:
-        """Try again and again; refusals wear it out."""
+        """Try again and again; every refusal uses up one of the tries."""
         for _ in range(ATTEMPTS):
             try:
                 await attempt()
@@ -63,7 +63,7 @@ class World:
                 return
 
     async def once(self, attempt: Coroutine[Any, Any, object]) -> None:
-        """Try once, too late or not."""
+        """Try once, whether the run has fallen or not."""
         try:
             await attempt
         except Stale:
@@ -71,7 +71,7 @@ class World:
 
 
 async def flood(world: World, run: Run) -> None:
-    """Say and say, through Stale and cancel alike."""
+    """Say without end, through Stale and cancel alike."""
     await world.insist(lambda: run.say("x"), world.patience())
 
 
@@ -105,7 +105,7 @@ async def tools(world: World, run: Run) -> None:
 
 
 def _touch(world: World, run: Run, *, stubborn: bool = False) -> Callable[[], Awaitable[None]]:
-    """Return a tool that the witness sees begin, and, if stubborn, go on through a few cancels."""
+    """Return a tool whose beginning the witness sees, and which, if stubborn, goes on through a few cancels."""
     witness = world.witness(run.session)
 
     async def touch() -> None:
@@ -119,7 +119,7 @@ def _touch(world: World, run: Run, *, stubborn: bool = False) -> Callable[[], Aw
 
 
 async def late(world: World, run: Run) -> str | None:
-    """Leave timers and tasks behind that speak up later; then return, or go on talking."""
+    """Leave timers and tasks that speak up later; then return, or go on talking."""
     for _ in range(3):
         world.loop.call_later(world.dice.random() * LATE_SECONDS, lambda: world.spawn(world.once(run.say("late"))))
     aside = world.dice.choice((lambda: run.say("aside"), lambda: run.call(_touch(world, run))))
@@ -143,7 +143,7 @@ async def sleeper(world: World, run: Run) -> None:
 
 
 async def finisher(world: World, run: Run) -> str:
-    """Come to an end by itself, at about the time of the stop."""
+    """Return at about the time of the stop."""
     for _ in range(world.dice.randint(0, 10)):
         await run.say("x")
     return "x" * world.dice.randint(1, 8)
@@ -154,7 +154,7 @@ WEIGHTS = [30, 15, 25, 15, 5, 10]
 
 
 class Voice(threading.Thread):
-    """A thread that speaks for runs of the last moments, stopped or not."""
+    """A thread that speaks for the runs of the last moments, stopped or not."""
 
     def __init__(self, world: World) -> None:
         super().__init__(daemon=True)
@@ -173,6 +173,6 @@ class Voice(threading.Thread):
         self._world.spawn(self._world.once(run.say("from a thread")))
 
     def hush(self) -> None:
-        """Be quiet, and be gone."""
+        """Be quiet, and end."""
         self._quiet.set()
         self.join()

@@ -1,9 +1,9 @@
-"""What a process boundary costs, and what it buys: stops beside a hog, the first delta of a turn, deltas a second.
+"""The cost of a process boundary, and its gain: stops beside a hog, the first delta of a turn, deltas a second.
 
 1. Every figure is set against the same thing inline (or idle, or a bare kill) in the same run, by turns: the sides take
-   one timing each, again and again, so that what else the machine does falls on all alike.
-2. No timing is left out here, since who takes the core away may be a host of ours. What the figure would be without the
-   timings during which the core was lost stands in the small print.
+   one timing each, again and again, so that other work of the machine falls on all alike.
+2. No timing is left out here, since the process that takes the core away may be a host of ours. The small print gives
+   each figure without the timings during which the core was lost.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ from interlock.processes.local import LocalProcesses
 from interlock.runtime.control import Control
 
 PLAIN, ASSISTANT = "bench.agents:polite", "bench.assistant:assistant"
-PAUSE_SECONDS = 0.002  # before each thing that is timed, so that all of them begin from rest
-SPARE_SECONDS = 0.15  # in which a spare is made and has come to rest
+PAUSE_SECONDS = 0.002  # before each timing, so that all of them begin from rest
+SPARE_SECONDS = 0.15  # time for a spare to be made and come to rest
 STRETCH_SECONDS = 0.5
 DELTAS = 20_000
 HOSTS, PACE_SECONDS = 200, 0.1
-TOOL_GRACE_SECONDS = 0.3  # of `agents.spin_with_grace`
-FOREVER_SECONDS = 3  # of a hog that would not end by itself while we look
+TOOL_GRACE_SECONDS = 0.3  # the grace of `agents.spin_with_grace`
+FOREVER_SECONDS = 3  # a hog's time, longer than anything here waits for it
 PATIENCE_SECONDS = 60.0
 STOP_GOAL, WARM_GOAL, FRESH_MS, SPARE_GOAL, RATE_GOAL, PRIVATE_MIB, DRAIN_GOAL = 2.0, 3.0, 20.0, 2.0, 0.3, 12.0, 10.0
-MIB_PER_HOST = 40  # of memory that must be free for each of many hosts, so as to be sure
+MIB_PER_HOST = 40  # free memory that many hosts need, each; more than they take
 
 
 class Timings:
@@ -65,7 +65,7 @@ class Timings:
         return self.all.percentile(q)
 
     def without(self, q: float, other: "Timings") -> str:
-        """Say what the ratio of a percentile is without the timings during which the core was lost."""
+        """Return the ratio of a percentile without the timings during which the core was lost, in words."""
         if not self.kept.seconds or not other.kept.seconds:
             return "the core was lost in every timing"
         ratio = self.kept.percentile(q) / other.kept.percentile(q)
@@ -77,11 +77,11 @@ class Bare(HostDriver):
     """A host driver without spares: each session's first turn forks."""
 
     def _prepare_spare(self) -> None:
-        """There are none."""
+        """Make no spare."""
 
 
 class Served:
-    """A control whose agents run in hosts, and what the measurements look at of it."""
+    """A control whose agents run in hosts, with what the measurements look at."""
 
     def __init__(self, control: Control, driver: HostDriver, hosts: ForkedHosts) -> None:
         self.control = control
@@ -90,22 +90,22 @@ class Served:
 
     @property
     def hosts(self) -> list[Host]:
-        """Those that have, or had, a turn."""
+        """Return the hosts that have, or had, a turn."""
         return [*self._driver._idle.values(), *self._driver._busy.values()]
 
     @property
     def spare(self) -> bool:
-        """True if a spare waits."""
+        """Return whether a spare waits."""
         return self._driver.info.spare
 
     @property
     def zygote(self) -> int | None:
-        """The zygote's process id."""
+        """Return the zygote's process id."""
         return None if self._hosts._zygote is None else self._hosts._zygote.process.pid
 
     @property
     def told(self) -> str:
-        """What became of the hosts."""
+        """Return the counts of started, reused and killed hosts, in words."""
         info = self._driver.info
         return f"hosts: {info.started} started, {info.reused} turns reused one, {info.killed} killed"
 
@@ -146,7 +146,7 @@ async def _begin(control: Control, session: str, text: str) -> RunId:
 
 
 async def _end(control: Control, run: RunId) -> None:
-    """Stop a run and see it drained."""
+    """Stop a run and wait until it is drained."""
     await control.stop(run=run)
     await control.wait(run, drained=True)
 
@@ -155,7 +155,7 @@ async def _end(control: Control, run: RunId) -> None:
 
 
 async def _stops(scale: Scale) -> list[Result]:
-    """The ack of another session's stop while a hog runs, and of the hog's own."""
+    """Time the ack of another session's stop while a hog runs, and of the hog's own."""
     hogs = {"hog": "a 50 ms hog", "c-hog": "a GIL-holding C hog"}
     beside = {what: Timings() for what in ("", *hogs)}
     own = {what: Timings() for what in ("park", *hogs)}
@@ -236,7 +236,7 @@ async def _firsts(scale: Scale, agent: str, what: str, *, durable: bool) -> list
                         await asyncio.sleep(PAUSE_SECONDS)
                     await asyncio.sleep(SPARE_SECONDS)
                     await _first(spared.control, f"new {number}", counted["spare"])
-                    await asyncio.sleep(SPARE_SECONDS)  # the next spare is made meanwhile
+                    await asyncio.sleep(SPARE_SECONDS)  # time to make the next spare
                     await _first(bare.control, f"new {number}", counted["fresh"])
                     gc.collect()
     floor = taken["inline"]
@@ -264,7 +264,7 @@ async def _first(control: Control, session: str, taken: Timings) -> None:
 
 
 class Count:
-    """Counts a session's deltas, and knows when the first and the last of them came."""
+    """Counts a session's deltas, and notes when the first and the last of them came."""
 
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted
@@ -283,10 +283,10 @@ class Count:
             self.took.set_result(perf_counter() - self._began)
 
     def drop(self, run_id: RunId) -> None:
-        """Nothing is buffered here."""
+        """Do nothing: nothing is buffered here."""
 
     def close(self) -> None:
-        """Nothing is held here."""
+        """Do nothing: nothing is held here."""
 
 
 async def _rates(scale: Scale) -> list[Result]:
@@ -322,7 +322,7 @@ async def _rate(control: Control) -> float:
 
 
 async def _weight() -> list[Result]:
-    """A host that had one turn of an agent on pydantic-ai, and one that had ten."""
+    """Weigh a host that had one turn of an agent on pydantic-ai, and one that had ten."""
     async with served(ASSISTANT) as serving:
         weights = []
         for turns in (1, 9):
@@ -368,7 +368,7 @@ def _status(pid: int | None) -> float:
 
 
 def _available() -> float:
-    """Return the MiB that the machine could give."""
+    """Return the free memory of the machine in MiB."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) / 1024
 
@@ -377,7 +377,7 @@ def _available() -> float:
 
 
 async def _drains(scale: Scale) -> list[Result]:
-    """How long after its grace a hog is gone, in kills of a bare process."""
+    """Time how long after its grace a hog is gone, in kills of a bare process."""
     cases = {
         "between tools": (f"spin {FOREVER_SECONDS}", SETTLE_SECONDS),
         "in a tool without a grace": (f"tool {FOREVER_SECONDS}", 0.0),
@@ -389,7 +389,7 @@ async def _drains(scale: Scale) -> list[Result]:
         for number in range(scale.rounds(25, 6) + 1):
             for case, (what, _) in cases.items():
                 run = await _begin(control, "hog", what)
-                await asyncio.sleep(0.03)  # its tool has begun
+                await asyncio.sleep(0.03)  # until its tool has begun
                 began = perf_counter()
                 await _end(control, run)
                 ours[case].seconds += [perf_counter() - began] if number else []
@@ -416,7 +416,7 @@ def _sleeper() -> int:
 
 
 def _fork() -> int:
-    """A bare fork of this process, which is about as large as a host: its memory is what takes time to end."""
+    """Fork this process, which is about as large as a host: the time that a kill takes depends on the memory."""
     pid = os.fork()
     if pid == 0:
         signal.pause()
@@ -426,7 +426,7 @@ def _fork() -> int:
 
 def _killed(pid: int) -> float:
     """Kill a bare process and wait for it."""
-    time.sleep(0.005)  # it sleeps, too
+    time.sleep(0.005)  # until it sleeps, as a host does
     began = perf_counter()
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -437,7 +437,7 @@ def _killed(pid: int) -> float:
 
 
 async def _many(scale: Scale) -> list[Result]:
-    """Many hosts that stream at once: all begin, all say something again and again, all return."""
+    """Let many hosts stream at once: all begin, all say something again and again, all return."""
     wanted, free = scale.rounds(HOSTS, HOSTS // 4), _available()
     count = min(wanted, int(free / MIB_PER_HOST))
     small = () if count == wanted else (f"only {count}: {free:,.0f} MiB are free, {MIB_PER_HOST} are wanted for each",)

@@ -1,8 +1,8 @@
 """Bytes per idle session and per active run, as tracemalloc counts them.
 
-Counted is everything allocated between two full collections and still alive, in the whole process, over N sessions:
-objects, tasks, coroutine frames, contexts, dict growth. With a store that forgets everything that is the runtime's own
-share; with the memory store, less that, it is the store's.
+The figure is everything allocated between two full collections and still alive, in the whole process, over N sessions:
+objects, tasks, coroutine frames, contexts, dict growth. With a store that forgets everything, that is the runtime's own
+share; the rest, with the memory store, is the store's.
 Idle: the session had one run, which said two words, completed and drained. Active: the agent has begun, said nothing
 and waits for an asyncio.Event; its own coroutine and future are counted too. Dropped: the agent swallowed Stale and
 cancel until it was not resumed any more; its coroutine is kept for ever. The first N/10 sessions are not counted.
@@ -55,7 +55,7 @@ async def _active(control: Control, begin: int, end: int) -> None:
 async def _dropped(control: Control, begin: int, end: int) -> None:
     for n in range(begin, end):
         sent = await control.send(f"session {n}", "swallow")
-        await asyncio.sleep(0.001)  # it has begun
+        await asyncio.sleep(0.001)  # until it has begun
         await control.stop(run=sent.run_id)
         await control.wait(sent.run_id, drained=True)
     await asyncio.sleep(0.05)
@@ -76,7 +76,7 @@ def _traced() -> int:
 
 
 def _both(fill: Fill, count: int) -> tuple[float, float]:
-    """Return bytes each with a store that forgets and with one that does not."""
+    """Return the bytes of each with a store that forgets and with one that does not."""
     return (
         asyncio.run(_bytes_each(ForgetfulStore(), fill, count)),
         asyncio.run(_bytes_each(MemoryStore(), fill, count)),

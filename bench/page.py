@@ -1,10 +1,10 @@
-"""What a stop costs in the browser: from the button to its ack, beside a bare WebSocket round trip of the same page.
+"""The cost of a stop in the browser: from the button to its ack, beside a bare WebSocket round trip of the same page.
 
 1. The page is the real one, in Debian's Chromium, from `interlock serve` with SQLite (FULL). The button is clicked and
    the page's own mark (`interlock.stop` in the browser's User Timing) is read: from the click to the ack.
 2. The floor is an echo: a frame of the same length to an application that does nothing else, on the same uvicorn and
-   sockets (`bench.floor`), sent and awaited by the same page; the browser lets it only because the bench says so.
-3. Both by turns, each after the same pause. Weight is what a first visit fetches, as it is on the wire.
+   sockets (`bench.floor`), sent and awaited by the same page. The page's policy forbids that; the bench lifts it.
+3. Both are timed by turns, each after the same pause. Weight is what a first visit fetches, in bytes on the wire.
 """
 
 import os
@@ -78,7 +78,7 @@ def _stops(driver: str, scale: Scale) -> list[Result]:
             time.sleep(PAUSE_SECONDS)
             stops.seconds.append(page.evaluate(STOP) / 1000)
             page.locator(".run[data-state=running]").wait_for(state="detached", timeout=PATIENCE_MS)
-        fetched = sum(weight) / 1000  # with what is fetched for the first text
+        fetched = sum(weight) / 1000  # includes files fetched for the first text
         browser.close()
     small = tuple(
         f"{what}: p50 {took.percentile(50) * 1000:.2f} · p95 {took.percentile(95) * 1000:.2f} ms, {len(took.seconds)} ×"

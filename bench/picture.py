@@ -1,4 +1,4 @@
-"""What people would rather look at: how long a tree takes to go, and who leaves what behind, as one SVG."""
+"""A picture of two figures as one SVG: how long a tree takes to go, and who leaves processes behind."""
 
 from html import escape
 from pathlib import Path
@@ -14,11 +14,11 @@ COLOURS = {
     "ink": "#222",
     "line": "#999",
 }
-LONGEST = 3.2  # as many times the floor as the axis shows
+LONGEST = 3.2  # the end of the axis, in multiples of the floor
 
 
 def draw(results: list[Result], path: Path) -> None:
-    """Write the picture of whatever of it was measured."""
+    """Write the picture of those of its figures that were measured."""
     trees: dict[str, float] = {}
     survivors: dict[str, float] = {}
     for result in results:

@@ -1,8 +1,8 @@
 """Effects admitted after stop() returned, over many stops raced with hostile agents: there may be none.
 
-Waves of sessions in each process, a process per core; each session sends, lets some loop cycles pass, stops, and goes
-on in the same session while the old run still tries. Stops come by session, by run and by key, before the ack, before
-the start, amid tools, at the end. Processes are short-lived: a body that had to be dropped is kept for ever.
+Each process, one per core, plays waves of sessions. Each session sends, lets some loop cycles pass, stops, and goes on
+in the same session while the old run still tries. Stops come by session, by run and by key, before the ack, before the
+start, amid tools, at the end. Processes are short-lived: a body that had to be dropped is kept for ever.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class Shape(NamedTuple):
 
 
 SHAPES = (Shape(200, 10, 0.0), Shape(200, 10, 0.005), Shape(20, 100, 0.0), Shape(20, 100, 0.001))
-CHUNK = 10_000  # stops of one process
+CHUNK = 10_000  # stops in one process
 PROCESSES = 2
 BOUNDS = Settings(grace_seconds=0.05, drain_seconds=0.5)
 
@@ -51,7 +51,7 @@ def _chunks(scale: Scale, until: float) -> Iterator[Tally]:
     size = min(CHUNK, max(100, scale.raced // PROCESSES))
     jobs = [(seed, size) for seed in range(-(-scale.raced // size))]
     context = multiprocessing.get_context("spawn")
-    with context.Pool(PROCESSES, maxtasksperchild=1) as pool:  # leaving it ends what still runs
+    with context.Pool(PROCESSES, maxtasksperchild=1) as pool:  # the end of the block ends the processes that still run
         counted = pool.imap_unordered(_chunk, jobs)
         with contextlib.suppress(StopIteration, multiprocessing.TimeoutError):
             while True:
@@ -68,7 +68,8 @@ async def _play_chunk(seed: int, stops: int) -> Tally:
     # A dropped body may hold an async generator open; asyncio.run complains of each when it closes.
     world.loop.set_exception_handler(lambda loop, context: None)
     gc.freeze()
-    gc.set_threshold(20_000, 50, 100)  # a third of the time would go into looking through what lives
+    # With the usual thresholds a third of the time would go into visiting live objects.
+    gc.set_threshold(20_000, 50, 100)
     voice = Voice(world)
     voice.start()
     while world.tally.stops < stops:
@@ -85,7 +86,7 @@ async def _wave(world: World, stops: int) -> None:
         names = [f"s{n}" for n in range(shape.sessions)]
         await asyncio.gather(*(_session(world, control, name, shape.turns, stops) for name in names))
         await asyncio.sleep(2 * LATE_SECONDS)
-    await asyncio.sleep(2 * LATE_SECONDS)  # whoever is late even for the close
+    await asyncio.sleep(2 * LATE_SECONDS)  # for agents that are late even for the close
 
 
 async def _session(world: World, control: Control, session: str, turns: int, stops: int) -> None:
@@ -103,7 +104,7 @@ async def _session(world: World, control: Control, session: str, turns: int, sto
 
 
 async def _stop_arriving(world: World, control: Control, session: str, key: str) -> None:
-    """Stop a message while it comes in, or even before."""
+    """Stop a message while it arrives, or even before."""
     sending = asyncio.create_task(control.send(session, "go", key=key))
     await _cycles(world.dice.choice((0, 0, 0, 1, 2, 4, 6)))
     await _stop(world, control, session, key=key)

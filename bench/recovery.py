@@ -1,9 +1,9 @@
-"""How long does a start take that finds the last one killed, and how fast is a log told again?
+"""How long does a start take that finds the last one killed, and how fast is a log replayed?
 
 The directory is written through the store and copied while it is open, which is how kill -9 leaves it. A bare scan
 reads every row of sessions, runs, tools, receipts, events and passing with sqlite3's own cursor into tuples, in the
-same process, from the same copy. Recovery is timed from `open_control` to its block: processes of the last start are
-looked for, every unfinished run that had begun is ended, told and on disk, and what had not begun waits again.
+same process, from the same copy. Recovery is timed from `open_control` to its block: control looks for processes of
+the last start, ends every unfinished run that had begun, publishes and stores that, and queues the other messages.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ from interlock.core.receipt import FallenRun, Receipt
 from interlock.runtime.numbers import Numbers
 from interlock.stores.sqlite import SqliteStore
 
-TURNS = 3  # that a session had before
-DELTAS = 20  # that an unfinished run had said
+TURNS = 3  # turns of a session before the kill
+DELTAS = 20  # said by an unfinished run before the kill
 TABLES = ("sessions", "runs", "tools", "receipts", "events", "passing")
 EACH = 500  # sessions handed to the store at a time
 LOG_EVENTS = 10_000
@@ -57,7 +57,7 @@ def measure(scale: Scale) -> list[Result]:
 
 
 class Past:
-    """Sessions as they would have been written by control."""
+    """Sessions as control would have written them."""
 
     def __init__(self, store: SqliteStore, boot: int) -> None:
         self._store = store
@@ -66,11 +66,11 @@ class Past:
 
     async def settled(self) -> None:
         """Wait until every event is in the database."""
-        while self._store._pending_count or self._store._ended:  # (nobody else needs a word for it)
+        while self._store._pending_count or self._store._ended:  # the store has no public name for this
             await asyncio.sleep(0.05)
 
     def turns(self, session: SessionId, count: int) -> Decision:
-        """Write turns that ended, each with a tool call; return what is to be decided."""
+        """Write turns that ended, each with a tool call; return the decision to make."""
         runs, receipts, tools = [], [], []
         for generation in range(1, count + 1):
             run_id, call = RunId(self._numbers.new_id("r")), CallId(self._numbers.new_id("c"))
@@ -91,7 +91,7 @@ class Past:
         return Decision(sessions=(row,), endings=tuple(runs), tools=tuple(tools), receipts=tuple(receipts))
 
     def unfinished(self, session: SessionId, number: int) -> Decision:
-        """Write a run that was going, amid a tool call, or for one in four a message that had not begun."""
+        """Write a run that was at work, amid a tool call, or in one of four a message that had not begun."""
         run_id, call, begun = RunId(self._numbers.new_id("r")), CallId(self._numbers.new_id("c")), number % 4 != 0
         self._tell(session, run_id, TURNS + 1, (_said(TURNS + 1),))
         tools: tuple[ToolRow, ...] = ()

@@ -10,18 +10,18 @@ WIDTH = 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One line of the table; `small` is what the figure was made of."""
+    """A line of the table; `small` says what the figure was made of."""
 
     name: str
     value: float
     unit: str = "x"
     goal: float | None = None
     small: tuple[str, ...] = ()
-    drawn: tuple[str, dict[str, float]] | None = None  # (what picture it belongs to, what is drawn there)
+    drawn: tuple[str, dict[str, float]] | None = None  # (the picture, the figures drawn there)
 
     @property
     def verdict(self) -> str:
-        """`ok`, `MISS`, or nothing where there is no goal."""
+        """Return `ok`, `MISS`, or nothing where there is no goal."""
         if self.goal is None:
             return ""
         return "ok" if self.value <= self.goal else "MISS"
@@ -38,14 +38,14 @@ def _figure(value: float, unit: str) -> str:
 
 
 def machine(load_before: float) -> str:
-    """Say what the figures were taken on; the load is the one-minute average before and after."""
+    """Return the machine and its load: the one-minute average before and after."""
     python = f"{platform.python_implementation()} {platform.python_version()}"
     load = f"load {load_before:.2f} before, {os.getloadavg()[0]:.2f} after"
     return f"{python}, {platform.system()} {platform.release()}, {os.cpu_count()} cores, {load}"
 
 
 def table(results: list[Result], load_before: float) -> str:
-    """Return everything as text."""
+    """Return the whole table as text."""
     head = f"{'measurement':<{WIDTH}} {'figure':>12} {'goal':>11}"
     lines = [head, "-" * len(head), *(line for result in results for line in result.lines())]
     command = " ".join(["python -m bench", *sys.argv[1:]])

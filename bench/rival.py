@@ -21,7 +21,7 @@ DELTA = ResponseTextDeltaEvent(
 
 
 class OneWord(Model):
-    """Says one word, then waits for ever, as a model that is being waited for does."""
+    """Says one word, then waits for ever, like a slow model."""
 
     async def get_response(self, *args: Any, **kwargs: Any) -> ModelResponse:
         raise NotImplementedError("only streams are measured")
@@ -32,7 +32,7 @@ class OneWord(Model):
 
 
 class Rival:
-    """One conversation: a run at a time, each cancelled before the next."""
+    """A conversation: a run at a time, each cancelled before the next."""
 
     def __init__(self) -> None:
         self._agent = Agent(name="rival", model=OneWord())
@@ -40,7 +40,7 @@ class Rival:
         self._events: AsyncIterator[Any] | None = None
 
     async def turn(self) -> None:
-        """Cancel what runs, start anew, return at the first word."""
+        """Cancel the current run, start another, and return at its first word."""
         if self._run is not None:
             self._run.cancel()
         self._run = Runner.run_streamed(self._agent, "hello")

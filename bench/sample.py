@@ -1,9 +1,9 @@
-"""Timings, and what must keep out of them.
+"""Timings, and how they are kept clean.
 
 1. The garbage collector is off while a clock runs and is called by hand between rounds, so that no side pays for the
    other's garbage.
-2. A timing before or during which the kernel took the core away for another process tells of that process. Such
-   timings are left out, on every side alike, and counted.
+2. If the kernel takes the core away for another process before or during a timing, the timing measures that process.
+   Such timings are left out, on every side alike, and counted.
 """
 
 import gc
@@ -23,7 +23,7 @@ class Samples:
 
     @contextmanager
     def clock(self, since: int | None = None) -> Iterator[None]:
-        """Time a block; it counts if there were no further `switches` since then, or since it began."""
+        """Time a block; the timing counts if there were no further `switches` since then, or since it began."""
         before = switches() if since is None else since
         began = perf_counter()
         yield
@@ -46,13 +46,13 @@ class Samples:
 
 
 def switches() -> int:
-    """How often the kernel has taken the core away from this thread."""
+    """Return how often the kernel has taken the core away from this thread."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
 @contextmanager
 def still() -> Iterator[None]:
-    """Keep the collector away; what was alive before is frozen."""
+    """Keep the collector away; objects that were alive before are frozen."""
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -1,4 +1,4 @@
-"""How fast the proof explores, where it is built."""
+"""How fast the prover explores, on a machine that has it."""
 
 import importlib.util
 import subprocess
@@ -14,7 +14,7 @@ LIMIT_SECONDS = 120
 
 
 def measure(scale: Scale) -> list[Result]:
-    """Run the prover for some seeds; nothing where there is none."""
+    """Run the prover for some seeds; return nothing where there is none."""
     if importlib.util.find_spec(PROVE) is None:
         return []
     seeds = scale.rounds(5_000, 1_000)

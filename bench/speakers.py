@@ -1,7 +1,7 @@
 """The agent that `bench.gateway` serves, in hosts and inline: the first word of a message says what it does.
 
-`MARK` stands once in every delta: whoever counts it in what a connection receives has counted deltas, however they were
-joined.
+`MARK` stands once in every delta: a client that counts it in what a connection receives has counted deltas, however
+they were joined.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from interlock import Message, Run
 
 MARK = "words^"
 TEXT = f"a few {MARK}"
-LATE_SECONDS = 0.05  # of speech are made up for; what a busy machine has lost beyond that is lost
+LATE_SECONDS = 0.05  # so much delay is made up for; a longer one, on a busy machine, is not
 
 
 async def agent(run: Run, message: Message) -> str | None:

@@ -1,7 +1,7 @@
-"""What is left after a stop, case by case: ours, pydantic-ai's workspace, and a plain asyncio subprocess with killpg.
+"""Processes left after a stop, case by case: ours, pydantic-ai's workspace, and a plain asyncio subprocess with killpg.
 
-Everyone runs the same hostile programs and is stopped a moment after they have become hostile. Then the witness looks
-for whoever still carries the trial's token; survivors are ended by it.
+All contestants run the same hostile programs and are stopped a moment after these have become hostile. Then the witness
+looks for processes that still carry the trial's token, counts the trial, and ends them.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from bench.scale import Scale
 from interlock import Message, Run, open_control
 from interlock.processes.base import Confinement
 
-DYING_SECONDS = 0.2  # given to everyone after the stop has returned
-LATE_SECONDS = 0.1  # in which whoever lives would beat
+DYING_SECONDS = 0.2  # given to all contestants after the stop has returned
+LATE_SECONDS = 0.1  # a process that lives would beat within this time
 Stop = Callable[[], Awaitable[None]]
 Start = Callable[[tuple[str, ...], bytes | None], Awaitable[Stop]]
 
@@ -68,7 +68,7 @@ async def _measure(trials: int) -> list[Result]:
 
 
 async def _try(case: Case, witness: Witness, token: str, start: Start) -> bool:
-    """Start a case, stop it when it is hostile, and return whether anyone is left."""
+    """Start a case, stop it when it is hostile, and return whether a process is left."""
     order = case.order(token, witness.sink(token))
     stop = await start(order.argv, order.input)
     async with asyncio.timeout(10):
@@ -78,7 +78,7 @@ async def _try(case: Case, witness: Witness, token: str, start: Start) -> bool:
     await asyncio.sleep(DYING_SECONDS)
     witness.ended(token)
     await asyncio.sleep(LATE_SECONDS)
-    survived = bool(bearers(token)) or token in witness.late()  # (a hopper is seldom seen, but it beats)
+    survived = bool(bearers(token)) or token in witness.late()  # a hopper is seldom seen, but it beats
     witness.release(token)
     return survived
 
@@ -89,11 +89,11 @@ _wanted: list[tuple[tuple[str, ...], bytes | None]] = []
 async def _agent(run: Run, message: Message) -> None:
     argv, given = _wanted.pop()
     await run.spawn(*argv, cwd="/", input=given)
-    await asyncio.Event().wait()  # a shell may have left its work behind and exited
+    await asyncio.Event().wait()  # waits even if the shell has exited and left its work
 
 
 async def _workspace(argv: tuple[str, ...], given: bytes | None) -> Stop:
-    """pydantic-ai's own: a cancelled `run` ends the process group."""
+    """Start a program in pydantic-ai's own workspace: a cancelled `run` ends the process group."""
     workspace = LocalWorkspaceBackend("/tmp")
     task = asyncio.create_task(workspace.run(list(argv)))
 
@@ -106,7 +106,7 @@ async def _workspace(argv: tuple[str, ...], given: bytes | None) -> Stop:
 
 
 async def _plain(argv: tuple[str, ...], given: bytes | None) -> Stop:
-    """What one writes by hand: a session of its own, and killpg."""
+    """Start a program as people write it by hand: a session of its own, and killpg."""
     process = await asyncio.create_subprocess_exec(
         *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, start_new_session=True
     )

@@ -1,8 +1,8 @@
 """From a message that takes over to the first word of its run, against cancel-and-start elsewhere.
 
-Everywhere the same shape: a run that said one word and waits is replaced by one that says one word; the clock runs
-from the call to the moment a waiting coroutine has the new word. Ours keeps both messages, the ending and a receipt
-in the memory store on the way; the others keep nothing.
+The shape is the same everywhere: a run that said one word and waits is replaced by one that says one word; the clock
+runs from the call to the moment a waiting coroutine has the new word. Ours keeps both messages, the ending and a
+receipt in the memory store on the way; the others keep nothing.
 """
 
 import asyncio
@@ -88,12 +88,13 @@ async def _in_turn(turns: dict[str, Turn], rounds: int) -> dict[str, Samples]:
     taken: dict[str, Samples] = {name: Samples() for name in turns}
     warm_up = Samples()
     with still():
-        for round_ in range(rounds + 1):  # the first warms up and is not counted
+        for round_ in range(rounds + 1):  # the first round warms up and is not counted
             for _ in range(PER_ROUND):
                 for name, turn in turns.items():
                     with (taken[name] if round_ else warm_up).clock():
                         await turn()
-                    await asyncio.sleep(0.001)  # what the old run leaves to do is nobody's first word
+                    # Let the old run finish its cleanup, so that no timing of a first word includes it.
+                    await asyncio.sleep(0.001)
             gc.collect()
     return taken
 

@@ -1,7 +1,7 @@
 """Processes: how long until a tree is gone, what a spawn costs, what a keeper weighs; against floors of the same run.
 
 The floor is one killpg and a wait for ECHILD, in a bare process that is a subreaper: nothing that sees a tree gone can
-be faster, and it misses whoever left the group. Sides take turns, each on a tree of its own.
+be faster, and killpg misses processes that left the group. Sides take turns, each on a tree of its own.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ def _trials(size: int, scale: Scale) -> int:
 
 
 async def _gone(grade: Grade, scale: Scale) -> list[Result]:
-    """Stop → tree gone, against killpg."""
+    """Time from a stop until a tree is gone, against killpg."""
     processes = LocalProcesses(Confinement(grade=grade, pids=8192))
     await processes.ready()
     results = []
@@ -96,7 +96,7 @@ async def _gone(grade: Grade, scale: Scale) -> list[Result]:
         )
         assert bare.stdin is not None and bare.stdout is not None
         for _ in range(trials):
-            bare.stdin.write(b"!")  # its turn
+            bare.stdin.write(b"!")  # the bare side's turn
             floor.seconds.append(float(await bare.stdout.readline()))
             held = processes.contain("bench")
             tree = held.spawn(SpawnOrder(argv=(sys.executable, "-I", "-S", "-c", TREE, str(size)), streamed=True))
@@ -127,7 +127,7 @@ async def _gone(grade: Grade, scale: Scale) -> list[Result]:
 
 
 def _died(grade: Grade, scale: Scale) -> Result:
-    """Control killed with -9 → a tree of ten gone, against one kill."""
+    """Time from a kill -9 of control until a tree of ten is gone, against one kill."""
     ours, floor, leaks = Samples(), Samples(), 0
     for _ in range(scale.rounds(15, 4)):
         lone = subprocess.Popen(["sleep", "100"])
@@ -178,7 +178,7 @@ def _below(pid: int) -> list[int]:
 
 
 async def _spawned(grade: Grade, scale: Scale) -> list[Result]:
-    """Spawn and exit through a keeper, against posix_spawn; and what the keeper weighs."""
+    """Time a spawn and exit through a keeper, against posix_spawn; weigh the keeper."""
     processes = LocalProcesses(Confinement(grade=grade))
     await processes.ready()
     held = processes.contain("bench")
@@ -216,7 +216,7 @@ def _private(pid: int | None) -> int:
 
 
 async def _acked(scale: Scale) -> Result:
-    """The ack of a stop with a tree of 1,000 processes, against one with none."""
+    """Time the ack of a stop with a tree of 1,000 processes, against one with none."""
 
     async def agent(run: Run, message: Message) -> None:
         if message.text == "0":

@@ -1,4 +1,4 @@
-"""A WebSocket client that costs next to nothing, so that what is measured is the server.
+"""A WebSocket client that costs next to nothing, so that the figures are the server's.
 
 1. Frames are cut apart and counted, not decoded; an answer or an event is found by its bytes.
 2. Frames of ours are masked with zeros, which the protocol allows and which costs nothing.
@@ -21,10 +21,11 @@ from bench.speakers import MARK
 
 CHUNK = 256 * 1024
 PATIENCE_SECONDS = 30.0
-TIMES = 5  # a request is sent that may be sent again
+TIMES = 5  # tries of a request that may be sent again
 CLIENT = {"id": "test", "version": "1", "platform": "linux", "mode": "test"}
 QUIET = "interlock.quiet"
-WHOLE_BYTES = 8192  # beyond any joined deltas: the text of a whole reply, told once more at its end
+# Longer than any joined deltas: a longer text is that of a whole reply, told once more at its end.
+WHOLE_BYTES = 8192
 PING, CLOSE, PONG = 0x89, 0x88, 0x8A
 _MARK = MARK.encode()
 
@@ -34,7 +35,7 @@ class Lost(Exception):
 
 
 class Wire:
-    """One client, let in."""
+    """A client that the gateway has let in."""
 
     def __init__(self, url: str, token: str = "", *, caps: tuple[str, ...] = (), path: str = "/") -> None:
         where = urlsplit(url)
@@ -56,7 +57,7 @@ class Wire:
         self.request("connect", **params)
 
     def ask(self, method: str, **params: Any) -> bytes:
-        """Send a request; return how its answer is found."""
+        """Send a request; return the bytes by which its answer is found."""
         self._asked += 1
         name = str(self._asked)
         self.send(json.dumps({"type": "req", "id": name, "method": method, "params": params}).encode())
@@ -88,7 +89,7 @@ class Wire:
                 raise Lost(f"waited {seconds} s for {left}; the last was {came[-500:]!r}")
             new = self.read()
             came = came + new if came else new
-            if new:  # whole frames, and what is looked for never spans two
+            if new:  # whole frames: no needle spans two
                 left = [needle for needle in left if needle not in new]
         return came
 
@@ -132,7 +133,7 @@ class Wire:
         return at
 
     def close(self) -> None:
-        """Leave without a word."""
+        """Close the socket without a close frame."""
         self.socket.close()
 
 
@@ -145,7 +146,7 @@ class Crowd:
         self.lost: list[str] = []
 
     def dial(self, count: int, url: str, token: str = "", caps: tuple[str, ...] = ()) -> None:
-        """Let so many more in."""
+        """Connect so many more clients."""
         for _ in range(count):
             wire = Wire(url, token, caps=caps)
             self._wires[wire.socket.fileno()] = wire
@@ -182,7 +183,7 @@ class Crowd:
         return {**told, "seconds": took}
 
     def serve(self) -> None:
-        """Do what lines of JSON on the standard input say, and answer each; read all the while."""
+        """Do what lines of JSON on the standard input say, and answer each; read on meanwhile."""
         self._ready.register(0, select.EPOLLIN)
         while True:
             self.read(3600, other=0)

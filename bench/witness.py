@@ -1,4 +1,4 @@
-"""Sees what gets out, beside the fence: it never asks the runtime what it refused."""
+"""A witness of what gets out past the fence; it never asks the runtime what was refused."""
 
 from collections import Counter
 from dataclasses import dataclass, field, fields
@@ -7,34 +7,32 @@ from interlock import Event
 from interlock.core.events import Ended, ReceiptData
 from interlock.core.names import Drain, EventKind, RunId
 
-OWN = (EventKind.MESSAGE.value, EventKind.ENDED.value)  # what control says of a run; all else is the run's effect
+OWN = (EventKind.MESSAGE.value, EventKind.ENDED.value)  # control's own events of a run; others are its effects
 
 
 @dataclass(slots=True)
 class Tally:
-    """What was counted; the second group must stay 0."""
+    """The counts; those of the second group must stay 0."""
 
     stops: int = 0
-    cut: int = 0  # stops that ended something; the others came after the end
-    events: int = 0  # of runs, while they were current
+    cut: int = 0  # stops that ended a run; the others came after its end
+    events: int = 0  # events of current runs
     bodies: int = 0  # tool bodies begun
     refused: int = 0  # Stale, as the agents saw it
 
-    events_late: Counter[str] = field(
-        default_factory=Counter
-    )  # of a run, by kind, after the stop that ended it returned
-    bodies_late: int = 0  # begun after that
-    events_sealed: int = 0  # of a run, after its terminal event
-    acts_drained: int = 0  # of a permitted tool body, after the receipt said drained
+    events_late: Counter[str] = field(default_factory=Counter)  # by kind: events of a run after its stop returned
+    bodies_late: int = 0  # tool bodies begun after that
+    events_sealed: int = 0  # events of a run after its terminal event
+    acts_drained: int = 0  # acts of a permitted tool body after the receipt said drained
 
     @property
     def untold(self) -> int:
-        """Events of control's own, about a run whose stop had returned: it returned before the end was told."""
+        """Return the count of control's own events of a run after its stop returned, which was then too early."""
         return sum(self.events_late[kind] for kind in OWN)
 
     @property
     def admitted(self) -> int:
-        """Effects that should not have been."""
+        """Return the count of effects that the fence should have refused."""
         late = self.events_late.total() - self.untold
         return late + self.bodies_late + self.events_sealed + self.acts_drained
 
@@ -54,7 +52,7 @@ class Witness:
         self._drained: set[RunId] = set()
 
     def over(self, *runs: RunId) -> None:
-        """A stop of these runs has returned."""
+        """Note that a stop of these runs has returned."""
         self._over.update(runs)
 
     def put(self, event: Event) -> None:
@@ -76,16 +74,16 @@ class Witness:
             self._drained.update(run.id for run in event.data.receipt.runs)
 
     def begin(self, run: RunId) -> None:
-        """A tool body begins."""
+        """Count a tool body that begins."""
         self._tally.bodies += 1
         self._tally.bodies_late += run in self._over
 
     def act(self, run: RunId) -> None:
-        """A tool body that was permitted goes on."""
+        """Count an act of a permitted tool body after its run was drained."""
         self._tally.acts_drained += run in self._drained
 
     def drop(self, run_id: RunId) -> None:
-        """Nothing is buffered here."""
+        """Do nothing: nothing is buffered here."""
 
     def close(self) -> None:
-        """Nothing is held here."""
+        """Do nothing: nothing is held here."""

@@ -7,7 +7,7 @@ from interlock import Control, Denied, Message, QuestionClosed, Run, events, ope
 
 @tool(approval="ask")
 async def refund(amount: int) -> str:
-    """Money moves only if a person has said yes."""
+    """Move money, which happens only if a person has said yes."""
     return f"refunded {amount}"
 
 
@@ -41,7 +41,7 @@ async def main() -> None:
             print("->", (await control.wait(sent.run_id, timeout=0)).text or "no answer yet")
         print("-> stopped, questions void:", (await control.stop(session="desk")).questions)
         try:
-            await control.answer(question, True)  # somebody clicks Allow, too late
+            await control.answer(question, True)  # a person clicks Allow, too late
         except QuestionClosed as refusal:
             print(f"Allow, too late: {refusal}")
 

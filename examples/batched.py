@@ -32,7 +32,7 @@ async def main() -> None:
     async def deliver(lines: str) -> None:
         begun.append(lines)
         await asyncio.sleep(0.01)
-        if len(begun) == 2:  # while this batch is under way, somebody says stop
+        if len(begun) == 2:  # a person says stop while this batch is under way
             await control.stop(session="alice")
             await control.send("alice", "6")
 

@@ -1,4 +1,4 @@
-"""Durable: a server is killed in the middle of a tool call. The next one says what became of everything."""
+"""Durable: a server is killed in the middle of a tool call. The next one says how every run ended."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ import tempfile
 from interlock import Message, Run, events, open_control
 
 
-async def book(city: str) -> None:  # something that must not be done twice
+async def book(city: str) -> None:  # an effect that must not happen twice
     await asyncio.sleep(60)
 
 
@@ -33,7 +33,7 @@ async def killed(store: str) -> None:
 
 
 async def started_again(store: str) -> None:
-    async with open_control(assistant, store=store) as control:  # what the first one left is settled first
+    async with open_control(assistant, store=store) as control:  # settles the runs of the killed server first
         for run in await control.runs("alice"):
             outcome = await control.wait(run.id, drained=True)
             print(f"{run.id} {outcome.ending}: {outcome.text!r}")

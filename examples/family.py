@@ -6,8 +6,8 @@ from interlock import Control, Message, Run, events, open_control
 
 
 async def lead(run: Run, message: Message) -> str:
-    """Try for a moment, leave one thing running on its own, then wait for the rest."""
-    quick = await run.delegate("worker", "guess", timeout=0.1)  # a deadline: the child ends, this run goes on
+    """Delegate with a deadline, leave one child detached, then wait for the others."""
+    quick = await run.delegate("worker", "guess", timeout=0.1)  # at its deadline the child ends; this run goes on
     await run.post(f"the guess: {quick.outcome.ending}, it had said {quick.text!r}")
     await run.delegate("worker", "watch the site", detached=True)
     done = await run.delegate("worker", "search")
@@ -15,7 +15,7 @@ async def lead(run: Run, message: Message) -> str:
 
 
 async def worker(run: Run, message: Message) -> str:
-    """Work for longer than anyone here will wait, with a place that no other run may have meanwhile."""
+    """Work for longer than anyone here will wait, with a hold that no other run may have meanwhile."""
     async with run.hold(f"folder for {message.text}"):
         await run.say(f"{message.text} ... ")
         await asyncio.sleep(30)

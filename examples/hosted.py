@@ -1,11 +1,11 @@
-"""Hosts: an agent is stuck in a C call that never yields. Others are served meanwhile, and a stop ends it at once."""
+"""Hosts: an agent is stuck in a C call that never yields. Others are served, and a stop ends the agent at once."""
 
 import asyncio
 import re
 
 from interlock import Control, Message, Run, events, open_control
 
-turns = 0  # of one session: its process keeps it from turn to turn
+turns = 0  # turns of one session: its process keeps this variable from turn to turn
 
 
 async def assistant(run: Run, message: Message) -> str:
@@ -16,7 +16,7 @@ async def assistant(run: Run, message: Message) -> str:
         await run.say(f"{number} ")
         await asyncio.sleep(0.01)
         if message.text == "get stuck" and number == 2:
-            re.match("(a+)+$", "a" * 60 + "b")  # it takes years, and holds Python's one lock all the while
+            re.match("(a+)+$", "a" * 60 + "b")  # takes years, and holds Python's one lock all the while
     return f"turn {turns} of {message.session}"
 
 
@@ -27,8 +27,8 @@ async def reply(control: Control, session: str, text: str) -> str:
 
 
 async def main() -> None:
-    """Stop what is stuck, while another session is served."""
-    async with open_control("hosted:assistant", driver="host") as control:  # by name: it is imported elsewhere
+    """Stop the stuck agent, while another session is served."""
+    async with open_control("hosted:assistant", driver="host") as control:  # a name, because a host imports the agent
         print("alice:  ", await reply(control, "alice", "hello"))
         stuck = await control.send("alice", "get stuck")
         async for event in control.watch(run=stuck.run_id):

@@ -22,10 +22,10 @@ async def assistant(run: Run, message: Message) -> str:
 
 
 async def talk(url: str, data: Path) -> None:
-    """What another program does; from another machine, with token=."""
+    """Talk as another program would; from another machine, with token=."""
     async with connect(url, data=data) as client:
         sent = await client.send("alice", "sing")
-        await anext(client.watch(run=sent.run_id))  # it has begun
+        await anext(client.watch(run=sent.run_id))  # until the run has begun
         receipt = await client.stop(session="alice")
         print(f"{receipt.by} stopped it: {(await client.wait(sent.run_id)).ending}")
         print((await client.wait((await client.send("alice", "hello")).run_id)).text)
@@ -33,7 +33,7 @@ async def talk(url: str, data: Path) -> None:
 
 async def main(data: Path) -> None:
     async with open_control(assistant, store=f"sqlite:///{data}") as control:
-        gateway = asgi(control, data=data)  # its tokens and its audit are kept there
+        gateway = asgi(control, data=data)  # `data` holds the gateway's tokens and its audit
         page = Route("/", lambda request: PlainTextResponse("a page of your own"))
         app = Starlette(routes=[page, Mount("/agents", gateway)])
         listener = socket.create_server(("127.0.0.1", 0))

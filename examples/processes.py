@@ -1,4 +1,4 @@
-"""Processes: an agent starts programs, one of them a daemon. The run is stopped, and nothing of it writes on."""
+"""Processes: an agent starts programs, one of them a daemon. The run is stopped, and none of them writes on."""
 
 import asyncio
 import tempfile
@@ -7,7 +7,7 @@ from pathlib import Path
 from interlock import Message, Run, events, open_control
 
 WRITE = "while :; do echo tick >> diary; sleep 0.02; done"
-DAEMON = f"setsid sh -c '{WRITE}' & trap '' TERM; echo daemon started; wait"  # a session of its own; deaf to TERM
+DAEMON = f"setsid sh -c '{WRITE}' & trap '' TERM; echo daemon started; wait"  # own session; the shell ignores TERM
 PLACE = tempfile.TemporaryDirectory()
 
 
@@ -16,7 +16,7 @@ def size() -> int:
 
 
 async def assistant(run: Run, message: Message) -> str:
-    """Run a program to its end, one for too long, and one that leaves a daemon behind."""
+    """Run a program to its end, one for too long, and one that leaves a daemon."""
     done = await run.spawn("sh", "-c", "echo hello; exit 3")
     await run.post(f"it exited with {done.status} and wrote {done.output!r}")
     slow = await run.spawn("sleep", "30", timeout=0.1)
@@ -39,7 +39,7 @@ async def main() -> None:
         while not size():
             await asyncio.sleep(0.01)
         await control.stop(session="alice")
-        await control.wait(sent.run_id, drained=True)  # the kernel has said that nothing is left
+        await control.wait(sent.run_id, drained=True)  # until the kernel has said that nothing is left
         before, receipt = size(), await control.receipt(sent.run_id)
         print(f"receipt: {receipt.processes.ended} processes ended, drain {receipt.drain}")
         await asyncio.sleep(0.2)

@@ -1,4 +1,4 @@
-"""An agent is stopped before its tool call. It ignores the cancel and calls the tool all the same: refused."""
+"""An agent is stopped before its tool call. The agent ignores the cancel and calls the tool all the same: refused."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ REPLY = "Certainly. I will write to all your customers now."
 
 
 async def send_mail(to: str) -> str:
-    """The thing that must not happen."""
+    """Send the mail that must not be sent."""
     print(f"MAIL SENT to {to}")
     return "sent"
 
@@ -31,7 +31,7 @@ async def main() -> None:
         sent = await control.send("alice", "Write to customer 7", by="alice")
         async for event in control.watch(run=sent.run_id):
             if event.kind == "delta":
-                break  # it speaks
+                break  # the agent has said its first word
         await control.stop(session="alice", by="alice")
 
         outcome = await control.wait(sent.run_id, drained=True)

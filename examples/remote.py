@@ -22,10 +22,10 @@ def words(event: Event) -> str:
 
 
 async def talk(url: str, data: str) -> None:
-    """Print what a run does; say yes to what it asks, and stop it at its second tool."""
+    """Print a run's events; say yes to its question, and stop it at its second tool."""
     async with connect(url, data=data) as client:  # from another machine: connect(url, token)
         sent, begun = await client.send("alice", "deploy", key="k1"), 0  # the same key again would be the same run
-        async for event in client.watch(run=sent.run_id):  # if the connection drops it goes on where it was
+        async for event in client.watch(run=sent.run_id):  # after a lost connection, goes on where it was
             print(words(event), end="\n" if words(event) else "")
             if isinstance(event.data, events.QuestionData) and event.data.state is QuestionState.OPEN:
                 await client.answer(event.data.question_id, True)

@@ -6,7 +6,7 @@ from interlock import Control, Message, Run, Settings, open_control
 
 
 async def book(city: str) -> str:
-    """A tool whose effect remains, whatever becomes of the turn."""
+    """Book a trip; the effect of this tool remains, even if its turn is rolled back."""
     return f"booked {city}"
 
 
@@ -36,7 +36,7 @@ async def main() -> None:
     async with open_control(assistant, settings=Settings(collect_seconds=0.1)) as control:
         await begin(control, "a", "Oslo")
         added = await control.send("a", "by train", strategy="steer")
-        print(f"steer:    {(await control.wait(added.run_id)).text}")  # waits for the run that took it in
+        print(f"steer:    {(await control.wait(added.run_id)).text}")  # waits for the run that absorbed the message
 
         sent = [await control.send("b", text, strategy="collect") for text in ("Bergen", "no, Bodø", "in May")]
         print(f"collect:  {(await control.wait(sent[0].run_id)).text}; {len({one.run_id for one in sent})} run")

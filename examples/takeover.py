@@ -1,4 +1,4 @@
-"""What a new message does to a busy session: take over, wait in line, or be refused."""
+"""Strategies: a new message to a busy session takes over, waits in the queue, or is refused."""
 
 import asyncio
 
@@ -19,13 +19,13 @@ async def main() -> None:
         first = await control.send("alice", "one", by="alice")
         async for event in control.watch(run=first.run_id):
             if event.kind == "delta":
-                break  # it speaks
+                break  # the first run has said its first word
 
-        # interrupt, the default: the new message is the dominant instruction
+        # interrupt, the default: the new message takes over
         second = await control.send("alice", "two", by="alice")
         print(f"two took over one: {second.superseded == first.run_id}")
 
-        # queue: it waits for the seat and has no generation until then
+        # queue: the message waits for the seat, and has no generation until then
         third = await control.send("alice", "three", by="alice", strategy="queue")
         print(f"three is {third.state}, generation {third.generation}")
 
@@ -35,7 +35,7 @@ async def main() -> None:
         except Rejected as refusal:
             print(f"four: {refusal}")
 
-        # whom alice lets in may speak here, but not stop her run: bob's message queues whatever its strategy says
+        # A shared session: bob may write, but not stop alice's run. His message queues, whatever its strategy says.
         await control.share("alice", with_="bob", by="alice")
         bob = await control.send("alice", "five", by="bob")
         print(f"bob's is {bob.state}")

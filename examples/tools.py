@@ -8,14 +8,14 @@ from interlock.core.events import Tool
 
 
 async def fetch(page: int) -> str:
-    """An async tool is a plain function."""
+    """Fetch a page; an async tool is a plain function."""
     await asyncio.sleep(0.05 if page == 1 else 30)
     return f"page {page}"
 
 
 @tool(name="word_count", thread=True)
 def count(text: str) -> int:
-    """In a thread, because it says so: fenced, but nobody can end it."""
+    """Count words in a thread, as declared: its effects are fenced, but nobody can end it."""
     time.sleep(0.01)
     return len(text.split())
 
@@ -32,7 +32,7 @@ async def main() -> None:
     """Stop the run while the second page is being fetched."""
     async with open_control(assistant) as control:
         sent = await control.send("alice", "fetch three pages")
-        second_page = f"{sent.run_id}.3"  # calls are numbered within their run; count was the first
+        second_page = f"{sent.run_id}.3"  # numbered within the run; count was the first call
         async for event in control.watch(run=sent.run_id):
             if isinstance(event.data, Tool) and (event.data.call_id, event.data.state) == (second_page, "running"):
                 break

@@ -1,4 +1,4 @@
-"""A sink that posts to a web hook: the question comes behind the connection, in the step that writes the request."""
+"""A sink that posts to a web hook: it asks after it has connected, in the step that writes the request."""
 
 import asyncio
 from contextlib import closing
@@ -30,9 +30,9 @@ async def main() -> None:
     posted: asyncio.Queue[str] = asyncio.Queue()
 
     async def hook(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if request := await reader.read(4096):  # nothing, where a run fell while its connection was made
+        if request := await reader.read(4096):  # empty if the run fell while its connection was made
             posted.put_nowait(request.decode().partition("\r\n\r\n")[2])
-            if b"3/20" in request:  # while this request is under way, somebody says stop
+            if b"3/20" in request:  # a person says stop while this request is under way
                 await control.stop(session="alice")
                 await control.send("alice", "1")
             writer.write(b"HTTP/1.0 204 No Content\r\n\r\n")

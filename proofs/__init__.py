@@ -1,1 +1,1 @@
-"""Proofs of what is ours alone, not of anyone's agent: that the store and recovery keep what was acknowledged."""
+"""Proofs of Interlock itself, not of anyone's agent: the store and recovery keep what was acknowledged."""

@@ -17,7 +17,7 @@ from proofs.processes import NoScope
 from proofs.schedules import progress_bar
 
 DIRECTORY_KILLS = 20  # on one directory
-ENOUGH_KILLS = 1_000  # for every check to have been made
+ENOUGH_KILLS = 1_000  # so many that every check is made at least once
 
 
 def kill_servers(first: int, count: int, jobs: int, console: Console) -> int:

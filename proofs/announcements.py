@@ -1,8 +1,8 @@
-"""kill -9 right behind a detached child's end: however much of it was written, the next start announces it once.
+"""kill -9 right after a detached child's end: however much was written, the next start announces the end once.
 
-A server begins a detached child, lets it return, and is killed some microseconds after the ending was handed to the
-store, and the announcement with it. The next server, on the same directory, comes to rest. Then the database is read
-with plain sqlite3: one announcement, told once, taken up once at most.
+A server begins a detached child, lets it return, and is killed some microseconds after the ending and its announcement
+were handed to the store. The next server, on the same directory, comes to rest. Then the judge reads the database with
+plain sqlite3: there is one announcement, published once and given to an agent at most once.
 
 python -m proofs announcements --kills 200
 """
@@ -32,18 +32,18 @@ from interlock.core.decision import Decision
 from interlock.stores.sqlite import SqliteStore
 from proofs.schedules import progress_bar
 
-LATEST_SECONDS = 0.004  # behind the hand-over; the commit is about in the middle
+LATEST_SECONDS = 0.004  # after the hand-over; the commit is about in the middle
 REST_SECONDS = 60.0
 HOW = ("turn", "note")
 
 
 class Found(msgspec.Struct):
-    """What a directory holds after the second start."""
+    """The state of a directory after the second start."""
 
     ending: str
     announced: int  # messages that announce the child
-    told: int  # times that watchers of the session were told so
-    taken_up: int  # times that an agent was handed it, over both starts
+    told: int  # times that watchers of the session were told of the end
+    taken_up: int  # times that an agent was given the announcement, over both starts
     durable: bool  # the first start's ending was in the database when it was killed
 
 
@@ -87,7 +87,7 @@ def _die(at: float) -> None:
 
 
 async def _recover(directory: Path) -> None:
-    """Play the second start, until nothing is left to do."""
+    """Play the second start, until every run has ended."""
 
     async def agent(run: Run, message: Message) -> str:
         if message.child is not None:
@@ -114,7 +114,7 @@ def _ended(directory: Path) -> bool:
 
 
 def play(seed: int) -> Found:
-    """Kill one server, start another, and look."""
+    """Kill one server, start another, and read what the directory holds."""
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="interlock-announcements-") as name:
         directory = Path(name)
@@ -139,7 +139,7 @@ def play(seed: int) -> Found:
 
 
 def wrong(found: Found) -> str | None:
-    """Return what is wrong with it."""
+    """Return what is wrong with a directory, None if nothing is."""
     if found.announced != 1 or found.told != 1 or found.taken_up > 1:
         return f"announced {found.announced}, told {found.told}, taken up {found.taken_up} times ({found.ending})"
     if found.ending not in ("completed", "lost") or found.durable != (found.ending == "completed"):

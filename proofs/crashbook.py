@@ -1,4 +1,4 @@
-"""What the judge of the crash campaign knows: what was told, and what the database and the world hold."""
+"""The knowledge of the crash campaign's judge: what clients were told, and what the database and the marks hold."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ class Row(msgspec.Struct):
 
 
 class Book:
-    """What the judge knows. A server is forked with it, and so knows what to answer for."""
+    """The judge's knowledge of earlier starts. A server is forked with a copy, and so knows what to answer for."""
 
     def __init__(self, seed: int, mark: str) -> None:
         self.seed, self.mark, self.start, self.began = seed, mark, 0, time.time()
@@ -49,13 +49,13 @@ class Book:
         self.taken: dict[str, int] = {}  # text: the start that acked it
         self.sent: dict[str, dict[str, Any]] = {}  # text: how it was sent
         self.turned_away: set[str] = set()
-        self.buried: set[str] = set()  # keys that were stopped before they were seen
+        self.buried: set[str] = set()  # stopped before the message was seen
         self.answered: set[str] = set()  # questions
-        self.pruned = 0  # the last start that pruned
+        self.pruned = 0  # the last start that pruned anything
         self.events: dict[str, dict[int, Event]] = {}  # as live watchers were told
         self.endings: dict[str, Outcome] = {}  # told as durable
-        self.shown: dict[str, list[tuple[str, float]]] = defaultdict(list)  # run: pieces of its text, and when
-        self.said: dict[str, str] = {}  # run: what the log had of it when its server was killed
+        self.shown: dict[str, list[tuple[str, float]]] = defaultdict(list)  # run: pieces of text, each with its time
+        self.said: dict[str, str] = {}  # run: the text that the log had when its server was killed
         self.questions: list[str] = []
         self.rows: dict[str, Row] = {}  # as the last look at the database found them
         self.fresh: list[str] = []  # runs of the last start
@@ -63,15 +63,15 @@ class Book:
 
     @property
     def to_ask(self) -> list[str]:
-        """Runs whose ending stands, or was told."""
+        """Return the runs whose ending is in the database, or was told."""
         return [run for run, row in self.rows.items() if row.outcome is not None or run in self.endings]
 
     def last(self, session: str) -> int:
-        """The last position a watcher was told."""
+        """Return the last position that a watcher was told."""
         return max(self.events.get(session, {}), default=0)
 
     def by_session(self, runs: list[str]) -> dict[str, list[str]]:
-        """Runs in the sessions that they are in."""
+        """Group runs by their sessions."""
         found: dict[str, list[str]] = {}
         for run in dict.fromkeys(runs):
             if run in self.rows:
@@ -80,7 +80,7 @@ class Book:
 
 
 class Found:
-    """A copy of the database, looked at with plain sqlite3, and the marks that agents and tools left outside."""
+    """The rows of a copy of the database, read with plain sqlite3, and the marks that agents and tools left outside."""
 
     def __init__(self, place: Path) -> None:
         marks = [json.loads(line) for line in _lines(place / "witness")]
@@ -88,10 +88,10 @@ class Found:
         self.times = Counter(text for _, texts in self.begun for text in texts)
         self.effects = Counter(name for kind, name, *_ in marks if kind == "effect")
         self.rows: dict[str, Row] = {}
-        self.reports: Counter[str | None] = Counter()  # announcements, by the children that they are of
-        self.tools: dict[str, str] = {}  # by the name in their arguments: where they stand
+        self.reports: Counter[str | None] = Counter()  # announcements, by child
+        self.tools: dict[str, str] = {}  # the state of each call, by the name in its arguments
         self.questions: dict[str, str] = {}
-        self.said: dict[str, str] = {}  # what the log has of runs that have not ended
+        self.said: dict[str, str] = {}  # run: the text in the log, of runs that have not ended
         self.integrity = "ok"
         self.pending = self.passing = 0
         with contextlib.closing(sqlite3.connect(_copied(place / "data", place / "copy"))) as db:

@@ -1,9 +1,9 @@
-"""kill -9 at random moments under load, and a judge that knows what had been told.
+"""kill -9 at random moments under load, and a judge that compares every promise with the database.
 
-1. A server (`crashing.py`) tells a pipe whatever its clients are told, and leaves marks outside of what began. Both
-   outlive it, so after each kill the judge knows what was promised and what happened.
+1. A server (`crashing.py`) writes everything that its clients are told to a pipe, and leaves a mark outside for
+   everything that began. Both outlive the server: after each kill the judge knows what was promised and what happened.
 2. The judge asks the next server through its verbs, and looks at a copy of the database with plain sqlite3.
-3. How often each check was made is counted: one that never was proves nothing.
+3. The judge counts how often each check was made, because a check that was never made proves nothing.
 
 python -m proofs.crashes --seed 7 --kills 10     play one directory here, unlimited; print JSON
 """
@@ -34,9 +34,9 @@ from proofs.crashbook import Book, Found, Row
 from proofs.crashing import LOAD_SECONDS, MARK, STUBBORN, Server, serve
 from proofs.processes import children, emptied, entered, scope
 
-OPEN_SECONDS = 0.12  # within which those kills come that are to hit opening and recovery
+OPEN_SECONDS = 0.12  # a kill that is to hit opening or recovery comes within this time
 PARKED_AFTER = 3  # kills in a row with a run of the session going
-CUES = {  # after which line of a server it is killed, and within how many seconds
+CUES = {  # the line of a server after which it is killed, and within how many seconds
     "load": (b'["asked"]', LOAD_SECONDS),
     "long": (b'["asked"]', 1.5),
     "recovery": (b'["recovering"', 0.05),
@@ -47,14 +47,14 @@ GONE_SECONDS = 5.0
 
 
 class Report(msgspec.Struct):
-    """What became of some kills."""
+    """The result of some kills."""
 
     kills: int = 0
     seconds: float = 0.0
     checks: dict[str, int] = {}
-    seen: dict[str, int] = {}  # what the load did, so that a load that does nothing is seen
+    seen: dict[str, int] = {}  # counts of what the load did: a load that does nothing shows here
     broken: list[str] = []
-    late_ms: float = 0.0  # the oldest text that was shown and lost
+    late_ms: float = 0.0  # age of the oldest text that was shown and then lost
 
 
 class Judge:
@@ -65,8 +65,9 @@ class Judge:
         self._chance = random.Random(seed)
         self.mark = f"{os.getpid()}-{time.monotonic_ns():x}"
         self._book = Book(seed, self.mark)
-        self._killed: list[float] = []  # when
-        self._orphans = False  # of the last kill: nobody is left but the next start to end what it left
+        self._killed: list[float] = []  # the time of each kill
+        # True if the last kill took the keepers too: then only the next start can end the processes that were left.
+        self._orphans = False
         self._over: set[str] = set()  # runs that this start told as ended
         self._now: set[int] = set()  # positions that this start told
         self._effects: Counter[str] = Counter()  # tools that were seen to begin
@@ -108,11 +109,12 @@ class Judge:
             os.close(reading)
         self._read(lines)
         self._look(last=moment == "last")
-        if moment == "last" or (not self._orphans and self._chance.random() < 0.5):  # else the next start sees to it
+        # Otherwise the next start is checked: after a kill of all keepers only that start can end the processes.
+        if moment == "last" or (not self._orphans and self._chance.random() < 0.5):
             self.look_for_processes(book.start, GONE_SECONDS)
 
     def _listen(self, pid: int, reading: int, moment: str) -> list[bytes]:
-        """Take what a server tells, and kill it when its time has come."""
+        """Read the lines of a server, and kill it when its time has come."""
         at = time.monotonic() + (self._chance.uniform(0, OPEN_SECONDS) if moment == "open" else START_SECONDS)
         cue, within = CUES.get(moment, (b"", 0.0))
         heard, cued, killed = b"", False, False
@@ -136,7 +138,7 @@ class Judge:
         return heard.split(b"\n")[:-1]
 
     def _kill(self, pid: int, *, leaves: bool) -> None:
-        """Kill control; now and then its helper as well, and where leaves tell who was whose, all keepers too."""
+        """Kill control, sometimes its helper too, and, where leaves show which process belongs to whom, all keepers."""
         helpers = [one.pid for one in children(pid)] if self._chance.random() < 0.2 else []
         all_of_them = leaves and self._chance.random() < 0.5
         keepers = [one.pid for helper in helpers for one in children(helper)] if all_of_them else []
@@ -149,7 +151,7 @@ class Judge:
         self._seen["keepers killed too"] += len(keepers)
 
     def look_for_processes(self, start: int, seconds: float) -> None:
-        """No process that a start up to this one began is alive."""
+        """Check that no process is alive that this start or an earlier one began."""
         marks = [f"{MARK}={self.mark}-{n}\0".encode() for n in range(1, start + 1)]
         until = time.monotonic() + seconds
         while left := [name for name in os.listdir("/proc") if name.isdigit() and _carries(name, marks)]:  # noqa: PTH208
@@ -158,7 +160,7 @@ class Judge:
             time.sleep(0.005)
         self.check("no process is left", not left, [_words(pid) for pid in left])
 
-    # What was told
+    # Lines of a server
 
     def _read(self, lines: list[bytes]) -> None:
         book, before = self._book, set(self._book.endings)
@@ -203,10 +205,11 @@ class Judge:
     def _on_again(self, text: str, run: str) -> None:
         if text in self._book.acked:
             self.check("a used key gets the answer it got", run == self._book.acked[text], (text, run))
-        else:  # its sender had not heard
+        else:  # the sender never got the first answer
             taken = [(row.id, row.alias) for row in self._book.rows.values() if row.text == text]
             self.check("a message sent again is the one taken", all(run in each for each in taken), (text, run, taken))
-            new = _boot(run) > max(map(_boot, self._book.rows), default=0)  # else a key may outlive its run
+            # A run id of an earlier boot means that the message was taken then, even if the run's row is gone.
+            new = _boot(run) > max(map(_boot, self._book.rows), default=0)
             self._book.acked[text] = run
             self._book.taken[text] = self._book.start if new else int(text.partition(".")[0])
 
@@ -230,7 +233,7 @@ class Judge:
         )
 
     def _ends(self, run: str, outcome: Outcome) -> None:
-        """An ending was told: if as durable, it is the one for good."""
+        """Compare an ending with the one told before; an ending that was told as durable must never change."""
         if not outcome.ended:
             return
         told = self._book.endings.get(run)
@@ -276,7 +279,9 @@ class Judge:
             if position in have:
                 self.check("a position has one event", have[position] == event, (have[position], event))
             elif position in self._now or event.kind in PASSING:
-                continue  # it came behind the replay; or it counted only while its run did
+                # The event was published after the replay was read, or is a passing event, which counts only while its
+                # run is current.
+                continue
             elif not (self._book.pruned and position < min(positions, default=0)):
                 kept = [each for each in lasting if each >> 32 == position >> 32 and each > position]
                 self.check("only the tail of a log is lost", not kept, (event, kept[:3]))
@@ -311,7 +316,7 @@ class Judge:
                 self.check("what began is not called skipped", ToolState.SKIPPED not in states, (call, states))
 
     def _kept_text(self, run: str, text: str) -> None:
-        """What a watcher had seen of a lost run is kept, but for what had just been said."""
+        """Check that the text a watcher saw of a lost run is kept, except for the last moments before the kill."""
         shown = "".join(piece for piece, _ in self._book.shown.get(run, ())).removesuffix("\n\n")
         missing = len(shown) - len(text)
         self.check("text shown is kept", shown.startswith(text) or text.startswith(shown), (run, shown, text))
@@ -326,7 +331,7 @@ class Judge:
                     break
 
     def _on_says(self, run: str, said: dict[str, Any]) -> None:
-        """Every surface tells one ending."""
+        """Check that every surface tells the same ending."""
         told = self._book.endings.get(run)
         waited = msgspec.convert(said["wait"], Outcome)
         if told is not None and waited.ending is not Ending.UNKNOWN:
@@ -342,7 +347,7 @@ class Judge:
         if said.get("history") is not None:
             self.check("history and wait agree", said["history"] == waited.ending, (said["history"], waited))
 
-    # What is there
+    # The database and the marks
 
     def _look(self, *, last: bool) -> None:
         """Compare what was told with the database and with the marks in the world."""
@@ -351,13 +356,15 @@ class Judge:
         for text, run in book.acked.items():
             row = found.rows.get(run)
             if row is not None and not row.text and row.outcome is not None:
-                texts[text] = row  # it ended before its session was anybody's, and left no text
+                # The run ended before its session had an owner, so the store kept no text.
+                texts[text] = row
         self.check("integrity", found.integrity == "ok", found.integrity)
         self._forget(texts)
         for text, run in book.acked.items():
             self.check("an acked message is there", text in texts, (text, run))
         for text in book.turned_away:
-            row = texts.get(text)  # (one that was stopped while it arrived is there)
+            # A message that was stopped while it arrived has a row, although its sender was turned away.
+            row = texts.get(text)
             ended = row is not None and row.outcome is not None and row.outcome.ending is Ending.STOPPED
             self.check("a message turned away never runs", not found.times[text] and (row is None or ended), text)
         for text, asked in book.sent.items():
@@ -399,16 +406,18 @@ class Judge:
             self.check("an ending in the store stands", stands, (before, row))
         if outcome is not None and outcome.ending is Ending.LOST:
             self.check("only what had begun is lost", row.started or row.parent is not None, row)
-        a_turn = row.kind not in REPORTS or row.started  # (else a note, or one too many in a row)
+        # An announcement that never started is a note, or one too many in a row.
+        a_turn = row.kind not in REPORTS or row.started
         if outcome is not None and outcome.ending is Ending.COMPLETED and a_turn:
             self.check("what completed had begun", found.times[row.text] == 1, row)
         if row.announce is not None and outcome is not None:
             self.check("nothing is announced twice", found.reports[row.id] <= 1, row)
-            if outcome.ending is not Ending.STOPPED:  # else it may have been with its session
+            # A stop may have ended the child together with its home session, and then nothing is announced.
+            if outcome.ending is not Ending.STOPPED:
                 self.check("what ended is announced", found.reports[row.id] == 1, row)
 
     def _look_at_rest(self, found: Found) -> None:
-        """Everything has come to its end."""
+        """Check that every run has come to its end."""
         for row in found.rows.values():
             itself = row
             while itself.outcome is None and itself.alias is not None:
@@ -420,7 +429,7 @@ class Judge:
         self.check("deltas do not stay", found.passing == 0, found.passing)
 
     def _forget(self, texts: dict[str, Row]) -> None:
-        """Messages of sessions that were pruned: a session is forgotten as a whole, up to some message, or not."""
+        """Forget messages of pruned sessions; a session is pruned as a whole, up to some message, or not at all."""
         book = self._book
         for session in book.sessions:
             mine = {text: book.taken[text] for text in book.acked if book.sent[text]["session"] == session}
@@ -440,7 +449,7 @@ CHECKS = tuple(dict.fromkeys(re.findall(r'\.check\(\s*"([^"]+)"', inspect.getsou
 
 
 def _stopped_again(row: Row, acked: str | None) -> bool:
-    """Whether a row is of a message that was sent again with its key, and was stopped while it arrived."""
+    """Return whether a row is of a message that was sent again with its key, and was stopped while it arrived."""
     return acked is not None and row.id != acked and row.alias is None and not row.started and row.outcome is not None
 
 
@@ -466,7 +475,7 @@ def _words(pid: str) -> str:
     return f"{pid} just gone"
 
 
-# A directory in a process of its own, where it can do no harm
+# A directory in a process of its own, limited
 
 
 def play(seed: int, kills: int) -> Report:
@@ -476,7 +485,7 @@ def play(seed: int, kills: int) -> Report:
 
 
 def play_apart(seed: int, kills: int, *, source: Path = Path(interlock.__file__).parent.parent) -> Report:
-    """Play one directory in a process of its own, limited; whoever is left there is counted by the kernel."""
+    """Play one directory in a process of its own, limited; the kernel counts the processes that are left there."""
     argv = [sys.executable, "-m", "proofs.crashes", f"--seed={seed}", f"--kills={kills}"]
     env = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "LANG") if name in os.environ}
     env |= {"PYTHONPATH": f"{source}{os.pathsep}{Path(__file__).parent.parent}", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -489,7 +498,8 @@ def play_apart(seed: int, kills: int, *, source: Path = Path(interlock.__file__)
     if done.returncode != 0:
         raise RuntimeError(f"seed {seed} ended with {done.returncode}:\n{done.stderr.decode(errors='replace')[-4000:]}")
     report = msgspec.json.decode(done.stdout, type=Report)
-    if not report.broken:  # (else it was left in the middle)
+    # A broken run stops in the middle, and its processes are still there.
+    if not report.broken:
         report.broken += [f"seed {seed}: {what}" for what in left]
     return report
 

@@ -1,8 +1,8 @@
-"""A server under a load of everything at once, to be killed: the judge is `crashes.py`.
+"""A server under a load of everything at once, which is killed; the judge is in `crashes.py`.
 
-1. Whatever its clients are told is told to a pipe as well, each line before anything else happens.
-2. Its agents and tools leave marks in a file outside, so that what began, and how often, is seen from there.
-3. It is forked with the judge's book, and begins by answering, through every verb, for what earlier starts told.
+1. Everything that its clients are told is written to a pipe too, each line before anything else happens.
+2. Its agents and tools leave marks in a file outside: the judge counts there what began, and how often.
+3. The server is forked with the judge's book, and first answers, through every verb, for what earlier starts told.
 """
 
 import asyncio
@@ -33,14 +33,16 @@ from interlock.stores.sqlite import SqliteStore
 from proofs.crashbook import Book
 
 SESSIONS = ("s0", "s1", "s2")
-STUBBORN = "stubborn"  # a session that is left alone: its runs end by kills only, so that it is parked
+# No client stops or takes over this session: its runs end by kills only, until the session is parked.
+STUBBORN = "stubborn"
 LANES = 5
-LOAD_SECONDS = 0.3  # after which a server closes that is to be killed while it does
-FINISH_SECONDS = 30.0  # for everything to come to its end
+LOAD_SECONDS = 0.3  # after this time a server closes that is to be killed while it closes
+FINISH_SECONDS = 30.0  # bound for every run to end
 AUDITED = 20  # older runs that are asked about again after each kill
 MARK = "INTERLOCK_CRASH"
 ACTOR = "INTERLOCK_CRASH_ACTOR"
-HOSTED_SEEDS = 4  # every so many seeds the agents run in hosts, and what serves them is killed as well
+# Every so many seeds the agents run in hosts, and hosts, wardens, zygote and helper are killed as well.
+HOSTED_SEEDS = 4
 PROGRAMS = (
     "exec sleep 60",
     "trap '' TERM HUP INT; sleep 60 & wait",
@@ -53,21 +55,21 @@ STRATEGIES = (None, None, "interrupt", "queue", "queue", "steer", "collect", "ro
 
 
 class Announced(LocalProcesses):
-    """Processes that tell when an earlier start's are gone: recovery goes on from there."""
+    """Processes that tell the judge when those of an earlier start are gone; recovery goes on from there."""
 
     def __init__(self, tell: Callable[[str, str], None], grade: Grade | None) -> None:
         super().__init__(Confinement(grade=grade))
         self._announce = tell
 
     async def ready(self) -> Machine:
-        """Be ready, and say so."""
+        """Be ready, and tell the judge so."""
         machine = await super().ready()
         self._announce("recovering", machine.grade)
         return machine
 
 
 class Actor:
-    """What the agents and tools of a server do, wherever they run."""
+    """The agents and tools of a server, inline or in hosts."""
 
     def __init__(self, place: Path, mark: str, chance: random.Random) -> None:
         self._chance = chance
@@ -113,7 +115,8 @@ class Actor:
                 await run.spawn("sh", "-c", program, env={MARK: self._mark}, background=True, detached=letter == "D")
             case "k":
                 for steered in await run.check():
-                    await run.call(self.effect, name=f"{name} {steered.text}")  # on record, and so is that it was taken
+                    # The tool call stores its start, and with it that the run absorbed the steered message.
+                    await run.call(self.effect, name=f"{name} {steered.text}")
                     self.witness("begin", run.id, steered.text)
             case "h":
                 async with run.hold("it"):
@@ -126,7 +129,7 @@ class Actor:
                 raise RuntimeError(name)
 
     async def effect(self, name: str) -> str:
-        """A tool whose effect is seen outside."""
+        """Leave a mark outside, as a tool."""
         self.witness("effect", name)
         await asyncio.sleep(self._chance.choice((0, 0.003)))
         return name
@@ -136,7 +139,7 @@ _actors: list[Actor] = []
 
 
 async def hosted(run: Run, message: Message) -> str | None:
-    """The agent, in a host."""
+    """Play the agent in a host."""
     if not _actors:
         place, mark = os.environ[ACTOR].split("|")
         _actors.append(Actor(Path(place), mark, random.Random(f"{mark} {os.getpid()}")))
@@ -144,7 +147,7 @@ async def hosted(run: Run, message: Message) -> str | None:
 
 
 class Server:
-    """One start: recover, be asked, then carry a load until killed."""
+    """A start: recover, be asked, then carry a load until killed."""
 
     def __init__(self, place: Path, book: Book, told: int, *, closes: bool, last: bool) -> None:
         self._book, self._told, self._closes, self._last = book, told, closes, last
@@ -158,13 +161,13 @@ class Server:
         self._asked: list[str] = []
 
     def tell(self, *line: object) -> None:
-        """Let the judge know; it has it before anything else happens."""
+        """Write a line for the judge, who has it before anything else happens."""
         rest = msgspec.json.encode(line) + b"\n"
         while rest:
             rest = rest[os.write(self._told, rest) :]
 
     async def serve(self) -> None:
-        """Everything, from opening to the end."""
+        """Serve, from opening to the end."""
         settings = Settings(collect_seconds=0.02, grace_seconds=0.2)
         processes = Announced(self.tell, self._chance.choice((None, None, Grade.KEEPER)))
         agent: Any = "proofs.crashing:hosted" if self._hosted else self._actor.agent
@@ -237,7 +240,7 @@ class Server:
 
     async def _watch(self, control: Control, session: str) -> None:
         async def follow() -> None:
-            with contextlib.suppress(Unknown):  # it was pruned
+            with contextlib.suppress(Unknown):  # the session was pruned
                 async for event in control.watch(session, after=self._book.last(session)):
                     self.tell("event", event, time.monotonic())
                     if isinstance(event.data, QuestionData) and event.data.state is QuestionState.OPEN:
@@ -273,7 +276,7 @@ class Server:
             self.tell("outcome", run, await control.wait(run, timeout=0.02, drained=self._chance.random() < 0.3))
 
     async def _again(self, control: Control) -> None:
-        """Use a key again: with the same body, with another, or one that was stopped before it was seen."""
+        """Use a key again: with the same body, with another, or after a stop that came before its message."""
         used = [text for text, asked in self._book.sent.items() if asked["key"] is not None]
         if used and self._chance.random() < 0.7:
             await self._retry(control, self._chance.choice(used))
@@ -303,11 +306,11 @@ class Server:
         await control.set_strategy(self._chance.choice(SESSIONS), self._chance.choice((None, "queue", "collect")))
 
     async def _share(self, control: Control) -> None:
-        """Let somebody else write in a session, for good."""
+        """Let somebody else write in a session for good."""
         await control.share(self._chance.choice((*SESSIONS, STUBBORN)), with_="ann", may="write")
 
     async def _murder(self, control: Control) -> None:
-        """Kill something that serves us: a host, its warden, the zygote, the helper."""
+        """Kill a process that serves control: a host, its warden, the zygote, the helper."""
         processes = control._processes
         assert isinstance(processes, LocalProcesses)
         held = list(processes._containments.values())
@@ -325,22 +328,22 @@ class Server:
         self.tell("pruning")
         await self._store.prune(before=self._book.began)
 
-    # What this start says of those before
+    # Answers for earlier starts
 
     async def _audit(self, control: Control) -> None:
-        """Answer for what was told earlier, by every verb; the judge compares."""
+        """Answer through every verb for what earlier starts told; the judge compares."""
         book, chance = self._book, self._chance
         runs = book.to_ask if self._last else chance.sample(book.to_ask, min(AUDITED, len(book.to_ask))) + book.fresh
         for session, ids in book.by_session(runs).items():
             await self._say(control, session, ids)
         for question in book.questions if self._last else book.questions[-3:]:
             try:
-                await control.answer(question, False)  # (the same answer again would be no error)
+                await control.answer(question, False)  # the same answer again would be no error
                 self.tell("broken", f"question {question} of a run that is no more was answered")
             except QuestionClosed:
                 self.tell("void", question)
             except Unknown:
-                pass  # forgotten with its session
+                pass  # the question was forgotten with its session
         used = [text for text, asked in book.sent.items() if asked["key"] is not None and text in book.acked]
         for text in chance.sample(used, min(3, len(used))):
             with contextlib.suppress(Unavailable):
@@ -376,7 +379,7 @@ class Server:
             self.tell("says", run, said)
 
     async def _finish(self, control: Control) -> None:
-        """Let everything come to its end, and answer for it."""
+        """Let every run come to its end, and answer for each."""
         for session in self._book.sessions:
             with contextlib.suppress(Unknown):
                 if self._chance.random() < 0.5:

@@ -1,8 +1,8 @@
-"""Killed at every write and every fsync: `python -m proofs.disk --bare --control`.
+"""A store killed at every write and every fsync: `python -m proofs.disk --bare --control`.
 
 Each scene is played again and again, killed before its first call on the store's files, its second, and so on until it
 ends unharmed (testing/strace.py). The judge reads the database with plain sqlite3, and what the scene said.
-1. What was acknowledged is there. What was not is there whole, or not at all.
+1. A decision that was acknowledged is in the database. Any other is there whole, or not at all.
 2. The database is sound, and the next start settles it: no message is lost, none runs twice, none runs on.
 3. The next start is killed at every write too.
 """
@@ -47,11 +47,11 @@ Steps = tuple[tuple[str, ...], ...]
 
 
 class Verdict(NamedTuple):
-    """What the judge found in a scene."""
+    """The judge's findings of a scene."""
 
     scene: str
     points: int
-    troubles: list[tuple[str, str]]  # of which kind, and where
+    troubles: list[tuple[str, str]]  # each with its kind, and where it was found
 
 
 def boot(state: State) -> int:
@@ -65,7 +65,7 @@ def running(state: State) -> list[str]:
 
 
 def crash_bare(scene: str) -> Verdict:
-    """Kill one step of the bare store at every write: it is there whole, or not at all, and if it was said, whole."""
+    """Kill one step of the bare store at every write: the step is stored whole, or, if it was not said, not at all."""
     steps = list(BARE)
     given = [] if scene == OPENING else steps[: steps.index(scene)]
     troubles: list[tuple[str, str]] = []
@@ -96,7 +96,7 @@ def crash_bare(scene: str) -> Verdict:
 
 
 def crash_control(scene: str) -> Verdict:
-    """Kill a whole control at every write, let another take up what is left, and judge what people were told."""
+    """Kill a whole control at every write, let another recover, and judge what people were told."""
     troubles: list[tuple[str, str]] = []
     told: list[str] = []
     crashed = 0
@@ -114,7 +114,7 @@ def crash_control(scene: str) -> Verdict:
 
 
 def judge(directory: Path, told: list[str], again: list[str]) -> Iterator[tuple[str, str]]:
-    """Hold what is in the database against what was said before the crash, what was said after, and what was done."""
+    """Compare the database with what was said before the crash and after it, and with the effects that were done."""
     state = read(directory)
     if "damaged" in state:
         yield "damaged", str(state)
@@ -158,7 +158,7 @@ def _torn(state: State, did: Counter[str]) -> Iterator[tuple[str, str]]:
             yield "torn", f"{what} without a start on record"
 
 
-# Scenes of the bare store: each step on what the steps before it left
+# Scenes of the bare store: each step begins where the steps before it ended
 
 OPENING, REOPENING, CLOSING = "first opening", "later opening", "close"
 RUN = {"session": "s", "principal": "local", "kind": "chat", "text": "hello", "admitted_at": 1e10, "generation": 1}
@@ -217,7 +217,7 @@ BARE: dict[str, dict[str, Any]] = {
 
 
 async def bare(script: Script, scenes: list[str]) -> None:
-    """Open the store and take steps; strace comes before the last one."""
+    """Open the store and take steps; strace attaches before the last one."""
     if scenes[-1] in (OPENING, REOPENING):
         script.ready()
     store = SqliteStore(script.directory)
@@ -226,7 +226,8 @@ async def bare(script: Script, scenes: list[str]) -> None:
         number += 1
         if scene == scenes[-1] and scene not in (OPENING, REOPENING):
             script.ready()
-        if BARE[scene]:  # what was told before a decision is there with it
+        # An event that was appended before a decision must be stored with it.
+        if BARE[scene]:
             store.append(_event(number, {"type": "message", "text": "hello", "by": "local"}))
             await store.decide(msgspec.convert(BARE[scene], Decision))
         elif scene == CLOSING:
@@ -238,7 +239,7 @@ async def bare(script: Script, scenes: list[str]) -> None:
             store.append(_event(number, {"type": "delta", "text": "hel"}, run_id="r3"))
             while not any(row["position"] == number for row in read(script.directory)["passing"]):
                 await asyncio.sleep(0.001)
-            await store.prune()  # which waits for what the writer does
+            await store.prune()  # prune waits for the writer
     script.say("done")
 
 
@@ -249,7 +250,7 @@ def _event(position: int, data: dict[str, Any], run_id: str | None = None) -> Ev
 
 
 async def settle(script: Script) -> None:
-    """The next start of a bare store: every run that has no ending gets one."""
+    """Play the next start of a bare store: every run that has no ending gets one."""
     store = SqliteStore(script.directory)
     await store.open()
     for session in await store.unsettled():
@@ -276,11 +277,12 @@ CONTROL: dict[str, Steps] = {
         *(("begun", "tool-long-two"), ("begun", "long-four"), ("asked", "ask-three"), ("die",)),
     ),
 }
-SETTINGS = Settings(commit_seconds=SECONDS / 2)  # a machine under strace is slow, and a refusal no part of these scenes
+# A machine under strace is slow, and no scene may see a message refused for a late commit.
+SETTINGS = Settings(commit_seconds=SECONDS / 2)
 
 
 class Armed(SqliteStore):
-    """A store that lets strace come once it is open, so that its one writing thread is counted from there."""
+    """A store that lets strace attach once it is open, so that its writing thread's calls are counted from there."""
 
     def __init__(self, script: Script) -> None:
         super().__init__(script.directory)
@@ -294,7 +296,7 @@ class Armed(SqliteStore):
 
 
 class People:
-    """Those who use a control: they send and stop, and remember only what they were told."""
+    """The users of a control: they send and stop, and remember only what they were told."""
 
     def __init__(self, script: Script, control: Control) -> None:
         self.script = script
@@ -314,7 +316,7 @@ class People:
             self.script.say("ended", outcome.run_id, outcome.ending)
 
     async def stop(self, session: str) -> None:
-        """Stop whatever a session does."""
+        """Stop a session."""
         self._heard(await self.control.stop(session=session))
 
     async def cut(self, text: str) -> None:
@@ -342,7 +344,7 @@ class People:
         await self.control.answer(await self.asked(text), True)
 
     async def die(self) -> None:
-        """Be killed, with everything going on."""
+        """Kill this process, with every run at work."""
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -377,7 +379,7 @@ async def serve(script: Script, steps: Steps) -> None:
 
 
 async def recover(script: Script, steps: Steps) -> None:
-    """The next start: everything is sent again with its key, and ends."""
+    """Play the next start: every message is sent again with its key, and ends."""
     async with _opened(script) as control:
         people = People(script, control)
         for verb, *given in steps:
@@ -403,7 +405,7 @@ def _crash(asked: tuple[str, str]) -> Verdict:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; 0 if nothing was broken."""
+    """Run the command line; return 0 if nothing was broken."""
     parser = argparse.ArgumentParser(prog="proofs.disk", description=__doc__)
     parser.add_argument("--bare", action="store_true", help="the store alone")
     parser.add_argument("--control", action="store_true", help="a whole control")

@@ -1,9 +1,9 @@
-"""Frames that are almost right: whatever comes over the wire is read, refused with a word, or closed with a code.
+"""Frames that are almost right: the gateway reads each, refuses it with a reason, or closes with a code.
 
 1. An input is a valid frame, changed a few times where its structure is: fields dropped, added, doubled, renamed, of
    another type, exchanged with another frame's, nested, cut, or with bits flipped in its bytes.
 2. In process: nothing but BadFrame and BadInput escapes, reasons fit into a close frame, answers name their request.
-3. Over the wire: a served gateway answers or closes with a code that it has, answers health behind every few inputs,
+3. Over the wire: a served gateway answers or closes with one of its codes, answers health after every few inputs,
    writes no traceback and does not grow.
 
 python -m proofs frames --inputs 1000000 [--wire 5000] [--seed N]     a seed plays the same inputs again
@@ -36,9 +36,9 @@ from interlock.surfaces import frames
 from proofs.schedules import progress_bar
 
 CHUNK = 10_000
-BATCH = 20  # inputs between two healths; fewer than may be in flight
+BATCH = 20  # inputs between two health requests; fewer than may be in flight
 WAIT_SECONDS = 30.0
-REASON_BYTES = 123  # of a close frame, by RFC 6455
+REASON_BYTES = 123  # limit of the reason in a close frame, by RFC 6455
 GROWTH_BYTES = 64 * 1024 * 1024
 CODES = {1002, 1003, 1007, 1008, 1009, 4001}
 TRACES = ("Traceback", "request failed", "Exception in ASGI", "could not be told", "never retrieved")
@@ -49,7 +49,7 @@ Frame = dict[str, Json]
 
 
 async def agent(run: Run, message: Message) -> str:
-    """Whatever comes through gets an answer at once."""
+    """Answer every message at once."""
     return message.text[:100]
 
 
@@ -217,7 +217,7 @@ def inputs(seed: int, count: int, *, methods: tuple[str, ...] = tuple(PARAMS)) -
 
 
 class Played(NamedTuple):
-    """What inputs came to."""
+    """The results of some inputs."""
 
     seen: Counter[str]
     broken: list[str]
@@ -237,10 +237,11 @@ def play(seed: int, count: int) -> Played:
 
 
 def read(raw: bytes) -> str:
-    """Read a frame as the gateway does; return what came of it, in one word."""
+    """Read a frame as the gateway does; return the result in one word."""
     try:
         text = raw.decode()
-    except UnicodeDecodeError:  # the server closes; but what if it did not?
+    # The server closes a connection on such bytes. Read them all the same, in case a server let them through.
+    except UnicodeDecodeError:
         text = raw.decode("utf-8", "surrogateescape")
     try:
         request = frames.read_request(text)
@@ -289,7 +290,7 @@ class Wire:
         self.broken: list[str] = []
 
     async def feed(self, batch: list[bytes], *, stranger: bool) -> None:
-        """Send some inputs, instead of connect or after it, then see that the server is well."""
+        """Send some inputs, instead of connect or after it, then check that the server is well."""
         async with self._open() as socket:
             try:
                 await self._next(socket)
@@ -305,7 +306,8 @@ class Wire:
             except ConnectionClosed as closed:
                 code = closed.rcvd.code if closed.rcvd is not None else 1006
                 self.seen[f"closed with {code}"] += 1
-                cut = code == 1006 and not all(map(_is_text, batch))  # the server's own server lets go at once
+                # On bytes that are not UTF-8 uvicorn drops the connection at once, without a close frame.
+                cut = code == 1006 and not all(map(_is_text, batch))
                 if code not in CODES and not cut:
                     self.broken.append(f"closed with {code} after one of {batch!r:.2000}")
         await self._well()
@@ -319,7 +321,7 @@ class Wire:
             return frame
 
     async def _ask(self, socket: ClientConnection, method: str, params: Frame) -> None:
-        """Ask, and read until the answer; whatever else comes must be a frame."""
+        """Ask, and read until the answer; everything else that comes must be a frame."""
         await socket.send(json.dumps({"type": "req", "id": f"own {method}", "method": method, "params": params}))
         while True:
             frame = await self._next(socket)
@@ -335,14 +337,14 @@ class Wire:
             await self._ask(socket, "connect", PARAMS["connect"] | {"auth": {"token": self._token}})
 
     def memory(self) -> int:
-        """Return how much the server holds, in bytes."""
+        """Return the server's memory in bytes."""
         pages = Path(f"/proc/{self._pid}/statm").read_text().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager
 def served() -> Iterator[tuple[Wire, Path]]:
-    """Serve in a process of its own for the length of a block; with the file it logs to."""
+    """Serve in a process of its own for the length of a block; yield the file it logs to, too."""
     with tempfile.TemporaryDirectory() as made:
         log, data = Path(made) / "log", Path(made) / "data"
         command = [
@@ -380,7 +382,7 @@ def served() -> Iterator[tuple[Wire, Path]]:
 
 
 def over_the_wire(seed: int, count: int, advance: Callable[[int], object] = lambda _: None) -> tuple[Played, int]:
-    """Feed inputs to a server; return what came of them and by how many bytes it grew."""
+    """Feed inputs to a server; return the results and by how many bytes the server grew."""
     with served() as (wire, log):
         grown = asyncio.run(_over_the_wire(wire, seed, count, advance))
         lines = [line for line in log.read_text("utf-8", "replace").splitlines() if any(t in line for t in TRACES)]
@@ -391,11 +393,12 @@ def over_the_wire(seed: int, count: int, advance: Callable[[int], object] = lamb
 
 
 async def _over_the_wire(wire: Wire, seed: int, count: int, advance: Callable[[int], object]) -> int:
-    methods = tuple(name for name in PARAMS if name != "connect")  # ten wrong tokens, and the rest is told to wait
+    # Leave out connect: after ten wrong tokens the gateway makes every stranger wait.
+    methods = tuple(name for name in PARAMS if name != "connect")
     before = 0
     for number, first in enumerate(range(0, count, BATCH)):
         batch = list(inputs(seed + number, min(BATCH, count - first), methods=methods))
-        for part in [[raw] for raw in batch] if number % 2 else [batch]:  # alone, or with others behind it
+        for part in [[raw] for raw in batch] if number % 2 else [batch]:  # each alone, or all in a row
             await wire.feed(part, stranger=number % 5 == 4)
         before = before or wire.memory()
         advance(len(batch))

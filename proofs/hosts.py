@@ -1,7 +1,7 @@
-"""The hosts' twin: a host that is played in control's own loop, over a link that takes its time.
+"""The twin of the hosts: a host that is played in control's own loop, over a link with delays.
 
-What crosses is what crosses to a real one, byte for byte, and it is served by the same code. A KILL ends its code at
-once, as the kernel would, and its containment is seen empty a moment later.
+The bytes on the link are those of a real host, and the same code serves them. A KILL ends the host's code at once, as
+the kernel would, and its containment is seen empty a moment later.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ from interlock.runtime.pools import Nameless
 from interlock.runtime.run import Agent
 
 DELAYS_SECONDS = (0.0, 0.0, 0.0, 1e-5, 1e-4, 0.001, 0.003)
-LIVES_SECONDS = (0.0, 1e-4, 0.002, 0.02)  # of a host that dies by itself
+LIVES_SECONDS = (0.0, 1e-4, 0.002, 0.02)  # how long a host lives that dies by itself
 DEATH_SECONDS = (0.0, 1e-4, 0.003, 0.03)
 
 
 class _Wire:
-    """One direction of a link: in order, each message a moment later."""
+    """A link in one direction: messages arrive in order, each a moment later."""
 
     def __init__(self, hosts: "VirtualHosts", kind: Any, hear: Callable[[Any], None]) -> None:
         self._frames = link.Frames(kind)
@@ -37,7 +37,7 @@ class _Wire:
         self._hosts = hosts
         self._waiting: deque[bytes] = deque()
         self.cut = False
-        self.heard = 0.0  # when nothing was on its way
+        self.heard = 0.0  # the last time at which no message was on its way
 
     def send(self, word: link.Word) -> None:
         """Put a message on its way."""
@@ -63,7 +63,7 @@ class _Wire:
 
     @property
     def waiting(self) -> int:
-        """How many messages are on their way."""
+        """Return how many messages are on their way."""
         return len(self._waiting)
 
 
@@ -85,7 +85,7 @@ class _Link:
             await asyncio.sleep(0.0001)
 
     def exchange(self, word: link.Request) -> link.Answer | link.Refusal:
-        """Look for ourselves: nobody can wait here."""
+        """Answer from the turn itself: the caller is synchronous and cannot wait for the link."""
         turn = self._host.turn
         assert turn is not None
         assert isinstance(word, link.ReadOutput)
@@ -96,7 +96,7 @@ class _Link:
 
 
 class _Threads:
-    """Threads that die with their host."""
+    """Threads that end with their host."""
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
@@ -111,7 +111,7 @@ class _Threads:
 
 
 class _Containment:
-    """What a virtual host is held by: empty a moment after the KILL."""
+    """The containment of a virtual host: empty a moment after the KILL."""
 
     def __init__(self, random: Random) -> None:
         self.name = "a virtual host"
@@ -137,15 +137,15 @@ class _Containment:
         self.done.set()
 
     def drop(self) -> None:
-        """It insists by itself."""
+        """Do nothing: a cut always empties this containment."""
 
     def abandon(self) -> None:
-        """Nothing here is ever stuck."""
+        """Note the state only: no process here is ever stuck."""
         self.state = BodyState.ABANDONED
 
 
 class VirtualHost:
-    """A host in this loop."""
+    """A host that is played in this loop."""
 
     def __init__(self, hosts: "VirtualHosts") -> None:
         self.turns = 0
@@ -153,9 +153,9 @@ class VirtualHost:
         self.turn: HostTurn | None = None
         self.containment = _Containment(hosts.random)
         self.alive = True
-        self._run: LiveRun | None = None  # whose turn it had last
-        self._left: frozenset[object] = frozenset()  # what that began, and does not end by itself
-        self._started: frozenset[int] = frozenset()  # and its processes
+        self._run: LiveRun | None = None  # the run of its last turn
+        self._left: frozenset[object] = frozenset()  # objects that the last turn left at work
+        self._started: frozenset[int] = frozenset()  # processes that the last turn left
         self._hosts = hosts
         self._threads = _Threads(hosts.threads)
         self._serving = Serving(_Link(self), hosts.agents, self._threads, self._at_work, collect=lambda: None)
@@ -171,20 +171,20 @@ class VirtualHost:
 
     @property
     def heard(self) -> float:
-        """When all that it had said had arrived."""
+        """Return when everything that the host had said had arrived."""
         return self.inward.heard
 
     def hear_out(self) -> None:
-        """Let all that it has said arrive."""
+        """Let everything that the host has said arrive."""
         while self.inward.waiting and not self.inward.cut:
             self.inward.deliver()
 
     def look(self) -> tuple[str, ...] | None:
-        """Now and then a process is left."""
+        """Return None if the last turn left a process, as a real host does."""
         return None if self._started else ()
 
     def remember(self) -> None:
-        """Count a turn; now and then it will leave something, whether anybody looks or not."""
+        """Count a turn, and draw by lot whether it leaves something in its host, looked for or not."""
         random, untidy = self._hosts.random, self._hosts.untidy
         cause = None if self._run is None else self._run.fence.cause
         if cause is not None and cause.early and (self._left or self._started):
@@ -197,22 +197,22 @@ class VirtualHost:
             asyncio.get_running_loop().call_later(random.choice(LIVES_SECONDS), self.die)
 
     def rest(self) -> None:
-        """There is nothing to look at."""
+        """Do nothing: a virtual host has no baseline to take."""
 
     def send(self, word: link.Word) -> None:
         """Put a message on its way."""
         if isinstance(word, link.Begin) and self.turn is not None:
             self._run = self.turn.run
-        if not isinstance(word, link.Rehearse):  # there is nothing to warm
+        if not isinstance(word, link.Rehearse):  # a virtual host needs no warming
             self.outward.send(word)
 
     def notify(self) -> None:
-        """Tell code that asks; there is no pipe between two parts of one loop."""
+        """Set the notice directly: between two parts of one loop there is no pipe."""
         if (port := self._serving._port) is not None and self.turn is not None and port.turn.number == self.turn.number:
             port.turn.notice.tell()
 
     def kill(self) -> None:
-        """End its code at once."""
+        """End the host's code at once."""
         if not self.alive:
             return
         self.alive = False
@@ -227,7 +227,7 @@ class VirtualHost:
         self.containment.cut()
 
     def die(self) -> None:
-        """Die by itself, as a segfault would have it; what it has said still counts."""
+        """Die as by a segfault; messages that the host has sent still arrive."""
         if not self.alive:
             return
         while self.inward.waiting:
@@ -250,22 +250,22 @@ class VirtualHosts:
         random: Random,
         threads: Threads | None = None,
         *,
-        untidy: float = 0.2,  # how often something of a turn is left in its host
+        untidy: float = 0.2,  # how often a turn leaves something in its host
     ) -> None:
         self.agents = {SERVED: agent, **agents}
         self.names = tuple(agents)
         self.random = random
         self.untidy = untidy
-        self.broken: str | None = None  # what went wrong, as an oracle would say it
+        self.broken: str | None = None  # the broken promise, in the words of an oracle
         self.threads = threads or DaemonThreads()
 
     async def open(self) -> None:
-        """There is nothing to import."""
+        """Do nothing: a virtual host imports nothing."""
 
     async def start(self) -> VirtualHost:
-        """Start one, in a moment."""
+        """Start a host, in a moment."""
         await asyncio.sleep(self.random.choice(DELAYS_SECONDS))
         return VirtualHost(self)
 
     async def close(self) -> None:
-        """There is nothing to let go."""
+        """Do nothing: virtual hosts hold nothing."""

@@ -1,8 +1,8 @@
 /*
  * Seat, generation, takeover, child, report and hold: what the runtime decides in its synchronous steps, nothing else.
  *
- * One process takes one atomic step after another, each what the runtime does without an await. At the end of every
- * step `check` tests what must hold. `proofs.model` runs it in two ways:
+ * One process takes one atomic step after another. A step is what the runtime does without an await. At the end of
+ * every step `check` tests what must hold. `proofs.model` runs it in two ways:
  *
  *   exhaustively   every order of every step of any number of runs, RUNS of them at a time that are not drained yet;
  *                  with PLANTED=n one rule is broken, and a check must fail
@@ -35,11 +35,11 @@
 #define SEATED 3
 #define STARTED 4
 #define FALLEN 5
-#define OVER 6		/* drained; or it never was: withdrawn, turned away, part of another */
+#define OVER 6		/* drained, withdrawn, turned away, or part of another run */
 
-/* What a report waits for. People's messages are none of these. */
-#define NOTE 1		/* that it is over: it never has the seat */
-#define EARLY 2		/* that what it tells is public */
+/* A report (the announcement of a detached child's end) waits for one of these. Messages of people are 0. */
+#define NOTE 1		/* its end: a note never has the seat */
+#define EARLY 2		/* the child's ending must be public first */
 #define RIPE 3		/* the seat */
 
 /* The facts a step tells, and what each carries. */
@@ -98,8 +98,8 @@
 #define REPORT_OF_A_STOP 27	/* mutant: a child that falls with its home is reported there */
 
 c_decl {
-	static int planted;	/* not part of the state: it never changes */
-	struct fact { int step, kind, v[5]; unsigned long falls; };	/* who falls in what is left of its turn */
+	static int planted;	/* not part of the state, because it never changes */
+	struct fact { int step, kind, v[5]; unsigned long falls; };	/* falls: the runs that fall in the rest of its turn */
 	static struct fact *facts;
 	static int *starts, *furthest, traces;
 	static void report(void) {
@@ -143,19 +143,19 @@ c_decl {
 #define QUEUES SESSIONS
 #else
 #define NUMBER byte
-#define QUEUES ROOTS			/* nobody speaks to a child's session */
+#define QUEUES ROOTS			/* people send no message to a child's session */
 #endif
 
-byte state[RUNS + 1];			/* run 0 is nobody */
+byte state[RUNS + 1];			/* run 0 stands for no run */
 byte session[RUNS + 1];
-byte home[RUNS + 1];			/* the session of the root of its tree */
-byte parent[RUNS + 1];			/* whose fall is its fall; 0 for a detached child */
+byte home[RUNS + 1];			/* the session at the root of its tree */
+byte parent[RUNS + 1];			/* the run it falls with; 0 for a detached child */
 NUMBER its[RUNS + 1];			/* the generation it was seated with */
 byte asking[RUNS + 1];			/* its open questions */
 bool gathers[RUNS + 1];			/* it waits for more messages before it takes the seat */
-byte joiner[RUNS + 1];			/* the message that is just becoming part of it */
-byte report[RUNS + 1];			/* while it waits: is it a report, and of which kind? */
-bool passed[RUNS + 1];			/* CHECK_THEN_ACT: the fence let it pass, a while ago */
+byte joiner[RUNS + 1];			/* the message that becomes part of it in this step */
+byte report[RUNS + 1];			/* while it waits: NOTE, EARLY or RIPE for a report, else 0 */
+bool passed[RUNS + 1];			/* CHECK_THEN_ACT: the fence let it pass in an earlier step */
 byte has[RUNS + 1];			/* the holds it believes to have, as bits */
 
 byte seat[SESSIONS];
@@ -163,22 +163,22 @@ NUMBER generation[SESSIONS];
 NUMBER before[SESSIONS];		/* the generation when the step began */
 chan arrivals[SESSIONS] = [PLACES] of { byte };
 chan queue[SESSIONS] = [PLACES] of { byte };
-chan reports[SESSIONS] = [PLACES] of { byte };	/* they wait behind the queue */
+chan reports[SESSIONS] = [PLACES] of { byte };	/* reports wait until the queue is empty */
 
 byte holder[HOLDS];
-bool taken[HOLDS];			/* the holder knows */
+bool taken[HOLDS];			/* the run that was granted the hold has taken it */
 NUMBER token[HOLDS];
 chan line[HOLDS] = [PLACES] of { byte };
 
 bool closing;
 
-bool doomed[RUNS + 1];			/* who falls in this step */
-byte left;				/* how many of them have not fallen yet */
-byte r, c, s, h;			/* of this step; all are 0 between steps */
-byte over;				/* who takes over in this step */
-hidden byte i, j;			/* of one d_step */
+bool doomed[RUNS + 1];			/* runs that fall in this step */
+byte left;				/* how many doomed runs have not fallen yet */
+byte r, c, s, h;			/* variables of one step; all are 0 between steps */
+byte over;				/* the run that takes over in this step */
+hidden byte i, j;			/* variables of one d_step */
 #ifdef REPLAY
-int at, begun;				/* the next fact; the one this step began with */
+int at, begun;				/* the next fact; the fact this step began with */
 bool ok = true;
 #endif
 
@@ -188,8 +188,8 @@ bool ok = true;
 #define any(n) true
 
 /*
- * How a step is chosen: freely, or as the next fact says. WHEN opens a step, CHOOSE names whom it is about, TELL tells
- * a fact.
+ * How a step is chosen: freely, or as the next fact says. WHEN opens a step, CHOOSE names the run or session it
+ * is about, TELL tells a fact.
  */
 #ifdef REPLAY
 #define fact(n) (c_expr { facts[now.at].v[n] })
@@ -214,7 +214,8 @@ bool ok = true;
 #define LEAVES OVER
 #define nobody(n) (state[n] == NOBODY)
 #else
-#define nobody(n) (state[n] == NOBODY && (n == 1 || state[n - 1] != NOBODY))	/* places are alike */
+/* Places are alike: only the first free one is used. */
+#define nobody(n) (state[n] == NOBODY && (n == 1 || state[n - 1] != NOBODY))
 #if RUNS == 2
 #define WHEN(k, may) (may(1) || may(2))
 #define CHOOSE(v, n, may) if :: may(1) -> v = 1 :: may(2) -> v = 2 fi
@@ -239,7 +240,7 @@ bool ok = true;
 #define DONE forget()
 #define CHECK(x) assert(x)
 #define REFUSE skip
-#define LEAVES NOBODY		/* its place is free for another */
+#define LEAVES NOBODY		/* another run may have its place */
 #endif
 #if HOLDS == 1
 #define any_hold(is) is(0)
@@ -273,7 +274,7 @@ inline enqueue(n)
 
 #define may_be_next(n) (report[n] == RIPE || (report[n] && broken(REPORT_EARLY)))
 
-inline find_next(x)	/* c is whose turn it is: the first of the queue, else the first report that is due */
+inline find_next(x)	/* sets c to the next run: the first of the queue, else the first report that is due */
 {
 	d_step {
 		for (j : 1 .. len(reports[x])) {
@@ -340,7 +341,7 @@ inline doom(n)
 inline doom_children()
 {
 	d_step {
-		for (j : 1 .. RUNS) {	/* once for every generation of children that there can be */
+		for (j : 1 .. RUNS) {	/* once for every level of children that there can be */
 			for (i : 1 .. RUNS) {
 				if
 				:: parent[i] && doomed[parent[i]] && !broken(CHILD_STAYS) -> doom(i)
@@ -351,7 +352,7 @@ inline doom_children()
 	}
 }
 
-/* A child falls with its parent, whoever took that over; for a message that was joining, its own limit may count. */
+/* A child falls with its parent, whichever run took over; a message that was joining may fall by its own limit. */
 #define blamed(n) (session[n] != s || (parent[n] != 0 && GIVEN(4, over) == 0) -> 0 : over)
 
 inline fall(n)
@@ -397,7 +398,7 @@ inline fall(n)
 	}
 }
 
-inline settle()		/* the doomed fall, and what that frees is passed on, before or after the next of them */
+inline settle()		/* doomed runs fall, and holds that come free are granted, before or after the next fall */
 {
 	do
 	:: NEXT(FALL) && left > 0 -> CHOOSE_DOOMED; doomed[c] = false; left--; fall(c); c = 0
@@ -406,7 +407,7 @@ inline settle()		/* the doomed fall, and what that frees is passed on, before or
 	od
 }
 
-inline report_of(n)	/* it waits at home from the step in which the child fell; not every child has one */
+inline report_of(n)	/* a report waits at home from the step in which its child fell; not every child has one */
 {
 	if
 	:: WHEN(REPORT, nobody) && state[n] == FALLEN && is_detached(n) && !closing ->
@@ -421,7 +422,7 @@ inline report_of(n)	/* it waits at home from the step in which the child fell; n
 	fi
 }
 
-#define some_fall(are)	/* those of them whom the caller may stop */ \
+#define some_fall(are)	/* the runs that the caller may stop */ \
 	for (c : 1 .. RUNS) { \
 		if \
 		:: live(c) && are(c) && MAY_FALL -> doom(c) \
@@ -430,7 +431,7 @@ inline report_of(n)	/* it waits at home from the step in which the child fell; n
 	} \
 	c = 0
 
-/* Who may do what. */
+/* Which run may take which step. */
 
 #define next_in_line(n) (state[n] == ARRIVING && arrivals[session[n]]?[eval(n)] && !closing)
 #define busy(n) (seat[session[n]] != 0 || len(queue[session[n]]) > 0)
@@ -496,8 +497,8 @@ inline check()
 }
 
 /*
- * Numbers that only rise would make the search endless. What was checked of them in this step holds for good, because
- * they never fall: so the search may forget by how much they rose, and all that nobody asks of a fallen run.
+ * Numbers that only rise would make the search endless. A check of them that held in this step holds for good, because
+ * they never sink: so the search may forget by how much they rose, and everything of a fallen run that no step reads.
  */
 inline forget()
 {
@@ -573,7 +574,7 @@ active proctype control()
 			:: give_seat(r)
 			:: len(queue[s]) > 0 -> seat_next(s); enqueue(r)	/* a message of someone else is overdue */
 			fi
-		:: WHEN(LEAVE, may_leave) ->		/* refused, a duplicate, or its commit failed: it never was */
+		:: WHEN(LEAVE, may_leave) ->		/* refused, a duplicate, or withdrawn after a failed commit */
 			CHOOSE(r, 1, may_leave);
 			s = session[r];
 			d_step {
@@ -588,7 +589,7 @@ active proctype control()
 			TELL(LEAVE, r, 0, 0, 0);
 			seat_next(s)
 
-		/* What a child's end reports has the seat when it is public and nobody else waits. */
+		/* A report has the seat when its child's ending is public and no message waits. */
 		:: WHEN(DUE, may_be_due) ->
 			CHOOSE(r, 1, may_be_due);
 			report[r] = RIPE;
@@ -638,7 +639,7 @@ active proctype control()
 			CHECK(live(c));
 			TELL(CHILD, r, s, c, (parent[r] == 0))
 
-		/* Endings: of one run, whoever caused it; of those that someone may stop; of a whole session. */
+		/* Endings: of one run, whatever the cause; of the runs that someone may stop; of a whole session. */
 		:: WHEN(FALL, may_end) ->
 			CHOOSE(r, 1, may_end);
 			CHECK(live(r));
@@ -666,13 +667,13 @@ active proctype control()
 			for (h : 1 .. RUNS) {
 				if
 				:: is_here(h) && (home[h] != s || broken(REPORT_OF_A_STOP)) -> report_of(h)
-				:: else		/* what fell with its home is not news there */
+				:: else		/* a child that fell with its home is not announced there */
 				fi
 			}
 			seat_everywhere();
 			s = r;
 			d_step { for (c : 1 .. RUNS) { CHECK(!live(c) || !is_here(c)) } }
-		:: NEXT(RISE) ->		/* a stop that found nobody; or the store knew a higher number */
+		:: NEXT(RISE) ->		/* a stop that found no run; or the store knew a higher number */
 			CHOOSE_SESSION(1);
 			if
 			:: seat[s] == 0 && GIVEN(2, generation[s] + 1) > generation[s] ->
@@ -680,7 +681,7 @@ active proctype control()
 				TELL(RISE, s, generation[s], 0, 0)
 			:: else -> REFUSE
 			fi
-		:: NEXT(CLOSE) && !closing ->	/* what waits is kept for the next control */
+		:: NEXT(CLOSE) && !closing ->	/* waiting messages are kept for the next control */
 			closing = true;
 			TELL(CLOSE, 0, 0, 0, 0)
 		:: WHEN(DRAIN, may_be_drained) ->
@@ -721,7 +722,7 @@ active proctype control()
 			fi;
 			TELL(RELEASE, r, h, 0, 0);
 			settle()
-		:: WHEN(FORGO, may_forgo) ->		/* it will not wait any longer */
+		:: WHEN(FORGO, may_forgo) ->		/* the run waits no longer for the hold */
 			CHOOSE_HOLD(any);
 			CHOOSE(r, 1, may_forgo);
 			if

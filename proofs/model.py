@@ -1,4 +1,4 @@
-"""A model of seat, generation, takeover, child, report and hold (model.pml): searched to the end, held against code.
+"""A model of seat, generation, takeover, child, report and hold (model.pml), searched to the end, compared with code.
 
 1. `check` searches every order of every step within its bounds; `refute` breaks one rule, and then a check must fail.
 2. A `Recorder` writes down what the real runtime decides, as facts; `replay` asks the model for a way to tell them.
@@ -47,7 +47,7 @@ SOURCE = Path(__file__).with_suffix(".pml")
 INSTALL = "apt-get install -y --no-install-recommends spin gcc libc6-dev"
 SEARCH_SECONDS = 600
 SEEDS = 200
-DEPTH = 1_000_000  # of the search; what it needs is taken from memory at its start
+DEPTH = 1_000_000  # greatest depth of the search, which takes the memory for it at its start
 
 _NUMBERED = re.compile(r"^#define (\w+) (\d+)\s*/\* (fact|mutant): (.*) \*/$", re.MULTILINE)
 _LISTED = [(name, int(number), kind, text) for name, number, kind, text in _NUMBERED.findall(SOURCE.read_text("utf-8"))]
@@ -57,7 +57,7 @@ _PLANTED = {name: number for name, number, kind, _ in _LISTED if kind == "mutant
 
 
 class Bounds(NamedTuple):
-    """How far a search goes: runs at a time that are not drained yet, sessions that people speak to, every rule?"""
+    """The bounds of a search: runs not drained at a time, sessions that people speak to, whether every rule is in."""
 
     runs: int
     sessions: int
@@ -65,7 +65,7 @@ class Bounds(NamedTuple):
 
     @property
     def switches(self) -> tuple[str, ...]:
-        """The switches of spin."""
+        """Return the switches of spin."""
         return (f"-DRUNS={self.runs}", f"-DROOTS={self.sessions}", f"-DALL={str(self.all).lower()}")
 
     def __str__(self) -> str:
@@ -74,11 +74,11 @@ class Bounds(NamedTuple):
 
 
 WHOLE, WIDE = Bounds(3, 2, True), Bounds(4, 1, False)  # at most 4 runs, 2 sessions
-SMALL = (Bounds(2, 2, True), Bounds(3, 1, False))  # parts of WHOLE, in which every mutant can be seen
+SMALL = (Bounds(2, 2, True), Bounds(3, 1, False))  # parts of WHOLE; every mutant shows in one of them
 
 
 class Size(NamedTuple):
-    """How much a trace may hold."""
+    """The room for a trace in the model."""
 
     runs: int = 60
     sessions: int = 60
@@ -87,7 +87,7 @@ class Size(NamedTuple):
 
     @property
     def switches(self) -> tuple[str, ...]:
-        """The switches of spin."""
+        """Return the switches of spin."""
         sizes = (f"-DRUNS={self.runs}", f"-DSESSIONS={self.sessions}", f"-DHOLDS={self.holds}")
         return ("-DREPLAY", "-DROOTS=0", f"-DPLACES={self.places}", *sizes)
 
@@ -100,7 +100,7 @@ class ToolsMissing(RuntimeError):
 
 
 class Searched(NamedTuple):
-    """What a search came to. `broken` is what was violated, None if nothing was."""
+    """The result of a search. `broken` is the violated check, None if nothing was violated."""
 
     states: int
     complete: bool
@@ -109,7 +109,7 @@ class Searched(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """Something the runtime decided: in which turn of the loop, what, and its numbers as model.pml lists them."""
+    """A decision of the runtime: its turn of the loop, its kind, and its numbers as model.pml lists them."""
 
     step: int
     kind: str
@@ -120,7 +120,7 @@ class Fact(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What was decided in one schedule, in order. `broken`: what the oracle said of it, if it was broken off."""
+    """The decisions of one schedule, in order. `broken`: the oracle's words, if the schedule was broken off."""
 
     seed: int
     facts: tuple[Fact, ...]
@@ -128,10 +128,10 @@ class Trace(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What the model says of a trace."""
+    """The model's answer to a trace."""
 
     trace: Trace
-    reached: int  # facts that some way through the model tells
+    reached: int  # the most facts that a way through the model tells
 
     @property
     def accepted(self) -> bool:
@@ -171,8 +171,8 @@ def _compiled(*switches: str, level: int = 0) -> Path:
 
 
 def _run(program: Path, *options: str, **environment: str) -> str:
-    with tempfile.TemporaryDirectory(prefix="interlock-search-") as place:  # it leaves a trail where it runs
-        command = [str(program), f"-m{DEPTH}", "-n", *options]  # -n: do not list what was not reached
+    with tempfile.TemporaryDirectory(prefix="interlock-search-") as place:  # spin leaves a trail file where it runs
+        command = [str(program), f"-m{DEPTH}", "-n", *options]  # -n: do not list states that were not reached
         known = {**os.environ, **environment}
         done = subprocess.run(
             command, cwd=place, env=known, capture_output=True, text=True, check=False, timeout=SEARCH_SECONDS
@@ -195,7 +195,7 @@ def check(bounds: Bounds = WHOLE, mutant: str | None = None) -> Searched:
 
 
 def refute(mutant: str) -> Searched:
-    """Search with one rule broken until a check fails; if none does, the checks are not worth much."""
+    """Search with one rule broken until a check fails; if none does, the checks are too weak."""
     for bounds in SMALL:
         found = check(bounds, mutant)
         if found.broken is not None:
@@ -206,14 +206,14 @@ def refute(mutant: str) -> Searched:
 # The code
 
 
-_WHOLE: ContextVar[bool] = ContextVar("whole", default=False)  # a whole session is to end
+_WHOLE: ContextVar[bool] = ContextVar("whole", default=False)  # True while a stop ends a whole session
 
 
 class Recorder:
-    """Writes down what the runtime decides while it is entered; one control, on the seeded loop.
+    """Writes down what the runtime decides inside its block; for one control, on the seeded loop.
 
-    It wraps the few methods in which the decisive steps happen, and puts them back. A hook that does not fit the
-    runtime any more fails at once: then the steps have changed, and the model must be asked whether it allows them.
+    The recorder wraps the few methods in which the decisive steps happen, and puts them back. A hook that does not fit
+    the runtime any more fails at once: then the steps have changed, and the model must be asked whether it allows them.
     """
 
     def __init__(self) -> None:
@@ -222,7 +222,7 @@ class Recorder:
         self._sessions: dict[str, int] = {}
         self._holds: dict[str, int] = {}
         self._generations: dict[str, int] = {}  # as last told
-        self._places: set[Place] = set()  # told to stand in a line
+        self._places: set[Place] = set()  # told as waiting in a hold's line
         self._falling: list[LiveRun] = []
         self._registry: Registry | None = None
         self._closed = False
@@ -287,7 +287,7 @@ class Recorder:
         return self._sessions.setdefault(session.id, len(self._sessions))
 
     def _look(self, registry: Registry) -> None:
-        """Tell the generations that rose with neither a seat nor a fall; asked for where a step begins."""
+        """Tell the generations that rose with neither a seat nor a fall; called where a step begins."""
         if self._falling:
             return
         for session in registry.sessions.values():
@@ -330,7 +330,7 @@ class Recorder:
                 assert self._registry is not None
                 self._look(self._registry)
                 self._tell("LEAVE", self._runs[run])
-            case _:  # told as SEAT and FALL
+            case _:  # other hooks tell these, as SEAT and FALL
                 pass
 
     def _take(self, original: Callable[..., None], fall: Fall, run: LiveRun, cause: Cause, **options: Any) -> None:
@@ -347,7 +347,8 @@ class Recorder:
         self._generations[run.session.id] = generation
         by = next((number for other, number in self._runs.items() if other.id == cause.superseded_by), 0)
         told = (self._runs[run], generation, 0 if seat is None else self._runs[seat], by)
-        self.facts[place] = self.facts[place]._replace(values=told)  # at its place, but as it was when it was over
+        # The fact keeps its place, where the fall began, but tells the numbers from after the fall.
+        self.facts[place] = self.facts[place]._replace(values=told)
 
     async def _whole(self, original: Callable[..., Coroutine[Any, Any, Any]], *values: Any, **options: Any) -> Any:
         before = _WHOLE.set(True)
@@ -365,7 +366,7 @@ class Recorder:
         call: StopCall,
         **options: Any,
     ) -> Any:
-        """A stop by someone who may end the whole session must end all of it, so it is told as one."""
+        """Tell a stop by someone who may end the whole session as one fact: the model must end all of the session."""
         self._look(stopping._registry)
         everyone = [run for run in self._runs if session in (run.session, run.home) and _alive(run)]
         if (
@@ -397,7 +398,7 @@ class Recorder:
     def _effect(self, original: Callable[..., None], outlet: Outlet, *values: Any) -> None:
         original(outlet, *values)
         run = (self._runs[outlet._run],)
-        if self.facts[-1][1:] != ("EFFECT", run):  # many in a row tell no more than one
+        if self.facts[-1][1:] != ("EFFECT", run):  # many in a row are told as one
             self._tell("EFFECT", *run)
 
     def _open(
@@ -409,7 +410,8 @@ class Recorder:
 
     def _close(self, original: Callable[..., None], question: Question, *values: Any) -> None:
         original(question, *values)
-        if question.run not in self._falling:  # else it is part of the fall
+        # A question that closes because its run falls is part of the fall.
+        if question.run not in self._falling:
             self._tell("ANSWER", self._runs[question.run])
 
     # Holds
@@ -425,7 +427,7 @@ class Recorder:
         before = line.holder
         original(holds, name, line)
         if line.holder is not before:
-            token = line.holder.granted & 0xFFFF_FFFF  # without the boot
+            token = line.holder.granted & 0xFFFF_FFFF  # the lower bits, without the boot
             self._tell("GRANT", self._runs[line.holder.run], self._hold(name), token)
 
     def _take_hold(self, original: Callable[..., Any], holds: Holds, place: Place) -> Any:
@@ -434,7 +436,8 @@ class Recorder:
 
     def _leave(self, original: Callable[..., None], holds: Holds, place: Place, **options: Any) -> None:
         mine = (place.run.holds or {}).get(place.name) is place
-        if mine and place.run not in self._falling:  # else it is part of the fall, or of the drain
+        # A place that is left because its run falls or drains is part of the fall or the drain.
+        if mine and place.run not in self._falling:
             self._tell("RELEASE" if place.taken else "FORGO", self._runs[place.run], self._hold(place.name))
         original(holds, place, **options)
 
@@ -461,10 +464,10 @@ def _alive(run: LiveRun) -> bool:
 
 
 def record(seed: int) -> Trace:
-    """Play a seed and return what the runtime decided, up to where it broke if it did."""
+    """Play a seed and return what the runtime decided, up to the broken promise if there is one."""
     with Recorder() as recorder:
         try:
-            play(seed, deaths=False)  # a later life is another story
+            play(seed, deaths=False)  # the model knows one life of a server only
         except Exception as error:
             return Trace(seed, tuple(recorder.facts), f"{type(error).__name__}: {error}")
     return Trace(seed, tuple(recorder.facts))

@@ -1,10 +1,10 @@
 """Programs that will not go away, each in one way, and a campaign that cuts them and looks for what is left.
 
-1. Standard library only, run by a bare interpreter. Each is bounded in itself, by time and by a budget of forks.
-2. The witness asks nobody who is being judged: every process of a case carries a token in its arguments and beats into
-   a file; whatever leaves its keeper comes up to the campaign, a subreaper; and all of it happens in a cgroup that
-   limits and counts it.
-3. A trial that was cut before its case had become hostile proves little: how many had is counted (`reached`).
+1. The programs use the standard library only, in a bare interpreter. Each is bounded, by time and by a budget of forks.
+2. The witness asks no process that is being judged: every process of a case carries a token in its arguments and beats
+   into a file; a process that leaves its keeper becomes a child of the campaign, a subreaper; and everything happens in
+   a cgroup that limits and counts it.
+3. A trial that was cut before its case had become hostile proves little: `reached` counts those that had.
 
 python -m proofs.processes --grade keeper --rounds 3     play a batch here, unlimited; print JSON
 """
@@ -34,13 +34,13 @@ from interlock.processes.base import Confinement, Grade, SpawnOrder
 from interlock.processes.containment import LocalContainment
 from interlock.processes.local import LocalProcesses
 
-PACKAGES = [str(Path(module).parent.parent) for module in (interlock.__file__, __file__)]  # where they are
-LIFE_SECONDS = 90.0  # a program that nobody ends goes by itself, but only after a trial has judged it
+PACKAGES = [str(Path(module).parent.parent) for module in (interlock.__file__, __file__)]  # parents of our packages
+LIFE_SECONDS = 90.0  # a program that is not ended exits by itself after this time, which no trial lasts
 CUT_SECONDS = 0.05  # the latest moment of a cut
-READY_SECONDS = 30.0  # for a case to have become hostile
-DONE_SECONDS = 30.0  # from the cut
-SETTLE_SECONDS = 0.05  # within which a process that lives would have beaten
-FREEZER = Path("/sys/fs/cgroup/freezer")  # version 1, where a process can be kept from dying
+READY_SECONDS = 30.0  # bound for a case to become hostile
+DONE_SECONDS = 30.0  # bound from the cut until its containment is done
+SETTLE_SECONDS = 0.05  # a process that lives would beat within this time
+FREEZER = Path("/sys/fs/cgroup/freezer")  # version 1, which can keep a process from dying
 GONE_SECONDS = 30.0
 RUN_PIDS = 256
 SCOPE_PIDS = 1000
@@ -140,20 +140,20 @@ def bomb(born=lambda parent: None, bore=lambda child: None, full=lambda: None):
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A program, what it does in one sentence, and how one sees that it has begun to."""
+    """A program, what it does in one sentence, and the marks that show that it has begun to."""
 
     name: str
     what: str
     program: str
-    marks: int = 1  # how often `ready` is called before it is as hostile as it gets
-    leaves_group: bool = False  # so that a process group does not hold it
+    marks: int = 1  # calls of `ready` until it is as hostile as it gets
+    leaves_group: bool = False  # leaves its process group, which then does not hold it
     shell: bool = False
     input: bytes | None = None
     grace: float = 0.0
-    greedy: bool = False  # it takes every place for a process that there is
+    greedy: bool = False  # takes every free place for a process
 
     def order(self, token: str, sink: Path) -> SpawnOrder:
-        """Return what is to be started."""
+        """Return the order that starts this case."""
         end = str(time.monotonic() + LIFE_SECONDS)
         argv: tuple[str, ...] = (sys.executable, "-I", "-S", "-c", _PRELUDE + self.program, token, str(sink), end, "0")
         if self.shell:
@@ -374,7 +374,7 @@ class Seen:
 
 
 def seen(pid: int) -> Seen | None:
-    """Look at one process."""
+    """Return a process as /proc shows it, None if it is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except OSError:
@@ -385,7 +385,7 @@ def seen(pid: int) -> Seen | None:
 
 
 def everyone() -> list[Seen]:
-    """Look at every process."""
+    """Return every process."""
     found = (seen(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return [one for one in found if one is not None]
 
@@ -403,7 +403,7 @@ def zombies(of: set[int]) -> list[Seen]:
 
 
 def bearers(token: str) -> list[int]:
-    """Return whoever lives with a token in its arguments; a zombie has none."""
+    """Return the living processes with a token in their arguments; a zombie has no arguments."""
     wanted, found = token.encode(), []
     for name in os.listdir("/proc"):  # noqa: PTH208 (looked at in every trial)
         if name.isdigit() and int(name) != os.getpid():
@@ -414,7 +414,7 @@ def bearers(token: str) -> list[int]:
 
 
 def end_bearers(token: str, seconds: float = GONE_SECONDS) -> bool:
-    """KILL whoever carries a token, until nobody does; no other process can be hit."""
+    """KILL the processes that carry a token until none is left; no other process can be hit."""
     until = time.monotonic() + seconds
     while found := bearers(token):
         for pid in found:
@@ -432,7 +432,7 @@ def end_bearers(token: str, seconds: float = GONE_SECONDS) -> bool:
 
 
 def descriptors(pid: int) -> list[str]:
-    """Return what a process has open, as far as it names things that can be told apart."""
+    """Return the open descriptors of a process, as far as they name things that can be told apart."""
     found = []
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -441,7 +441,7 @@ def descriptors(pid: int) -> list[str]:
 
 
 class Witness:
-    """What the processes of a batch did in the world, told apart by token."""
+    """The effects of a batch's processes on the world, told apart by token."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -450,7 +450,7 @@ class Witness:
 
     @property
     def everyone(self) -> str:
-        """What all tokens begin with."""
+        """Return the beginning of all tokens of this batch."""
         return self._name
 
     def token(self, trial: str) -> str:
@@ -458,11 +458,11 @@ class Witness:
         return f"{self._name}-{trial}-"
 
     def sink(self, token: str) -> Path:
-        """Return the file that whoever carries a token beats into."""
+        """Return the file into which the processes with a token beat."""
         return self._directory / token
 
     def release(self, token: str) -> bool:
-        """End whoever carries a token: by asking (a hopper is faster than we are), and by KILL."""
+        """End the processes with a token: by asking, because a hopper is faster than a KILL, and by KILL."""
         self.sink(token).unlink(missing_ok=True)
         gone = end_bearers(token)
         self.ended(token)
@@ -476,18 +476,18 @@ class Witness:
             return False
 
     def outside(self, token: str) -> bool:
-        """Return whether somebody found itself in no leaf of ours when it began."""
+        """Return whether a process found itself in no leaf of ours when it began."""
         try:
             return b"?" in self.sink(token).read_bytes()
         except FileNotFoundError:
             return False
 
     def ended(self, token: str) -> None:
-        """From here on, nobody beats for it."""
+        """Note that from here on no process may beat for a token."""
         self._at_end[token] = self._size(token)
 
     def late(self) -> list[str]:
-        """Return the tokens for which somebody beat after their end."""
+        """Return the tokens for which a process beat after their end."""
         return [token for token, size in self._at_end.items() if self._size(token) != size]
 
     def _size(self, token: str) -> int:
@@ -501,30 +501,30 @@ class Witness:
 
 
 class Cell(msgspec.Struct):
-    """What became of one case."""
+    """The results of one case."""
 
     trials: int = 0
-    reached: int = 0  # trials in which it had become hostile before its end
+    reached: int = 0  # trials in which the case had become hostile before its end
     survivors: int = 0  # processes that lived when their containment was done
-    late: int = 0  # trials in which somebody beat after that
+    late: int = 0  # trials in which a process beat after that
     undrained: int = 0  # trials that were not done in time
-    slowest: float = 0.0  # milliseconds from a cut until it was done
+    slowest: float = 0.0  # milliseconds from a cut until its containment was done
 
     @property
     def sound(self) -> bool:
-        """True if nothing was left."""
+        """Return whether nothing was left."""
         return not (self.survivors or self.late or self.undrained)
 
 
 class Batch(msgspec.Struct):
-    """What became of some trials in one process. `left`: what was there when all was over, each in words."""
+    """The results of some trials in one process. `left`: what was there at the end, each in words."""
 
     grade: str = ""
     why: str = ""
     uid: int = 0
     seconds: float = 0.0
     cells: dict[str, Cell] = {}
-    troubles: list[str] = []  # survivors, late beats and what was not drained, each with the trial to play again
+    troubles: list[str] = []  # survivors, late beats and undrained trials, each with the trial to play again
     zombies: list[str] = []
     fds: list[str] = []
     leaves: list[str] = []
@@ -532,19 +532,19 @@ class Batch(msgspec.Struct):
 
     @property
     def trials(self) -> int:
-        """How many there were."""
+        """Return how many trials there were."""
         return sum(cell.trials for cell in self.cells.values())
 
     @property
     def sound(self) -> bool:
-        """True if nothing was left at all."""
+        """Return whether nothing was left at all."""
         cells = all(cell.sound for cell in self.cells.values())
         return cells and not (self.troubles or self.zombies or self.fds or self.leaves or self.left)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One case, cut once: `delay` counts from the request, from its start, or from when it had become hostile."""
+    """A case, cut once: `delay` counts from the request, from its start, or from when it had become hostile."""
 
     case: Case
     name: str
@@ -576,9 +576,9 @@ class Campaign:
         self.batch = Batch()
 
     async def play(self, trials: Iterator[Trial]) -> Batch:
-        """Play them all, close, and look for what is left."""
+        """Play all trials, close, and look for what is left."""
         began = time.perf_counter()
-        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # what escapes from everyone comes up to us
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # a process that escapes its keeper becomes our child
         before = descriptors(os.getpid())
         processes = LocalProcesses(Confinement(grade=self._grade, pids=RUN_PIDS))
         machine = await processes.ready()
@@ -614,10 +614,10 @@ class Campaign:
             batch.cells[name.split("-")[0]].late += 1
             batch.troubles.append(f"{name}: beats after its end")
             witness.release(token)
-        until = time.monotonic() + GONE_SECONDS  # keepers say that all is gone, then go themselves
+        until = time.monotonic() + GONE_SECONDS  # a keeper says that all is gone, and exits a moment later
         while children(helper) and time.monotonic() < until:
             await asyncio.sleep(0.002)
-        if batch.grade != Grade.GROUP:  # (that leaves a directory as long as somebody who escaped is in it)
+        if batch.grade != Grade.GROUP:  # the group grade keeps a directory while a process that escaped is in it
             batch.leaves += [f"{leaf} before close" for leaf in _leaves(below=True)]
         batch.zombies += map(str, zombies({os.getpid(), helper}))
         batch.left += [f"{one} below the helper" for one in children(helper) if one.state != "Z"]
@@ -627,7 +627,7 @@ class Campaign:
 
     @contextlib.asynccontextmanager
     async def _beside(self, *, alone: bool) -> AsyncIterator[None]:
-        """Play beside the other lanes; what takes every place there is, alone: another could not even be started."""
+        """Play beside the other lanes; a greedy case plays alone, because it leaves no place for another process."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self._alone and not (alone and self._playing))
             self._playing, self._alone = self._playing + 1, alone
@@ -694,7 +694,7 @@ class Campaign:
         return True
 
     def _look_behind(self, before: list[str]) -> None:
-        """Look for what is left when all is closed: descriptors, children (so: anyone who escaped), cgroups."""
+        """Look for what is left after the close: descriptors, children (so: escaped processes), cgroups."""
         now = descriptors(os.getpid())
         if len(now) != len(before):
             self.batch.fds += [f"after close: {fd}" for fd in sorted(set(now) ^ set(before))]
@@ -708,7 +708,7 @@ def _leaves(*, below: bool = False) -> list[str]:
     return [where for where, _, _ in os.walk(CGROUPS) if mine in where]
 
 
-# A batch in a process of its own, where it can do no harm
+# A batch in a process of its own, limited
 
 _ENTER = """
 import ctypes, json, os, resource, sys
@@ -748,7 +748,7 @@ class NoScope(InterlockError):
 
 @contextlib.contextmanager
 def scope(pids: int = SCOPE_PIDS) -> Iterator[Path | None]:
-    """Make a cgroup that limits processes; None where a limit of the user must do. Whoever is left goes with it."""
+    """Make a cgroup that limits processes and ends those left in it; None where a limit of the user must do."""
     homes = [kernel.own_cgroup_v1("pids"), kernel.own_cgroup()]
     for home in homes:
         if home is None:
@@ -777,13 +777,13 @@ def scope(pids: int = SCOPE_PIDS) -> Iterator[Path | None]:
 
 
 def inhabitants(directory: Path) -> list[Seen]:
-    """Return who is in a cgroup or below it."""
+    """Return the processes in a cgroup or below it."""
     pids = [int(pid) for file in directory.rglob("cgroup.procs") for pid in file.read_text("ascii").split()]
     return [one for pid in pids if (one := seen(pid)) is not None]
 
 
 def thawed(directory: Path) -> list[Path]:
-    """Let those in a scope go on that somebody froze: no KILL reaches them before. Return where they were frozen."""
+    """Thaw frozen processes in a scope, which no KILL reaches before. Return the directories that were frozen."""
     places = []
     for one in inhabitants(directory):
         with contextlib.suppress(OSError):
@@ -797,7 +797,7 @@ def thawed(directory: Path) -> list[Path]:
 
 
 def emptied(directory: Path, seconds: float = GONE_SECONDS) -> list[str]:
-    """Wait, bounded, until a scope is empty; end whoever is left, and name them. The kernel counts zombies too."""
+    """Wait, bounded, until a scope is empty; end and name the processes left. The kernel counts zombies too."""
     until = time.monotonic() + seconds
     while (directory / "pids.current").read_text("ascii").strip() != "0":
         if time.monotonic() > until:
@@ -811,7 +811,7 @@ def emptied(directory: Path, seconds: float = GONE_SECONDS) -> list[str]:
 
 
 def entered(argv: list[str], directory: Path | None, *, pids: int = SCOPE_PIDS, uid: int | None = None) -> list[str]:
-    """Return a command that goes into a scope, gives its rights away, and executes another command."""
+    """Return a command that enters a scope, gives its rights away, and executes another command."""
     seen_paths = [sys.base_prefix, sys.prefix, *PACKAGES]
     given = {
         "scope": None if directory is None else str(directory),
@@ -824,7 +824,7 @@ def entered(argv: list[str], directory: Path | None, *, pids: int = SCOPE_PIDS, 
 
 
 def _tasks() -> int:
-    """Count what our user runs: that is what a limit of the user counts."""
+    """Count the tasks of our user, as the kernel's limit of a user does."""
     count = 0
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -834,7 +834,7 @@ def _tasks() -> int:
 
 
 def _hidden(path: Path) -> str | None:
-    """Return the directory above a path that others may not pass, as /root often is."""
+    """Return the directory above a path that other users may not pass, as /root often is."""
     for above in reversed(path.resolve().parents):
         if not above.stat().st_mode & 0o001:
             return str(above)

@@ -1,8 +1,8 @@
-"""The server dies: what a disk would hold at that instant, and what the next start makes of it.
+"""The server dies: a copy of what a disk would hold at that instant, and the next start on it.
 
-At a random step a copy is taken of everything that would survive: decisions that were carried out, the events that
-went with them and some of those behind, never the ones that only memory had; and of what everybody had been told by
-then. A new control opens on the copy, perhaps dies itself, and in the end everything is compared:
+At a random step the reaper copies everything that would survive: decisions that were carried out, the events that
+went with them and some of the later ones, never the events that only memory had. It also copies what everybody had
+been told by then. A new control opens on the copy, perhaps dies itself, and in the end everything is compared:
  P4  an ending that was told as durable is the same; every run has one, and one terminal event with the text it shows
  P5  an accepted message is there; one that had begun does not begin again, one that had not begins once
 """
@@ -30,24 +30,24 @@ from interlock.testing.processes import VirtualProcesses
 from interlock.testing.threads import VirtualThreads
 
 PAUSES_SECONDS = (0.0, 1e-5, 1e-4, 1e-3, 0.01, 0.05)
-QUIET_SECONDS = 10.0  # for everything of a life to end
-UNWRITTEN_SHARE = 0.5  # of deaths that lose every event which no decision took along
+QUIET_SECONDS = 10.0  # bound for every run of a life to end
+UNWRITTEN_SHARE = 0.5  # share of deaths that lose every event no decision took along
 
 
 class Death:
-    """One instant: what a disk held, and what had been told."""
+    """The instant of a death: what a disk held, and what had been told."""
 
     def __init__(self, store: MemoryStore, random: Random) -> None:
         self.store = surviving(store, random)
         self.started = {row.id for row in self.store._runs.values() if row.started}
         self.known: set[RunId] = set()  # accepted messages
-        self.told: dict[RunId, Outcome] = {}  # endings, as durable ones
-        self.begun: set[str] = set()  # texts that an agent was handed
+        self.told: dict[RunId, Outcome] = {}  # endings that were told as durable
+        self.begun: set[str] = set()  # texts that an agent was given
         self.keyed: dict[tuple[str, str], tuple[str, str, RunId]] = {}  # by principal and key: session, text, run
 
 
 class Reaper:
-    """Takes what a disk holds at some instant of a first life, which goes on and is none the wiser."""
+    """Copies what a disk holds at some instant of a first life, which goes on and does not notice."""
 
     def __init__(self, oracle: Oracle, store: MemoryStore, random: Random) -> None:
         self._oracle = oracle
@@ -56,7 +56,7 @@ class Reaper:
         self.death: Death | None = None
 
     def wait(self, keyed: dict[tuple[str, str], tuple[str, str, RunId]]) -> None:
-        """Strike after so many things were kept or noticed: also between a decision and its answer."""
+        """Strike after so many stored decisions and noted events, so also between a decision and its answer."""
         left = self._random.randrange(1, 70)
 
         def passes(after: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,17 +76,17 @@ class Reaper:
 
     def _strike(self) -> Death:
         oracle, death = self._oracle, Death(self._store, self._random)
-        unsure = {run_id for run_id, outcome in oracle._told.items() if not outcome.durable}  # as was said at the time
+        unsure = {run_id for run_id, outcome in oracle._told.items() if not outcome.durable}  # at that instant
         death.known = set(oracle._accepted) - unsure
         death.told = {run_id: outcome for run_id, outcome in oracle._told.items() if outcome.durable}
-        # That a message was handed to a run is written down right behind it; whatever the run records waits for that.
+        # A run absorbs a message before that is written down, and everything the run records waits for that write.
         loose = {row.text for row in death.store._runs.values() if row.alias is None and not row.started}
         death.begun = set(oracle._begun) - (oracle._handed & loose)
         return death
 
 
 def surviving(store: MemoryStore, random: Random) -> MemoryStore:
-    """Return a store that holds what a disk would: nothing of what waits, and of unwritten events a beginning."""
+    """Return a store that holds what a disk would: no waiting decision, of unwritten events only the first."""
     copy = MemoryStore(latency_seconds=store.latency_seconds)
     for name, value in vars(store).items():
         if isinstance(value, dict) and name != "_lost":
@@ -108,13 +108,13 @@ def surviving(store: MemoryStore, random: Random) -> MemoryStore:
         }
     for row in list(copy._runs.values()):
         told = any(isinstance(e.data, Ended) and e.run_id == row.id for e in _lasting(copy, row.session))
-        marked = told and random.random() < 0.7  # the mark is written behind the event
+        marked = told and random.random() < 0.7  # the mark is written after the event
         copy._runs[row.id] = msgspec.structs.replace(row, told=marked)
     return copy
 
 
 def _copied(value: Any) -> Any:
-    """Copy containers, however deep; what is in them never changes."""
+    """Copy containers, however deep; the values in them never change."""
     if isinstance(value, dict):
         return type(value)((key, _copied(each)) for key, each in value.items())
     return list(value) if isinstance(value, list) else value
@@ -126,7 +126,7 @@ def _lasting(store: MemoryStore, session: Any) -> list[Event]:
 
 
 class Life:
-    """A later life, on what survived."""
+    """A later life of the server, on what survived."""
 
     def __init__(self, death: Death, random: Random, settings: Settings) -> None:
         self._death = death
@@ -141,7 +141,7 @@ class Life:
         self.next: Death | None = None
 
     async def live(self) -> None:
-        """Open, let what was left go on, add a little of one's own, and judge; perhaps die on the way."""
+        """Open, let the remaining runs go on, send a little more, and judge; perhaps die on the way."""
         random, store = self._random, self._death.store
         dying = asyncio.ensure_future(self._die()) if random.random() < 0.5 else None
         async with open_control(
@@ -191,19 +191,20 @@ class Life:
         return "again"
 
     def _waits_before(self, run_id: RunId, row: RunRow) -> bool:
-        """Whether a message of the same session, accepted before another, still waits."""
+        """Return whether a message of the same session, accepted before another, still waits."""
         other = self._death.store._runs[run_id]
         same = other.session == row.session and other.outcome is None and other.alias is None
-        if other.kind in REPORTS:  # one too many in a row is a note
+        # An announcement may never begin: one too many in a row becomes a note.
+        if other.kind in REPORTS:
             return False
         return same and not other.started
 
     def _fail(self, text: str) -> None:
-        """Remember it: an agent's error is told as a failed run and goes no further."""
+        """Remember a violation: raised in an agent, it would only make a failed run."""
         self._violation = self._violation or _broken(text)
 
     async def _compare(self, control: Control) -> None:
-        """What was told before is told again."""
+        """Check that everything that was told before is told again."""
         for run_id in self._death.known:
             if await control.wait(run_id, timeout=0) == Outcome(run_id=run_id, ending=Ending.UNKNOWN):
                 raise _broken(f"P5: {run_id} was accepted and is unknown after the server died")
@@ -217,7 +218,7 @@ class Life:
                 raise _broken(f"P5: key {key} of {by} was {run_id}, after the server died {sent.run_id}")
 
     async def _meddle(self, control: Control) -> None:
-        """Take over what goes on again, stop it, or let it be."""
+        """Take over the runs that go on again, stop them, or leave them alone."""
         for what in self._random.sample(("send", "stop", "nothing", "nothing"), 2):
             if what == "send":
                 if not self._parked(control, SessionId("s")):
@@ -228,7 +229,7 @@ class Life:
             await asyncio.sleep(self._random.choice(PAUSES_SECONDS))
 
     def _parked(self, control: Control, session_id: SessionId) -> bool:
-        """Whether a session takes nothing until it is reset; one that is not in memory says so in the store."""
+        """Return whether a session is parked; for a session that is not in memory the store says so."""
         session, row = control._registry.sessions.get(session_id), self._death.store._sessions.get(session_id)
         if session is not None and session.loaded:
             return session.parked
@@ -268,7 +269,8 @@ class Life:
                 raise _broken(f"P4: {row.id} was announced {reports[row.id]} times")
             owner = None if row.home is None else store._sessions[row.home].owner
             receipt = store._receipts.get(store._receipt_of.get(row.id, ReceiptId("")))
-            with_home = receipt is not None and receipt.session == row.home  # whatever its ending, a stop took it along
+            # A stop of the home session took the child along, whatever the child's ending.
+            with_home = receipt is not None and receipt.session == row.home
             if row.announce is not None and row.principal == owner and not with_home and not reports[row.id]:
                 raise _broken(f"P5: {row.id} ended and was not announced")
 
@@ -304,7 +306,7 @@ class Life:
 
 
 def _place(row: RunRow) -> tuple[bool, bool]:
-    """Where a message stands that waits again: the one that had the seat first, announcements last."""
+    """Return the order of waiting messages after a start: the one that had the seat first, announcements last."""
     return row.kind in REPORTS, row.generation is None
 
 

@@ -1,7 +1,7 @@
 """Scenarios of our own: what a seed plays against the hostile kit, and the lives after the server died on the way.
 
-The same seed plays the same, in any process; `interlock.testing` plays it, with people, agents and schedules as it
-ships them.
+The same seed plays the same schedule in any process. `interlock.testing` plays it, with the people, agents and
+schedules that ship there.
 """
 
 from collections.abc import Mapping
@@ -81,7 +81,7 @@ FOUNDING = Theme(
     (0.0, 0.05, 0.05),
     crowd=("alice", "bob"),
     strained=True,
-)  # whose the session is hangs on messages that the store refuses
+)  # the owner depends on messages that the store refuses
 SHARED = Theme(
     ("polite", "never", "never", "chatter"),
     ("visit", "visit", "visit", "send", "stop"),
@@ -91,7 +91,7 @@ SHARED = Theme(
     deadlines=(None,),
     crowd=("alice", "alice"),
     readers=1.0,
-)  # one's session, and somebody else in it who may be there, and then may not
+)  # a session that its owner shares with somebody, and then does not any more
 REPORTS = Theme(
     ("cuckoo", "nester", "nester", "listener", "polite"),
     ("send", "send", "stop", "reset", "wait", "wait", "program"),
@@ -101,7 +101,7 @@ REPORTS = Theme(
 )  # children that announce how they ended
 OTHERS = tuple(name for name in BEHAVIOURS if name not in PROCESSES.behaviours)
 PROCESS_SEEDS = 8  # every so many seeds play with processes
-SHARED_SEEDS = 16  # every so many seeds a session is shared, and not any more
+SHARED_SEEDS = 16  # every so many seeds a session is shared, and later not any more
 REPORT_SEEDS = 16  # every so many seeds children announce how they ended, and in every other the server dies as well
 FOUNDING_SEEDS = 16  # every so many seeds begin with a store in trouble
 HOST_SEEDS = 8  # every so many seeds the agents run in hosts
@@ -111,7 +111,7 @@ DEATHS = 3  # in a row, at most
 
 
 def play(seed: int, *, mode: Mode | None = None, deaths: bool = True) -> Played:
-    """Play one seed; raises Violation, Stuck, or whatever broke."""
+    """Play one seed; raises Violation, Stuck, or the error of whatever broke."""
     random = Random(seed)
     chosen = mode or mode_of(random)
     hosted: list[VirtualHosts] = []
@@ -157,7 +157,7 @@ def _theme(seed: int, random: Random) -> Theme:
 
 
 def _live_again(seed: int, random: Random, mode: Mode, death: Death | None) -> None:
-    """Start again on what survived, and again, for as long as it dies."""
+    """Start on what survived, again and again as long as the server dies."""
     for life in range(1, DEATHS + 1):
         if death is None:
             return

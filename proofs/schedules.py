@@ -1,4 +1,4 @@
-"""`make prove`: play seeds for as long as you like, on every core, and print what was seen.
+"""`make prove`: play seeds for as long as you like, on every core, and print the results.
 
 python -m proofs.schedules --seeds 100000     explore
 python -m proofs.schedules --seed 4711        replay one seed exactly, and print its trace
@@ -28,19 +28,19 @@ from proofs.processes import CASES, DROPPED_UID, Batch, Cell, NoScope, play_apar
 from proofs.scenarios import play
 
 CHUNK_SEEDS = 200
-COLLECT_SEEDS = 10  # what a few schedules leave is small enough to stay in the processor's cache
+COLLECT_SEEDS = 10  # the garbage of so few schedules stays in the processor's cache
 CHUNKS_PER_PROCESS = 10
-BATCH_ROUNDS = 20  # of every case, in one process
-BATCH_WIDTH = 3  # trials at a time in one process: they wait more than they work
+BATCH_ROUNDS = 20  # rounds of every case, in one process
+BATCH_WIDTH = 3  # trials at a time in one process, which wait more than they work
 
 
 class Chunk(NamedTuple):
-    """What a stretch of seeds came to."""
+    """The results of a stretch of seeds."""
 
     seeds: int
     steps: int
     traces: frozenset[str]
-    broken: tuple[tuple[int, str], ...]  # seed, what broke
+    broken: tuple[tuple[int, str], ...]  # (seed, the error)
     seconds: float
 
 
@@ -49,13 +49,16 @@ def explore(first: int, count: int, *, until_found: bool = False) -> Chunk:
     traces, broken, steps = set(), [], 0
     began = time.perf_counter()
     played = 0
-    gc.disable()  # the collector rests during a schedule anyway; between them, now and then is enough
+    # A schedule runs without the collector anyway; a collection every few schedules is enough.
+    gc.disable()
     with ordered_anyio():
         for seed in range(first, first + count):
             played += 1
             if played % COLLECT_SEEDS == 0:
                 gc.collect()
-                gc.freeze()  # coroutines that must never be resumed are kept for good: do not look at them again
+                # Coroutines that must never be resumed are kept for good: freeze them, so that no collection visits
+                # them again.
+                gc.freeze()
             try:
                 result = play(seed)
             except Exception as error:
@@ -79,14 +82,14 @@ def _chunks(first: int, count: int, jobs: int) -> Iterator[Chunk]:
     if jobs == 1:
         yield from itertools.starmap(explore, zip(starts, sizes, strict=True))
         return
-    # A process is replaced now and then, because what must never be resumed stays in its memory.
-    # (A Pool, because ProcessPoolExecutor's max_tasks_per_child deadlocks on 3.11.)
+    # A process is replaced now and then, because coroutines that must never be resumed stay in its memory.
+    # This is a Pool because ProcessPoolExecutor's max_tasks_per_child deadlocks on 3.11.
     with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=CHUNKS_PER_PROCESS) as pool:
         yield from pool.imap_unordered(_explore, zip(starts, sizes, strict=True))
 
 
 def progress_bar(console: Console) -> Progress:
-    """How far long work has come."""
+    """Return a progress bar for long work."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console)
 
@@ -116,7 +119,7 @@ def prove(first: int, count: int, jobs: int, console: Console) -> int:
 
 
 def replay(seed: int, console: Console) -> int:
-    """Play one seed and say what was seen."""
+    """Play one seed and print its trace."""
     try:
         result = play(seed)
     except Exception as error:
@@ -131,7 +134,7 @@ def replay(seed: int, console: Console) -> int:
 
 
 class Setting(NamedTuple):
-    """Under which grade, and as whom, a batch is played."""
+    """The grade under which, and the user as whom, a batch is played."""
 
     grade: Grade | None
     uid: int | None = None
@@ -141,7 +144,7 @@ class Setting(NamedTuple):
 
 
 def _settings(console: Console) -> list[Setting]:
-    """Return what can be played here; say what cannot, and why."""
+    """Return the settings that can be played here; print those that cannot, and why."""
     machine = play_apart(None, seed=0, rounds=0)
     settings = []
     if machine.grade == Grade.CGROUP:
@@ -156,7 +159,7 @@ def _settings(console: Console) -> list[Setting]:
 
 
 def prove_processes(first: int, count: int, jobs: int, console: Console) -> int:
-    """Cut every hostile case again and again, with a progress bar; return how much was left, of whatever kind."""
+    """Cut every hostile case again and again, with a progress bar; return how much was left, of every kind."""
     try:
         settings = _settings(console)
     except NoScope as error:
@@ -167,7 +170,8 @@ def prove_processes(first: int, count: int, jobs: int, console: Console) -> int:
         return 1
     batches: dict[Setting, list[Batch]] = {setting: [] for setting in settings}
     broken: list[str] = []
-    apart = {setting: threading.Lock() for setting in settings}  # a user's limit of processes is for all batches of it
+    # Batches of one setting take turns: the kernel's limit of processes counts all of a user's.
+    apart = {setting: threading.Lock() for setting in settings}
     per_batch = BATCH_ROUNDS * len(CASES)
     asked = [(settings[n % len(settings)], first + n) for n in range(-(-count // per_batch))]
     began = time.perf_counter()
@@ -212,7 +216,7 @@ def prove_processes(first: int, count: int, jobs: int, console: Console) -> int:
 
 
 def _table(setting: Setting, batches: list[Batch]) -> Table:
-    """Sum up batches, case by case, and what was found when they were over."""
+    """Sum up batches, case by case, with what was left at the end."""
     grades = " ".join(sorted({batch.grade for batch in batches}))
     left = {kind: sum(len(getattr(batch, kind)) for batch in batches) for kind in ("zombies", "fds", "leaves", "left")}
     table = Table(

@@ -1,8 +1,8 @@
 """Stops raced against hosts at full rate: nothing is permitted after the ack, and nothing acts after `drained`.
 
 1. The agents speak and call tools as fast as they can, some with a blocked loop, some that swallow whatever ends them.
-2. The witness is a file that the bodies of their tools, and the agents between them, append to with the time of the
-   machine's own clock; what was permitted is read off the events that watchers got. Neither is asked of the fence.
+2. The witness is a file to which the bodies of tools, and the agents between them, append with the time of the
+   machine's own clock. Permitted calls are read off the events that watchers got. The fence is never asked.
 
 python -m proofs stops --stops 1000
 """
@@ -29,12 +29,12 @@ from proofs.schedules import progress_bar
 WITNESS = "INTERLOCK_STOPS_WITNESS"
 SESSIONS = 4
 STYLES = ("tools", "tools", "talk", "block", "swallow", "sync", "grace")
-LATEST_SECONDS = 0.02  # of a stop, from the start of its run
+LATEST_SECONDS = 0.02  # a stop comes at most so long after the start of its run
 DRAIN_SECONDS = 20.0
 
 
 def mark(run_id: str, what: str) -> None:
-    """Leave a line with the machine's own time."""
+    """Append a line with the machine's own time."""
     sink = os.open(os.environ[WITNESS], os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     try:
         os.write(sink, f"{time.monotonic_ns()} {run_id} {what}\n".encode())
@@ -43,14 +43,14 @@ def mark(run_id: str, what: str) -> None:
 
 
 async def act(run_id: str) -> None:
-    """A tool that acts, waits for a moment, and acts again."""
+    """Act, wait for a moment, and act again, as a tool."""
     mark(run_id, "body")
     await asyncio.sleep(0.001)
     mark(run_id, "body")
 
 
 def act_at_once(run_id: str) -> None:
-    """A synchronous tool that acts for a while without letting its loop run."""
+    """Act for a while without letting the loop run, as a synchronous tool."""
     for _ in range(3):
         mark(run_id, "body")
         time.sleep(0.002)
@@ -58,7 +58,7 @@ def act_at_once(run_id: str) -> None:
 
 @interlock.tool(grace=0.05)
 async def act_gracefully(run_id: str) -> None:
-    """A tool that asked for time to clean up, and uses it."""
+    """Ask for time to clean up, as a tool, and use it."""
     try:
         await asyncio.sleep(0.005)
     finally:
@@ -66,7 +66,7 @@ async def act_gracefully(run_id: str) -> None:
 
 
 async def agent(run: interlock.Run, message: interlock.Message) -> None:
-    """Never end, in one of several ways."""
+    """Run without end, in one of several ways."""
     style = message.text.split()[0]
     while True:
         try:
@@ -91,12 +91,12 @@ async def agent(run: interlock.Run, message: interlock.Message) -> None:
 
 
 class Raced(msgspec.Struct):
-    """What became of some stops."""
+    """The results of some stops."""
 
     stops: int = 0
-    permitted_after: int = 0  # calls that were told as running behind the ack
-    shown_after: int = 0  # events of a run behind the ack, its end apart
-    acted_after: int = 0  # lines of the witness behind `drained`
+    permitted_after: int = 0  # calls that were told as running after the ack
+    shown_after: int = 0  # events of a run after the ack, except its terminal event
+    acted_after: int = 0  # lines of the witness after `drained`
     unconfirmed: int = 0
     endings: Counter[str] = msgspec.field(default_factory=Counter)
     hosts: Counter[str] = msgspec.field(default_factory=Counter)
@@ -105,12 +105,12 @@ class Raced(msgspec.Struct):
 
     @property
     def broken(self) -> int:
-        """How often a promise was."""
+        """Return how often a promise was broken."""
         return self.permitted_after + self.shown_after + self.acted_after + self.unconfirmed
 
 
 class Book:
-    """A subscriber of one session: what arrived of which run, and when the run was told to be over."""
+    """A subscriber of one session, who counts the events of a run after its stop was acked."""
 
     def __init__(self, control: interlock.Control, session: str, raced: Raced) -> None:
         self.over: set[RunId] = set()
@@ -119,7 +119,7 @@ class Book:
         control.feed.subscribe(SessionId(session), self)
 
     def put(self, event: Event) -> None:
-        """Take an event."""
+        """Count an event of a run whose stop was acked; set the event of `told`."""
         if event.run_id is not None and event.kind in (EventKind.STARTED, EventKind.DELTA, EventKind.TOOL):
             self.told(event.run_id, spoken=event.kind is not EventKind.STARTED).set()
         if event.run_id in self.over and event.kind is not EventKind.ENDED:
@@ -127,18 +127,18 @@ class Book:
             self._raced.permitted_after += isinstance(event.data, Tool) and event.data.state is ToolState.RUNNING
 
     def drop(self, run_id: RunId) -> None:
-        """What was passed on already cannot be taken back."""
+        """Do nothing: an event that was handed on cannot be taken back."""
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing: this subscriber holds nothing."""
 
     def told(self, run_id: RunId, *, spoken: bool) -> asyncio.Event:
-        """What is set when a run has started, or its agent has done something."""
+        """Return the event that is set when a run has started, or when its agent has done something."""
         return self._told.setdefault((run_id, spoken), asyncio.Event())
 
 
 async def race(stops: int, *, seed: int = 0, grade: Grade | None = None, on_stop: object = None) -> Raced:
-    """Race stops, in several sessions at once, and compare what was told with what the witness says."""
+    """Race stops, in several sessions at once, and compare what watchers were told with the witness."""
     raced, chance, drained = Raced(), random.Random(seed), dict[str, int]()
     with tempfile.TemporaryDirectory(prefix="interlock-stops-") as place:
         os.environ[WITNESS] = f"{place}/witness"
@@ -159,7 +159,8 @@ async def race(stops: int, *, seed: int = 0, grade: Grade | None = None, on_stop
                     else:
                         await control.stop(run=sent.run_id)
                     book.over.add(sent.run_id)
-                    watching = chance.random() < 0.5  # else the next message comes while the old host is still going
+                    # Otherwise the next message comes while the old host is still at work.
+                    watching = chance.random() < 0.5
                     task = asyncio.create_task(settle(sent.run_id))
                     if watching:
                         await task
@@ -179,7 +180,7 @@ async def race(stops: int, *, seed: int = 0, grade: Grade | None = None, on_stop
             waiting: list[asyncio.Task[None]] = []
             await asyncio.gather(*(lane(f"s{number}") for number in range(SESSIONS)))
             await asyncio.gather(*waiting)
-            await asyncio.sleep(0.05)  # within which whatever lives would have acted
+            await asyncio.sleep(0.05)  # anything that still lives would act within this time
         for line in Path(os.environ[WITNESS]).read_text("ascii").splitlines():  # noqa: ASYNC240
             at, run_id, _ = line.split()
             raced.lines += 1
@@ -188,7 +189,7 @@ async def race(stops: int, *, seed: int = 0, grade: Grade | None = None, on_stop
 
 
 def main(arguments: list[str]) -> int:
-    """Race stops on both grades, and print what was seen."""
+    """Race stops on both grades, and print the results."""
     parser = argparse.ArgumentParser(prog="python -m proofs stops")
     parser.add_argument("--stops", type=int, default=1_000)
     parser.add_argument("--seed", type=int, default=0)

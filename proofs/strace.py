@@ -1,9 +1,9 @@
-"""strace as a bad disk: it comes to a living process and fails its calls on a store's files, or kills it there.
+"""strace as a bad disk: it attaches to a living process and fails its calls on a store's files, or kills it there.
 
-1. Only calls on the store's files count. They are counted by thread, from when strace came; a store has one thread
-   that writes (and one that opens: whoever wants to count both lets strace come twice).
-2. A kill is before the n-th call. What a scene said before it died is heard.
-3. The database is read from a copy, with plain sqlite3: looking changes nothing, and knows nothing of the store.
+1. Only calls on the store's files count. strace counts them by thread, from when it attached; a store has one thread
+   that writes and one that opens, so a count of both needs strace to attach twice.
+2. A kill comes before the n-th call. The judge hears everything that a scene said before it died.
+3. The judge reads a copy of the database with plain sqlite3, which changes nothing and knows nothing of the store.
 """
 
 import asyncio
@@ -25,16 +25,16 @@ from typing import Any, NamedTuple
 
 CALLS = "write,pwrite64,pwritev,ftruncate,fallocate,fsync,fdatasync,rename,unlink"
 FILES = ("interlock.db", "interlock.db-wal", "interlock.db-journal", "lock", "")
-SECONDS = 60.0  # for anything here that should take one
-LEAVE_SECONDS = 0.5  # for strace to let go by itself
-POINTS = 10_000  # a scene that writes more often never ends
+SECONDS = 60.0  # bound for anything here that should take one
+LEAVE_SECONDS = 0.5  # bound for strace to detach by itself
+POINTS = 10_000  # bound for the writes of a scene
 PR_SET_PTRACER = 0x59616D61
 
 State = dict[str, list[dict[str, Any]]]
 
 
 def missing() -> str | None:
-    """Say what this machine lacks; None if strace can be used."""
+    """Return what this machine lacks, None if strace can be used."""
     if shutil.which("strace") is None:
         return "this needs strace (Debian: `apt-get install strace`, or `make tools` as root)"
     tried = subprocess.run(["strace", "-qq", "-o", "/dev/null", "true"], capture_output=True, text=True, check=False)
@@ -52,8 +52,9 @@ def until(done: Callable[[], object], what: str) -> None:
 
 @contextlib.contextmanager
 def traced(pid: int, *options: str, log: Path | None = None) -> Iterator[None]:
-    """Have strace at a process, this one or another, from here to there."""
-    if pid == os.getpid():  # else root alone could be traced by its own child
+    """Attach strace to a process, this one or another, for the length of a block."""
+    # Without this, only root could be traced by its own child.
+    if pid == os.getpid():
         ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(-1))
     command = ["strace", "-f", "-qq", "-o", str(log or os.devnull), *options, "-p", str(pid)]
     strace = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -64,7 +65,8 @@ def traced(pid: int, *options: str, log: Path | None = None) -> Iterator[None]:
         strace.terminate()
         try:
             strace.wait(LEAVE_SECONDS)
-        except subprocess.TimeoutExpired:  # it holds a call back, and would until that is over
+        # strace delays a call, and would not detach before that call is over.
+        except subprocess.TimeoutExpired:
             strace.kill()
             strace.wait()
 
@@ -72,45 +74,45 @@ def traced(pid: int, *options: str, log: Path | None = None) -> Iterator[None]:
 def _tracers(pid: int) -> set[int]:
     found = set()
     for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # the thread ended meanwhile
             found.add(int((task / "status").read_text().split("TracerPid:")[1].split()[0]))
     return found
 
 
 def injected(calls: str, what: str, directory: Path) -> list[str]:
-    """Return the options that let calls on a store's files go wrong."""
+    """Return the options that let calls on a store's files fail."""
     files = [option for name in FILES for option in ("-P", str(directory / name))]
     return [*files, "-e", f"trace={calls}", "-e", f"inject={calls}:{what}"]
 
 
 @contextlib.contextmanager
 def fault(calls: str, what: str, directory: Path) -> Iterator[None]:
-    """Let this process's own calls on a store's files go wrong: `fault("pwrite64", "error=EROFS", DIR)`."""
+    """Let this process's own calls on a store's files fail: `fault("pwrite64", "error=EROFS", DIR)`."""
     with traced(os.getpid(), *injected(calls, what, directory)):
         yield
 
 
-# One crash
+# Crashes
 
 
 class Script:
-    """What a scene has: a directory, a world to do something to, and someone who hears what it says."""
+    """The means of a scene: a directory, a file for effects, and a wire to the judge."""
 
     def __init__(self, directory: Path, wire: socket.socket) -> None:
         self.directory = directory
         self._wire = wire
 
     def say(self, *words: str) -> None:
-        """Tell the judge; it hears even what was said in the last instant."""
+        """Tell the judge, who hears even the words of the last instant."""
         self._wire.sendall((" ".join(words) + "\n").encode())
 
     def ready(self) -> None:
-        """Wait for strace to come."""
+        """Wait for strace to attach."""
         self.say("ready")
         self._wire.recv(3)
 
     def effect(self, *words: str) -> None:
-        """Do something to the world that cannot be taken back."""
+        """Do something outside that cannot be taken back."""
         with effects(self.directory).open("a") as world:
             world.write(" ".join(words) + "\n")
 
@@ -119,11 +121,11 @@ Act = Callable[[Script], Coroutine[Any, Any, None]]
 
 
 class Played(NamedTuple):
-    """How a scene came out."""
+    """The end of a scene."""
 
     said: list[str]
     killed: bool
-    before: State  # what the database held when strace came
+    before: State  # the rows of the database when strace attached
 
 
 def play(
@@ -136,7 +138,7 @@ def play(
 ) -> Played:
     """Play a scene in a process of its own; when it is ready, let (calls, how) fail, or have strace write a log.
 
-    `meanwhile` is done with its process as soon as strace is there; strace leaves after it.
+    `meanwhile` is called with that process as soon as strace is attached; strace leaves after it.
     """
     ours, theirs = socket.socketpair()
     pid = os.fork()
@@ -167,7 +169,7 @@ def play(
 
 
 def _be(act: Act, directory: Path, wire: socket.socket) -> None:
-    """Be the process of a scene, and end as one: nothing of whoever forked it is cleaned up here."""
+    """Be the process of a scene, and exit without cleaning up anything of the process that forked it."""
     status = 1
     try:
         logging.disable(logging.CRITICAL)
@@ -196,16 +198,16 @@ def points(act: Act, template: Path, place: Path) -> Iterator[tuple[int, Path, P
     raise RuntimeError(f"the scene did not end within {POINTS} calls")
 
 
-# What is left
+# The remains of a scene
 
 
 def effects(directory: Path) -> Path:
-    """Where the effects of a scene are written: beside its store."""
+    """Return the file of a scene's effects, beside its store."""
     return directory.with_suffix(".effects")
 
 
 def done(directory: Path) -> list[str]:
-    """Return what was done to the world."""
+    """Return the effects that were done."""
     return effects(directory).read_text().splitlines() if effects(directory).exists() else []
 
 

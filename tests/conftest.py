@@ -18,25 +18,25 @@ settings.load_profile("test")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests that are marked `long`: one that began last would be waited for alone."""
+    """Begin with the tests that are marked `long`: a long test that began last would run alone at the end."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def pytest_collection_finish() -> None:
-    """Take the collected tests out of the garbage collector's sight: they live to the end, and there are thousands."""
+    """Hide the collected tests from the garbage collector: there are thousands, and they live to the end."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def hosted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """INTERLOCK_TEST_DRIVER=virtual: whatever asks for the inline driver gets hosts, played in its own loop."""
+    """INTERLOCK_TEST_DRIVER=virtual: every test that asks for the inline driver gets hosts, played in its own loop."""
     if os.environ.get("INTERLOCK_TEST_DRIVER") == "virtual":
         monkeypatch.setattr(app, "InlineDriver", virtual_driver)
 
 
 def virtual_driver(agent: Agent, agents: Mapping[str, Agent], threads: Threads | None) -> HostDriver:
-    """Hosts for agents that are closures of a test: the real link and its two ends, and no process."""
+    """Return hosts for agents that are closures of a test: the real link and its two ends, and no process."""
     from proofs.hosts import VirtualHosts  # noqa: PLC0415 - only `python -m pytest` finds the proofs
 
     random = Random(int(os.environ.get("INTERLOCK_TEST_SEED", "1")))
@@ -44,7 +44,7 @@ def virtual_driver(agent: Agent, agents: Mapping[str, Agent], threads: Threads |
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what the tests of the schedules have recorded: in parallel they run in processes that print nothing."""
+    """Print what the tests of the schedules recorded: in parallel they run in processes that print nothing."""
     reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
     lines = [line for report in reports for name, line in report.user_properties if name == "explored"]
     if lines:

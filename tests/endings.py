@@ -5,8 +5,8 @@
    cell that differs from it needs a line in the unreleased part of CHANGELOG.md, and a line there must be a difference:
    - Ending `stopped`, `superseded` on `responses.http`: `200` → `422`.
    - Endings on `irc`: new.
-3. At a release, when its heading has a date, `python tests/endings.py release` keeps the cells as they are then.
-Exit status 1 where the changelog owes a line or tells what is not so.
+3. At a release, when its heading has a date, `python tests/endings.py release` stores the cells of that day.
+The exit status is 1 if the changelog owes a line, or has a line that is not true.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from interlock.core.projection import Native, Projection, project
 ROOT = Path(__file__).parent.parent
 PAGE, CHANGELOG, CONTRACT = ROOT / "docs" / "endings.md", ROOT / "CHANGELOG.md", ROOT / "tests" / "endings.json"
 NONE = "none"
-Cells = dict[str, dict[str, str]]  # case → cell → what it says
+Cells = dict[str, dict[str, str]]  # case → cell → its word
 
-# A case is an ending, or (in brackets) one with a fact that changes a word of it.
+# A case is an ending, or (in brackets) an ending with a fact that changes one of its words.
 FACTS: dict[Ending, dict[str, Any]] = {
     Ending.COMPLETED: {"text": "the reply"},
     Ending.FAILED: {"error": "no such model", "error_kind": ErrorKind.AGENT},
@@ -58,14 +58,14 @@ VARIANTS: dict[str, tuple[Ending, dict[str, Any]]] = {
 
 
 def outcome(ending: Ending, **facts: Any) -> Outcome:
-    """An outcome as a run that ended so has it."""
+    """Return the outcome of a run that ended so."""
     return Outcome(
         run_id=RunId("r-1-7"), ending=ending, **({"started_at": 1.0, "ended_at": 2.0} | FACTS[ending] | facts)
     )
 
 
 def cases() -> dict[str, Projection]:
-    """What every surface says, case by case; a case in brackets stands behind its ending."""
+    """Return the words of every surface, case by case; a case in brackets follows its ending."""
     found = {}
     for ending in ENDINGS:
         found[ending.value] = project(outcome(ending))
@@ -76,7 +76,7 @@ def cases() -> dict[str, Projection]:
 
 
 def cells() -> Cells:
-    """Every cell of the contract: one for each word of a surface; of a case in brackets those that differ there."""
+    """Return the cells of the contract: one for each word of a surface; of a case in brackets those that differ."""
     found = {name: dict(_flat(told)) for name, told in cases().items()}
     for name, (ending, _) in VARIANTS.items():
         found[name] = {cell: word for cell, word in found[name].items() if word != found[ending][cell]}
@@ -97,11 +97,11 @@ def _word(value: object) -> str:
     return NONE if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-# What the changelog owes
+# The changelog
 
 
 def changes(before: Cells, now: Cells) -> set[str]:
-    """What is to be said of the difference, cell by cell; a new surface or case is said once."""
+    """Return the lines that the difference needs, cell by cell; a new surface or case needs one line."""
     told, both = set(), _surfaces(before) & _surfaces(now)
     for kind, old, new in (("Endings on", _surfaces(before), _surfaces(now)), ("Ending", set(before), set(now))):
         told |= {f"{kind} `{name}`: new" for name in new - old} | {f"{kind} `{name}`: gone" for name in old - new}
@@ -126,7 +126,7 @@ LINE = re.compile(
 
 
 def said(changelog: str) -> set[str]:
-    """What the unreleased part of the changelog says of cells, each by itself."""
+    """Return the lines on cells in the unreleased part of the changelog, each cell by itself."""
     heading = re.search(r"^## .*unreleased.*$", changelog, re.MULTILINE | re.IGNORECASE)
     part = changelog[heading.end() :].partition("\n## ")[0] if heading else ""
     lines = (LINE.fullmatch(line.strip()) for line in part.splitlines())
@@ -134,13 +134,13 @@ def said(changelog: str) -> set[str]:
 
 
 def latest(changelog: str) -> str | None:
-    """The version of the latest release: the first heading with a date."""
+    """Return the version of the latest release: the first heading with a date."""
     found = re.search(r"^## \[(.+?)\] - \d{4}-\d\d-\d\d", changelog, re.MULTILINE)
     return found[1] if found else None
 
 
 def faults(contract: dict[str, Any], now: Cells, changelog: str) -> list[str]:
-    """What is wrong between the contract, the table and the changelog, each with what to do."""
+    """Return the faults between the contract, the table and the changelog, each with what to do."""
     if contract["released"] != latest(changelog):
         return [f"tests/endings.json is of {contract['released']}: run `python tests/endings.py release`"]
     owed, told = changes(contract["cells"], now), said(changelog)
@@ -153,7 +153,7 @@ def faults(contract: dict[str, Any], now: Cells, changelog: str) -> list[str]:
 
 
 def blocks() -> dict[str, str]:
-    """What is drawn, by the name of its place in the page."""
+    """Return the drawn tables, by the name of their place in the page."""
     return {
         "gateway": _by_ending(
             ["`agent.wait`", "`chat` event", "`agent` lifecycle", "`tasks.*`", "session row"],
@@ -206,7 +206,7 @@ def _codes(words: msgspec.Struct, names: str) -> list[str]:
 
 
 def _struct(words: msgspec.Struct) -> str:
-    """The first word as it stands, the others with their names."""
+    """Return the first word as it stands, the others with their names."""
     told = [(field.encode_name, getattr(words, field.name)) for field in msgspec.structs.fields(words)]
     (_, first), *others = told
     return ", ".join([_code(first), *(f"{name} {_code(_word(word))}" for name, word in others if word is not None)])
@@ -234,7 +234,7 @@ def _variants() -> str:
 
 
 def _fields() -> str:
-    """The fields of `Outcome` as its source has them, each with its comment there."""
+    """Return the fields of `Outcome` as its source has them, each with its comment there."""
     source = Path(outcomes.__file__).read_text("utf-8")
     (struct,) = [each for each in ast.parse(source).body if isinstance(each, ast.ClassDef) and each.name == "Outcome"]
     wire = {field.name: field.encode_name for field in msgspec.structs.fields(Native)}
@@ -251,13 +251,13 @@ PLACE = re.compile(r"(<!-- drawn: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 def drawn(page: str) -> str:
-    """The page with every table as it is to be."""
+    """Return the page with every table drawn anew."""
     tables = blocks()
     return PLACE.sub(lambda place: f"{place[1]}{tables[place[2]]}\n{place[4]}", page)
 
 
 def main(words: list[str]) -> int:
-    """Draw the page; or, at a release, keep the contract."""
+    """Draw the page; or, at a release, store the contract."""
     contract, changelog = json.loads(CONTRACT.read_text("utf-8")), CHANGELOG.read_text("utf-8")
     if words == ["release"]:
         if contract["released"] == latest(changelog):

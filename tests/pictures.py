@@ -2,7 +2,7 @@
 
 1. Every name in a picture is read from the code: the lifecycle table, the enums, `Run`, the import contracts of
    pyproject.toml, the packages on disk and the sentence at the head of each.
-2. Where a name stands on the paper is kept here. A name without a place, or a place without a name, raises Misplaced:
+2. The place of a name on the paper is kept here. A name without a place, or a place without a name, raises Misplaced:
    a state, an effect, a verb or a room that is added or removed cannot be left out of a picture.
 3. The same code gives the same picture, to the byte. tests/test_pictures.py compares it with the one in docs/images.
 """
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "interlock"
 PATH, ROOMS = ROOT / "docs" / "images" / "path.svg", ROOT / "docs" / "images" / "rooms.svg"
 WIDTH, EDGE, SMALL, LINE = 1000, 30, 15, 19  # pixels
-LETTER = 0.55  # width of a letter, as part of its size: that of a wide font
+LETTER = 0.55  # width of a letter in a wide font, as part of its size
 
 # Colours by day and by night: ink, dim ink, paper, panel, border, line, way through, cut short, soft red.
 DAY = ("#1f2328", "#59636e", "#ffffff", "#f6f8fa", "#d1d9e0", "#8c959f", "#0969da", "#cf222e", "#ffebe9")
@@ -59,9 +59,10 @@ def _same(what: str, placed: Collection[str], found: Collection[str]) -> None:
 # The one path
 
 COLUMNS = (State.ARRIVING, State.QUEUED, State.SEATED, State.STARTED)  # in a row, from left to right
-# Above the row: at which height, from where in a box, and how the line looks. Two looks keep lines apart that cross.
+# Lines above the row: their height, where in a box they begin, and their look. Two looks keep crossing lines apart.
 RAILS = {State.ALIASED: (108, 40, "line part"), State.WITHDRAWN: (206, 66, "line")}
-BOX, STEP, TOP, FENCE, FALL = 112, 164, 286, 816, 496  # of a state: width, distance, height on the paper; of the others
+# A state's width, its distance to the next, its top; the place of the fence from the left, the fall's from the top.
+BOX, STEP, TOP, FENCE, FALL = 112, 164, 286, 816, 496
 OUT = (  # verbs of the agent, and the effects that the fence lets out
     (("say",), (Effect.DELTA,)),
     (("post",), (Effect.BLOCK,)),
@@ -76,7 +77,7 @@ OUT = (  # verbs of the agent, and the effects that the fence lets out
     (("return",), (Effect.FINAL,)),
 )
 READS = ("check", "current", "history")  # verbs without an effect
-INSTANTS = {  # of a receipt: the instant in docs/design.md, and what is true from then on
+INSTANTS = {  # per field of a receipt: the instant in docs/design.md, and what is true from then on
     "fenced_at": ("t0", "no effect passes the fence"),
     "ended_at": ("t1", "the terminal event is published, and stop returns the receipt"),
     "drained_at": ("t3", f"the cleanup is over: drain is {Drain.OBSERVED}, or {Drain.UNCONFIRMED} with names"),
@@ -198,7 +199,7 @@ def _endings() -> Iterator[str]:
 
 
 def comments(enum: type[State]) -> dict[str, str]:
-    """Return what the source says of each member, behind it or in the lines above it."""
+    """Return the source's comment on each member, behind it or in the lines above it."""
     lines = inspect.getsource(enum).splitlines()
     found, above = dict[str, str](), list[str]()
     for line in map(str.strip, lines):
@@ -217,7 +218,7 @@ def comments(enum: type[State]) -> dict[str, str]:
 
 
 class Layer(NamedTuple):
-    """Rooms of one height; `apart`: they may not import each other."""
+    """Rooms of one height; if `apart`, they may not import each other."""
 
     rooms: tuple[str, ...]
     apart: bool
@@ -239,7 +240,7 @@ def layers(root: Path = ROOT) -> list[Layer]:
 
 
 def may_import(root: Path = ROOT) -> dict[str, list[str]]:
-    """Return what each room may import of the others: rooms, and files of rooms it may not import as a whole."""
+    """Return what each room may import: other rooms, and single files of rooms that it may not import as a whole."""
     stack = layers(root)
     rooms = [name for layer in stack for name in layer.rooms]
     allowed: dict[str, set[str]] = {}
@@ -270,7 +271,7 @@ def _room(module: str) -> str:
 
 
 def _rooms(module: str, rooms: Sequence[str]) -> Collection[str]:
-    """Return the rooms a forbidden name means; `interlock.*` is all of them, `interlock.stores.*` that one."""
+    """Return the rooms that a forbidden name means; `interlock.*` means all rooms, `interlock.stores.*` that one."""
     if not module.startswith("interlock."):
         return ()
     return rooms if module == "interlock.*" else [_room(module)]
@@ -282,7 +283,7 @@ def _head_of(room: str, root: Path = ROOT) -> Path:
 
 
 def sentence(room: str) -> str:
-    """Return the first sentence at the head of a room, without what follows a colon's list."""
+    """Return the first sentence at the head of a room, without a list after its colon."""
     head = ast.get_docstring(ast.parse(_head_of(room).read_text("utf-8")))
     if not head:
         raise Misplaced(f"{_head_of(room).relative_to(ROOT)} has no head: say in one sentence what the room does")
@@ -342,7 +343,7 @@ def _rows(names: Sequence[str], wide: float) -> list[list[str]]:
 
 
 def _pills(x: float, y: float, names: Sequence[str]) -> Iterator[str]:
-    """Draw what a room may import; a module of a room that it may not import as a whole has a broken frame."""
+    """Draw what a room may import; a single module of another room has a broken frame."""
     for name in names:
         wide = _wide(name)
         yield _rect(x, y, wide, 23, "pill part" if "." in name else "pill")

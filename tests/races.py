@@ -1,8 +1,8 @@
-"""What is open in tests/races.md, and whether the table tells the truth (`make races`).
+"""Prints the open rows of tests/races.md, and checks that the table is true (`make races`).
 
 A row is done when it names a test whose docstring says `race N` and the planted bug which that test catches.
 `waits for X` leaves a row to a part X that is not built; `then X` says that X widens a row that has a test.
-Exit status 1 when the table and the files disagree, 0 otherwise, open rows or not.
+The exit status is 1 when the table and the files disagree, 0 otherwise, open rows or not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAMED_TEST = re.compile(r"([\w./-]+\.py)(?:::\w+)*::(\w+)")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table."""
+    """A row of the table."""
 
     number: int
     race: str
@@ -31,22 +31,22 @@ class Row:
 
     @property
     def tests(self) -> list[tuple[str, str]]:
-        """The (path below tests/, function) pairs this row names."""
+        """Return the (path below tests/, function) pairs this row names."""
         return [(path.removeprefix("tests/"), name) for path, name in NAMED_TEST.findall(self.test)]
 
     @property
     def mutants(self) -> list[str]:
-        """The planted bugs this row names."""
+        """Return the planted bugs this row names."""
         return [name for part in self.mutant.split(",") if (name := part.strip(" `"))]
 
     @property
     def waits(self) -> bool:
-        """The part this row is about is not built."""
+        """Return whether the part this row is about is not built."""
         return "waits for" in self.test
 
 
 def rows(table: str) -> list[Row]:
-    """The rows of the table, in order."""
+    """Return the rows of the table, in order."""
     found = []
     for line in table.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
@@ -59,14 +59,14 @@ def rows(table: str) -> list[Row]:
 
 
 def numbers(docstring: str) -> Iterator[int]:
-    """The races a docstring names: "race 17", "races 14, 128", "races 59-61"."""
+    """Yield the races a docstring names: "race 17", "races 14, 128", "races 59-61"."""
     for mention in MENTION.findall(docstring):
         for first, last in SPAN.findall(mention):
             yield from range(int(first), int(last or first) + 1)
 
 
 def mentions(tests: Path) -> dict[tuple[str, str], set[int]]:
-    """Every test function under `tests`, as (path, name), with the races its docstring names."""
+    """Return every test function under `tests`, as (path, name), with the races its docstring names."""
     found: dict[tuple[str, str], set[int]] = {}
     for path in sorted(tests.rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -77,7 +77,7 @@ def mentions(tests: Path) -> dict[tuple[str, str], set[int]]:
 
 
 def faults(table: list[Row], tests: dict[tuple[str, str], set[int]], planted: set[str]) -> list[str]:
-    """Where the table and the files disagree."""
+    """Return the points where the table and the files disagree."""
     found = [
         f"race {n} stands {times} times in the table"
         for n, times in Counter(r.number for r in table).items()
@@ -106,7 +106,7 @@ def faults(table: list[Row], tests: dict[tuple[str, str], set[int]], planted: se
 
 
 def main(root: Path) -> int:
-    """Print what is open and what is wrong under `root`, the tests' directory."""
+    """Print the open rows and the faults under `root`, the tests' directory."""
     table = rows((root / "races.md").read_text("utf-8"))
     tests = mentions(root)
     planted = {

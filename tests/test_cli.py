@@ -21,9 +21,10 @@ import pytest
 from interlock import cli
 from interlock.core.errors import BadInput
 
-BOUND = 60.0  # seconds that anything here may take on a busy machine
+BOUND = 60.0  # seconds for anything here, on a busy machine
 INTERLOCK = (sys.executable, "-m", "interlock.cli")
-READER = "dac_read_search"  # a dropped user keeps the right to read, or it could not reach an interpreter under /root
+# A user without other rights keeps this one: otherwise it could not reach an interpreter under /root.
+READER = "dac_read_search"
 DROPPED = (
     "setpriv",
     "--reuid=65534",
@@ -80,17 +81,17 @@ class Started:
         return all((self.place / f"{name}.pid").exists() for name in NAMES)
 
     def alive(self) -> list[int]:
-        """Return those of the tree that still live, by their command line: a dead one has none."""
+        """Return the living processes of the tree, by their command line: a dead one has none."""
         pids = [int(file.read_text()) for file in self.place.glob("*.pid")]
         return [pid for pid in pids if str(self.place) in command_line(pid)]
 
     def wait(self) -> tuple[int, str]:
-        """Return its exit status and what it said."""
+        """Return the exit status and the error output."""
         _, said = self.process.communicate(timeout=BOUND)
         return self.process.returncode, said
 
     def kin(self, name: str) -> list[int]:
-        """Find the helper (interlock-help) or the keeper (interlock-keep): below us, whoever they belong to now."""
+        """Find the helper (interlock-help) or the keeper (interlock-keep) below us, whatever their parent is now."""
         found, rest = [], [self.process.pid]
         while rest:
             pid = rest.pop()
@@ -100,7 +101,7 @@ class Started:
         return found
 
     def put_away(self) -> None:
-        """Leave nothing behind, whatever a test found."""
+        """End every process of the tree, whatever a test found."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.communicate(timeout=BOUND)
@@ -115,7 +116,7 @@ Start = Callable[..., Started]
 def start() -> Iterator[Start]:
     """Start trees that are put away at the end.
 
-    Not in a directory of pytest's: a dropped user has to get here, and whoever starts pytest keeps others out of those.
+    The directory is not one of pytest's: a user without rights has to get there, and pytest keeps other users out.
     """
     begun: list[Started] = []
 
@@ -137,7 +138,7 @@ def start() -> Iterator[Start]:
 
 
 def fields(pid: int) -> tuple[str, int]:
-    """Return the name and the parent of a process; nothing in them if it is not there."""
+    """Return the name and the parent of a process; an empty name if it is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -147,7 +148,7 @@ def fields(pid: int) -> tuple[str, int]:
 
 
 def command_line(pid: int) -> str:
-    """Return how a process was called; nothing if it is dead."""
+    """Return the command line of a process; nothing if it is dead."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
@@ -160,7 +161,7 @@ def children(pid: int) -> list[int]:
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:
-    """Wait for something that can be observed, bounded."""
+    """Wait for a condition, bounded."""
     until = time.monotonic() + BOUND
     while not condition():
         assert time.monotonic() < until, f"not seen: {what}"
@@ -182,7 +183,7 @@ def receipt_of(path: Path) -> dict[str, Any]:
 
 
 def dropped() -> tuple[str, ...]:
-    """Return what makes a command run as a user without rights; nothing where we are one."""
+    """Return the prefix that runs a command as a user without rights; nothing if we are such a user."""
     if os.geteuid() != 0:
         return ()
     assert shutil.which("setpriv"), "install util-linux: setpriv drops the rights"
@@ -194,13 +195,13 @@ def dropped() -> tuple[str, ...]:
 
 @pytest.mark.parametrize(("line", "status"), [("exit 3", 3), ("kill -KILL $$", 137)])
 def test_the_status_is_the_commands_own(line: str, status: int) -> None:
-    """A command that ended by itself gives its status, 128+n if a signal ended it, and nothing is said."""
+    """A command that ended by itself gives its status, 128+n if a signal ended it, and we print nothing."""
     done = interlock("run", "--", "sh", "-c", line)
     assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
 
 
 def test_what_cannot_be_started_is_told_as_a_shell_tells_it(tmp_path: Path) -> None:
-    """127 not found, 126 not executable, 125 what is our own trouble; each in one line."""
+    """A command that cannot start gives one line and 127 (not found), 126 (not executable) or 125 (our own trouble)."""
     plain = tmp_path / "plain"
     plain.write_text("no program")
     cases = [
@@ -226,7 +227,7 @@ def test_bytes_pass_through_untouched() -> None:
 
 
 def test_the_command_sees_the_shells_environment_and_place(tmp_path: Path) -> None:
-    """All of the caller's environment and its directory, or the one that is asked for; arguments as they are."""
+    """The command sees the caller's environment, its directory or the one asked for, and its arguments unchanged."""
     env = {**os.environ, "SOME_TOKEN": "a b", "ODD": b"\xff".decode("utf-8", "surrogateescape")}
     program = "import os, sys; print(ascii([os.environ['SOME_TOKEN'], os.environ['ODD'], os.getcwd(), sys.argv[1:]]))"
     for options, place in (((), "/"), (("--cwd", str(tmp_path)), str(tmp_path))):
@@ -235,7 +236,7 @@ def test_the_command_sees_the_shells_environment_and_place(tmp_path: Path) -> No
 
 
 def test_a_closed_input_is_no_accident() -> None:
-    """Where the shell closed the input the command has an empty one, and nothing of ours in its place."""
+    """A command whose shell closed the input gets an empty input, and no descriptor of ours in its place."""
     line = f"{' '.join(INTERLOCK)} run -- sh -c 'cat; readlink /proc/self/fd/0' <&-"
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, timeout=BOUND)
     assert (done.returncode, done.stdout.strip()) == (0, "/dev/null"), done.stderr
@@ -245,7 +246,7 @@ def test_a_closed_input_is_no_accident() -> None:
 
 
 def test_background_children_end_with_the_command(tmp_path: Path) -> None:
-    """What a command leaves in the background, in a session of its own, is gone when `interlock run` exits."""
+    """A process that a command leaves in the background, in its own session, is gone when `interlock run` exits."""
     line = 'setsid sh -c "echo \\$\\$ >$0/pid; exec sleep 300" & while ! test -s $0/pid; do :; done; exit 4'
     paper = tmp_path / "receipt"
     done = interlock("run", "--receipt", str(paper), "--", "sh", "-c", line, str(tmp_path))
@@ -257,8 +258,9 @@ def test_background_children_end_with_the_command(tmp_path: Path) -> None:
 
 
 def test_the_deadline_ends_a_daemon_that_ignores_term(start: Start) -> None:
-    """124, one line, and nothing of the tree is left when it exits."""
-    for seconds in (1, 4, 16):  # the tree has to be up before: on a busy machine it is given more time
+    """A deadline ends the command with 124 and one line, and nothing of the tree is left at the exit."""
+    # The tree has to be up before the deadline: on a busy machine the test gives it more time.
+    for seconds in (1, 4, 16):
         tree = start("--deadline", f"{seconds}s", up=False)
         status, said = tree.wait()
         if tree.up:
@@ -269,7 +271,7 @@ def test_the_deadline_ends_a_daemon_that_ignores_term(start: Start) -> None:
 
 
 def test_ctrl_c_stops_it(start: Start, tmp_path: Path) -> None:
-    """130, the receipt says what was ended and seen gone, and is for its owner's eyes only."""
+    """Ctrl-C gives 130, and a receipt that says what was ended and seen gone and that only its owner can read."""
     paper = tmp_path / "receipt"
     paper.write_text("older and longer" * 1000)
     paper.chmod(0o644)
@@ -285,10 +287,10 @@ def test_ctrl_c_stops_it(start: Start, tmp_path: Path) -> None:
 
 
 def test_a_second_ctrl_c_changes_nothing(start: Start) -> None:
-    """Two in a row end like one; during a grace too."""
+    """Two Ctrl-C in a row end the command like one, during a grace too."""
     tree = start("--grace", "0.3s", "--quiet")
     tree.process.send_signal(signal.SIGINT)
-    time.sleep(0.05)  # (not for luck: any distance will do)
+    time.sleep(0.05)  # any distance will do
     tree.process.send_signal(signal.SIGINT)
     assert tree.wait() == (130, "")
     assert tree.alive() == []
@@ -296,7 +298,7 @@ def test_a_second_ctrl_c_changes_nothing(start: Start) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_shutdown_ends_it_as_well(start: Start, number: signal.Signals) -> None:
-    """143, by TERM or because the terminal is gone; the line says which."""
+    """TERM, or the loss of the terminal, ends the command with 143, and the line says which."""
     tree = start()
     tree.process.send_signal(number)
     status, said = tree.wait()
@@ -313,7 +315,7 @@ def test_nohup_is_respected(start: Start) -> None:
 
 
 def test_grace_lets_a_command_finish(tmp_path: Path) -> None:
-    """TERM comes first; what it does with it has its time, and the ending is the stop's all the same."""
+    """A command that gets TERM has its grace to clean up, and the ending is `stopped` all the same."""
     line = 'trap "echo bye; exit 0" TERM; echo up; while :; do sleep 0.01; done'
     with subprocess.Popen(
         [*INTERLOCK, "run", "--grace", "10s", "--", "sh", "-c", line], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -327,7 +329,7 @@ def test_grace_lets_a_command_finish(tmp_path: Path) -> None:
 
 
 def test_the_group_grade_says_what_it_cannot_reach() -> None:
-    """Where only process groups are used, the line names what may be left."""
+    """The line of the group grade names what may be left."""
     done = interlock("run", "--grade", "group", "--deadline", "0.2", "--", "sleep", "300")
     assert done.returncode == 124
     assert "grade group" in done.stderr
@@ -338,7 +340,7 @@ def test_the_group_grade_says_what_it_cannot_reach() -> None:
 
 
 def test_killed_with_9_it_leaves_nothing(start: Start) -> None:
-    """`interlock run` dies, and its tree with it."""
+    """A kill -9 of `interlock run` ends its tree too."""
     tree = start()
     tree.process.kill()
     assert tree.wait()[0] == -signal.SIGKILL
@@ -355,7 +357,7 @@ def test_killed_with_9_it_leaves_nothing(start: Start) -> None:
     ],
 )
 def test_helper_and_keeper_killed_leave_nothing(start: Start, grade: str, who: tuple[str, ...]) -> None:
-    """One of them, or both at once: the tree is gone when we exit, with 125 and the reason."""
+    """A kill of the helper, of the keeper or of both leaves nothing of the tree; we exit with 125 and the reason."""
     prefix = dropped() if grade == "keeper" else ()
     options = ("--grade", grade) if grade == "keeper" or os.geteuid() == 0 else ()
     tree = start(*options, prefix=prefix)
@@ -376,7 +378,7 @@ def test_helper_and_keeper_killed_leave_nothing(start: Start, grade: str, who: t
 
 @pytest.mark.parametrize("user", ["ours", "dropped"])
 def test_the_doctor_says_what_there_is(user: str) -> None:
-    """The best grade that worked, every trial, and for each thing that is worse than it could be what to change."""
+    """The doctor names the best grade that worked, every trial, and for each weakness what to change."""
     prefix = dropped() if user == "dropped" else ()
     done = interlock("doctor", "--json", prefix=prefix, cwd="/")
     assert (done.returncode, done.stderr) == (0, "")
@@ -401,7 +403,7 @@ def test_the_doctor_says_what_there_is(user: str) -> None:
 
 
 def test_the_doctor_draws_a_table() -> None:
-    """For people: the grade first, then what was tried and what was found."""
+    """The doctor's table for people has the grade first, then every trial and its result."""
     done = interlock("doctor", env={**os.environ, "COLUMNS": "160"})
     assert done.returncode == 0
     assert done.stdout.startswith("Grade: ")
@@ -413,7 +415,7 @@ def test_the_doctor_draws_a_table() -> None:
 
 
 def test_without_the_extra_one_line_says_which() -> None:
-    """No traceback: the name of the extra, and 125."""
+    """A command without its extra says the name of the extra in one line, with 125 and no traceback."""
     program = "import sys; sys.modules['typer'] = None; import interlock.cli; interlock.cli.main()"
     done = subprocess.run(
         [sys.executable, "-c", program, "run", "--", "true"], capture_output=True, text=True, check=False, timeout=BOUND
@@ -424,7 +426,7 @@ def test_without_the_extra_one_line_says_which() -> None:
 
 
 def test_times_and_sizes_are_read_as_people_write_them() -> None:
-    """Seconds unless it says otherwise, sizes in powers of 1024; the rest is refused with an example."""
+    """A time without a unit is in seconds, a size is in powers of 1024, anything else is refused with an example."""
     times = {"90": 90.0, "1.5s": 1.5, "200ms": 0.2, "2m": 120.0, "1h": 3600.0, " 3 s ": 3.0, ".5": 0.5}
     assert {text: cli.seconds(text) for text in times} == times
     sizes = {"4096": 4096, "512M": 512 << 20, "2g": 2 << 30, "1.5KiB": 1536, "1MB": 1 << 20}
@@ -438,7 +440,7 @@ def test_times_and_sizes_are_read_as_people_write_them() -> None:
 
 
 def test_called_alone_it_helps() -> None:
-    """`interlock` prints what it can do; what it does not know is one line and 125."""
+    """`interlock` alone prints its commands; an unknown command gives one line and 125."""
     done = interlock()
     assert done.returncode == 0
     assert "doctor" in done.stdout

@@ -1,4 +1,4 @@
-"""The settings of `interlock serve`: where they come from, which source wins, and what is said of a wrong one."""
+"""The settings of `interlock serve`: their sources, which source wins, and the error for a wrong one."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 def refused(
     directory: Path, *, flags: dict[str, object] | None = None, toml: str | bytes | None = None, **environ: str
 ) -> str:
-    """What is said of settings that are wrong."""
+    """Return the error for settings that are wrong."""
     if toml is not None:
         (directory / "interlock.toml").write_bytes(toml.encode() if isinstance(toml, str) else toml)
     with pytest.raises(BadInput) as said:
@@ -23,7 +23,7 @@ def refused(
 
 
 def test_nothing_given(tmp_path: Path) -> None:
-    """The defaults: the demo, on this machine alone, in hosts, two days for a run."""
+    """The defaults are the demo, on this machine alone, in hosts, with two days for a run."""
     config = read({"port": None, "agents": [], "allow_hosts": (), "config": None}, {"HOME": "/x"}, tmp_path)
     assert config == Config(data=Path("~/.local/state/interlock").expanduser())
     assert (config.agent, config.host, config.port) == ("interlock.demo:agent", "127.0.0.1", 8719)
@@ -32,7 +32,7 @@ def test_nothing_given(tmp_path: Path) -> None:
 
 
 def test_a_kind_for_every_setting() -> None:
-    """Whatever can be set can be given by each source."""
+    """Every setting can be given by each source."""
     assert set(KINDS) == set(Config.__struct_fields__)
 
 
@@ -45,7 +45,7 @@ def test_flags_over_environment_over_file_over_defaults(tmp_path: Path) -> None:
 
 
 def test_the_same_from_every_source(tmp_path: Path) -> None:
-    """Text, TOML and the shell's own values mean the same."""
+    """Texts, TOML values and the shell's own values mean the same."""
     flags: dict[str, object] = {
         "agent": "m:f",
         "agents": ["a=m:g", "b=p.q:h"],
@@ -107,7 +107,7 @@ def test_the_same_from_every_source(tmp_path: Path) -> None:
 
 
 def test_the_agent_s_environment_is_named(tmp_path: Path) -> None:
-    """Names of variables that are set where the server starts, from every source; never a value."""
+    """The environment setting takes, from every source, names of variables set at the server's start; never a value."""
     environ = {"MODEL_KEY": "hush", "_B2": ""}
     (tmp_path / "other.toml").write_text('environment = ["MODEL_KEY", "_B2"]')
     assert read({}, environ, tmp_path).environment == ()
@@ -123,7 +123,7 @@ def test_the_agent_s_environment_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", ["MODEL_KEY=hush", "sk-hush", "MODEL_KEY,B=hush", "hush*", "", "1hush", "hush hush"])
 def test_a_value_is_no_name_of_a_variable(tmp_path: Path, given: str) -> None:
-    """Whoever writes a value where a name belongs is told so, and what was written is not repeated: it may be a key."""
+    """A value in the place of a variable's name is refused, and the error does not repeat it: it may be a key."""
     for said, where in (
         (refused(tmp_path, flags={"environment": ["MODEL_KEY", given]}, MODEL_KEY="x"), "--env"),
         (refused(tmp_path, MODEL_KEY="x", INTERLOCK_ENVIRONMENT=f"MODEL_KEY,{given}"), "INTERLOCK_ENVIRONMENT"),
@@ -133,7 +133,7 @@ def test_a_value_is_no_name_of_a_variable(tmp_path: Path, given: str) -> None:
 
 
 def test_a_variable_that_the_agent_cannot_have(tmp_path: Path) -> None:
-    """One that is not set, or that is interlock's own, is refused at the start: the agent would miss it in a turn."""
+    """A variable that is not set, or is interlock's own, is refused at the start: the agent would miss it in a turn."""
     said = refused(tmp_path, flags={"environment": ["MODEL_KEY"]})
     assert "--env: MODEL_KEY is not set where the server was started; export it there" in said
     assert "interlock's own" in refused(tmp_path, flags={"environment": ["INTERLOCK_TOKEN"]}, INTERLOCK_TOKEN="x")
@@ -142,7 +142,7 @@ def test_a_variable_that_the_agent_cannot_have(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("word", ["never", "ask"])
 def test_a_word_for_approval(tmp_path: Path, word: str) -> None:
-    """A word stays a word; anything else is a list of tools."""
+    """`never` and `ask` stay words; anything else is a list of tools."""
     assert read({"approval": word}, {}, tmp_path).approval == word
 
 
@@ -176,7 +176,7 @@ def test_a_word_for_approval(tmp_path: Path, word: str) -> None:
     ],
 )
 def test_a_wrong_value_in_every_source(tmp_path: Path, name: str, value: str, right: str) -> None:
-    """The error says where it stands, what it is, and what is right."""
+    """The error for a wrong value says where it stands, what it is, and what is right."""
     flag = {
         "agent": "AGENT",
         "agents": "--agent",
@@ -193,7 +193,7 @@ def test_a_wrong_value_in_every_source(tmp_path: Path, name: str, value: str, ri
 
 
 def test_flags_that_are_repeated_are_shown_as_they_were_typed(tmp_path: Path) -> None:
-    """Nobody typed a list of Python's, and of two times for one agent none is dropped in silence."""
+    """The error shows repeated flags as they were typed, and of two times for one agent none is dropped in silence."""
     assert "--agent-deadline cannot be 'tester=x'; write" in refused(tmp_path, flags={"agent_deadlines": ["tester=x"]})
     twice = refused(tmp_path, flags={"agent_deadlines": ["tester=5s", "tester=6s"]})
     assert "--agent-deadline cannot be 'tester=5s,tester=6s'; write" in twice and twice.endswith("and none twice")
@@ -227,17 +227,17 @@ def test_flags_that_are_repeated_are_shown_as_they_were_typed(tmp_path: Path) ->
     ],
 )
 def test_a_wrong_type_in_the_file(tmp_path: Path, toml: str) -> None:
-    """What TOML allows is not always what a setting can be."""
+    """A TOML value of the wrong type is refused."""
     assert f"interlock.toml:1: {toml.partition('=')[0]} cannot be" in refused(tmp_path, toml=toml)
 
 
 def test_a_wrong_value_that_is_overridden(tmp_path: Path) -> None:
-    """It is refused all the same: someone meant it."""
+    """A wrong value is refused even if another source overrides it: someone meant it."""
     assert "INTERLOCK_PORT" in refused(tmp_path, flags={"port": 80}, INTERLOCK_PORT="eighty")
 
 
 def test_a_name_that_is_nearly_right(tmp_path: Path) -> None:
-    """The nearest known name is told, or all of them."""
+    """The error for an unknown name gives the nearest known name, or all of them."""
     assert "did you mean INTERLOCK_PORT?" in refused(tmp_path, INTERLOCK_PROT="80")
     assert "did you mean INTERLOCK_DEADLINE?" in refused(tmp_path, INTERLOCK_DEADLINES="")
     said = refused(tmp_path, toml="driver = 'host'\n'ide-limit' = 5")
@@ -247,7 +247,7 @@ def test_a_name_that_is_nearly_right(tmp_path: Path) -> None:
 
 
 def test_a_token_is_no_setting(tmp_path: Path) -> None:
-    """The file is no place for it, and the error does not repeat it; the client's variable is left to the client."""
+    """A token in the file is refused, and the error does not repeat it; the client's variable is left to the client."""
     said = refused(tmp_path, toml="token = 'hush'")
     assert "interlock token" in said and "hush" not in said
     (tmp_path / "interlock.toml").unlink()
@@ -255,7 +255,7 @@ def test_a_token_is_no_setting(tmp_path: Path) -> None:
 
 
 def test_every_name_in_the_tree_is_known() -> None:
-    """Nothing that the project itself calls INTERLOCK_* makes `serve` refuse to start."""
+    """A name INTERLOCK_* that the project itself uses never makes `serve` refuse to start."""
     folders = [ROOT / name for name in ("src", "tests", "bench", "proofs", "examples", "Makefile")]
     files = [file for folder in folders for file in ([folder] if folder.is_file() else folder.rglob("*.py"))]
     names = {name for file in files if file != Path(__file__) for name in variables(file)}
@@ -265,26 +265,26 @@ def test_every_name_in_the_tree_is_known() -> None:
 
 
 def variables(file: Path) -> list[str]:
-    """The names in a file that look like ours."""
+    """Return the names in a file that look like ours."""
     return re.findall(r"\bINTERLOCK_[A-Z][A-Z_]*[A-Z]\b", file.read_text("utf-8"))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
 def test_a_bind_on_this_machine(tmp_path: Path, host: str) -> None:
-    """Whatever is loopback needs no second word."""
+    """A loopback address needs no second setting."""
     assert read({"host": host}, {}, tmp_path).host == host
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", "127.0.0.1.example.org", "*", "0"])
 def test_a_bind_that_others_can_reach(tmp_path: Path, host: str) -> None:
-    """It is refused unless it is asked for twice, wherever each of the two is said."""
+    """An address that others can reach is refused unless a second setting, from any source, asks for it too."""
     assert "--public" in refused(tmp_path, flags={"host": host})
     assert "--public" in refused(tmp_path, flags={"public": False}, INTERLOCK_HOST=host, INTERLOCK_PUBLIC="true")
     assert read({"host": host}, {"INTERLOCK_PUBLIC": "true"}, tmp_path).host == host
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    """A named file must be there; whatever else is wrong with a file is told with its name."""
+    """A named file must be there; every other fault of a file is told with its name."""
     assert "there is no file" in refused(tmp_path, flags={"config": "other.toml"})
     assert "line 2" in refused(tmp_path, toml="port = 1\nport = 2\n")
     for broken in (b"\xff\xfe", "a = " + "[" * 100_000, "port"):
@@ -295,7 +295,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_where_the_data_is(tmp_path: Path) -> None:
-    """Relative to the working directory, in the home directory, or where the desktop keeps state; always absolute."""
+    """The data is below the working directory, in the home directory or in the desktop's state; always absolute."""
     assert read({"data": "d"}, {}, tmp_path).data == tmp_path / "d"
     assert read({"data": "~/d"}, {}, tmp_path).data == Path.home() / "d"
     assert read({}, {"XDG_STATE_HOME": "/state"}, tmp_path).data == Path("/state/interlock")
@@ -304,7 +304,7 @@ def test_where_the_data_is(tmp_path: Path) -> None:
 
 
 def test_times() -> None:
-    """As a person writes them."""
+    """A time is read as a person writes it."""
     times = {"90": 90.0, "1.5s": 1.5, "200ms": 0.2, "2m": 120.0, "48h": 172_800.0, " 1 d ": 86_400.0, ".5": 0.5}
     assert {text: seconds(text) for text in times} == pytest.approx(times)
     for text in ("", "-1", "1w", "1e9", "nan", "1 2", "h"):
@@ -313,7 +313,7 @@ def test_times() -> None:
 
 
 def test_it_is_read_once(tmp_path: Path) -> None:
-    """What was read cannot be changed."""
+    """A configuration cannot be changed once it was read."""
     config = read({}, {}, tmp_path)
     with pytest.raises(AttributeError):
         config.port = 1  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The demo agent keeps what it says: each command, played to its end, stopped, taken over, late, asked and steered."""
+"""The demo agent does what it says: each command, played to its end, stopped, taken over, late, asked and steered."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WATCH_SECONDS = 0.4  # the daemon writes every 0.1 s
 
 
 class Scene:
-    """The demo, served; a session for every play."""
+    """The demo, served, with a new session for every play."""
 
     def __init__(self, control: Control) -> None:
         self.control = control
@@ -57,7 +57,7 @@ class Turn:
         self.run = run
 
     async def until(self, seen: Seen, times: int = 1) -> list[Any]:
-        """Wait until so many of its events are such; return what they hold."""
+        """Wait until so many of the run's events match; return their data."""
         found = []
         async with aclosing(self.control.watch(run=self.run)) as told:
             async for event in told:
@@ -68,20 +68,21 @@ class Turn:
         raise AssertionError(f"it ended, and only {found} was seen")
 
     async def outcome(self) -> Outcome:
-        """Wait for its end."""
+        """Wait for the run's end."""
         return await self.control.wait(self.run, timeout=BOUND_SECONDS)
 
     async def stop(self) -> Receipt:
-        """Stop its session, and see it ended and drained; nothing of it is told afterwards."""
+        """Stop the run's session, and check that the run is ended and drained and that no event of it follows."""
         told = await self.control.stop(session=self.session)
         assert told.aborted
         return await self.drained(Ending.STOPPED)
 
     async def drained(self, ending: Ending) -> Receipt:
-        """Return the receipt once nothing is left."""
+        """Return the receipt once nothing of the run is left."""
         outcome = await self.control.wait(self.run, drained=True, timeout=BOUND_SECONDS)
         receipt = await self.control.receipt(self.run)
-        in_doubt = [name for name in receipt.unconfirmed if not name.endswith(DROPPED)]  # (the deaf is dropped inline)
+        # Inline, the agent of `deaf` is dropped.
+        in_doubt = [name for name in receipt.unconfirmed if not name.endswith(DROPPED)]
         assert (outcome.ending, in_doubt) == (ending, [])
         assert receipt.drain is (Drain.UNCONFIRMED if receipt.unconfirmed else Drain.OBSERVED)
         log = [event async for event in self._log()]
@@ -97,13 +98,13 @@ class Turn:
 
 @asynccontextmanager
 async def served(driver: str) -> AsyncIterator[Scene]:
-    """The demo as `interlock serve` serves it: under its own name for children too."""
+    """Serve the demo as `interlock serve` does: under its own name for children too."""
     async with open_control(AGENT, agents={"agent": AGENT}, driver=driver) as control:
         yield Scene(control)
 
 
 class Theatre:
-    """One served demo for many tests."""
+    """A served demo that many tests share."""
 
     def __init__(self, driver: str) -> None:
         self._runner = asyncio.Runner()
@@ -120,14 +121,14 @@ class Theatre:
         return self._runner.run(bounded())
 
     def close(self) -> None:
-        """Let go."""
+        """Close the demo and its loop."""
         with self._runner:
             self._runner.run(self._served.__aexit__(None, None, None))
 
 
 @pytest.fixture(scope="module")
 def hosted() -> Iterator[Theatre]:
-    """Served from a process of its own."""
+    """Serve the demo from a process of its own."""
     theatre = Theatre("host")
     yield theatre
     theatre.close()
@@ -135,7 +136,7 @@ def hosted() -> Iterator[Theatre]:
 
 @pytest.fixture(scope="module")
 def inline() -> Iterator[Theatre]:
-    """Served from the loop of the test."""
+    """Serve the demo from the loop of the test."""
     theatre = Theatre("inline")
     yield theatre
     theatre.close()
@@ -143,36 +144,36 @@ def inline() -> Iterator[Theatre]:
 
 @pytest.fixture(params=["hosted", "inline"])
 def either(request: pytest.FixtureRequest) -> Theatre:
-    """By each driver."""
+    """Serve the demo by each driver."""
     theatre: Theatre = request.getfixturevalue(request.param)
     return theatre
 
 
 def delta(data: object) -> bool:
-    """A word was said."""
+    """Return whether an event is a delta."""
     return isinstance(data, events.Delta)
 
 
 def block(data: object) -> bool:
-    """A whole text was said."""
+    """Return whether an event is a block."""
     return isinstance(data, events.Block)
 
 
 def running(name: str) -> Seen:
-    """A tool is at work."""
+    """Return a test for the event that a tool is at work."""
     return lambda data: isinstance(data, events.Tool) and (data.name, data.state) == (name, "running")
 
 
 def there(pid: int) -> bool:
-    """A process exists."""
+    """Return whether a process exists."""
     return Path(f"/proc/{pid}").exists()
 
 
-# What it is
+# The agent itself
 
 
 def test_it_needs_only_what_every_agent_has(hosted: Theatre) -> None:
-    """It imports the public names and the standard library, and can be forked warm."""
+    """The demo imports the public names and the standard library only, and can be forked warm."""
     tree = ast.parse(Path(demo.__file__).read_text("utf-8"))
     modules = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     modules += [name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names]
@@ -181,7 +182,7 @@ def test_it_needs_only_what_every_agent_has(hosted: Theatre) -> None:
 
 
 def test_it_says_what_can_be_typed(hosted: Theatre) -> None:
-    """`help` lists every command in a line; whoever types something else is told so kindly, and sees the list."""
+    """`help` lists every command in a line; any other text gets a kind word and the same list."""
 
     async def main(scene: Scene) -> None:
         told = await scene.hear("help")
@@ -198,7 +199,7 @@ def test_it_says_what_can_be_typed(hosted: Theatre) -> None:
 
 
 def test_numbers_that_are_none_are_taken_kindly() -> None:
-    """What is no number of seconds means the usual number; what is too large is cut."""
+    """A word that is no number of seconds means the usual number; a number that is too large is cut."""
     typed = ["", "5", " 7 please", "x", "-1", "1e3", "nan", "9" * 9000, "٣"]
     assert [demo.seconds(rest, 60) for rest in typed] == [60, 5, 7, 60, 60, 60, 60, 9999, 3]
 
@@ -206,7 +207,7 @@ def test_numbers_that_are_none_are_taken_kindly() -> None:
 # Played to the end
 
 
-SHORT = {  # what is typed, and how the reply ends
+SHORT = {  # the message, and the end of the reply
     "story 0": "The end.",
     "listen 0": "I have listened long enough.",
     "last": "This is our first turn. Try `story`, stop it, and ask me again.",
@@ -223,7 +224,7 @@ SHORT = {  # what is typed, and how the reply ends
 
 
 def test_every_command_comes_to_its_end(hosted: Theatre) -> None:
-    """Nobody stops them, and each says what it has to say; `deploy` goes by the answer, and `fail` stands below."""
+    """Every command says its words if no stop comes; `deploy` goes by the answer, and `fail` stands below."""
 
     async def main(scene: Scene) -> None:
         asked = (deployed(scene, True), deployed(scene, False))
@@ -240,14 +241,14 @@ def test_every_command_comes_to_its_end(hosted: Theatre) -> None:
 
 
 def diary_of(text: str) -> Path:
-    """The file that a daemon writes."""
+    """Return the file that a daemon writes."""
     found = re.search(r"writes to (\S+)", text)
     assert found
     return Path(found[1])
 
 
 def daemon_of(text: str) -> int:
-    """The process that writes it."""
+    """Return the process that writes the file."""
     found = re.search(r"Daemon (\d+)", text)
     assert found
     return int(found[1])
@@ -257,7 +258,7 @@ def daemon_of(text: str) -> int:
 
 
 def test_a_story_is_stopped_and_remembered(either: Theatre) -> None:
-    """Its last word is its last, and the next turn is told of it."""
+    """A stopped story says no further word, and the next turn is told of the stop."""
 
     async def main(scene: Scene) -> None:
         turn = await scene.say("story")
@@ -273,7 +274,7 @@ def test_a_story_is_stopped_and_remembered(either: Theatre) -> None:
 
 
 def test_work_is_stopped_with_a_tool_running(hosted: Theatre) -> None:
-    """A tool that blocks is cut, whoever runs it, and the receipt names it."""
+    """A stop cuts a blocking tool in a host, and the receipt names the tool."""
 
     async def main(scene: Scene) -> None:
         turn = await scene.say("work")
@@ -286,7 +287,7 @@ def test_work_is_stopped_with_a_tool_running(hosted: Theatre) -> None:
 
 
 def test_a_build_is_stopped_with_its_script(hosted: Theatre) -> None:
-    """The script that said a line a moment ago is gone."""
+    """A stop ends the script that said a line a moment ago."""
 
     async def main(scene: Scene) -> None:
         turn = await scene.say("build")
@@ -300,7 +301,7 @@ def test_a_build_is_stopped_with_its_script(hosted: Theatre) -> None:
 
 
 def test_a_daemon_is_found_and_ended(either: Theatre) -> None:
-    """Deaf to TERM, an orphan in a session of its own: after `drained` it is gone, and its file grows no more."""
+    """A daemon that ignores TERM, orphaned in its own session, is gone after `drained`, and its file grows no more."""
 
     async def main(scene: Scene) -> None:
         turn = await scene.say("daemon")
@@ -310,7 +311,8 @@ def test_a_daemon_is_found_and_ended(either: Theatre) -> None:
             await turn.until(lambda data: isinstance(data, events.Progress) and not data.text.endswith(" 0 bytes"))
             stat = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
             ignored = int(re.findall(r"SigIgn:\s*(\w+)", Path(f"/proc/{pid}/status").read_text("utf-8"))[0], 16)
-            assert int(stat[3]) != pid != int(stat[2]) and ignored >> 14 & 1  # a session it does not lead; TERM
+            # The daemon does not lead its session, and ignores TERM.
+            assert int(stat[3]) != pid != int(stat[2]) and ignored >> 14 & 1
             receipt = await turn.stop()
             assert receipt.processes.ended >= 1 and not there(pid)
             size = diary.stat().st_size
@@ -340,7 +342,7 @@ def test_a_team_falls_together(either: Theatre) -> None:
 
 
 def test_the_deaf_is_refused(either: Theatre) -> None:
-    """It swallows the cancel and goes on: words, tools and programs are refused, and counted."""
+    """An agent that swallows the cancel and goes on has its words, tools and programs refused and counted."""
 
     async def main(scene: Scene) -> None:
         turn = await scene.say("deaf")
@@ -355,7 +357,7 @@ def test_the_deaf_is_refused(either: Theatre) -> None:
 
 
 def test_a_hog_is_killed(hosted: Theatre) -> None:
-    """It hears nothing: the stop is acknowledged at once, and its process is ended."""
+    """A stop of an agent that hears nothing is acknowledged at once, and its process is ended."""
 
     async def main(scene: Scene) -> None:
         turn = await scene.say("hog")
@@ -364,13 +366,13 @@ def test_a_hog_is_killed(hosted: Theatre) -> None:
         receipt = await turn.stop()
         assert (receipt.host, receipt.runs[0].body) == ("killed", BodyState.KILLED)
         assert not there(int(found.result))
-        assert await scene.hear("last", turn.session)  # and the session goes on
+        assert await scene.hear("last", turn.session)  # the session goes on
 
     hosted.play(main)
 
 
 def test_a_hog_declines_where_it_would_hold_up_the_server(inline: Theatre) -> None:
-    """In the server's own loop it says so instead."""
+    """In the server's own loop the hog declines, and says so."""
 
     async def main(scene: Scene) -> None:
         begun = time.monotonic()
@@ -394,7 +396,7 @@ async def deployed(scene: Scene, answer: bool) -> str:
 
 
 def test_a_stop_voids_the_question_and_skips_the_rest(hosted: Theatre) -> None:
-    """Stopped while it asks: the question is void. Stopped after the yes: what had not begun never does."""
+    """A stop during a question voids it. A stop after the yes skips every step that had not begun."""
 
     async def main(scene: Scene) -> None:
         turn = await scene.say("deploy")
@@ -413,10 +415,10 @@ def test_a_stop_voids_the_question_and_skips_the_rest(hosted: Theatre) -> None:
 
 
 def test_a_deadline_and_a_failure_tell_where_and_why(hosted: Theatre) -> None:
-    """`slow` is late in its phase, `fail` fails; the next turn knows."""
+    """`slow` times out in its phase, `fail` fails, and the next turn is told of both."""
 
     async def main(scene: Scene) -> None:
-        for seconds in (0.1, 2, 15):  # the first in which it comes so far
+        for seconds in (0.1, 2, 15):  # the first in which it reaches its phase
             late = await scene.say("slow", deadline=seconds)
             await late.drained(Ending.TIMED_OUT)
             if (await late.outcome()).phase == "provider":
@@ -431,7 +433,7 @@ def test_a_deadline_and_a_failure_tell_where_and_why(hosted: Theatre) -> None:
 
 
 def test_something_else_takes_over_or_waits(hosted: Theatre) -> None:
-    """A plain message takes the story's place; a queued one waits for its end."""
+    """A plain message takes over from the story; a queued message waits for its end."""
 
     async def main(scene: Scene) -> None:
         old = await scene.say("story")
@@ -448,7 +450,7 @@ def test_something_else_takes_over_or_waits(hosted: Theatre) -> None:
 
 
 def test_what_is_steered_is_heard(either: Theatre) -> None:
-    """A steered message is taken in by the run that listens, and `done` ends it."""
+    """A run that listens absorbs a steered message, and `done` ends the run."""
 
     async def main(scene: Scene) -> None:
         turn = await scene.say("listen")

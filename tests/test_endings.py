@@ -1,4 +1,4 @@
-"""docs/endings.md is the projection table, and a changed cell of it is named in the changelog."""
+"""docs/endings.md shows the projection table, and the changelog names every changed cell."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ NAMES = [cell for cell, _ in endings._flat(TABLE[Ending.COMPLETED])]
 
 
 def test_the_page_is_drawn_from_the_table() -> None:
-    """Every table that is drawn stands in the page as it would be drawn now, each in its place."""
+    """Every drawn table stands in the page as it would be drawn now, each in its place."""
     assert endings.drawn(PAGE) == PAGE, "run `make endings`"
     assert sorted(place[1] for place in endings.PLACE.findall(PAGE)) == sorted(endings.blocks())
 
 
 def replaced(told: Projection, cell: str, word: object) -> Projection:
-    """A projection with another word in one cell."""
+    """Return a projection with another word in one cell."""
     column, _, name = cell.partition(".")
     if not name:
         return msgspec.structs.replace(told, **{column: word})
@@ -40,7 +40,7 @@ def replaced(told: Projection, cell: str, word: object) -> Projection:
 @pytest.mark.parametrize("cell", NAMES)
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_every_cell_is_in_the_page(cell: str, ending: Ending, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever cell of the table changes, the page as it stands is no longer the one that is drawn."""
+    """A change of any cell of the table makes the page differ from the one that is drawn."""
     found = endings.cases()
     found[ending] = replaced(found[ending], cell, 99 if cell == "exit_code" else "99")
     monkeypatch.setattr(endings, "cases", lambda: found)
@@ -49,7 +49,7 @@ def test_every_cell_is_in_the_page(cell: str, ending: Ending, monkeypatch: pytes
 
 
 def test_the_endings_are_explained() -> None:
-    """The page says of every ending what happened and who decides it, and of nothing else."""
+    """The page says of every ending what happened and who decides it, and explains nothing else."""
     table = PAGE.partition("## The eight endings")[2].partition("\n\n## ")[0]
     assert re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", table, re.MULTILINE) == [ending.value for ending in ENDINGS]
 
@@ -79,12 +79,12 @@ def test_the_changelog_owes_no_line() -> None:
 
 @pytest.fixture
 def contract() -> endings.Cells:
-    """What was released: the cells as they are now."""
+    """Return the cells of a release, the same as the cells now."""
     return endings.cells()
 
 
 def faults(contract: endings.Cells, *lines: str, heading: str = "## [0.2.0] - unreleased") -> list[str]:
-    """What is wrong where the changelog has these lines since 0.1.0."""
+    """Return the faults of a changelog that has these lines since 0.1.0."""
     text = "\n".join(
         ["# Changelog", heading, "### Changed", *lines, "", "## [0.1.0] - 2027-01-01", "- Ending `x`: new."]
     )
@@ -93,19 +93,19 @@ def faults(contract: endings.Cells, *lines: str, heading: str = "## [0.2.0] - un
 
 @pytest.fixture
 def changed(monkeypatch: pytest.MonkeyPatch, contract: endings.Cells) -> Iterator[endings.Cells]:
-    """Somebody changes two exit codes, behind the contract's back."""
+    """Change two exit codes, while the contract stays as it was."""
     for ending in (Ending.STOPPED, Ending.SUPERSEDED):
         monkeypatch.setitem(TABLE, ending, msgspec.structs.replace(TABLE[ending], exit_code=131))
     yield contract
 
 
 def test_an_unchanged_table_owes_nothing(contract: endings.Cells) -> None:
-    """Nothing changed, nothing is said; older releases' lines do not count."""
+    """A table that did not change needs no line, and lines of older releases do not count."""
     assert faults(contract) == []
 
 
 def test_a_changed_cell_without_a_line_fails(changed: endings.Cells) -> None:
-    """Each is named, as the line that is missing; and the page must be drawn anew."""
+    """Every changed cell is named, as the line that is missing, and the page must be drawn anew."""
     assert faults(changed) == [
         "add to the unreleased part of CHANGELOG.md: - Ending `stopped` on `exit_code`: `130` → `131`.",
         "add to the unreleased part of CHANGELOG.md: - Ending `superseded` on `exit_code`: `130` → `131`.",
@@ -126,7 +126,7 @@ def test_a_changed_cell_without_a_line_fails(changed: endings.Cells) -> None:
     ],
 )
 def test_a_changed_cell_with_its_line_passes(changed: endings.Cells, lines: tuple[str, ...]) -> None:
-    """One line for each, or one for all that change alike."""
+    """A line for each changed cell passes, and so does one line for all that change alike."""
     assert faults(changed, *lines) == []
 
 
@@ -147,19 +147,19 @@ def test_a_line_that_is_not_so_fails(changed: endings.Cells, line: str) -> None:
 
 
 def test_a_line_without_a_change_fails(contract: endings.Cells) -> None:
-    """A change that was taken back is not announced."""
+    """A line for a change that was taken back is a fault."""
     line = "- Ending `stopped` on `exit_code`: `130` → `131`."
     assert faults(contract, line) == [f"CHANGELOG.md says what is not so; change or remove: {line}"]
 
 
 def test_a_line_in_another_part_does_not_count(changed: endings.Cells) -> None:
-    """Where nothing is unreleased, nothing was said."""
+    """A line in a part that is not the unreleased one does not count."""
     line = "- Ending `stopped`, `superseded` on `exit_code`: `130` → `131`."
     assert len(faults(changed, line, heading="## Ideas")) == 2
 
 
 def test_a_case_follows_its_ending_or_is_named(contract: endings.Cells) -> None:
-    """A typed stop has the words of a stop where it has none of its own: those are not owed twice."""
+    """A typed stop has the words of a stop where it has none of its own, and those need no second line."""
     contract["stopped"]["task"] = "killed"
     contract["stopped (typed)"]["wait.stop_reason"] = "typed"
     assert faults(
@@ -167,12 +167,12 @@ def test_a_case_follows_its_ending_or_is_named(contract: endings.Cells) -> None:
         "- Ending `stopped` on `task`: `killed` → `cancelled`.",
         "- Ending `stopped (typed)` on `wait.stop_reason`: `typed` → `stop`.",
     ) == []  # fmt: skip
-    contract["stopped (typed)"]["exit_code"] = "2"  # what it had of its own, and has no longer
+    contract["stopped (typed)"]["exit_code"] = "2"  # a word that the case had for itself, and has no longer
     assert any("`stopped (typed)` on `exit_code`: `2` → `130`" in fault for fault in faults(contract))
 
 
 def test_a_new_surface_or_ending_is_said_once(contract: endings.Cells) -> None:
-    """Not cell by cell."""
+    """A new surface or ending needs one line, not one for each cell."""
     for words in contract.values():
         words.pop("exit_code", None)
         words["irc"] = "PART"
@@ -186,7 +186,7 @@ def test_a_new_surface_or_ending_is_said_once(contract: endings.Cells) -> None:
 def test_a_release_keeps_the_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Once the heading has its date the old contract is refused, and kept anew; without one nothing can be kept."""
+    """Once the heading has its date the old contract is refused and stored anew; without a date nothing is stored."""
     kept, changelog, page = tmp_path / "endings.json", tmp_path / "CHANGELOG.md", tmp_path / "endings.md"
     for name, path in (("CONTRACT", kept), ("CHANGELOG", changelog), ("PAGE", page)):
         path.write_text(getattr(endings, name).read_text("utf-8"), "utf-8")
@@ -203,7 +203,7 @@ def test_a_release_keeps_the_cells(
 
 
 def test_the_page_is_drawn_by_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`make endings` puts right a table that was changed by hand, and leaves the words around it."""
+    """`make endings` corrects a table that was changed by hand, and leaves the words around it."""
     page = tmp_path / "endings.md"
     page.write_text(PAGE.replace("| 130 |", "| 131 |").replace("A run ends once", "A run ends"), "utf-8")
     monkeypatch.setattr(endings, "PAGE", page)

@@ -1,4 +1,4 @@
-"""What a newcomer tries first works as written: the examples and the programs in the pages."""
+"""The examples and the programs in the pages work as written."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parent.parent
 SECONDS = 120  # for one program, on a busy machine
-JOBS = 2  # programs at once: they wait more than they work
-# Other threads start them while pytest, in its own, sets and removes PYTEST_CURRENT_TEST. If a variable goes while the
-# kernel reads the environment for a new program, that program is refused: OSError, "Bad address". A copy holds still.
+JOBS = 2  # programs at once, which wait more than they work
+# Other threads start programs while pytest, in its own, sets and removes PYTEST_CURRENT_TEST. If a variable goes while
+# the kernel reads the environment for a new program, the kernel refuses that program: OSError, "Bad address". This copy
+# never changes.
 ENVIRONMENT = dict(os.environ)
 
 EXAMPLES = {
@@ -116,7 +117,7 @@ EXAMPLES = {
 
 
 def play(*arguments: str | Path) -> str:
-    """Run Python in a process of its own and return what it printed; it must end well and complain of nothing."""
+    """Run Python in a process of its own and return what it printed; it must exit with 0 and print no error."""
     command = [sys.executable, *map(str, arguments)]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=SECONDS)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
@@ -127,7 +128,7 @@ def play(*arguments: str | Path) -> str:
 def printed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Future[str]]]:
-    """What each program that was asked for prints."""
+    """Start every program that was asked for; return what each prints."""
 
     def play_page(name: str, language: str, program: str) -> str:
         file = tmp_path_factory.mktemp(re.sub(r"\W", "-", name)) / f"program.{language}"
@@ -149,7 +150,7 @@ def printed(
 
 
 def test_every_example_is_played() -> None:
-    """An example that nobody runs is not kept."""
+    """Every file in examples/ is run by a test."""
     assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES)
 
 
@@ -184,11 +185,11 @@ def programs(page: Path) -> Iterator[tuple[str, str, str, str | None]]:
 SHOWN = [program for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) for program in programs(page)]
 PAGES = [(name, language, text, told) for name, language, text, told in SHOWN if told is not None]
 FRAGMENTS = {name: text for name, _, text, told in SHOWN if told is None}
-VARIES = (  # with the machine, and the version of Python
+VARIES = (  # parts that differ with the machine and the version of Python
     (re.compile(r"(?<=distinct courses of events: )\d+"), "n"),
-    (re.compile(r"(?<='Certainly\. )[^']*"), ""),  # how much it said before the stop
+    (re.compile(r"(?<='Certainly\. )[^']*"), ""),  # the words before the stop
     (re.compile(r"grade \w+, drained in [\d.]+ ms"), "grade, drained"),
-    (re.compile(r" +(\d+ (s|min) ago|just now) *"), " just now "),  # and so the width of the column
+    (re.compile(r" +(\d+ (s|min) ago|just now) *"), " just now "),  # the width of the column follows
     (re.compile(r"admitted +"), "admitted "),
     (re.compile(r"\d+\.\d{3} s"), "0.000 s"),
     (re.compile(r"^(when|\+0\.000 s) +", re.MULTILINE), r"\1 "),  # as wide as the longest of them
@@ -197,14 +198,14 @@ VARIES = (  # with the machine, and the version of Python
 
 
 def steady(text: str) -> str:
-    """Leave out what is up to the machine."""
+    """Leave out the parts that differ from machine to machine."""
     for varying, same in VARIES:
         text = varying.sub(same, text)
     return text
 
 
 def test_the_pages_have_programs() -> None:
-    """The first screen of the README shows one, and so do the pages that say how to write and embed an agent."""
+    """The README and the pages that say how to write and embed an agent each show a program."""
     pages = {name.rpartition("-")[0] for name, *_ in PAGES}
     told = ("quickstart", "tools", "questions", "children", "processes", "hosts", "messages", "memory", "testing")
     assert pages >= {"README.md", *(f"docs/{page}.md" for page in told)}
@@ -212,7 +213,7 @@ def test_the_pages_have_programs() -> None:
 
 @pytest.mark.parametrize("name", FRAGMENTS)
 def test_a_program_without_output_is_part_of_an_example_or_runs(name: str, tmp_path: Path) -> None:
-    """Nothing in the pages is left untried: a fragment stands in an example, or runs by itself and prints nothing."""
+    """A fragment in the pages stands in an example, or runs by itself and prints nothing."""
     examples = "".join(path.read_text("utf-8") for path in (ROOT / "examples").glob("*.py"))
     if FRAGMENTS[name].strip() not in examples:
         program = tmp_path / "fragment.py"
@@ -241,8 +242,8 @@ def test_a_program_that_a_newcomer_copies_runs(name: str, told: str, printed: di
 def write_commands(place: Path) -> None:
     """Make this Python and its `interlock` command, for a shell's path.
 
-    While no other thread starts anything: for a moment a new process has all that is open here, and what somebody may
-    still write to cannot be executed ("Text file busy").
+    Call this while no other thread starts a process: for a moment a new process inherits every open file, and a file
+    that some process may still write to cannot be executed ("Text file busy").
     """
     for name, options in (("interlock", "-m interlock.cli "), ("python", "")):
         command = place / name
@@ -251,7 +252,7 @@ def write_commands(place: Path) -> None:
 
 
 def play_in_shell(file: Path, commands: Path) -> str:
-    """Run a script with these commands; return all it printed, errors too."""
+    """Run a script with these commands; return everything it printed, errors too."""
     done = subprocess.run(
         ["/bin/sh", file],
         env={**ENVIRONMENT, "PATH": f"{commands}:{ENVIRONMENT['PATH']}"},

@@ -1,4 +1,4 @@
-"""The files that the hosting site reads are what it takes, and its workflow runs what a contributor runs."""
+"""The hosting site accepts the files that it reads, and its workflow runs what a contributor runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BIN = Path(sys.executable).parent
 
 
 def run(*command: str | Path) -> None:
-    """Run a linter; what it prints is why it failed."""
+    """Run a linter; on failure show what it printed."""
     result = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert result.returncode == 0, result.stdout + result.stderr
 
@@ -46,7 +46,7 @@ def test_the_workflow_has_no_known_hole() -> None:
 
 
 def test_the_workflow_runs_make_test_and_nothing_hidden() -> None:
-    """What the site runs is what a contributor runs, on every Python that the package names."""
+    """The site runs what a contributor runs, on every Python that the package names."""
     (workflow,) = WORKFLOWS
     (job,) = YAML(typ="safe").load(workflow)["jobs"].values()
     assert [step["run"] for step in job["steps"] if "run" in step] == ["make test"]

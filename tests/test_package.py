@@ -18,17 +18,17 @@ import pytest
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parent.parent
-SECONDS = 120  # for pip, with whatever it must fetch
+SECONDS = 120  # for pip, with all it must fetch
 BASE = {"anyio", "cronsim", "idna", "interlock", "msgspec", "typing_extensions"}
 
 
 def plain() -> dict[str, str]:
-    """The environment without what leads back to the repository, or to somebody's gateway."""
+    """Return the environment without variables that lead back to the repository, or to somebody's gateway."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("INTERLOCK_", "PYTHON"))}
 
 
 class Installed:
-    """An environment of its own, with what pip was asked for and nothing else."""
+    """An environment of its own, with the packages that pip was asked for and nothing else."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -37,13 +37,13 @@ class Installed:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / "venv"], check=True, timeout=SECONDS)
 
     def install(self, wheel: Path, extra: str = "") -> None:
-        """Install the wheel from the outside: an environment needs no pip, which Debian splits off."""
+        """Install the wheel from outside: the environment needs no pip, which Debian splits off."""
         python = self.place / "venv" / "bin" / "python"
         pip = [sys.executable, "-m", "pip", f"--python={python}", "install", "-q", "--no-compile"]
         subprocess.run([*pip, f"{wheel}{extra}"], check=True, timeout=SECONDS)
 
     def command(self, name: str, *arguments: object) -> dict[str, Any]:
-        """How a program of the environment is started, in its own home."""
+        """Return how to start a program of the environment, in its own home."""
         argv = [str(self.place / "venv" / "bin" / name), *map(str, arguments)]
         return {"args": argv, "cwd": self.home, "env": plain() | {"HOME": str(self.home)}, "text": True}
 
@@ -54,7 +54,7 @@ class Installed:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this tree."""
+    """Build the wheel of this tree."""
     place = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", place, ROOT]
     subprocess.run(command, check=True, timeout=SECONDS)
@@ -63,7 +63,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
-    """Every file of the package is in it, SQL and the model too; tests and pages are not."""
+    """The wheel holds every file of the package, SQL and the model too, and neither tests nor pages."""
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     files = (path for path in (ROOT / "src" / "interlock").rglob("*") if path.is_file())
     kept = {path.relative_to(ROOT / "src").as_posix() for path in files if "__pycache__" not in path.parts}
@@ -72,7 +72,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 
 
 def test_the_base_package_needs_three_others(wheel: Path, tmp_path: Path) -> None:
-    """Without an extra there is no server and no command line, and the command says in one line what to install."""
+    """The base package has no server and no command line, and its command says in one line what to install."""
     alone = Installed(tmp_path)
     alone.install(wheel)
     site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
@@ -89,7 +89,7 @@ def test_the_base_package_needs_three_others(wheel: Path, tmp_path: Path) -> Non
     [("uvloop", "serve", "serve"), ("uvicorn", "serve", "serve"), ("websockets", "send hello", "client")],
 )
 def test_a_command_without_its_extra_names_it(missing: str, words: str, extra: str, tmp_path: Path) -> None:
-    """Where a package of an extra is not there, one line says which extra to install."""
+    """A command whose extra is not installed says in one line which extra to install."""
     (tmp_path / "token").write_text("a" * 40)
     program = f"import sys; sys.modules[{missing!r}] = None; from interlock.cli import main; main()"
     said = subprocess.run(
@@ -119,12 +119,12 @@ class Gateway:
         self.ready = json.loads(line)
 
     def log(self) -> str:
-        """What it complained of."""
+        """Return the gateway's error output."""
         self._log.seek(0)
         return self._log.read()
 
     def __call__(self, *words: object, code: int = 0) -> str:
-        """Say something to it from the shell and return what was printed."""
+        """Run a command of the shell against the gateway and return what was printed."""
         where = ("--data", self.data)
         where += () if words[0] in ("runs", "token") else ("--url", self.ready["url"])
         said = self._installed.run("interlock", *words, *where)
@@ -132,7 +132,7 @@ class Gateway:
         return said.stdout
 
     def close(self) -> None:
-        """See that it is gone."""
+        """Kill the gateway if it still runs."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.communicate()
@@ -141,7 +141,7 @@ class Gateway:
 
 @pytest.fixture(scope="module")
 def gateway(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """A gateway of the wheel, with the extra that serving needs."""
+    """Serve a gateway of the wheel, with the extra that serving needs."""
     installed = Installed(tmp_path_factory.mktemp("installed"))
     installed.install(wheel, "[serve]")
     served = Gateway(installed)
@@ -150,7 +150,7 @@ def gateway(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[G
 
 
 def below(pid: int) -> set[tuple[int, str]]:
-    """Every process below this one, each with the moment it began: its number alone may come back."""
+    """Return every process below this one, each with the moment it began: a process number alone may come back."""
     parents: dict[int, list[tuple[int, str]]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -168,7 +168,7 @@ def below(pid: int) -> set[tuple[int, str]]:
 
 
 def alive(process: tuple[int, str]) -> bool:
-    """Whether it is still there."""
+    """Return whether a process is still there."""
     try:
         words = Path(f"/proc/{process[0]}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -177,7 +177,7 @@ def alive(process: tuple[int, str]) -> bool:
 
 
 def test_serve_send_and_stop_work_from_the_wheel(gateway: Gateway) -> None:
-    """Served alone, the demo answers, is stopped, has a receipt, and leaves nothing behind at the end."""
+    """The demo, served by the wheel alone, answers, is stopped, has a receipt, and leaves nothing at the end."""
     assert gateway.ready["event"] == "ready"
     assert Path(gateway.ready["tokenFile"]).stat().st_mode & 0o777 == 0o600
     assert "story [seconds]" in gateway("send", "--watch", "help")

@@ -1,4 +1,4 @@
-"""What the pages and the example of a configuration say of the code is so: tables, links, commands."""
+"""The pages and the example of a configuration say of the code what is true: tables, links, commands."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from interlock.surfaces.metrics import Meters
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-ROOMS = {"settings": "interlock.runtime.settings"}  # the others are surfaces
+ROOMS = {"settings": "interlock.runtime.settings"}  # the other rooms are surfaces
 UNITS = {"KiB": 1024, "MiB": 1024**2, "s": 1}
 
 
 def rows(head: str) -> list[list[str]]:
-    """The rows of the one table in the pages with this head, each cell without its code marks."""
+    """Return the rows of the one table in the pages with this head, each cell without its code marks."""
     (text,) = [text for page in DOCS if f"\n| {head} |" in (text := page.read_text("utf-8"))]
     table = text.partition(f"\n| {head} |")[2].partition("\n\n")[0]
     return [[cell.strip().strip("`") for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
@@ -39,11 +39,11 @@ def test_every_method_stands_in_the_page_with_its_scopes() -> None:
 
 
 def test_every_published_method_stands_in_the_page_with_its_params() -> None:
-    """The table names each parameter, marks those that must be there, and no other."""
+    """The table names every parameter of a method, marks the required ones, and names no other."""
     told = {method: with_ for method, with_, _ in rows("asked")}
     assert set(told) == {name for name in frames.METHODS if not name.startswith("interlock.")}
     for method, with_ in told.items():
-        named = re.sub(r"\([^)]*\)", "", with_)  # what stands in brackets is about the one before
+        named = re.sub(r"\([^)]*\)", "", with_)  # words in brackets are about the parameter before
         found = {name: bool(star) for name, star in re.findall(r"(\w+)`?(\\\*)?", named.replace(" or ", " "))}
         fields = msgspec.structs.fields(frames.METHODS[method].params)
         assert found == {field.encode_name: field.required for field in fields}, method
@@ -87,7 +87,7 @@ def test_every_setting_stands_in_the_page_with_its_flag_and_default() -> None:
 
 
 def test_every_metric_stands_in_the_page() -> None:
-    """The table of metrics is what Prometheus is told."""
+    """The table of metrics names exactly the metrics that Prometheus gets."""
 
     async def names() -> set[str]:
         async with open_control("interlock.demo:agent") as control:
@@ -101,7 +101,7 @@ def test_every_metric_stands_in_the_page() -> None:
 
 
 def test_the_example_of_a_configuration_is_one(tmp_path: Path) -> None:
-    """The file can be read as it is, and names every setting but the flags that make no sense in one."""
+    """The example of a configuration can be read, and names every setting but the flags that make no sense in one."""
     path = ROOT / "examples" / "interlock.toml"
     found = read({"config": path}, {"HOME": str(tmp_path)}, tmp_path)
     assert msgspec.structs.replace(found, agents={}, data=tmp_path) == Config(data=tmp_path)
@@ -118,7 +118,7 @@ def test_the_receipt_in_the_page_is_one() -> None:
 
 
 def test_every_field_that_is_not_used_stands_in_the_page() -> None:
-    """Those that are refused, and those that are ignored beside them, are the gateway's own."""
+    """The fields that the page calls refused or ignored are those that the gateway refuses or ignores."""
     told = {method: [set(re.findall(r"\w+", cell)) for cell in cells] for method, *cells in rows("method | refused")}
     assert told == {
         name: [set(method.refused), set(method.ignored)] for name, method in frames.METHODS.items() if method.refused
@@ -129,7 +129,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
 
 
 def anchors(page: Path) -> set[str]:
-    """What GitHub makes of a page's headings; what stands in a program is none."""
+    """Return GitHub's anchors for the headings of a page; a line inside a program is no heading."""
     text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
     heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
@@ -137,7 +137,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_between_the_pages_leads_somewhere(page: Path) -> None:
-    """The file is there, and so is the heading."""
+    """Every link leads to a file that exists, and to a heading in it."""
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
         if not link.startswith(("http:", "https:")):
             path, _, anchor = link.partition("#")
@@ -157,7 +157,7 @@ def test_every_page_is_listed_once() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_in_the_pages_exists(page: Path) -> None:
-    """A command of `interlock` or of make that a page names in passing has that name, and each of its flags."""
+    """A command of `interlock` or of make that a page names exists, with each of its flags."""
     text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     for code in re.findall(r"`([^`\n]+)`", text):

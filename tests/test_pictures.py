@@ -1,4 +1,4 @@
-"""The pictures of docs/design.md are what the code draws, and what they say is so."""
+"""The pictures of docs/design.md are what the code draws, and what they say is true."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_picture_is_what_the_code_draws(place: Path, draw: Callable[[], str]) 
 
 
 def test_a_state_without_a_place_cannot_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A place that is missing, or one too many, is refused."""
+    """A missing place, or one too many, is refused."""
     monkeypatch.setattr(pictures, "COLUMNS", pictures.COLUMNS[:-1])
     with pytest.raises(pictures.Misplaced, match="these states: started"):
         pictures.path()
@@ -50,7 +50,7 @@ def test_a_new_verb_cannot_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_new_move_changes_the_picture_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A move to an end is drawn as a line more; one that goes back has no line and is refused."""
+    """A move to an end adds a line to the picture; a move that goes back has no line and is refused."""
     before = pictures.path()
     monkeypatch.setitem(MOVES, State.SEATED, {**MOVES[State.SEATED], Move.ALIAS: State.ALIASED})
     assert pictures.path() != before
@@ -64,7 +64,7 @@ async def a_tool() -> None:
 
 
 async def enter(block: object) -> None:
-    """Go into a block of the run's, and out."""
+    """Enter a block of the run's, and leave it."""
     async with block:  # type: ignore[attr-defined]
         pass
 
@@ -88,7 +88,7 @@ VERBS: dict[str, Callable[[Run], Awaitable[object]]] = {
 def test_a_verb_is_refused_as_the_effect_that_stands_beside_it(
     verbs: tuple[str, ...], effects: tuple[Effect, ...]
 ) -> None:
-    """Each verb is tried after the fall, and the receipt counts it by the effect that the picture names first."""
+    """A verb after the fall is counted in the receipt as the effect that the picture names first."""
 
     async def refused(verb: str) -> dict[Effect, int]:
         begun = asyncio.Event()
@@ -133,7 +133,7 @@ def test_what_the_rooms_import_is_what_they_may() -> None:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of the sources and their contracts, to change."""
+    """Return a copy of the sources and their contracts, to change."""
     shutil.copytree(pictures.ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(pictures.ROOT / "pyproject.toml", tmp_path)
     return tmp_path
@@ -155,7 +155,7 @@ def test_a_room_without_a_layer_cannot_be_left_out(copy: Path) -> None:
     ],
 )
 def test_a_contract_that_is_loosened_changes_the_picture(copy: Path, contract: str, room: str, gains: set[str]) -> None:
-    """What a room may import follows the contracts."""
+    """A loosened contract adds a room to what the picture says may be imported."""
     text = (copy / "pyproject.toml").read_text("utf-8")
     assert contract in text
     loose = contract.replace("interlock", "nothing") if room == "runtime" else '"interlock.hosts"]'
@@ -164,7 +164,7 @@ def test_a_contract_that_is_loosened_changes_the_picture(copy: Path, contract: s
 
 
 def test_an_unknown_kind_of_contract_is_refused(copy: Path) -> None:
-    """A contract that the picture cannot show is no reason to draw without it."""
+    """A kind of contract that the picture cannot show is refused."""
     text = (copy / "pyproject.toml").read_text("utf-8")
     (copy / "pyproject.toml").write_text(text.replace('"acyclic_siblings"', '"protected"'), "utf-8")
     with pytest.raises(pictures.Misplaced, match="protected"):

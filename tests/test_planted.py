@@ -1,7 +1,7 @@
 """The proof is proved: the real source survives 20,000 schedules, and each planted bug is found within 1,000.
 
-A planted bug is a small patch to the real source, kept in tests/planted: what the bug is, a blank line, the diff. It is
-applied to a copy of `src` and the same exploration is played against that copy, in a process of its own.
+A planted bug is a small patch to the real source, kept in tests/planted: what the bug is, a blank line, the diff. The
+patch is applied to a copy of `src` and the same exploration is played against that copy, in a process of its own.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ LAST_SEEDS = dict(
     line.split() for line in (ROOT / "tests" / "planted" / "seeds.txt").read_text("utf-8").splitlines()[1:]
 )
 
-SEEDS = 1_000  # within which a planted bug must be found
+SEEDS = 1_000  # bound within which a planted bug must be found
 SCHEDULES = 20_000
-CHUNK_SEEDS = 2_000  # in a process of its own: bodies that were never resumed stay in memory for good
+CHUNK_SEEDS = 2_000  # in a process of its own, because bodies that were never resumed stay in memory for good
 DISTINCT_TRACES = 1_000
 REPLAYED = range(0, 2_000, 20)
 SEARCH_SECONDS = 120  # for one planted bug
-ENVIRONMENT = dict(os.environ)  # other threads start processes while pytest changes a variable: a copy holds still
+# Other threads start processes while pytest changes a variable; a copy of the environment does not change.
+ENVIRONMENT = dict(os.environ)
 
 FOUND = re.compile(r"^seed (\d+): (.*)$", re.MULTILINE)
 TRACES = "from proofs.scenarios import play\nfor seed in {seeds}: print(seed, play(seed).trace, play(seed).steps)"
@@ -52,7 +53,7 @@ print(json.dumps([done.seeds, len(done.traces), done.seconds, done.broken]))
 
 
 class Search(NamedTuple):
-    """What the exploration of a planted bug came to."""
+    """The result of the search for a planted bug."""
 
     seed: int | None
     said: str
@@ -87,7 +88,8 @@ def apply(patch: Path, place: Path, *options: str) -> subprocess.CompletedProces
 
 def plant(patch: Path, place: Path) -> Path:
     """Copy the source, apply a patch to the copy, and return where its packages are."""
-    shutil.copytree(ROOT / "src", place / "src")  # with what is compiled: only what the patch changes is read anew
+    # Copy compiled files too: then Python compiles only the files that the patch changes.
+    shutil.copytree(ROOT / "src", place / "src")
     applied = apply(patch, place)
     assert applied.returncode == 0, f"{patch.name} does not apply any more; renew it:\n{applied.stderr}"
     for name in re.findall(r"^\+\+\+ b/(.*)$", patch.read_text("utf-8"), re.MULTILINE):
@@ -97,7 +99,7 @@ def plant(patch: Path, place: Path) -> Path:
 
 
 def search(patch: Path, place: Path) -> Search:
-    """Look for a planted bug among the first seeds, and there first where it was found last."""
+    """Look for a planted bug among the first seeds, beginning with the seed that found it last."""
     source = plant(patch, place)
     for first, count in ((LAST_SEEDS.get(patch.stem, "0"), "1"), ("0", str(SEEDS))):
         done = in_copy(source, "-m", "proofs.schedules", "--first", first, "--seeds", count, "--until-found")
@@ -148,7 +150,7 @@ def test_a_planted_bug_is_found(name: str, tmp_path: Path, record_property: Reco
 
 
 def test_the_planted_bugs_say_what_they_are() -> None:
-    """There are at least 12, each begins with one line that says what it breaks, and each changes only the source."""
+    """At least 12 planted bugs exist; each says in its first line what it breaks, and changes only the source."""
     assert len(PATCHES) >= 12
     for name, path in PATCHES.items():
         first, blank, *rest = path.read_text("utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""The private parts of other people's code that Interlock leans on are where they were.
+"""The private parts of other people's code that Interlock uses are where they were.
 
 A row of PARTS is one name, the file that uses it, and a look at the installed library. A row that fails says what moved
 and where it is used. Third-party libraries have an upper bound in pyproject.toml: raise it when every row holds.
@@ -40,10 +40,10 @@ WIRE, HELPER, KEEPER = "processes/wire.py", "processes/helper.py", "processes/ke
 
 
 class Part(NamedTuple):
-    """One thing that Interlock takes for granted about code that is not its own."""
+    """A private part of other people's code that Interlock takes for granted."""
 
-    library: str  # as PyPI has it, or "python"
-    name: str  # as the file says it
+    library: str  # a name on PyPI, or "python"
+    name: str  # as the file writes it
     used_in: str  # below src/interlock
     holds: Callable[[], object]
 
@@ -52,12 +52,12 @@ class Part(NamedTuple):
 
 
 def _uses(function: Any, name: str) -> bool:
-    """True if a function of a library says this name, so that an override of it is called."""
+    """Return whether a function of a library uses this name, so that an override of it is called."""
     return name in function.__code__.co_names
 
 
 def _takes(function: Any, *names: str) -> bool:
-    """True if a function takes these parameters, by position."""
+    """Return whether a function takes these parameters, by position."""
     return [*inspect.signature(function).parameters] == [*names]
 
 
@@ -66,7 +66,7 @@ def _takes(function: Any, *names: str) -> bool:
 
 @cache
 def _protocol(kind: type[Any]) -> Any:
-    """A protocol of uvicorn as it stands before its first byte."""
+    """Return a protocol of uvicorn as it stands before its first byte."""
     config = uvicorn.Config(lambda: None, ws="none", lifespan="off", log_config=None)
     config.load()
     loop = asyncio.new_event_loop()
@@ -141,7 +141,7 @@ def _of_websockets() -> Iterator[Part]:
 
 
 def _makes_its_sets_by_name() -> bool:
-    """True if a cancel scope's and a task group's sets are whatever the module calls `set`."""
+    """Return whether a cancel scope and a task group make their sets by the module's name `set`."""
 
     async def build() -> bool:
         scope = anyio_backend.CancelScope()
@@ -190,7 +190,7 @@ def _counts_its_idle_threads() -> bool:
 
 
 def _waits_in_its_worker() -> bool:
-    """True if the innermost Python frame of an idle thread is `_worker` itself: its queue waits in C."""
+    """Return whether the innermost Python frame of an idle thread is `_worker` itself: its queue waits in C."""
     with _idle_pool() as pool:
         (worker,) = pool._threads
         for _ in range(1000):
@@ -210,7 +210,7 @@ def _of_futures() -> Iterator[Part]:
 
 
 def _in_a_loop(look: Callable[[Any, asyncio.Task[Any], asyncio.Handle], object]) -> object:
-    """Ask in a running loop, with a task that waits and a callback that is queued."""
+    """Look in a running loop, with a task that waits and a callback that is queued."""
 
     async def ask() -> object:
         loop = asyncio.get_running_loop()
@@ -226,7 +226,7 @@ def _in_a_loop(look: Callable[[Any, asyncio.Task[Any], asyncio.Handle], object])
 
 
 def _names_its_steps() -> bool:
-    """True if a task's first step is known by its type, and a later one by its name and owner."""
+    """Return whether a task's first step is known by its type, and a later one by its name and owner."""
 
     async def nothing() -> None:
         waits = asyncio.get_running_loop().create_future()
@@ -306,13 +306,13 @@ def test_a_private_part_is_where_it_was(part: Part) -> None:
 
 @pytest.mark.parametrize("part", PARTS, ids=str)
 def test_a_row_names_what_its_file_uses(part: Part) -> None:
-    """A row goes when its use goes."""
+    """A row whose use is gone from its file must go too."""
     assert part.name in (SOURCES / part.used_in).read_text("utf-8"), f"{part}: not used there any more"
 
 
 @pytest.mark.parametrize("library", sorted({part.library for part in PARTS} - {"python"}))
 def test_a_library_with_private_parts_has_an_upper_bound(library: str) -> None:
-    """Whoever installs Interlock gets no version in which no row was tried."""
+    """A library with private parts has an upper bound, so that nobody installs a version in which no row was tried."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = [each for name, extra in project["optional-dependencies"].items() if name != "dev" for each in extra]
     wanted = [each for each in map(Requirement, project["dependencies"] + extras) if each.name == library]

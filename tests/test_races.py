@@ -1,4 +1,4 @@
-"""The race table tells the truth: what it names exists, and says so itself."""
+"""The race table is true: the tests and planted bugs it names exist, and the tests name their races."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def races(tests: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A directory of tests with one row done, one open and one waiting."""
+    """Return a directory of tests with one row done, one open and one waiting."""
     (tmp_path / "planted").mkdir()
     (tmp_path / "planted" / "fence-off.patch").touch()
     (tmp_path / "test_stop.py").write_text('def test_stop():\n    """A stop stops; races 1, 2."""\n')
@@ -61,7 +61,7 @@ def test_an_open_row_is_listed_and_is_no_fault(tree: Path) -> None:
     ],
 )
 def test_a_false_row_is_a_fault(tree: Path, old: str, new: str, fault: str) -> None:
-    """A row that names what is not there makes the check fail and says where."""
+    """A row that names a missing test or bug makes the check fail, and the fault says where."""
     table = tree / "races.md"
     assert old in table.read_text()
     table.write_text(table.read_text().replace(old, new))
@@ -71,7 +71,7 @@ def test_a_false_row_is_a_fault(tree: Path, old: str, new: str, fault: str) -> N
 
 
 def test_every_way_to_write_the_numbers_is_read(tree: Path) -> None:
-    """Lists, ranges and "and" in a docstring all count."""
+    """A docstring may name races in lists, in ranges and with "and"."""
     (tree / "test_stop.py").write_text(
         'def test_stop():\n    """Race 1."""\n\n\nasync def test_more():\n    """races 1-2 and 3."""\n'
     )

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "interlock"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-CORE_LINES = 1_350  # of code, as cloc counts: neither blank nor comment nor docstring, nor the tables of words
+CORE_LINES = 1_350  # lines of code, as cloc counts: no blank, comment or docstring, nor the tables of words
 TABLES = PACKAGE / "core" / "vocabulary.py"
 SOURCE_LINES = 24_500
 CONTRIBUTING_LINES = 80
@@ -37,7 +37,7 @@ def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of the sources and their contracts, to spoil."""
+    """Return a copy of the sources and their contracts, to spoil."""
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
@@ -61,7 +61,7 @@ def test_rooms_import_only_what_they_may() -> None:
     ],
 )
 def test_a_bad_import_breaks_a_contract(copy: Path, place: str, code: str, contract: str) -> None:
-    """A module that reaches out of its room is refused, by the contract meant for it."""
+    """A module that reaches out of its room breaks the contract meant for it."""
     (copy / "src" / "interlock" / place / "planted.py").write_text(f"{code}\n")
     result = lint_imports(copy)
     assert result.returncode == 1, result.stdout + result.stderr
@@ -70,7 +70,7 @@ def test_a_bad_import_breaks_a_contract(copy: Path, place: str, code: str, contr
 
 
 def test_a_room_that_is_not_on_the_list_breaks_the_contract(copy: Path) -> None:
-    """A new room must say where it stands before it can be used."""
+    """A new room must be on the list of layers before it can be used."""
     room = copy / "src" / "interlock" / "planted"
     room.mkdir()
     (room / "__init__.py").touch()
@@ -80,7 +80,7 @@ def test_a_room_that_is_not_on_the_list_breaks_the_contract(copy: Path) -> None:
 
 
 def test_the_core_needs_only_msgspec() -> None:
-    """Whatever else the core imports comes with Python."""
+    """The core imports only msgspec and the standard library."""
     allowed = {"interlock", "msgspec", *sys.stdlib_module_names}
     for path in SOURCES:
         if path.is_relative_to(PACKAGE / "core"):
@@ -88,7 +88,7 @@ def test_the_core_needs_only_msgspec() -> None:
 
 
 def imported(path: Path) -> set[str]:
-    """The top-level names a file imports."""
+    """Return the top-level names a file imports."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
@@ -106,7 +106,7 @@ def test_every_file_says_the_rule_it_keeps(path: Path) -> None:
 
 
 def test_the_sources_stay_small() -> None:
-    """The core fits in an hour's reading; the whole stays in the size of the houses we admire."""
+    """The core and the whole source stay below their bounds: the core can be read in an hour."""
     lines = {path: lines_of_code(path.read_text("utf-8")) for path in SOURCES if path != TABLES}
     assert sum(n for path, n in lines.items() if path.is_relative_to(PACKAGE / "core")) <= CORE_LINES
     assert sum(lines.values()) <= SOURCE_LINES
@@ -133,19 +133,19 @@ def lines_of_code(source: str) -> int:
 
 
 def test_the_readme_names_the_two_commands() -> None:
-    """A newcomer finds how to run it and how to test it."""
+    """The README names the command that runs Interlock and the one that tests it."""
     readme = (ROOT / "README.md").read_text("utf-8")
     assert "make run" in readme
     assert "make test" in readme
 
 
 def test_the_contributor_page_is_short() -> None:
-    """CONTRIBUTING.md is read to the end."""
+    """CONTRIBUTING.md stays short, so that it is read to the end."""
     assert len((ROOT / "CONTRIBUTING.md").read_text("utf-8").splitlines()) < CONTRIBUTING_LINES
 
 
 def test_ci_runs_make_test_and_nothing_hidden() -> None:
-    """What CI runs is what a contributor runs."""
+    """CI runs what a contributor runs."""
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK), "chmod +x .ci/run"
     lines = [line for line in script.read_text("utf-8").splitlines() if line and not line.startswith("#")]

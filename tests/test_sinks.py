@@ -1,4 +1,4 @@
-"""The sinks in examples/ deliver nothing of a run whose stop was answered; without their question they would."""
+"""The sinks in examples/ deliver nothing of a run after its stop was answered; without asking first they would."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from interlock import Control, Message, Run, Settings, open_control
 EXAMPLES = Path(__file__).parent.parent / "examples"
 QUESTION = "control.is_current(run)"
 STOPS = 200
-SPOILED_STOPS = 10  # of a sink that does not ask: each shows it
+SPOILED_STOPS = 10  # for a sink that does not ask; every stop shows it
 BLOCKS = 12
 SECONDS = 60  # for one stop, on a busy machine
 LAST = "the last word"
 
 
 def load(name: str, place: Path, *changes: tuple[str, str]) -> Any:
-    """An example as a module, its text changed if so asked."""
+    """Return an example as a module, its text changed if so asked."""
     source = (EXAMPLES / f"{name}.py").read_text("utf-8")
     for old, new in changes:
         assert source.count(old) == 1, f"{name} asks {old!r} {source.count(old)} times"
@@ -67,7 +67,7 @@ class Hook:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(
             asyncio.IncompleteReadError, ConnectionError
-        ):  # a connection that was not used, or not to its end
+        ):  # a connection that was not used, or not used to its end
             head = await reader.readuntil(b"\r\n\r\n")
             length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
             self.requests.append((await reader.readexactly(length)).decode())
@@ -77,7 +77,7 @@ class Hook:
 
 
 class Scene:
-    """One control, one kind of sink, and all that was begun, in order."""
+    """A control, one kind of sink, and the deliveries that began, in order."""
 
     def __init__(self, control: Control, sink: Callable[[Scene, str], Awaitable[None]]) -> None:
         self.control = control
@@ -91,7 +91,7 @@ class Scene:
         self._news.set()
 
     async def until(self, seen: Callable[[], bool]) -> None:
-        """Wait until something has been begun."""
+        """Wait until a delivery has begun."""
         async with asyncio.timeout(SECONDS):
             while not seen():
                 self._news.clear()
@@ -100,7 +100,7 @@ class Scene:
     async def round(self, number: int) -> tuple[int, int]:
         """Stop a run that is being delivered; return how many deliveries began before the answer, and after it.
 
-        A message behind it completes. When that is delivered the sink has gone past all that the stopped run said.
+        The next message completes. Once it is delivered, the sink has gone past everything that the stopped run said.
         """
         session, control = f"session {number}", self.control
         before = len(self.begun)
@@ -120,12 +120,12 @@ class Scene:
 
 
 async def paced(module: Any, scene: Scene, session: str) -> None:
-    """The paced sink of the examples."""
+    """Run the paced sink of the examples."""
     await module.paced(scene.control, session, scene.begin, seconds=0.001)
 
 
 async def batched(module: Any, scene: Scene, session: str) -> None:
-    """The batcher of the examples."""
+    """Run the batcher of the examples."""
 
     async def deliver(lines: str) -> None:
         scene.begin(lines)
@@ -138,7 +138,7 @@ SINKS = {"paced": paced, "batched": batched}
 
 
 def stopped(module: Any, rounds: int, patch: pytest.MonkeyPatch, store: str = "memory://") -> list[tuple[int, int]]:
-    """Stop what an example delivers so many times; of each, how many deliveries began before and after the answer."""
+    """Stop deliveries so many times; return for each how many deliveries began before and after the answer."""
     name = module.__name__.removeprefix("example_")
 
     async def main() -> list[tuple[int, int]]:
@@ -177,7 +177,7 @@ def listen_to_writes(patch: pytest.MonkeyPatch, scene: Scene) -> None:
 def test_a_sink_begins_nothing_after_the_answer_to_a_stop(
     name: str, kept: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Each sink is stopped 200 times amid its deliveries: some began before the answer, none after it; race 135."""
+    """Each sink, stopped 200 times amid its deliveries, begins some before the answer and none after it; race 135."""
     store = f"sqlite:///{tmp_path}/data" if kept else "memory://"
     counted = stopped(load(name, tmp_path), STOPS, monkeypatch, store)
     assert len(counted) == STOPS
@@ -187,7 +187,7 @@ def test_a_sink_begins_nothing_after_the_answer_to_a_stop(
 
 @pytest.mark.parametrize("name", ["paced", "batched", "webhook"])
 def test_a_sink_that_does_not_ask_goes_on(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without its question each sink delivers on after every stop: the count of 0 is the question's doing."""
+    """A sink that does not ask goes on delivering after every stop: the count of 0 comes from asking."""
     counted = stopped(load(name, tmp_path, (QUESTION, "True")), SPOILED_STOPS, monkeypatch)
     assert all(after > 0 for _, after in counted), counted
 
@@ -200,7 +200,7 @@ TOO_EARLY = ((QUESTION, "asked"), (CONNECT, f"asked = {QUESTION}\n            {C
 def test_the_question_stands_behind_the_connection(
     changes: tuple[tuple[str, str], ...], late: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A stop that is answered while the connection is made is heard; a sink that had asked before would not hear it."""
+    """A sink that asks after it has connected hears a stop during the connect; a sink that asked before would not."""
     module, connect = load("webhook", tmp_path, *changes), asyncio.open_connection
 
     async def main() -> tuple[int, int]:

@@ -1,9 +1,9 @@
-"""The shell sessions in the pages (```console) are played: each `$ command`, and what it prints. So is the JavaScript.
+"""The shell sessions in the pages (```console) are played: each `$ command`, and its output. So is the JavaScript.
 
 1. The blocks of a page are one session, in a home directory of its own, with a server beside it: the one that the page
    starts, or else one of the demo agent.
 2. The pages speak of port 8719 and of /root; the session has another port and another home. Ids, times, the grade and
-   the number of ended processes are up to the machine, and `…` stands for anything.
+   the number of ended processes differ from machine to machine, and `…` stands for anything.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parent.parent
 SECONDS = 60  # for one command, on a busy machine
-ELSEWHERE = ("probe.md",)  # client/test_probe.py plays it
+ELSEWHERE = ("probe.md",)  # played by client/test_probe.py
 VARIES = (
     (re.compile(r"(?<=\S) --url http://127\.0\.0\.1:8719"), ""),
     (re.compile(r"\b([a-z])-\d+-[0-9a-f]+\b"), r"\1-1-1"),
@@ -46,7 +46,7 @@ class Step(NamedTuple):
 
 
 def steps(page: Path) -> list[Step]:
-    """What is typed in a page, in order; a here-document belongs to its command."""
+    """Return the commands of a page, in order; a here-document belongs to its command."""
     found: list[list[str]] = []
     inside = False
     for block in re.findall(r"^```console\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL):
@@ -61,7 +61,7 @@ def steps(page: Path) -> list[Step]:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         return int(server.getsockname()[1])
@@ -133,7 +133,7 @@ class Shell:
 
 
 def steady(text: str) -> str:
-    """Leave out what is up to the machine."""
+    """Leave out the parts that differ from machine to machine."""
     for varying, same in VARIES:
         text = varying.sub(same, text)
     return text
@@ -148,7 +148,7 @@ PAGES = [
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    """A shell; its server ends with the test."""
+    """Yield a shell whose server ends with the test."""
     made = Shell(tmp_path)
     yield made
     made.close()
@@ -156,7 +156,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_shell_session_in_a_page_prints_what_stands_there(page: Path, shell: Shell) -> None:
-    """Whoever types what a page shows is told what the page shows."""
+    """A command that a page shows prints what the page shows."""
     typed = steps(page)
     if not any(step.command.startswith("interlock serve") for step in typed):
         shell.type(Step("interlock serve", "\n"))
@@ -167,7 +167,7 @@ def test_a_shell_session_in_a_page_prints_what_stands_there(page: Path, shell: S
 
 
 def test_the_program_for_npm_s_client_streams_and_stops(shell: Shell) -> None:
-    """The program in client.md, as it stands there, is told deltas of the demo's story, and `aborted` last."""
+    """The program in client.md, unchanged, gets deltas of the demo's story, and `aborted` last."""
     if (absent := missing()) is not None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(absent)
     page = (ROOT / "docs" / "client.md").read_text("utf-8")
