@@ -27,10 +27,10 @@ setup: $(READY) ## install the package and its development tools into .venv
 run: $(SERVE_READY) ## serve the demo agent, which needs no model and no key; send to it and stop it from another terminal
 	@exec $(BIN)/interlock serve
 
-# The tests wait about as long as they work, so there are more of them at a time than cores. A file's tests stay together,
-# because they share servers and browsers; those that are marked `long` begin first.
+# The tests wait about as long as they work, so there are more of them at a time than cores. tests/conftest.py
+# says which of them stay together, and which begin first.
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? 2 * n : n + 2)))
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 # Where the tests' own directories are: in memory if there is room in it and programs may be run from it, since a commit
 # that waits for somebody else's fsync is late. Others may enter, because some tests become other users.

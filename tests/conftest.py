@@ -7,6 +7,8 @@ from random import Random
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from interlock import app
 from interlock.hosts.driver import HostDriver
@@ -17,9 +19,25 @@ settings.register_profile("test", deadline=None, derandomize=True)
 settings.load_profile("test")
 
 
+PAGE = "tests/page/"
+
+
+class Scheduler(LoadScopeScheduling):
+    """Hands whole files to the workers of pytest-xdist, and the files of the page together: they share one browser."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return PAGE if nodeid.startswith(PAGE) else nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduler:
+    """Let xdist ask us which tests stay together."""
+    return Scheduler(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests that are marked `long`: a long test that began last would run alone at the end."""
-    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    """Begin with the page and the tests that are marked `long`: one that began last would be waited for alone."""
+    items.sort(key=lambda item: (not item.nodeid.startswith(PAGE), item.get_closest_marker("long") is None))
 
 
 def pytest_collection_finish() -> None:

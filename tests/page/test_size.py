@@ -13,8 +13,6 @@ from playwright.sync_api import Browser, expect
 from interlock import Message, Run, open_control
 from page.scene import BOUND_MS, Person, Visit, ended, go, runs, send, serve, thread_clock
 
-pytestmark = pytest.mark.long
-
 TURNS, BLOCKS = 500, 9  # a turn is a message and so many blocks of the agent
 LOOKS = 3
 # All limits are of the time that the page's thread computes, since a machine may be busy with other things.

@@ -25,8 +25,6 @@ from page.scene import (
     with_event,
 )
 
-pytestmark = pytest.mark.long
-
 STOP_SECONDS = 1.0
 
 Stop = Callable[[Page], None]
