@@ -65,9 +65,9 @@ def chromium() -> str | None:
 
 
 def launch(playwright: Playwright) -> Browser:
-    """Start Chromium, without its sandbox for root, whom the sandbox refuses."""
+    """Start Chromium, without its sandbox for root, whom the sandbox refuses, and without a GPU, which is not there."""
     root = ["--no-sandbox"] if os.geteuid() == 0 else []
-    return playwright.chromium.launch(executable_path=chromium(), args=root)
+    return playwright.chromium.launch(executable_path=chromium(), args=["--disable-gpu", *root])
 
 
 class Person:

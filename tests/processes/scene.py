@@ -55,7 +55,7 @@ SETTINGS: dict[str, tuple[Grade | None, int | None]] = {
     "dropped": (None, DROPPED_UID),  # another user gets the best grade that the machine gives: the keeper
     "group": (Grade.GROUP, None),
 }
-ROUNDS = {"cgroup": 5, "keeper": 5, "dropped": 5, "group": 3}
+ROUNDS = {"cgroup": 5, "keeper": 5, "dropped": 4, "group": 3}
 SEED, WIDTH = 4, 2
 
 
