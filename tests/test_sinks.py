@@ -13,6 +13,8 @@ import pytest
 
 from interlock import Control, Message, Run, Settings, open_control
 
+pytestmark = pytest.mark.long
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 QUESTION = "control.is_current(run)"
 STOPS = 200

@@ -607,6 +607,7 @@ def test_no_descriptor_of_a_run_is_left() -> None:
                 await control.wait(sent.run_id, drained=True)
                 assert seen[0].is_set()
                 counts.append(len(os.listdir("/proc/self/fd")))
-            assert counts[-1] <= counts[2]
+            # A leak would be a descriptor for each run; one more or less may be another thread's of this process.
+            assert counts[-1] <= counts[2] + 2, counts
 
     asyncio.run(main())

@@ -17,6 +17,8 @@ import pytest
 from foreign.client import PARTS, TICK_SECONDS, Client, Line, Node, Refused, Server, missing
 from interlock.core.projection import TIMEOUT_PHASES, UNDER_WAY
 
+pytestmark = pytest.mark.long
+
 keys = count(1)
 
 

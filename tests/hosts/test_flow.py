@@ -17,6 +17,8 @@ import pytest
 from interlock import Control, Ending, Outcome, open_control
 from interlock.core.names import ErrorKind, EventKind
 
+pytestmark = pytest.mark.long
+
 BOUND_SECONDS = 120.0
 FLOOD_SECONDS = 1.0
 # Another session may wait so long on a loaded machine; a flood goes on for far longer.

@@ -114,8 +114,10 @@ def test_a_hundred_pieces_a_second_do_not_keep_the_page_busy(browser: Browser, v
         traced = json.loads(browser.stop_tracing())["traceEvents"]
     threads = {(each["pid"], each["tid"]) for each in traced if each["args"].get("name") == "CrRendererMain"}
     tasks = [each for each in traced if each["name"] == "RunTask" and (each["pid"], each["tid"]) in threads]
-    assert len(tasks) > 100 and all("tdur" in each for each in tasks)
-    blocked = [round(each["tdur"] / 1000) for each in tasks if each["tdur"] > LONG_MS * 1000]
+    # Chromium may leave the processor's time out of a task that was cut by the beginning or the end of the trace.
+    spent = [each["tdur"] / 1000 for each in tasks if "tdur" in each]
+    assert len(spent) > 100 and len(spent) > 0.95 * len(tasks)
+    blocked = [round(each) for each in spent if each > LONG_MS]
     print(f"{len(tasks)} tasks at 100 pieces a second for 5 s; long ones: {blocked}")
     assert sum(each > LONGEST_MS for each in blocked) <= 1
     assert sum(blocked) < BUSY_MS

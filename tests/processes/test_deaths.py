@@ -25,6 +25,8 @@ from .scene import read
 from .test_drain import frozen
 from .test_spawn import BOUND_SECONDS, TREE, Witness, both_grades, cgroups_of, listed, need, play, room, until
 
+pytestmark = pytest.mark.long
+
 # So many tries are far more than it takes beside another test worker.
 PLAYED_AGAIN = 25
 GONE_SECONDS = 30.0

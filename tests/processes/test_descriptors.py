@@ -11,6 +11,8 @@ from interlock.processes.base import Grade
 from . import floods
 from .test_spawn import BOUND_SECONDS, both_grades, descriptors, need, play, until
 
+pytestmark = pytest.mark.long
+
 STOPS = 60
 HOWS = ("lines", "terminal", "background", "detached", "awaited", "input", "worker")
 

@@ -42,6 +42,8 @@ from .test_spawn import (
     until,
 )
 
+pytestmark = pytest.mark.long
+
 FREEZER = Path("/sys/fs/cgroup/freezer")
 GRACE_SECONDS = 0.8
 LONG_SECONDS = 120.0  # a grace that no test waits for

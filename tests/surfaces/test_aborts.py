@@ -1,12 +1,13 @@
 """`chat.abort` and `sessions.abort` stop a session alike, and the answer lists what goes on."""
 
+import time
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
 import pytest
 
-from surfaces.raw import House, Talk, house
+from surfaces.raw import BOUND_SECONDS, House, Talk, house
 
 NUMBERS = count()
 
@@ -55,7 +56,11 @@ def left(talk: Talk, session: str) -> list[str]:
 
 def emptied(talk: Talk, session: str) -> None:
     """Wait until a session has no live run and no process."""
-    talk.until(lambda: not left(talk, session), "end of its processes")
+    # Ask again and again: the end of a detached process is no event, so to read on would be to wait for a tick.
+    end = time.monotonic() + BOUND_SECONDS
+    while left(talk, session):
+        assert time.monotonic() < end, "its processes are still there"
+        time.sleep(0.01)
     runs = talk.request("interlock.runs", session=session)
     assert all(run["outcome"] is not None for run in runs)
 

@@ -30,6 +30,8 @@ from interlock.surfaces.telling import OUTLINE, PREVIEW, Watcher
 from surfaces import busy
 from surfaces.raw import BOUND_SECONDS, INTERLOCK, Closed, House, Talk, house
 
+pytestmark = pytest.mark.long
+
 AGENT = "surfaces.test_page:agent"
 WRITE = "import sys, time; sys.stdout.write('é' * {} + 'end'); sys.stdout.flush(); time.sleep({})"
 CSP = (

@@ -19,6 +19,8 @@ from . import scene
 from .floods import STUBBORN
 from .transport import Served, chat, ended, eventually
 
+pytestmark = pytest.mark.long
+
 
 async def echo(run: Run, message: Message) -> str:
     """Reply with the message's text."""

@@ -10,6 +10,8 @@ import pytest
 
 from .scene import Served, Wire, served, wire
 
+pytestmark = pytest.mark.long
+
 AGENT = "tests.contracts.lingering:agent"
 LIMITS_MS = (300, 3_000, 20_000)  # a run needs to reach its point within one of these limits
 POINTS = {  # message → our phase, published phase
