@@ -7,7 +7,8 @@ import anyio
 import pytest
 
 from interlock import Child, Ending, MemoryStore, Message, Run, Stale, open_control
-from interlock.core.names import EventKind
+from interlock.core.names import EventKind, RunId
+from interlock.core.receipt import shown
 
 from .families import AGENTS, begun_child, child_of, endings, nothing_left, ticks, to, told_once
 from .scene import idles, kinds, log_of, seeded, swallowed
@@ -316,5 +317,34 @@ def test_a_child_that_had_completed_when_its_parent_was_superseded() -> None:
             assert isinstance(error, Stale)
             assert "the result" not in repr(await log_of(control, "s"))
             await told_once(control, child)
+
+    seeded(main)
+
+
+def test_the_receipt_in_a_child_s_session_is_the_part_about_the_child() -> None:
+    """A child's session is shown the child's own totals, the same as the part of the receipt that is stored."""
+
+    async def asks(run: Run, message: Message) -> None:
+        async with run.hold("child's"):
+            await run.ask("Shall I?")
+
+    async def agent(run: Run, message: Message) -> None:
+        async with run.hold("parent's"):
+            await run.delegate("asks", "work")
+
+    async def main() -> None:
+        async with open_control(agent, agents={"asks": asks}) as control:
+            sent = await control.send("s", "hello")
+            child = await begun_child(control, sent.run_id)
+            while not await control.questions():
+                await asyncio.sleep(0)
+            await control.stop(session="s")
+            await control.wait(sent.run_id, drained=True)
+            whole = await control.receipt(sent.run_id)
+            assert (whole.holds, whole.questions, len(whole.runs)) == (2, 1, 2)
+            log = await log_of(control, f"run:{child}")
+            (last,) = [event.data.receipt for event in log if event.kind is EventKind.RECEIPT][-1:]
+            assert (last.holds, last.questions, [run.id for run in last.runs]) == (1, 1, [child])
+            assert last == shown(whole, [RunId(child)])
 
     seeded(main)

@@ -10,21 +10,26 @@
 4. `aborted`, `already` and `again` speak of the one call that returned the receipt; the stored receipt is without them.
    A second stop of a run gets the same receipt with `aborted: false`. A stop that ended nothing gets a receipt without
    an id (`nothing`).
+5. The totals of a receipt are sums over its runs (`summed`), so a part of a receipt has totals of its own (`shown`). A
+   caller who may see one of two fallen runs gets the same part from memory and from the store, and learns nothing of
+   the other run. Only detached processes that a stop ended belong to no run: they count in the whole receipt alone.
 """
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import TypeVar
 
 import msgspec
 
 from interlock.core.names import BodyState, Drain, Effect, Ending, Principal, ReceiptId, RunId, SessionId, ToolState
 from interlock.core.outcome import Outcome
 
+Key = TypeVar("Key")
 
-class FallenRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that fell, and the state of its agent's code."""
+GRADES = ("group", "keeper", "cgroup")
+"""The grades of containment, the weakest first; a receipt about several containments names the weakest."""
 
-    id: RunId
-    outcome: Outcome
-    body: BodyState = BodyState.NONE
-    refused: dict[Effect, int] = {}  # the effects that it tried after its fall
+FATES = ("none", "reused", "settling", "killed")
+"""What can become of a host, the worst last; a receipt about several hosts names the worst."""
 
 
 class FallenTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +46,30 @@ class Processes(msgspec.Struct, frozen=True, kw_only=True):
     ended: int = 0
     stuck: int = 0
     detached: int = 0
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one run adds to the totals of its receipt; `Receipt` explains each field."""
+
+    grade: str = "inline"
+    unseen: tuple[str, ...] = ()
+    processes: Processes = Processes()
+    host: str = "none"
+    kept: tuple[str, ...] = ()
+    questions: int = 0
+    queued: int = 0
+    holds: int = 0
+    unconfirmed: tuple[str, ...] = ()
+
+
+class FallenRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that fell, the state of its agent's code, and what it adds to the receipt's totals."""
+
+    id: RunId
+    outcome: Outcome
+    body: BodyState = BodyState.NONE
+    refused: dict[Effect, int] = {}  # the effects that it tried after its fall
+    totals: Totals = Totals()
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +113,58 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     def fence_to_end_ms(self) -> float | None:
         """The milliseconds from the fall (t0) until the ending was public (t1)."""
         return None if self.ended_at is None else (self.ended_at - self.fenced_at) * 1000
+
+
+def summed(receipt: Receipt, runs: Iterable[FallenRun], tools: Iterable[FallenTool], *more: Totals) -> Receipt:
+    """Return a receipt about these runs and tools, with totals that are sums over the runs and over `more`."""
+    fallen = tuple(runs)
+    parts = [*(run.totals for run in fallen), *more]
+    refused: dict[Effect, int] = {}
+    for run in fallen:
+        for effect, count in run.refused.items():
+            refused[effect] = refused.get(effect, 0) + count
+    return msgspec.structs.replace(
+        receipt,
+        runs=fallen,
+        tools=tuple(tools),
+        refused=refused,
+        grade=min((each.grade for each in parts if each.grade in GRADES), key=GRADES.index, default="inline"),
+        unseen=tuple(dict.fromkeys(missed for each in parts for missed in each.unseen)),
+        processes=Processes(
+            ended=sum(each.processes.ended for each in parts),
+            stuck=sum(each.processes.stuck for each in parts),
+            detached=sum(each.processes.detached for each in parts),
+        ),
+        host=max((each.host for each in parts), key=FATES.index, default="none"),
+        kept=tuple(name for each in parts for name in each.kept),
+        questions=sum(each.questions for each in parts),
+        queued=sum(each.queued for each in parts),
+        holds=sum(each.holds for each in parts),
+        unconfirmed=tuple(dict.fromkeys(name for each in parts for name in each.unconfirmed)),
+    )
+
+
+def shown(receipt: Receipt, runs: Collection[RunId]) -> Receipt:
+    """Return the part of a receipt about these runs; the whole receipt, if these are all of its runs."""
+    return split(receipt, {None: runs})[None]
+
+
+def split(receipt: Receipt, runs: Mapping[Key, Collection[RunId]]) -> dict[Key, Receipt]:
+    """Return parts of a receipt: for each key the part about its runs.
+
+    The receipt is read once, however many parts there are: a stop of 1,600 runs has 1,600 of them.
+    """
+    fallen = {run.id: run for run in receipt.runs}
+    tools: dict[RunId, list[FallenTool]] = {}
+    for tool in receipt.tools:
+        tools.setdefault(tool.run_id, []).append(tool)
+    parts = {}
+    for key, wanted in runs.items():
+        ids = [run_id for run_id in wanted if run_id in fallen]
+        mine = (tool for run_id in ids for tool in tools.get(run_id, ()))
+        whole = len(ids) == len(fallen)
+        parts[key] = receipt if whole else summed(receipt, (fallen[run_id] for run_id in ids), mine)
+    return parts
 
 
 def nothing(

@@ -32,7 +32,6 @@ from interlock.core.names import (
     BodyState,
     CallId,
     Drain,
-    Effect,
     Ending,
     LimitOf,
     Principal,
@@ -45,7 +44,7 @@ from interlock.core.names import (
 )
 from interlock.core.outcome import Cause, Outcome, cause_of, passed_limit, settle
 from interlock.core.projection import tool_words
-from interlock.core.receipt import FallenRun, FallenTool, Processes, Receipt
+from interlock.core.receipt import GRADES, FallenRun, FallenTool, Processes, Receipt, Totals, summed
 from interlock.processes.base import UNSEEN, Containment, Grade
 from interlock.runtime.clock import Clock
 from interlock.runtime.live import Body, LiveRun, ToolCall
@@ -58,9 +57,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("interlock")
 
-# A receipt about several containments names the weakest grade, and about several hosts the worst fate.
-WORST = tuple(reversed(Grade)).index
-FATES = ("none", "reused", "settling", "killed").index
 WITH_PARENT = Cause(ending=Ending.PARENT_ENDED)
 BY_ITS_LIMIT = Cause(ending=Ending.PARENT_ENDED, limit_of=LimitOf.PARENT)
 
@@ -76,7 +72,7 @@ class Fall:
         self.runs: list[LiveRun] = []
         self.closing: dict[RunId, tuple[str, ...]] = {}  # by run: the blocks that complete its reply
         self.void: dict[RunId, tuple[QuestionId, ...]] = {}  # by run: the questions that were open when it fell
-        self.held = 0  # named holds that these runs keep until they are drained
+        self.held: dict[RunId, int] = {}  # by run: the named holds that it keeps until it is drained
         self.swept: list[Running] = []  # detached processes that a stop of their session ended
         self.resets: list[Session] = []  # sessions whose transcripts begin anew after this fall
         # The keys of runs that fell before their ack. They are stored with the endings, so that a sender who tries
@@ -88,7 +84,7 @@ class Fall:
         # The message that takes over, if that is the cause. The Decision of this fall admits it.
         self.successor: LiveRun | None = None
         self.stops: tuple[StopKey, ...] = ()  # the key of the stop that made this fall, stored with what it ended
-        self.queued = 0  # messages that this fall ended early before they had the seat
+        self.queued: set[RunId] = set()  # messages that this fall ended early before they had the seat
         self.durable = True
         self.drain = Drain.PENDING
         self.fenced_at, self._fenced_mono = clock.wall(), clock.now()
@@ -135,8 +131,9 @@ class Fall:
         self.cause = self.cause or settled
         if run.state is not State.ARRIVING:
             self._decided.add(run.session.id)
-        # Count the waiting messages that this fall ends early. A note ends in the queue too, but as completed.
-        self.queued += settled.early and run.parent is None and run.state in (State.ARRIVING, State.QUEUED)
+        # Note the waiting messages that this fall ends early. A note ends in the queue too, but as completed.
+        if settled.early and run.parent is None and run.state in (State.ARRIVING, State.QUEUED):
+            self.queued.add(run.id)
         run.move(Move.END)
         run.fall = self
         # True if the run was never seated and the store has no row of its session. The text of such a run is shown to
@@ -152,7 +149,7 @@ class Fall:
         self._before_parent(run)
         self._disarm(run)
         self.void[run.id] = self._void_questions(run)
-        self.held += self._registry.holds.fall(run)
+        self.held[run.id] = self._registry.holds.fall(run)
         # Deltas that no watcher has read leave every buffer now; otherwise they would arrive after the ack of the stop
         # (races 9 and 10).
         if settled.early:
@@ -393,55 +390,68 @@ class Fall:
     ) -> Receipt:
         """Return the receipt as it stands now; where `runs` are given, the part about these alone."""
         assert self.cause is not None
-        shown = self.runs if runs is None else runs
-        whole = len(shown) == len(self.runs)
-        holding = [containment for run in shown for containment in held_by(run)]
-        holding += [process.containment for process in self.swept] if whole else []
-        grades = [containment.grade for containment in holding]
-        grades += [run.kept.grade for run in shown if run.kept is not None and run.kept.grade is not None]
-        running = [process for run in shown if run.kept is not None for process in run.kept.running]
-        refused: dict[Effect, int] = {}
-        for run in shown:
-            for effect, count in (run.fence.refused or {}).items():
-                refused[effect] = refused.get(effect, 0) + count
-        return Receipt(
+        about = self.runs if runs is None else runs
+        # The detached processes that a stop ended belong to none of its runs.
+        beside = [_totals(self.swept_containments)] if len(about) == len(self.runs) else []
+        head = Receipt(
             id=self.id,
             session=self.session.id,
             cause=self.cause.ending,
             by=self.by,
-            runs=tuple(
-                FallenRun(id=run.id, outcome=self.told(run), body=run.body_state, refused=dict(run.fence.refused or {}))
-                for run in shown
-            ),
             fenced_at=self.fenced_at,
             ended_at=self.ended_at,
             drained_at=self.drained_at,
             drain=self.drain,
             durable=self.durable,
-            grade=min(grades, key=WORST, default="inline"),
-            unseen=tuple(dict.fromkeys(missed for grade in grades for missed in UNSEEN[grade])),
-            processes=Processes(
-                ended=sum(containment.ended for containment in holding),
-                stuck=sum(len(containment.stuck) for containment in holding),
-                detached=sum(
-                    each.order.detached and each not in self.swept and each.containment not in holding
-                    for each in running
-                ),
-            ),
-            refused=refused,
-            tools=tuple(tool for run in shown for tool in _listed(run))[:TOOLS_LISTED],
-            host=max((run.host for run in shown), key=FATES, default="none"),
-            kept=tuple(name for run in shown for name in run.kept_with_host),
-            questions=sum(len(self.void[run.id]) for run in shown),
-            queued=self.queued if whole else 0,
-            holds=self.held if whole else 0,
-            unconfirmed=(
-                *(each.name for each in holding if each.state is BodyState.ABANDONED),
-                *dict.fromkeys(body.name for body in _abandoned(shown)),
-            ),
             aborted=aborted,
             already=already,
         )
+        tools = tuple(tool for run in about for tool in _listed(run))[:TOOLS_LISTED]
+        return summed(head, (self._fallen(run) for run in about), tools, *beside)
+
+    @property
+    def swept_containments(self) -> list[Containment]:
+        """The containments of the detached processes that a stop of their session ended."""
+        return [process.containment for process in self.swept]
+
+    def _fallen(self, run: LiveRun) -> FallenRun:
+        refused = dict(run.fence.refused or {})
+        return FallenRun(
+            id=run.id, outcome=self.told(run), body=run.body_state, refused=refused, totals=self._totals_of(run)
+        )
+
+    def _totals_of(self, run: LiveRun) -> Totals:
+        holding = held_by(run)
+        detached = 0
+        grades: list[Grade] = []
+        if run.kept is not None:
+            detached = sum(
+                each.order.detached and each not in self.swept and each.containment not in holding
+                for each in run.kept.running
+            )
+            grades = [] if run.kept.grade is None else [run.kept.grade]
+        held = _totals(holding, grades)
+        return msgspec.structs.replace(
+            held,
+            processes=msgspec.structs.replace(held.processes, detached=detached),
+            host=run.host,
+            kept=tuple(run.kept_with_host),
+            questions=len(self.void[run.id]),
+            queued=int(run.id in self.queued),
+            holds=self.held[run.id],
+            unconfirmed=(*held.unconfirmed, *dict.fromkeys(body.name for body in _abandoned([run]))),
+        )
+
+
+def _totals(holding: Sequence[Containment], more: Sequence[Grade] = ()) -> Totals:
+    """Return what containments add to a receipt; `more` are grades of containments that are over."""
+    grades = [*(each.grade for each in holding), *more]
+    return Totals(
+        grade=min(grades, key=GRADES.index, default="inline"),
+        unseen=tuple(dict.fromkeys(missed for grade in grades for missed in UNSEEN[grade])),
+        processes=Processes(ended=sum(each.ended for each in holding), stuck=sum(len(each.stuck) for each in holding)),
+        unconfirmed=tuple(each.name for each in holding if each.state is BodyState.ABANDONED),
+    )
 
 
 def seat_next(registry: Registry, session: Session) -> LiveRun | None:

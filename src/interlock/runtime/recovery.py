@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -52,7 +53,7 @@ from interlock.core.names import (
     ToolState,
 )
 from interlock.core.outcome import Cause, Outcome
-from interlock.core.receipt import Receipt
+from interlock.core.receipt import Receipt, Totals, split
 from interlock.processes.base import Processes
 from interlock.runtime.clock import Clock
 from interlock.runtime.ending import Endings
@@ -510,14 +511,7 @@ class Recovery:
             for session_id in () if row is None else (row.session, row.home if row.detached else None):
                 if session_id is not None:
                     of.setdefault(session_id, []).append(fallen.id)
-        shares = {
-            session_id: msgspec.structs.replace(
-                receipt,
-                runs=tuple(run for run in receipt.runs if run.id in ids),
-                tools=tuple(tool for tool in receipt.tools if tool.run_id in ids),
-            )
-            for session_id, ids in of.items()
-        }
+        shares = split(receipt, of)
         return shares if receipt.session is None else {**shares, receipt.session: receipt}
 
 
@@ -564,8 +558,18 @@ def _was_open(story: Story, question: QuestionId) -> bool:
 
 
 def _completed(receipt: Receipt, now: float, swept: bool) -> Receipt:
+    def over(part: Totals | Receipt) -> dict[str, Any]:
+        # No host outlives its control.
+        host = "killed" if part.host == "settling" else part.host
+        unseen = () if swept else ("processes of the server that went down",)
+        return {"host": host, "unconfirmed": (*part.unconfirmed, *unseen)}
+
     runs = tuple(
-        msgspec.structs.replace(run, outcome=msgspec.structs.replace(run.outcome, drained=True, durable=True))
+        msgspec.structs.replace(
+            run,
+            outcome=msgspec.structs.replace(run.outcome, drained=True, durable=True),
+            totals=msgspec.structs.replace(run.totals, **over(run.totals)),
+        )
         for run in receipt.runs
     )
     return msgspec.structs.replace(
@@ -574,7 +578,5 @@ def _completed(receipt: Receipt, now: float, swept: bool) -> Receipt:
         drained_at=now,
         drain=Drain.OBSERVED if swept else Drain.UNCONFIRMED,
         durable=True,
-        # No host outlives its control.
-        host="killed" if receipt.host == "settling" else receipt.host,
-        unconfirmed=receipt.unconfirmed if swept else (*receipt.unconfirmed, "processes of the server that went down"),
+        **over(receipt),
     )

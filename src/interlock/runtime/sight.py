@@ -12,7 +12,7 @@ from interlock.core.authority import NOBODYS, Action, Authority, Whose
 from interlock.core.decision import QuestionRow, RunRow
 from interlock.core.names import Drain, Ending, Principal, ReceiptId, RunId, SessionId
 from interlock.core.outcome import Outcome
-from interlock.core.receipt import Processes, Receipt
+from interlock.core.receipt import Receipt, shown
 from interlock.runtime.live import Falling, LiveRun
 from interlock.runtime.registry import Registry
 from interlock.stores.base import SessionInfo, Store
@@ -92,10 +92,10 @@ class Sight:
         """Return a live receipt with the runs the caller may see; None if it may see none."""
         # A stop that ended detached processes only has a receipt for its own caller.
         if not fall.runs:
-            seen = self._authority.may(Action.SEE_RUN, by, principal=fall.by)
-            return fall.receipt(aborted=aborted, already=already) if seen else None
-        shown = [run for run in fall.runs if self.may_see(by, run)]
-        return fall.receipt(aborted=aborted, already=already, runs=shown) if shown else None
+            own = self._authority.may(Action.SEE_RUN, by, principal=fall.by)
+            return fall.receipt(aborted=aborted, already=already) if own else None
+        seen = [run for run in fall.runs if self.may_see(by, run)]
+        return fall.receipt(aborted=aborted, already=already, runs=seen) if seen else None
 
     async def rows(self, session: SessionId, by: Principal, *, tree: bool = False) -> list[RunRow]:
         """Return a session's stored runs that the caller may see; with `tree` the children below them too."""
@@ -127,19 +127,5 @@ class Sight:
         """Return a stored receipt with the runs the caller may see."""
         if not receipt.runs and not self._authority.may(Action.SEE_RUN, by, principal=receipt.by):
             return None
-        shown = {run.id for run in receipt.runs if await self.row(run.id, by) is not None}
-        if len(shown) == len(receipt.runs):
-            return receipt
-        if not shown:
-            return None
-        return msgspec.structs.replace(
-            receipt,
-            runs=tuple(run for run in receipt.runs if run.id in shown),
-            tools=tuple(tool for tool in receipt.tools if tool.run_id in shown),
-            processes=Processes(),
-            refused={},
-            questions=0,
-            queued=0,
-            holds=0,
-            unconfirmed=(),
-        )
+        seen = {run.id for run in receipt.runs if await self.row(run.id, by) is not None}
+        return shown(receipt, seen) if seen or not receipt.runs else None
