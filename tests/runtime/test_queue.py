@@ -134,7 +134,7 @@ def test_a_full_queue_is_refused_aloud() -> None:
         async with open_control(agent, store=store, strategy="queue", settings=Settings(queue=3)) as control:
             sent = [await control.send("s", str(n)) for n in range(4)]
             for _ in range(2):
-                with pytest.raises(QueueFull, match="3 messages wait in session s; send it again later"):
+                with pytest.raises(QueueFull, match="3 messages wait in session s; send this message again later"):
                     await control.send("s", "too many", key="k")
             assert len(await store.runs("s")) == 4
             agent.let("0")
@@ -159,7 +159,7 @@ def test_arrivals_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             sending = [asyncio.create_task(control.send("s", str(n))) for n in range(5)]
             while len(await control.runs()) < 5:
                 await asyncio.sleep(0)
-            with pytest.raises(QueueFull, match="not decided on yet; send it again later"):
+            with pytest.raises(QueueFull, match="not decided on yet; send this message again later"):
                 await control.send("s", "too many")
             store.resume()
             for task in sending:

@@ -39,8 +39,8 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     strategy: Strategy | None = None  # None: the server's
     # The transcript begins after this position, which only rises.
     since: int = 0
-    # The generation at the last reset. A run is told the outcome of the run before it as `previous`. Runs of this
-    # generation or lower are left out, because they belong to the time before the reset.
+    # The generation at the last reset. The outcome of a run with this generation or a lower one is not given to the
+    # next run as `previous`, because the older run belongs to the time before the reset.
     renewed: int = 0
     crashes: int = 0  # how often in a row the server died while a run of this session was going
     announced: int = 0  # how many turns in a row were begun by announcements
@@ -175,8 +175,8 @@ class StopMark(msgspec.Struct, frozen=True, kw_only=True):
     def stands(self, now: float) -> bool:
         """Return whether the mark still counts: a mark counts for MARK_SECONDS after its stop.
 
-        Without that bound, a stop whose `at` lies far in the future would stop every later message of its channel. A
-        mark from more than MARK_SECONDS in the future does not count either: the clock was set back since it was made.
+        Without that bound, a stop with a much too high `at` would stop every later message of its channel. A mark whose
+        `stopped_at` is MARK_SECONDS or more ahead of `now` does not count either: the clock was set back since then.
         """
         return abs(now - self.stopped_at) < MARK_SECONDS
 
@@ -216,7 +216,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     sessions: tuple[SessionRow, ...] = ()  # insert, or raise the generation
     admissions: tuple[RunRow, ...] = ()  # insert if absent
     endings: tuple[RunRow, ...] = ()  # insert, or set the outcome where there is none or `lost`
-    # Insert if absent. If a message was to be absorbed and then ended by itself, its key is set to its own run.
+    # Insert if absent. If a message was to be absorbed, but ended as a run of its own before that, its key is set to
+    # its own run.
     keys: tuple[KeyRow, ...] = ()
     tombstones: tuple[Tombstone, ...] = ()  # insert if absent
     starts: tuple[RunId, ...] = ()  # set where the run has not ended

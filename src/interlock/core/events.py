@@ -168,7 +168,8 @@ class Ended(_Data, frozen=True, tag="ended"):
     cut: str = ""
     tools: tuple[Tool, ...] = ()  # a result for every call that had none
     void: tuple[QuestionId, ...] = ()  # questions that were still open
-    children: tuple[ChildEnd, ...] = ()  # a detached child only if it fell too
+    # The children whose endings no `child` event told. A detached child that goes on is not among them.
+    children: tuple[ChildEnd, ...] = ()
 
 
 class ReceiptData(_Data, frozen=True, tag="receipt"):

@@ -20,7 +20,7 @@ class State(StrEnum):
     STARTED = "started"  # the agent's code may run
     ENDED = "ended"
     WITHDRAWN = "withdrawn"  # not accepted: refused, or not taken by the store
-    ALIASED = "aliased"  # another run absorbed it, or answers for its key
+    ALIASED = "aliased"  # another run absorbed it, or had its key first
 
 
 class Move(StrEnum):

@@ -65,7 +65,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     typed: bool = False  # a person stopped it by a message, not by a call
     born_stopped: bool = False  # the stop came before the message, which never ran
     unkept: bool = False  # superseded by a message that the store did not take, so there is no run to name
-    tools: tuple[str, ...] = ()  # tools that a hidden turn began: effects remain; passed on by a run that never started
+    # A run that never started repeats the names of the turn before it.
+    tools: tuple[str, ...] = ()  # tools that began in a rolled-back turn: their effects remain
     started_at: float | None = None  # when its agent began; None: it never did
     ended_at: float | None = None  # when it fell; no effect of it was admitted after that
     drained: bool = False  # its cleanup is over; the receipt's `drain` says whether all was seen to end

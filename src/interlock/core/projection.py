@@ -262,7 +262,8 @@ def agent_wait(outcome: Outcome, *, provider_started: bool | None = None) -> Age
         phase = _timeout_phase(outcome)
         if provider_started is None and outcome.started_at is None:
             provider_started = False
-        # Only a phase that the agent itself named says whether the provider had started; UNDER_WAY is our substitute.
+        # Deduce it only if the phase told is the one that the agent named. UNDER_WAY, which this table puts in, does
+        # not show that the provider had started.
         elif provider_started is None and phase == outcome.phase:
             provider_started = TIMEOUT_PHASES[phase]
         return msgspec.structs.replace(answer, timeout_phase=phase, provider_started=provider_started)
@@ -322,7 +323,7 @@ def announcement(outcome: Outcome, agent: str, limit: int) -> str:
     """Return what a home is told of its detached child: which child, how it ended, and what it said.
 
     The text of a child that ended early is introduced as "It had said so far": otherwise a model would take it for the
-    result. `limit` is the length of the longest message: a longer reply is cut, and a line says so.
+    result. `limit` is the most characters that the message may have: a longer reply is cut, and a line says so.
     """
     ended = f"{agent or 'a child'} ({outcome.run_id}), which was started here, has ended: {parent_word(outcome)}"
     said = outcome.text

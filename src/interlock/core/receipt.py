@@ -95,8 +95,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "none"
     kept: tuple[str, ...] = ()  # processes of earlier turns that stay with a reused host, by name and pid
     questions: int = 0  # open questions that went void
-    queued: int = 0  # messages that ended early before they had the seat
-    in_flight: int = 0  # always 0: control counts nothing here
+    queued: int = 0  # messages without a seat that ended early
+    in_flight: int = 0  # always 0; clients of the wire read the field
     holds: int = 0  # named holds that the fallen runs keep until they are drained
     unconfirmed: tuple[str, ...] = ()  # bodies and processes that control did not see end, by name
     aborted: bool = False  # this call ended something

@@ -10,7 +10,7 @@ A grammar reads the message; a list of stop words would not do, since people in 
    mean stop, and this file does not guess.
 4. One language reads the whole message. Otherwise "no para" (Spanish: it does not stop) would be read as English "no"
    and Spanish "para" (stop), and would stop the run.
-5. The work is bounded: a message longer than LONGEST_CHARS, or than the longest word in `also`, is not read. A shorter
+5. The work is bounded: a message longer than LONGEST_CHARS and than the longest word in `also` is not read. A shorter
    message is read once per language.
 
 This file only reads words. `Authority` decides who may stop, and the channel decides which part of a text is the
@@ -28,7 +28,7 @@ from typing import Final
 from interlock.core.vocabulary import EVERYWHERE, LANGUAGES, Language, phrases
 
 LONGEST_CHARS: Final = 300
-"""A longer message is not read, unless a word in `also` is longer. Room for the agent's name and mention is added."""
+"""A longer message is not read; a longer word in `also` raises the bound. The agent's name and mention are added."""
 
 _STRAIGHT: Final = str.maketrans("‘’‚‛“”„‟´ʼ′", "''''\"\"\"\"'''")
 # The marks of ASCII, their full-width forms, and the marks that end a sentence in the scripts of the tables.

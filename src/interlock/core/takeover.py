@@ -3,7 +3,7 @@
 1. A person's message is dominant: by default it takes over the run in the seat. A program's message queues by default
    (`strategy_of`): a program ends a person's turn only if its message names a strategy that does (race 133).
 2. A message takes over only if its sender may stop the run in the seat, or if a wake started that run (rule 4).
-   Otherwise a message that would take over queues, or is refused if the queue is full.
+   Otherwise such a message goes into the queue, or is refused if the queue is full.
 3. In a shared session, a takeover can meet a waiting message that the sender of the takeover has no right to stop. A
    takeover goes ahead of such a message at most once; then the message is `overdue`. At the next takeover the old run
    falls all the same, but the overdue message is seated first and the new message queues. Otherwise repeated takeovers
@@ -61,10 +61,9 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
 def strategy_of(kind: RunKind, own: Strategy | None, *, session: Strategy | None, server: Strategy) -> Strategy:
     """Return the strategy that counts: the message's own, else its session's, else the server's.
 
-    A program's message without a strategy of its own queues, or is rejected where its session (or the server) rejects.
-    The owner chose the session's strategy for people's messages, so that choice does not count for programs: a
-    program's message does not end a person's turn, and is not steered into that turn, unless the message itself names
-    such a strategy.
+    For a program's message without a strategy of its own, the choice of the session or the server counts only if it is
+    `reject`; otherwise the message queues. The owner made that choice for people's messages: a program's message does
+    not end a person's turn, and is not steered into that turn, unless the message itself names such a strategy.
     """
     chosen = own or session or server
     if own is None and kind in PROGRAMS and chosen is not Strategy.REJECT:

@@ -84,7 +84,7 @@ class Fall:
         # The message that takes over, if that is the cause. The Decision of this fall admits it.
         self.successor: LiveRun | None = None
         self.stops: tuple[StopKey, ...] = ()  # the key of the stop that made this fall, stored with what it ended
-        self.queued: set[RunId] = set()  # messages that this fall ended early before they had the seat
+        self.queued: set[RunId] = set()  # messages without a seat that this fall ended early
         self.durable = True
         self.drain = Drain.PENDING
         self.fenced_at, self._fenced_mono = clock.wall(), clock.now()
@@ -93,7 +93,7 @@ class Fall:
         self.ended = asyncio.Event()
         self.drained = asyncio.Event()
         self.kept = asyncio.Event()  # set when the endings are in the store
-        # The sessions of those runs in this fall that the inbox had decided on before they fell.
+        # The sessions with a run in this fall on which the inbox had decided before the run fell.
         self._decided: set[SessionId] = set()
         self._registry = registry
         self._feed = feed
@@ -131,7 +131,8 @@ class Fall:
         self.cause = self.cause or settled
         if run.state is not State.ARRIVING:
             self._decided.add(run.session.id)
-        # Note the waiting messages that this fall ends early. A note ends in the queue too, but as completed.
+        # Count the waiting messages that this fall ends early. A note also ends while it is queued, but as completed,
+        # so it is not counted.
         if settled.early and run.parent is None and run.state in (State.ARRIVING, State.QUEUED):
             self.queued.add(run.id)
         run.move(Move.END)
@@ -187,7 +188,8 @@ class Fall:
     def _take_along(self, run: LiveRun, settled: Cause, at: float) -> None:
         """Let all that is part of a run fall in the same step: its children, and a message being added to it.
 
-        The children are settled as of `at`, the instant at which a limit of the run passed.
+        `at` is the instant at which a limit of the run, or of a parent above it, passed; infinity if none did. The
+        children are settled as of `at`, or as of now if that is earlier.
         """
         with_parent = WITH_PARENT if settled.limit_of is None else BY_ITS_LIMIT
         for child in tuple((run.children or {}).values()):

@@ -23,8 +23,8 @@ queue · one Decision.
    and after a takeover at most UNKEPT_SECONDS more (`ending.py`). So a watcher sees the old run's terminal event before
    the new run's message. A run never waits for the cleanup of others.
 7. The step that hands a steered message to the agent makes it part of the run, and gives its alias to the store without
-   waiting. The store writes the alias before the run's next tool call, or together with that call. So the store never
-   holds a tool call that the message may have caused without the fact that the run absorbed the message.
+   waiting. The store writes the alias before the run's next tool call, or together with that call. So if the store
+   holds a tool call that the message may have caused, it also holds the fact that the run absorbed the message.
 """
 
 import asyncio
@@ -97,7 +97,9 @@ class Inbox:
         if session.line is None:
             session.line = deque()
         if len(session.line) >= ARRIVALS:
-            raise QueueFull(f"{ARRIVALS} messages to session {session.id} are not decided on yet; send it again later")
+            raise QueueFull(
+                f"{ARRIVALS} messages to session {session.id} are not decided on yet; send this message again later"
+            )
         self._registry.register(run)
         session.line.append(run)
         run.turn = asyncio.Event()
@@ -330,7 +332,9 @@ class Inbox:
             case Admission.REJECT | Admission.SKIP:
                 raise Rejected(f"session {session.id} is busy; stop its run, or send with strategy='interrupt'")
             case Admission.FULL:
-                raise QueueFull(f"{self._settings.queue} messages wait in session {session.id}; send it again later")
+                raise QueueFull(
+                    f"{self._settings.queue} messages wait in session {session.id}; send this message again later"
+                )
             case Admission.SEAT:
                 self._registry.seat(run)
             case Admission.QUEUE:
@@ -563,7 +567,7 @@ class Inbox:
         return True
 
     async def _nothing_left_to_tell(self, run: LiveRun) -> None:
-        """If this message took over a run, wait until the endings to be published before that run's ending are public.
+        """If this message took over a run, wait until every ending that must precede that run's own ending is public.
 
         Examples are the endings of the old run's children. Without this wait such an ending could be published after
         the ack, which tells the sender that the old run is over. The old run's own ending is not awaited here: if the
