@@ -160,7 +160,7 @@ def split(receipt: Receipt, runs: Mapping[Key, Collection[RunId]]) -> dict[Key, 
         tools.setdefault(tool.run_id, []).append(tool)
     parts = {}
     for key, wanted in runs.items():
-        ids = [run_id for run_id in wanted if run_id in fallen]
+        ids = [run_id for run_id in dict.fromkeys(wanted) if run_id in fallen]
         mine = (tool for run_id in ids for tool in tools.get(run_id, ()))
         whole = len(ids) == len(fallen)
         parts[key] = receipt if whole else summed(receipt, (fallen[run_id] for run_id in ids), mine)

@@ -394,7 +394,7 @@ class Fall:
         assert self.cause is not None
         about = self.runs if runs is None else runs
         # The detached processes that a stop ended belong to none of its runs.
-        beside = [_totals(self.swept_containments)] if len(about) == len(self.runs) else []
+        beside = [_totals([each.containment for each in self.swept])] if len(about) == len(self.runs) else []
         head = Receipt(
             id=self.id,
             session=self.session.id,
@@ -410,11 +410,6 @@ class Fall:
         )
         tools = tuple(tool for run in about for tool in _listed(run))[:TOOLS_LISTED]
         return summed(head, (self._fallen(run) for run in about), tools, *beside)
-
-    @property
-    def swept_containments(self) -> list[Containment]:
-        """The containments of the detached processes that a stop of their session ended."""
-        return [process.containment for process in self.swept]
 
     def _fallen(self, run: LiveRun) -> FallenRun:
         refused = dict(run.fence.refused or {})
