@@ -1,32 +1,27 @@
-"""A subscriber that wakes its owner at the first delta of a session's next run."""
+"""A sink that wakes its owner at the first delta of a session's next run."""
 
 import asyncio
 
 from interlock import Event
+from interlock.core.fence import Fence
 from interlock.core.names import EventKind, RunId, SessionId
 from interlock.runtime.control import Control
+from interlock.runtime.feed import Sink
 
 
-class Ear:
+class Ear(Sink):
     """Hears one session, synchronously, where the outlet hands events over."""
 
     def __init__(self, control: Control, session: str) -> None:
-        self._feed = control.feed
-        self._session = SessionId(session)
         self._not = RunId("")
         self._heard: asyncio.Future[RunId] = asyncio.get_running_loop().create_future()
-        self._feed.subscribe(self._session, self)
+        self._listening = control.feed.follow(SessionId(session), self)
 
-    def put(self, event: Event) -> None:
+    def take(self, event: Event, source: Fence | None) -> bool:
         """Note a delta of a run that was not heard before."""
         if event.kind is EventKind.DELTA and event.run_id not in (None, self._not) and not self._heard.done():
             self._heard.set_result(RunId(event.run_id or ""))
-
-    def drop(self, run_id: RunId) -> None:
-        """Do nothing: nothing is buffered here."""
-
-    def close(self) -> None:
-        """Do nothing: nothing is held here."""
+        return True
 
     async def first(self) -> None:
         """Wait for the next run's first delta."""
@@ -35,4 +30,4 @@ class Ear:
 
     def leave(self) -> None:
         """Hear no more."""
-        self._feed.unsubscribe(self._session, self)
+        self._listening.close()

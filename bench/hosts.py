@@ -23,6 +23,7 @@ from bench.result import Result
 from bench.sample import Samples, still, switches
 from bench.scale import Scale
 from interlock import Event, open_control
+from interlock.core.fence import Fence
 from interlock.core.names import EventKind, RunId, SessionId
 from interlock.hosts.driver import HostDriver
 from interlock.hosts.forked import ForkedHosts
@@ -30,6 +31,7 @@ from interlock.hosts.turn import SETTLE_SECONDS, Host
 from interlock.processes.base import Confinement
 from interlock.processes.local import LocalProcesses
 from interlock.runtime.control import Control
+from interlock.runtime.feed import Sink
 
 PLAIN, ASSISTANT = "bench.agents:polite", "bench.assistant:assistant"
 PAUSE_SECONDS = 0.002  # before each timing, so that all of them begin from rest
@@ -263,7 +265,7 @@ async def _first(control: Control, session: str, taken: Timings) -> None:
 # Deltas a second
 
 
-class Count:
+class Count(Sink):
     """Counts a session's deltas, and notes when the first and the last of them came."""
 
     def __init__(self, wanted: int) -> None:
@@ -272,21 +274,15 @@ class Count:
         self.heard = 0
         self.took: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
-    def put(self, event: Event) -> None:
+    def take(self, event: Event, source: Fence | None) -> bool:
         """Count a delta."""
-        if event.kind is not EventKind.DELTA:
-            return
-        self.heard += 1
-        if self.heard == 1:
-            self._began = perf_counter()
-        elif self.heard == self._wanted:
-            self.took.set_result(perf_counter() - self._began)
-
-    def drop(self, run_id: RunId) -> None:
-        """Do nothing: nothing is buffered here."""
-
-    def close(self) -> None:
-        """Do nothing: nothing is held here."""
+        if event.kind is EventKind.DELTA:
+            self.heard += 1
+            if self.heard == 1:
+                self._began = perf_counter()
+            elif self.heard == self._wanted:
+                self.took.set_result(perf_counter() - self._began)
+        return True
 
 
 async def _rates(scale: Scale) -> list[Result]:
@@ -309,11 +305,11 @@ async def _rates(scale: Scale) -> list[Result]:
 
 async def _rate(control: Control) -> float:
     count = Count(DELTAS)
-    control.feed.subscribe(SessionId("rate"), count)
+    listening = control.feed.follow(SessionId("rate"), count)
     async with asyncio.timeout(PATIENCE_SECONDS):
         sent = await control.send("rate", f"say {DELTAS}")
         took = await count.took
-    control.feed.unsubscribe(SessionId("rate"), count)
+    listening.close()
     await control.wait(sent.run_id, drained=True)
     return DELTAS / took
 
@@ -471,7 +467,7 @@ async def _many(scale: Scale) -> list[Result]:
 
 def _listen(control: Control, session: str, deltas: int) -> Count:
     count = Count(deltas)
-    control.feed.subscribe(SessionId(session), count)
+    control.feed.follow(SessionId(session), count)
     return count
 
 

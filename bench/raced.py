@@ -91,7 +91,7 @@ async def _wave(world: World, stops: int) -> None:
 
 async def _session(world: World, control: Control, session: str, turns: int, stops: int) -> None:
     witness = world.witness(session)
-    control.feed.subscribe(SessionId(session), witness)
+    control.feed.follow(SessionId(session), witness)
     for turn in range(turns):
         if world.tally.stops >= stops:
             return

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field, fields
 
 from interlock import Event
 from interlock.core.events import Ended, ReceiptData
+from interlock.core.fence import Fence
 from interlock.core.names import Drain, EventKind, RunId
+from interlock.runtime.feed import Sink
 
 OWN = (EventKind.MESSAGE.value, EventKind.ENDED.value)  # control's own events of a run; others are its effects
 
@@ -42,7 +44,7 @@ class Tally:
             setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
 
-class Witness:
+class Witness(Sink):
     """Watches one session where the outlet hands events over, and the tools its agents call."""
 
     def __init__(self, tally: Tally) -> None:
@@ -55,7 +57,7 @@ class Witness:
         """Note that a stop of these runs has returned."""
         self._over.update(runs)
 
-    def put(self, event: Event) -> None:
+    def take(self, event: Event, source: Fence | None) -> bool:
         """Judge an event by what was known when it came out."""
         run = event.run_id
         if run is None:
@@ -68,6 +70,7 @@ class Witness:
             self._tally.events += 1
             if isinstance(event.data, Ended):
                 self._sealed.add(run)
+        return True
 
     def _note_drained(self, event: Event) -> None:
         if isinstance(event.data, ReceiptData) and event.data.receipt.drain is Drain.OBSERVED:
@@ -81,9 +84,3 @@ class Witness:
     def act(self, run: RunId) -> None:
         """Count an act of a permitted tool body after its run was drained."""
         self._tally.acts_drained += run in self._drained
-
-    def drop(self, run_id: RunId) -> None:
-        """Do nothing: nothing is buffered here."""
-
-    def close(self) -> None:
-        """Do nothing: nothing is held here."""

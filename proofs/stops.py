@@ -22,8 +22,10 @@ from rich.console import Console
 
 import interlock
 from interlock.core.events import Event, Tool
+from interlock.core.fence import Fence
 from interlock.core.names import Drain, EventKind, RunId, SessionId, ToolState
 from interlock.processes.base import Confinement, Grade
+from interlock.runtime.feed import Sink
 from proofs.schedules import progress_bar
 
 WITNESS = "INTERLOCK_STOPS_WITNESS"
@@ -109,28 +111,23 @@ class Raced(msgspec.Struct):
         return self.permitted_after + self.shown_after + self.acted_after + self.unconfirmed
 
 
-class Book:
-    """A subscriber of one session, who counts the events of a run after its stop was acked."""
+class Book(Sink):
+    """A sink of one session, which counts the events of a run after its stop was acked."""
 
     def __init__(self, control: interlock.Control, session: str, raced: Raced) -> None:
         self.over: set[RunId] = set()
         self._raced = raced
         self._told: dict[tuple[RunId, bool], asyncio.Event] = {}
-        control.feed.subscribe(SessionId(session), self)
+        control.feed.follow(SessionId(session), self)
 
-    def put(self, event: Event) -> None:
+    def take(self, event: Event, source: Fence | None) -> bool:
         """Count an event of a run whose stop was acked; set the event of `told`."""
         if event.run_id is not None and event.kind in (EventKind.STARTED, EventKind.DELTA, EventKind.TOOL):
             self.told(event.run_id, spoken=event.kind is not EventKind.STARTED).set()
         if event.run_id in self.over and event.kind is not EventKind.ENDED:
             self._raced.shown_after += 1
             self._raced.permitted_after += isinstance(event.data, Tool) and event.data.state is ToolState.RUNNING
-
-    def drop(self, run_id: RunId) -> None:
-        """Do nothing: an event that was handed on cannot be taken back."""
-
-    def close(self) -> None:
-        """Do nothing: this subscriber holds nothing."""
+        return True
 
     def told(self, run_id: RunId, *, spoken: bool) -> asyncio.Event:
         """Return the event that is set when a run has started, or when its agent has done something."""

@@ -111,7 +111,7 @@ def client(node: Node, server: Server) -> Client:
 def idle(node: Node, server: Server) -> Client:
     """A client that requests nothing and subscribes to nothing, from its connection on."""
     client = Client(node, "idle")
-    client.open(server.url, caps=["interlock.quiet"])
+    client.open(server.url, caps=["interlock.quiet.2"])
     return client
 
 

@@ -12,7 +12,9 @@ import pytest
 from interlock import Control, Event, MemoryStore, Message, Outcome, Run, Sent, Settings, Unavailable
 from interlock.core.decision import Decision
 from interlock.core.events import Ended
+from interlock.core.fence import Fence
 from interlock.core.names import EventKind, SessionId
+from interlock.runtime.feed import Sink as FeedSink
 from interlock.stores.base import Ticket
 from interlock.testing.loop import SeededLoop, run_seeded
 
@@ -128,22 +130,17 @@ def raises(kind: type[BaseException], match: str) -> Any:
     return pytest.raises(kind, match=match)
 
 
-class Sink:
-    """A subscriber that keeps the events of a session in order, and cannot take back one that it has passed on."""
+class Sink(FeedSink):
+    """A sink that keeps the events of a session in order, and cannot take back one that it has passed on."""
 
     def __init__(self, control: Control, session: str = "s") -> None:
         self.events: list[Event] = []
-        control.feed.subscribe(SessionId(session), self)
+        control.feed.follow(SessionId(session), self)
 
-    def put(self, event: Event) -> None:
+    def take(self, event: Event, source: Fence | None) -> bool:
         """Take an event."""
         self.events.append(event)
-
-    def drop(self, run_id: str) -> None:
-        """Do nothing: the sink has already passed the run's events on."""
-
-    def close(self) -> None:
-        """Do nothing."""
+        return True
 
     def of(self, run_id: str) -> list[Event]:
         """Return the events of one run that arrived."""

@@ -10,7 +10,9 @@ import pytest
 
 from interlock import BadInput, Control, Ending, Event, MemoryStore, Message, Run, Unavailable, open_control
 from interlock.core.decision import Decision
+from interlock.core.fence import Fence
 from interlock.core.names import EventKind, RunId
+from interlock.runtime.feed import Sink
 from interlock.stores.base import Ticket
 
 from .scene import echoes, idles, mumbles, raises, seeded, started, told
@@ -121,16 +123,14 @@ def test_no_subscriber_hears_an_effect_of_a_run_that_is_not_current() -> None:
         async with open_control(mumbles) as control:
             heard: list[tuple[str, bool]] = []
 
-            class Sink:
-                def put(self, event: Event) -> None:
+            class Hearing(Sink):
+                def take(self, event: Event, source: Fence | None) -> bool:
                     if event.run_id is not None:
+                        assert source is not None and (source.cause is None) is control.is_current(event.run_id)
                         heard.append((event.kind.value, control.is_current(event.run_id)))
+                    return True
 
-                def drop(self, run_id: RunId) -> None: ...
-
-                def close(self) -> None: ...
-
-            control.feed.subscribe(None, Sink())
+            control.feed.follow_all(Hearing())
             sent = await control.send("s", "it")
             await told(control, sent.run_id, EventKind.DELTA)
             await control.stop(session="s")

@@ -18,9 +18,11 @@ from interlock import (
     open_control,
 )
 from interlock.core.decision import Decision, KeyRow
+from interlock.core.fence import Fence
 from interlock.core.lifecycle import State
 from interlock.core.names import SessionId
 from interlock.runtime import registry
+from interlock.runtime.feed import Sink
 
 from .scene import BRIEF, at_once, echoes, idles, kinds, log_of, seeded, started
 
@@ -297,15 +299,13 @@ def test_a_stop_that_overtakes_its_message_answers_after_the_end_is_told() -> No
         async with open_control(echoes, store=MemoryStore(latency_seconds=0.001)) as control:
             told: list[str] = []
 
-            class Sink:
-                def put(self, event: Event) -> None:
+            class Hearing(Sink):
+                def take(self, event: Event, source: Fence | None) -> bool:
                     if event.kind == "ended" and event.run_id is not None:
                         told.append(event.run_id)
+                    return True
 
-                def drop(self, run_id: str) -> None: ...
-                def close(self) -> None: ...
-
-            control.feed.subscribe(SessionId("s"), Sink())
+            control.feed.follow(SessionId("s"), Hearing())
             for turn in range(6):
                 key = f"k{turn}"
                 stopping = asyncio.create_task(control.stop(message=key))

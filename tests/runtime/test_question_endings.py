@@ -22,8 +22,10 @@ from interlock import (
     tool,
 )
 from interlock.core.events import QuestionData
+from interlock.core.fence import Fence
 from interlock.core.names import Effect, EventKind
 from interlock.core.outcome import Cause
+from interlock.runtime.feed import Sink
 
 from .asking import ANSWERED, MANY, OPEN, VOID, asked_states, guarded, question_of, tried
 from .scene import at_once, idles, kinds, log_of, raises, seeded, started, swallowed, told
@@ -118,23 +120,18 @@ TICK_ENDS: dict[str, Callable[[Control, str], Awaitable[Any]]] = {
 }
 
 
-class Falls:
-    """A subscriber that ends a run in the very step in which its answer is told."""
+class Falls(Sink):
+    """A sink that ends a run in the very step in which its answer is told."""
 
     def __init__(self, control: Control, run: str) -> None:
         self._control, self._run = control, run
 
-    def put(self, event: Event) -> None:
+    def take(self, event: Event, source: Fence | None) -> bool:
         """End the run."""
         if isinstance(event.data, QuestionData) and event.data.state is ANSWERED:
             live = self._control._registry.runs[self._run]  # type: ignore[index]
             self._control._endings.end(live, Cause(ending=Ending.STOPPED))
-
-    def drop(self, run_id: str) -> None:
-        """Do nothing: this subscriber keeps no events."""
-
-    def close(self) -> None:
-        """Do nothing: this subscriber holds nothing."""
+        return True
 
 
 @pytest.mark.parametrize("end", ENDINGS)
@@ -299,7 +296,7 @@ def test_allow_and_the_end_by_any_schedule(end: str, order: str) -> None:
             await run.call(acts)
 
     async def main() -> None:
-        for pause in (0, 1, 2, 3, 5):
+        for pause in (0, 1, 2, 3, 5, 8):
             began.clear()
             store = MemoryStore()
             async with open_control(agent, store=store) as control:
@@ -331,7 +328,7 @@ def test_allow_and_the_end_by_any_schedule(end: str, order: str) -> None:
                 assert on_record in ([["skipped"]] if not began else [["finished"], ["interrupted"]])
                 valid_for_a_model(await control.history("s"))
 
-    seeded(main, range(15))
+    seeded(main, range(30))
     assert won == {"end", "answer"}
 
 
@@ -358,7 +355,7 @@ def test_the_gate_looks_again_after_the_answer(beside: bool) -> None:
         async with open_control(agent) as control:
             sent = await control.send("s", "hello")
             question = await question_of(control, sent.run_id)
-            control.feed.subscribe("s", Falls(control, sent.run_id))  # type: ignore[arg-type]
+            control.feed.follow("s", Falls(control, sent.run_id))  # type: ignore[arg-type]
             assert (await control.answer(question.question_id, True)).state is ANSWERED
             outcome = await control.wait(sent.run_id, drained=True)
             assert outcome.ending is Ending.STOPPED

@@ -18,9 +18,12 @@ from interlock import (
     Unknown,
     open_control,
 )
+from interlock.core.errors import InterlockError
 from interlock.core.events import Delta
-from interlock.core.names import RunId, SessionId
+from interlock.core.fence import Fence
+from interlock.core.names import SessionId
 from interlock.runtime import registry
+from interlock.runtime.feed import Sink as FeedSink
 
 from .scene import echoes, idles, kinds, log_of, seeded, started, told
 
@@ -32,7 +35,7 @@ def sees(control: Control, by: str, event: Event) -> bool:
     return control.sees(by, event.session, event.run_id, question=event.kind is EventKind.QUESTION)
 
 
-class Sink:
+class Sink(FeedSink):
     """Someone who is told of everything."""
 
     def __init__(self, control: Control | None = None) -> None:
@@ -41,18 +44,19 @@ class Sink:
         self.seen: dict[str, list[Event]] = {by: [] for by in EVERYONE}
         self.closed = False
 
-    def put(self, event: Event) -> None:
+    def take(self, event: Event, source: Fence | None) -> bool:
         """Take an event, and note who may see it in this step."""
         self.told.append(event)
         for by in EVERYONE if self.control is not None else ():
             if self.control is not None and sees(self.control, by, event):
                 self.seen[by].append(event)
+        return True
 
-    def drop(self, run_id: RunId) -> None:
-        """Note whose deltas are to go."""
-        self.told.append(run_id)
+    def fell(self, source: Fence) -> None:
+        """Note who fell."""
+        self.told.append(source.run_id)
 
-    def close(self) -> None:
+    def close(self, error: InterlockError | None) -> None:
         """Note the end."""
         self.closed = True
 
@@ -116,8 +120,8 @@ def test_an_approver_answers_and_does_nothing_else() -> None:
 # The feed of everything
 
 
-def test_a_subscriber_of_everything_is_told_of_every_session() -> None:
-    """A subscriber of everything gets all events in one order, in the same step, and each run whose deltas go."""
+def test_a_sink_of_everything_is_told_of_every_session() -> None:
+    """A sink of everything gets all events in one order; one of a session hears besides of each fall, in its step."""
 
     async def agent(run: Run, message: Message) -> None:
         await run.say("hm")
@@ -126,8 +130,8 @@ def test_a_subscriber_of_everything_is_told_of_every_session() -> None:
     async def main() -> None:
         async with open_control(agent) as control:
             everything, own = Sink(), Sink()
-            control.feed.subscribe(None, everything)
-            control.feed.subscribe(SessionId("a"), own)
+            listening = control.feed.follow_all(everything)
+            control.feed.follow(SessionId("a"), own)
             sent = [await control.send(session, "hello") for session in ("a", "b")]
             for each in sent:
                 await told(control, each.run_id, EventKind.DELTA)
@@ -135,45 +139,46 @@ def test_a_subscriber_of_everything_is_told_of_every_session() -> None:
             await control.stop(session="b")
             for each in sent:
                 await control.wait(each.run_id, drained=True)
-            assert [at for at in everything.told if not isinstance(at, Event)] == [each.run_id for each in sent]
-            events = [event for event in everything.told if isinstance(event, Event)]
+            events = everything.told
             assert [event.position for event in events] == sorted(event.position for event in events)
             for session in ("a", "b"):
                 logged = await log_of(control, session)
                 told_of = [event for event in events if event.session == session and not isinstance(event.data, Delta)]
                 assert told_of == logged and "ended" in kinds(logged)
-            assert own.told == [
-                at for at in everything.told if at == sent[0].run_id or (isinstance(at, Event) and at.session == "a")
-            ]
-            control.feed.unsubscribe(None, everything)
+            [end] = [at for at, event in enumerate(own.told) if event == sent[0].run_id]
+            assert own.told[:end] + own.told[end + 1 :] == [event for event in events if event.session == "a"]
+            assert own.told[end + 1].kind is EventKind.ENDED
+            listening.close()
             count = len(everything.told)
             await control.wait((await control.send("c", "hello", deadline=1)).run_id)
             assert len(everything.told) == count and not everything.closed
-            control.feed.subscribe(None, everything)
+            control.feed.follow_all(everything)
         assert everything.closed
 
     seeded(main)
 
 
-@pytest.mark.parametrize("fails", ["put", "drop"])
-def test_a_subscriber_that_fails_keeps_nobody_from_being_told(fails: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A subscriber that fails is unsubscribed; the fall it failed in, and everyone else, go on."""
+@pytest.mark.parametrize("fails", ["take", "fell"])
+def test_a_sink_that_fails_keeps_nobody_from_being_told(fails: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A sink that fails is let go; the fall it failed in, and everyone else, go on."""
 
     async def main() -> None:
         async with open_control(idles) as control:
             broken, other = Sink(), Sink()
-            setattr(broken, fails, lambda _: 1 / 0)
-            control.feed.subscribe(None, broken)
-            control.feed.subscribe(None, other)
+            setattr(broken, fails, lambda *_: 1 / 0)
+            control.feed.follow(SessionId("s"), broken)
+            control.feed.follow_all(broken)
+            control.feed.follow_all(other)
             sent = await control.send("s", "hello")
             await started(control, sent.run_id)
             assert (await control.stop(session="s")).aborted
             assert (await control.wait(sent.run_id)).ending is Ending.STOPPED
-            assert control.feed._subscribers == {None: [other]}
-            assert kinds(event for event in other.told if isinstance(event, Event)).count("ended") == 1
+            assert not control.feed._following
+            assert [each.sink for each in control.feed._everything["local"]] == [broken] * (fails == "fell") + [other]
+            assert kinds(other.told).count("ended") == 1
 
     seeded(main, range(2))
-    assert "a subscriber of session s failed" in caplog.text
+    assert "a sink of session s failed" in caplog.text
 
 
 # Seeing
@@ -189,7 +194,7 @@ def test_who_sees_which_event() -> None:
         async with open_control(agent, admins=["root"], strategy="queue") as control:
             control.appoint(readers=["eve"], approvers=["carol"])
             sink = Sink(control)
-            control.feed.subscribe(None, sink)
+            control.feed.follow_all(sink)
             runs = [(await control.send("s", "hello", by="alice")).run_id]
             await control.share("s", with_="bob")
             runs.append((await control.send("s", "hello", by="bob")).run_id)

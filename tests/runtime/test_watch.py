@@ -177,8 +177,8 @@ def test_a_slow_watcher_falls_back_on_the_log(monkeypatch: pytest.MonkeyPatch) -
             async with aclosing(control.watch("s")) as stream:
                 events = [await anext(stream)]
                 await control.wait(sent.run_id, drained=True)
-                [buffer] = control.feed._subscribers["s"]
-                assert len(buffer.events) <= 8
+                [listening] = control.feed._following["s"]
+                assert len(listening.sink._events) <= 8
                 async for event in stream:
                     events.append(event)
                     if event.kind is EventKind.RECEIPT:
@@ -264,12 +264,12 @@ def test_a_watcher_that_goes_away_is_forgotten() -> None:
                     pass
 
             watching = [asyncio.create_task(watch()) for _ in range(3)]
-            while len(control.feed._subscribers.get("s", [])) < 3:
+            while len(control.feed._following.get("s", ())) < 3:
                 await asyncio.sleep(0)
             for task in watching:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
-            assert control.feed._subscribers == {}
+            assert control.feed._following == {}
 
     seeded(main)
 

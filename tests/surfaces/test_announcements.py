@@ -89,7 +89,7 @@ def test_a_stop_of_everything_begins_nothing(server: House) -> None:
 
 def test_our_own_wording_names_the_child(server: House) -> None:
     """A watcher of the session is told which child ended, and can read that run."""
-    with server.connect(caps=["interlock.quiet"]) as talk:
+    with server.connect(caps=["interlock.quiet.2"]) as talk:
         where, _ = leave(talk, "turn")
         talk.request("interlock.watch", watch=1, session=where)
         said = talk.event("interlock.event", lambda told: announces(told.get("event", {}).get("data", {})))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from interlock.surfaces import frames
-from interlock.surfaces.gateway import REQUESTS, STOPS
+from interlock.surfaces.connection import REQUESTS, STOP_ANSWERS
 from surfaces.raw import Bytes, Closed, House, Talk, WireError, greeting, house
 
 INVALID = "INVALID_REQUEST"
@@ -473,7 +473,7 @@ def test_too_many_requests_at_once(server: House, bystander: Bystander) -> None:
         assert talk.request("chat.abort", sessionKey="many")["runIds"] == [run]
         assert {talk.answer(each)["stopReason"] for each in waiting} == {"rpc"}
         assert talk.request("health")["ok"] is True
-        stops = [talk.ask("chat.abort", sessionKey=f"many-{at}") for at in range(4 * STOPS)]
+        stops = [talk.ask("chat.abort", sessionKey=f"many-{at}") for at in range(4 * STOP_ANSWERS)]
         # More stops than the budget: each is answered or refused as retryable, exactly once.
         for each in stops:
             try:

@@ -51,7 +51,7 @@ def test_the_published_streams_hold_the_whole_reply_before_its_end(server: House
 def test_our_own_wording_and_the_conversation_hold_each_block_once(server: House, asked: str) -> None:
     """A block replaces its deltas, and begins with their text."""
     where = session()
-    with server.connect(caps=["interlock.quiet"]) as talk:
+    with server.connect(caps=["interlock.quiet.2"]) as talk:
         run = talk.request("interlock.send", session=where, text=asked)["run_id"]
         talk.request("interlock.watch", watch=1, run=run)
         talk.event("interlock.event", lambda told: told.get("event", {}).get("data", {}).get("type") == "ended")
@@ -75,7 +75,7 @@ def test_the_shell_prints_the_reply_once(server: House, asked: str) -> None:
     """`send` prints the reply as it comes and `watch` prints it afterwards, each once."""
     where, whole = session(), "\n\n".join(SAID[asked]) + "\n"
     assert shell(server, "send", asked, "--watch", "--session", where) == whole
-    with server.connect(caps=["interlock.quiet"]) as talk:
+    with server.connect(caps=["interlock.quiet.2"]) as talk:
         run = talk.request("interlock.runs", session=where)[0]["id"]
     assert shell(server, "watch", run) == whole
 
@@ -107,7 +107,7 @@ def test_a_call_that_an_end_left_without_a_result_says_which_and_whose(
 ) -> None:
     """The conversation and the terminal event say of each open call whether it ran, what ended its run and by whom."""
     where = session()
-    with server.connect(caps=["interlock.quiet"]) as talk:
+    with server.connect(caps=["interlock.quiet.2"]) as talk:
         run = talk.request("chat.send", sessionKey=where, message="call", idempotencyKey=session())["runId"]
         talk.request("interlock.watch", watch=1, run=run)
         talk.event("interlock.event", lambda told: told.get("event", {}).get("data", {}).get("state") == "running")

@@ -9,25 +9,54 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlock.core.names import RunId, SessionId
+from interlock.core.fence import Fence
+from interlock.core.names import Ending, RunId, SessionId
+from interlock.core.outcome import Cause
 from interlock.surfaces import outbox as boxes
-from interlock.surfaces.outbox import Outbox
-from interlock.surfaces.telling import Item, event_item
+from interlock.surfaces.items import Piece, Stream, event_frame
+from interlock.surfaces.outbox import Item, Outbox, Pace
 
 SESSIONS = ("s1", "s2")
 RUNS = ("r1", "r2", "r3")  # r1 and r3 belong to one session
 STREAMS = ("chat", "agent")
 
 
+CUT = Cause(ending=Ending.STOPPED)
+
+
+class AtOnce(Pace):
+    """Texts are written at once: there is no loop here to wait on."""
+
+    def soon(self, outbox: Outbox) -> None:
+        """Wake the outbox."""
+        outbox.wake()
+
+
+def box_of() -> Outbox:
+    """Return an outbox that writes at once."""
+    return Outbox(AtOnce())
+
+
+FENCES: dict[str, Fence] = {}
+HEADS: dict[tuple[str, str], Stream] = {}
+
+
 @pytest.fixture(autouse=True)
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write texts at once: there is no loop here to wait on."""
-    monkeypatch.setattr(boxes, "PAUSE_SECONDS", 0.0)
+def anew() -> None:
+    """No run has fallen yet."""
+    begin()
+
+
+def begin() -> None:
+    """Give every run a new fence."""
+    FENCES.clear()
+    HEADS.clear()
+    FENCES.update({run: Fence(RunId(run)) for run in RUNS})
 
 
 def first(box: Outbox) -> bytes | None:
     """Take one frame from the outbox."""
-    return next(iter(box.take()), None)
+    return next(iter(box.pop()), None)
 
 
 def session_of(run: str) -> SessionId:
@@ -38,16 +67,15 @@ def session_of(run: str) -> SessionId:
 def text_item(run: str, stream: str, text: str, number: int) -> Item:
     """Return a delta, as telling makes it."""
     head = b'{"type":"event","event":"%b","payload":{"runId":"%b","text":' % (stream.encode(), run.encode())
-    tail = b',"last":%d}' % number
-    return Item(session_of(run), RunId(run), head, text=text, tail=tail, passing=True)
+    of = HEADS.setdefault((run, stream), Stream(head, session_of(run), FENCES[run]))
+    return Piece(of, text, b',"last":%d}' % number)
 
 
 def whole_item(run: str, number: int, *, passing: bool) -> Item:
     """Return an event that is no text."""
     payload = {"runId": run, "last": number}
-    item = event_item("tool" if passing else "end", payload, session=session_of(run), run_id=RunId(run))
-    item.passing = passing
-    return item
+    name = "tool" if passing else "end"
+    return event_frame(name, payload, session=session_of(run), source=FENCES[run], passing=passing)
 
 
 def answer(number: int) -> bytes:
@@ -69,7 +97,8 @@ class Story:
     """The items put into an outbox, and the frames taken from it."""
 
     def __init__(self) -> None:
-        self.box = Outbox()
+        begin()
+        self.box = box_of()
         self.put: dict[int, tuple[str, str, str | None, bool]] = {}  # by number: run, kind, text, passing
         self.dropped: set[int] = set()
         self.out: list[dict[str, Any]] = []
@@ -92,7 +121,8 @@ class Story:
             case ("drop", run):
                 self.dropped |= {n for n, (whose, _, _, passing) in self.put.items() if whose == run and passing}
                 before = len(self.out)
-                self.box.drop(RunId(run))
+                if FENCES[run].cause is None:
+                    FENCES[run].fall(CUT)
                 assert len(self.out) == before
             case ("take",):
                 self.take()
@@ -163,17 +193,17 @@ def test_any_order_of_doings_keeps_the_rules(story: list[tuple[Any, ...]]) -> No
 
 def test_a_hastened_delta_is_dropped_too() -> None:
     """A delta that was hastened with an answer still belongs to its run: the fall of that run drops it."""
-    box = Outbox()
+    box = box_of()
     box.put(text_item("r1", "chat", "late", 1))
     box.answer(answer(2), hasten=session_of("r1"))
-    box.drop(RunId("r1"))
+    FENCES["r1"].fall(CUT)
     assert [told["type"] for told in drained(box)] == ["res"]
     assert box._bytes == 0
 
 
 def test_the_answer_to_a_stop_overtakes_the_others() -> None:
     """The answer to a stop overtakes other sessions' events, but no earlier event of the stopped session."""
-    box = Outbox()
+    box = box_of()
     for number in range(100):
         box.put(text_item("r2", "chat", "y", number))
         box.put(whole_item("r2", number, passing=True))
@@ -185,7 +215,7 @@ def test_the_answer_to_a_stop_overtakes_the_others() -> None:
 
 def test_deltas_that_wait_are_joined() -> None:
     """Waiting deltas are joined into fewer frames with the same text; a delta that was written alone stays alone."""
-    box = Outbox()
+    box = box_of()
     texts = [f"{number} " for number in range(500)]
     for number, text in enumerate(texts):
         box.put(text_item("r1", "chat", text, number))
@@ -199,7 +229,7 @@ def test_deltas_that_wait_are_joined() -> None:
 
 def test_a_joined_frame_is_short() -> None:
     """A joined frame is bounded: a frame that was handed over cannot be taken back, so it must not hold everything."""
-    box = Outbox()
+    box = box_of()
     for number in range(2000):
         box.put(text_item("r1", "chat", "x" * 500, number))
     frames = []
@@ -221,11 +251,11 @@ def fill(box: Outbox, make: Callable[[int], Item]) -> int:
 @pytest.mark.parametrize("kind", ["whole", "text"])
 def test_beyond_the_bound_the_reader_is_too_slow(kind: str) -> None:
     """An outbox that exceeds its bytes forgets everything and takes nothing later, so that no frame follows a hole."""
-    box = Outbox()
+    box = box_of()
 
     def make(number: int) -> Item:
         if kind == "whole":
-            return event_item("end", {"runId": "r1", "last": number, "text": "x" * 1000}, session=session_of("r1"))
+            return event_frame("end", {"runId": "r1", "last": number, "text": "x" * 1000}, session=session_of("r1"))
         return text_item("r1", STREAMS[number % 2], "x" * 1000, number)
 
     went = fill(box, make)
@@ -241,12 +271,12 @@ def test_beyond_the_bound_the_reader_is_too_slow(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["answer", "whole", "text", "texts"])
 def test_one_large_frame_is_never_too_much(kind: str) -> None:
     """A single frame above the bound (a long run's end, a large answer) is sent, and its reader stays connected."""
-    box, large = Outbox(), "x" * (boxes.BUFFER_BYTES + 1)
+    box, large = box_of(), "x" * (boxes.BUFFER_BYTES + 1)
     for number in range(10):
         if kind == "answer":
             box.answer(b'{"type":"res","text":"%b"}' % large.encode())
         elif kind == "whole":
-            box.put(event_item("end", {"runId": "r1", "last": number, "text": large}, session=session_of("r1")))
+            box.put(event_frame("end", {"runId": "r1", "last": number, "text": large}, session=session_of("r1")))
         else:
             if kind == "texts":
                 box.put(text_item("r1", "chat", "before", number))
@@ -262,22 +292,20 @@ def test_whoever_can_read_again_waits_for_room() -> None:
     """A watch stops putting at half of the bound, goes on when the outbox drains, and does not hang when it closes."""
 
     async def main() -> None:
-        box = Outbox()
-        while box._bytes <= boxes.BUFFER_BYTES // 2:
+        box, called = box_of(), list[str]()
+        while not box.full:
             box.put(whole_item("r1", 1, passing=False))
-        waiting = asyncio.create_task(box.room())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        first(box)
-        while box._bytes > boxes.BUFFER_BYTES // 2:
+        assert box._bytes > boxes.BUFFER_BYTES // 2
+        box.when_room(lambda: called.append("room"))
+        while box._bytes > boxes.BUFFER_BYTES // 4:
+            assert called == []
             first(box)
-        await asyncio.wait_for(waiting, 30)
-        box.put(whole_item("r1", 1, passing=False))
-        box.put(whole_item("r1", 1, passing=False))
-        closing = asyncio.create_task(box.room())
-        await asyncio.sleep(0)
+        assert called == ["room"] and not box.full
+        while not box.full:
+            box.put(whole_item("r1", 1, passing=False))
+        box.when_room(lambda: called.append("closed"))
         box.close()
-        await asyncio.wait_for(closing, 30)
+        assert called == ["room", "closed"] and not box.full
 
     asyncio.run(main())
 
@@ -286,7 +314,7 @@ def test_a_closed_box_takes_nothing_and_sends_what_it_has() -> None:
     """After close the outbox writes what it holds, in order, and `wait` returns False when nothing more will come."""
 
     async def main() -> None:
-        box = Outbox()
+        box = box_of()
         box.put(whole_item("r1", 1, passing=False))
         box.close()
         box.put(whole_item("r1", 2, passing=False))
@@ -300,14 +328,14 @@ def test_a_closed_box_takes_nothing_and_sends_what_it_has() -> None:
 
 def test_a_flood_of_texts_is_written_now_and_then_and_everything_else_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first text is written at once; the next ones wait for a moment and are joined, or leave with an answer."""
-    monkeypatch.setattr(boxes, "PAUSE_SECONDS", 60.0)
+    monkeypatch.setattr(boxes, "PAUSE_SECONDS", (60.0, 60.0))
 
     async def play() -> None:
-        box = Outbox()
-        box._told = -60.0
+        box = Outbox(Pace())
         texts = [text_item("r1", "chat", "x", number) for number in range(9)]
         box.put(texts[0])
-        assert await asyncio.wait_for(box.wait(), 30) and len(box.take()) == 1
+        assert await asyncio.wait_for(box.wait(), 30) and len(box.pop()) == 1
+        await asyncio.sleep(0)
         for text in texts[1:8]:
             box.put(text)
         waiting = asyncio.create_task(box.wait())
@@ -315,7 +343,7 @@ def test_a_flood_of_texts_is_written_now_and_then_and_everything_else_at_once(mo
         assert not waiting.done()
         box.answer(b"answer")
         assert await asyncio.wait_for(waiting, 30)
-        told, answer = box.take(4096)
+        told, answer = box.pop(4096)
         assert b'"xxxxxxx"' in told and answer == b"answer"
         box.close()
 
@@ -324,7 +352,7 @@ def test_a_flood_of_texts_is_written_now_and_then_and_everything_else_at_once(mo
 
 def test_the_answer_to_a_message_is_not_overtaken_by_its_run() -> None:
     """A stop hastens its session's events; an earlier answer about that session goes with them, in its place."""
-    box = Outbox()
+    box = box_of()
     box.put(whole_item("r2", 1, passing=False))  # an event of another session
     box.answer(answer(2), about=session_of("r1"))
     box.put(whole_item("r1", 3, passing=False))

@@ -26,7 +26,8 @@ from interlock.core.outcome import Outcome
 from interlock.core.projection import TABLE
 from interlock.surfaces import access, frames, page
 from interlock.surfaces.access import Access, Codes, Scope, digest_of
-from interlock.surfaces.telling import OUTLINE, PREVIEW, Watcher
+from interlock.surfaces.own import OUTLINE, OwnWording
+from interlock.surfaces.telling import PREVIEW
 from surfaces import busy
 from surfaces.raw import BOUND_SECONDS, INTERLOCK, Closed, House, Talk, house
 
@@ -528,8 +529,8 @@ def test_an_outline_cuts_every_text_and_no_name() -> None:
 
     def told(data: Any) -> Any:
         event = Event(position=1, session=session, run_id=RunId("r-1-1"), generation=1, data=data)
-        (item,) = Watcher().outline(event)
-        payload = json.loads(item.bytes() + b"}")["payload"]
+        (item,) = OwnWording().outline(event, None)
+        payload = json.loads(item.body + b"}")["payload"]
         assert frames.encode(payload) and payload["event"]["session"] == session
         return payload["event"]["data"]
 

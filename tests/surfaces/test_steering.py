@@ -10,7 +10,7 @@ import pytest
 from interlock.core.events import Delta, Ended, Event, MessageData
 from interlock.core.names import Ending, Principal, RunId, SessionId
 from interlock.core.outcome import Outcome
-from interlock.surfaces.telling import Teller
+from interlock.surfaces.published import PublishedWording
 
 from .scene import Served, Wire, served, wire
 
@@ -52,18 +52,21 @@ def test_a_message_that_was_taken_in_is_told_as_its_taker(server: Served) -> Non
     asyncio.run(play())
 
 
-def test_a_teller_forgets_every_run_it_told() -> None:
-    """A teller forgets an absorbed message with the run that absorbed it: the message has no ending of its own."""
+def test_the_wording_forgets_every_run_it_told() -> None:
+    """The wording forgets an absorbed message with the run that absorbed it: the message has no ending of its own."""
 
     def event(run: str, data: Any) -> Event:
         return Event(position=1, session=SessionId("s"), run_id=RunId(run), generation=1, data=data)
 
-    teller = Teller()
-    for names in (("s",), ("main", "ann/main")):
-        teller.tell(event("steered", MessageData(text="hello", by=Principal("me"))), names)
-        teller.tell(event("taker", Delta(text="x")), names)
-        teller.tell(event("taker", Ended(outcome=Outcome(run_id=RunId("taker"), ending=Ending.COMPLETED))), names)
-    assert teller._runs == {}
+    wording = PublishedWording()
+    for data in (
+        event("steered", MessageData(text="hello", by=Principal("me"))),
+        event("taker", Delta(text="x")),
+        event("taker", Ended(outcome=Outcome(run_id=RunId("taker"), ending=Ending.COMPLETED))),
+    ):
+        told = [wording.items(data, None, name) for name in ("main", "ann/main")]
+        assert len(told[0]) == len(told[1])
+    assert wording._runs == {}
 
 
 def test_the_retry_of_a_message_that_was_taken_in_is_answered_at_once(server: Served) -> None:

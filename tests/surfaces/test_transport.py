@@ -17,10 +17,9 @@ from msgspec.structs import replace
 
 from interlock import Message, Run
 from interlock.core.names import SessionId
-from interlock.surfaces import frames, gateway, server
+from interlock.surfaces import connection, frames, gateway, outbox, server
 from interlock.surfaces.access import Access, Scope
-from interlock.surfaces.gateway import Connection
-from interlock.surfaces.outbox import Texts
+from interlock.surfaces.connection import Connection
 
 from .floods import agent
 from .protocol import Frame
@@ -158,9 +157,8 @@ def test_a_fall_drops_from_every_outbox(tmp_path: Path) -> None:
             boxes_ = [served.connection(wire).outbox for wire in slow]
             await eventually(lambda: all(box._bytes > 400 * KIB for box in boxes_), "full outboxes")
             await fast.request("chat.abort", sessionKey="cut")
-            held = [item for box in boxes_ for item in (*box._items, *box._urgent)]
-            flat = [item for each in held for item in (each.items if isinstance(each, Texts) else [each])]
-            runs = {getattr(item, "run_id", None) for item in flat if getattr(item, "passing", False)}
+            held = [each for box in boxes_ for each in (*box._held, *box._urgent) if hasattr(each, "items")]
+            runs = {each.items[0].source.run_id for each in held if each.items[0].passing and not each.over}
             assert runs == {kept}
             await fast.request("chat.abort", sessionKey="kept")
             for wire in slow:
@@ -206,7 +204,7 @@ def test_a_slow_reader_is_let_go(tmp_path: Path) -> None:
             at = time.monotonic()
             await eventually(lambda: ends not in served.connections, "the slow one's end")
             await eventually(lambda: descriptors() < sockets, "the slow one's socket")
-            assert time.monotonic() - at < gateway.FLUSH_SECONDS + server.CLOSE_SECONDS + 20
+            assert time.monotonic() - at < connection.FLUSH_SECONDS + server.CLOSE_SECONDS + 20
             seen = len(fast.events)
             await fast.wait_for(lambda event: event["event"] == "chat", after=seen)  # other connections go on
             await fast.request("chat.abort", sessionKey="s")
@@ -254,7 +252,7 @@ def test_stalled_readers_cost_a_bounded_memory(tmp_path: Path) -> None:
                 assert (await fast.request("agent.wait", runId=run))["status"] == "ok"
             most = rss(served.pid) - before
             await eventually(lambda: descriptors(served.pid) <= sockets, "the sockets of those let go")
-            assert most < 50 * frames.BUFFER_BYTES, f"{most / KIB / KIB:.0f} MiB"
+            assert most < 50 * outbox.BUFFER_BYTES, f"{most / KIB / KIB:.0f} MiB"
             print(f"50 stalled readers: {most / KIB / KIB:.0f} MiB")
             for wire in slow:
                 await wire.vanish()
@@ -269,7 +267,7 @@ def test_a_stop_has_a_budget_of_its_own(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path, agent) as served, await served.dial() as wire:
             run = await send(wire, "wait")
-            waits = [await wire.ask("agent.wait", runId=run, timeoutMs=60_000) for _ in range(gateway.REQUESTS)]
+            waits = [await wire.ask("agent.wait", runId=run, timeoutMs=60_000) for _ in range(connection.REQUESTS)]
             full = await wire.ask("agent.wait", runId=run, timeoutMs=60_000)
             with pytest.raises(Exception, match="too many requests") as refused:
                 await wire.answer(full)
@@ -322,11 +320,11 @@ def test_what_was_sent_into_a_dead_link_is_replayed(tmp_path: Path) -> None:
             known = lost.watched(1)
             there = served.connection(lost)
             lost.cut()
-            wrote = there.outbox._seq
+            wrote = there.outbox._number
             for number in range(20):
                 sent = await served.control.send(f"{there.by}/s", f"more {number}", by=there.by)
                 await served.control.wait(sent.run_id, by=there.by)
-            await eventually(lambda: there.outbox._seq >= wrote + 5, "sends that succeed")
+            await eventually(lambda: there.outbox._number >= wrote + 5, "sends that succeed")
             assert lost.watched(1) == known  # none of these events arrived
             async with await served.dial(caps=(frames.QUIET,)) as again:
                 await again.request("interlock.watch", watch=1, session="s", after=known[-1]["position"])

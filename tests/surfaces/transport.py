@@ -27,7 +27,8 @@ from interlock import app, open_control
 from interlock.runtime.control import Control
 from interlock.runtime.settings import Settings
 from interlock.surfaces import frames, server
-from interlock.surfaces.gateway import Connection, Gateway
+from interlock.surfaces.connection import Connection
+from interlock.surfaces.gateway import Gateway
 
 from .floods import agent
 from .protocol import Conversation, Frame, Wrong

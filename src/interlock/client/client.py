@@ -352,6 +352,15 @@ class Client:
         """
         return await self._call("interlock.pair", {"name": name})
 
+    def is_current(self, run: str) -> bool:
+        """Return whether a run that this client watches has not fallen. A sink asks this where it begins a delivery.
+
+        The call never waits: the gateway says in the step of a fall that the run fell, ahead of everything else that it
+        has to send. The answer is later than the fall by the way of that frame. A run that this client does not watch,
+        or while there is no connection, is not current.
+        """
+        return self._connection.is_current(run)
+
     async def watch(
         self, session: str | None = None, *, run: str | None = None, after: int = 0
     ) -> AsyncGenerator[Event, None]:
@@ -365,9 +374,9 @@ class Client:
             try:
                 asked = {"watch": feed.number, "session": session, "run": run, "after": seen.position}
                 await link.ask("interlock.watch", params_of("interlock.watch", asked))
-                while (told := await feed.next()) is not None and told.event is not None:
+                while (told := await feed.next()) is not None and not told.over:
                     until = math.inf
-                    if seen.passes(told.event):
+                    if told.event is not None and seen.passes(told.event):
                         yield told.event
                         if run is not None and isinstance(told.event.data, Ended):
                             return

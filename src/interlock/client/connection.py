@@ -25,7 +25,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from interlock.core.errors import BadInput, InterlockError, Refused, Unavailable
-from interlock.surfaces.frames import ERRORS, FRAME_BYTES, METHODS, PROTOCOL, QUIET, Watched
+from interlock.core.names import PASSING, EventKind
+from interlock.surfaces.frames import ERRORS, FRAME_BYTES, METHODS, PROTOCOL, QUIET, Fell, Watched
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -39,6 +40,7 @@ ANSWER_BYTES: Final = 32 * 1024 * 1024
 # A request that drops every connection on which it is sent is given up after so many tries.
 TRIES: Final = 8
 WATCH_EVENTS: Final = 256  # waiting for one watcher
+RUNS: Final = 4_096  # remembered by a watch
 T = TypeVar("T")
 NEWER: Final = "this client does not understand the gateway's answer; install the same version on both sides"
 UNPAIRED: Final = frozenset({"NOT_PAIRED", "PAIRING_REQUIRED", "DEVICE_IDENTITY_REQUIRED"})  # codes of other gateways
@@ -70,22 +72,54 @@ _watched = msgspec.json.Decoder(Watched)
 _encode = msgspec.json.Encoder().encode
 
 
+class RemoteSource:
+    """The run behind an event, as this client knows it: current until the gateway says that it fell."""
+
+    __slots__ = ("cause", "early")
+
+    def __init__(self) -> None:
+        self.cause: str | None = None
+        # The run was cut short: its deltas count no more.
+        self.early = False
+
+
 class Feed:
-    """The events of one watch on one connection that the watcher has not read."""
+    """The events of one watch on one connection that the watcher has not read.
+
+    A `fell` frame overtakes events that were sent before it: deltas of that run that wait here are not read any more.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self._told: deque[Watched] = deque()
+        # Each with the run that it came from.
+        self._told: deque[tuple[Watched, RemoteSource | None]] = deque()
         self._news = asyncio.Event()
         self._over = False
+        self.sources: dict[str, RemoteSource] = {}
 
     def put(self, told: Watched) -> bool:
         """Add an event; False if there is no room."""
+        if isinstance(told.fell, Fell):
+            source = self._source(told.fell.run_id)
+            source.cause, source.early = "fell", told.fell.early
+            return True
         if len(self._told) >= WATCH_EVENTS:
             return False
-        self._told.append(told)
+        event = told.event
+        of = None if event is None or event.run_id is None else self._source(event.run_id)
+        if event is not None and of is not None and event.kind is EventKind.ENDED:
+            of.cause = of.cause or "ended"
+        self._told.append((told, of))
         self._news.set()
         return True
+
+    def _source(self, run_id: str) -> RemoteSource:
+        source = self.sources.get(run_id)
+        if source is None:
+            if len(self.sources) >= RUNS:
+                del self.sources[next(iter(self.sources))]
+            source = self.sources[run_id] = RemoteSource()
+        return source
 
     def end(self) -> None:
         """Accept no more events; the watcher still reads those that wait."""
@@ -94,12 +128,18 @@ class Feed:
 
     async def next(self) -> Watched | None:
         """Wait for the next event and return it; None if there will be none."""
-        while not self._told:
+        while True:
+            while self._told:
+                told, source = self._told.popleft()
+                if told.event is None:
+                    return told
+                if source is None or not source.early or told.event.kind not in PASSING:
+                    told.event.of(source)
+                    return told
             if self._over:
                 return None
             self._news.clear()
             await self._news.wait()
-        return self._told.popleft()
 
 
 class Link:
@@ -159,6 +199,11 @@ class Link:
         for task in self._last_words:
             task.cancel()
         await self._socket.close()
+
+    def is_current(self, run: str) -> bool:
+        """Return whether a watch of this connection has heard of a run, and not of its fall."""
+        heard = [feed.sources[run] for feed in self._feeds.values() if run in feed.sources]
+        return bool(heard) and all(source.cause is None for source in heard)
 
     def feed(self) -> Feed:
         """Return a new feed for the events of a watch."""
@@ -240,6 +285,10 @@ class Connection:
                     await link.end()
             await asyncio.sleep(random.uniform(0.5, 1.0) * pause)
             pause = min(2 * pause, longest)
+
+    def is_current(self, run: str) -> bool:
+        """Return whether a run that is watched over this connection has not fallen; False while there is none."""
+        return self._link is not None and self._link.is_current(run)
 
     async def linked(self, until: float = math.inf) -> Link:
         """Return the link, waiting for the next one if there is none."""

@@ -117,7 +117,10 @@ def may_found(by: Principal, session: SessionId) -> bool:
 class Authority:
     """The principals that have a role in this control, and the one place where a right is checked (`may`)."""
 
-    __slots__ = ("_admins", "_approvers", "_named", "_readers", "_writers")
+    __slots__ = ("_admins", "_approvers", "_named", "_readers", "_writers", "appointed")
+
+    appointed: frozenset[Principal]
+    """Every principal with a role; nobody else may see what is neither theirs nor shared with them."""
 
     def __init__(self, admins: Collection[str] = (), readers: Collection[str] = ()) -> None:
         self._named = frozenset(admins) | {LOCAL}, frozenset(readers)
@@ -132,6 +135,11 @@ class Authority:
         admins, readers = self._named
         self._admins, self._readers = admins.union(roles.get("admins", ())), readers.union(roles.get("readers", ()))
         self._approvers, self._writers = frozenset(roles.get("approvers", ())), frozenset(roles.get("writers", ()))
+        self.appointed = frozenset(map(Principal, self._admins | self._readers | self._approvers))
+
+    def approves(self, by: Principal) -> bool:
+        """Return whether `by` may answer every question."""
+        return by in self._approvers
 
     def relations(
         self, by: Principal, *, whose: Whose = NOBODYS, principal: Principal | None = None

@@ -12,7 +12,7 @@
 """
 
 from collections.abc import Iterable
-from typing import ClassVar, NewType
+from typing import ClassVar, NewType, Protocol
 
 import msgspec
 
@@ -31,6 +31,16 @@ from interlock.core.names import (
 from interlock.core.outcome import Outcome
 from interlock.core.projection import tool_words
 from interlock.core.receipt import Receipt
+
+
+class Source(Protocol):
+    """The run behind an event, as a listener sees it: its fence, or what another process said of that."""
+
+    @property
+    def cause(self) -> object | None:
+        """Why the run fell; None while it is current."""
+        ...
+
 
 Json = NewType("Json", str)
 """A plain value as JSON text: what crosses between agent and control."""
@@ -212,7 +222,7 @@ Data = (
 )
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class Event(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One thing that happened in a session."""
 
     position: int
@@ -227,6 +237,21 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     def kind(self) -> EventKind:
         """What sort of event this is."""
         return self.data.kind
+
+    def of(self, source: Source | None) -> "Event":
+        """Return this event, with the run that it came from; the source is neither stored nor sent."""
+        if source is not None:
+            self.__dict__["source"] = source
+        return self
+
+    @property
+    def current(self) -> bool:
+        """True while the event's run has not fallen; it is read from the run's own mark, in the step that asks.
+
+        An event of a run that is over, or that this process does not know, is not current; nor is a session's event.
+        """
+        source: Source | None = self.__dict__.get("source")
+        return source is not None and source.cause is None
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,8 +22,9 @@ from interlock.core.events import Json, QuestionData
 from interlock.core.names import Effect, KnownPhase, Principal, QuestionId, QuestionState, RunId, SessionId
 from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
+from interlock.runtime.feed import Feed
 from interlock.runtime.live import LiveRun, Question
-from interlock.runtime.outlet import Feed, Outlet
+from interlock.runtime.outlet import Outlet
 from interlock.runtime.registry import Registry
 from interlock.runtime.settings import QUESTIONS, Settings
 from interlock.runtime.sight import Sight

@@ -11,9 +11,10 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
 from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
 
 import anyio
 import msgspec
@@ -46,12 +47,12 @@ from interlock.runtime.crew import Crew
 from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.driver import Driver, HostsInfo
 from interlock.runtime.ending import Endings
+from interlock.runtime.feed import Feed, Listening, Sink
 from interlock.runtime.guards import Guard, Guards, cut_short
 from interlock.runtime.inbox import Inbox
 from interlock.runtime.listing import RunInfo, as_tree, info_of, info_of_row
 from interlock.runtime.live import RUN_SESSION, LiveRun, Order, Sent, own_session
 from interlock.runtime.naming import Anothers, Naming, UnknownSession
-from interlock.runtime.outlet import Feed
 from interlock.runtime.recovery import Recovery
 from interlock.runtime.registry import Registry, StopCall
 from interlock.runtime.reporting import Reporting
@@ -60,7 +61,7 @@ from interlock.runtime.sharing import Shared, Sharing
 from interlock.runtime.sight import Sight
 from interlock.runtime.spawning import ProcessInfo, Running, Spawning
 from interlock.runtime.stage import Stage
-from interlock.runtime.stopping import Remaining, Stopping
+from interlock.runtime.stopping import Answering, Remaining, Stopping
 from interlock.runtime.values import (
     count_of,
     instructions_of,
@@ -73,7 +74,7 @@ from interlock.runtime.values import (
     text_of,
 )
 from interlock.runtime.wakes import Wake, Wakes, schedule
-from interlock.runtime.watch import Buffer, Watch, whole_log
+from interlock.runtime.watch import Watch, whole_log
 from interlock.stores.base import READ_SECONDS, SessionInfo, Store, StoreFailed, committed, read
 
 # Closing waits this much longer than the sum of its bounds: a busy loop comes late to its timers.
@@ -109,7 +110,7 @@ class Control:
         self._registry = Registry(boot)
         self._crew = Crew()
         self._clock = Clock(loop)
-        self.feed = Feed(self._registry, store, self._clock)
+        self.feed = Feed(self._registry, store=store, clock=self._clock, authority=self._authority, guards=self.guards)
         self._endings = Endings(
             self._registry, feed=self.feed, store=store, crew=self._crew, clock=self._clock, settings=settings
         )
@@ -262,6 +263,27 @@ class Control:
         answers; `instructions` reach the agent together with the message. `order` is (channel, the channel's own number
         or time). A message that was written before a stop in the same channel, and arrives after it, is stopped too.
         """
+        begun = self.begin_send(
+            session, text, by=by, key=key, strategy=strategy, deadline=deadline, order=order, kind=kind, agent=agent,
+            instructions=instructions,
+        )  # fmt: skip
+        return await begun()
+
+    def begin_send(
+        self,
+        session: str | None,
+        text: str,
+        *,
+        by: str = LOCAL,
+        key: str | None = None,
+        strategy: str | None = None,
+        deadline: float | None = None,
+        order: tuple[str, float] | None = None,
+        kind: str = "chat",
+        agent: str | None = None,
+        instructions: str | None = None,
+    ) -> Callable[[], Coroutine[Any, Any, Sent]]:
+        """Take a message in this very step, so that a stop right behind it finds it; return what waits for the ack."""
         self._here()
         run = self._arrive(
             None if session is None else _session_name(session),
@@ -278,7 +300,9 @@ class Control:
         )
         # An acked run means that the key was used before. If that run is over, the answer says `ended`, as it would
         # after a restart.
-        again = run.acked.is_set()
+        return partial(self._sent, run, run.acked.is_set())
+
+    async def _sent(self, run: LiveRun, again: bool) -> Sent:
         await run.acked.wait()
         if run.problem is not None:
             raise run.problem.with_traceback(None)
@@ -381,6 +405,24 @@ class Control:
         it, are stopped as well; messages that were written after it are spared. `typed` says that a person typed the
         stop as a message to the session; the outcome carries that on.
         """
+        begun = self.begin_stop(session=session, run=run, message=message, key=key, by=by, order=order, typed=typed)
+        return await begun()
+
+    def begin_stop(
+        self,
+        *,
+        session: str | None = None,
+        run: str | None = None,
+        message: str | None = None,
+        key: str | None = None,
+        by: str = LOCAL,
+        order: tuple[str, float] | None = None,
+        typed: bool = False,
+    ) -> Answering:
+        """Stop in this very step, and return what waits for the receipt: `await control.begin_stop(session="s")()`.
+
+        A surface calls this in the step that reads a stop. The stop counts whether or not its answer is awaited.
+        """
         self._here()
         if [session, run, message].count(None) != 2:
             raise BadInput("stop one thing: session=, run= or message=")
@@ -391,12 +433,12 @@ class Control:
         call = _call(by, key, "stop", what, typed=bool(typed) and session is not None)
         if session is not None:
             session_id = SessionId(name_of(session, "session"))
-            return await self._stopping.once(call, session_id, lambda: self._stopping.session(session_id, call, place))
+            return self._stopping.once(call, session_id, lambda: self._stopping.session(session_id, call, place))
         if run is not None:
             run_id = RunId(name_of(run, "run"))
-            return await self._stopping.once(call, None, lambda: self._stopping.run(run_id, call))
+            return self._stopping.once(call, None, lambda: self._stopping.run(run_id, call))
         sent = name_of(message, "message")
-        return await self._stopping.once(call, None, lambda: self._stopping.message(sent, call))
+        return self._stopping.once(call, None, lambda: self._stopping.message(sent, call))
 
     def remaining(self, session: str, *, by: str = LOCAL) -> Remaining:
         """Return what the caller may still stop in a session. It reads memory alone and never waits for the store."""
@@ -407,10 +449,14 @@ class Control:
 
         The log and the schedules stay.
         """
+        return await self.begin_reset(session, key=key, by=by)()
+
+    def begin_reset(self, session: str, *, key: str | None = None, by: str = LOCAL) -> Answering:
+        """Reset in this very step, as far as memory knows the session, and return what waits for the receipt."""
         self._here()
         session_id = SessionId(name_of(session, "session"))
         call = _call(by, key, "reset", [session])
-        return await self._stopping.once(call, session_id, lambda: self._stopping.reset(session_id, call))
+        return self._stopping.once(call, session_id, lambda: self._stopping.reset(session_id, call))
 
     # Questions
 
@@ -623,11 +669,7 @@ class Control:
         stored = count_of(latest, "latest")
         principal = Principal(name_of(by, "by"))
         wanted = None if session is None else SessionId(name_of(session, "session"))
-        alive = [
-            run
-            for run in self._registry.runs.values()
-            if wanted in (None, run.session.id, run.home.id if tree else None) and self._sight.may_see(principal, run)
-        ]
+        alive = self._alive(wanted, principal, tree=tree)
         rows: list[RunRow] = []
         if wanted is not None:
             rows = await read(self._sight.rows(wanted, principal, tree=tree))
@@ -642,8 +684,25 @@ class Control:
             await self._owned(wanted, principal)
         return as_tree([*ended, *live]) if tree else [*ended, *live]
 
+    def _alive(self, session: SessionId | None, by: Principal, *, tree: bool = False) -> list[LiveRun]:
+        return [
+            run
+            for run in self._registry.runs.values()
+            if session in (None, run.session.id, run.home.id if tree else None) and self._sight.may_see(by, run)
+        ]
+
+    def live_runs(self, session: str | None = None, *, by: str = LOCAL) -> list[RunInfo]:
+        """List live runs the caller may see, from memory alone; the call never waits for the store."""
+        self._here()
+        wanted = None if session is None else SessionId(name_of(session, "session"))
+        return [info_of(run) for run in self._alive(wanted, Principal(name_of(by, "by")))]
+
     async def processes(self, session: str | None = None, *, by: str = LOCAL) -> list[ProcessInfo]:
         """List live processes of runs the caller may see, and detached ones the caller may stop."""
+        return self.live_processes(session, by=by)
+
+    def live_processes(self, session: str | None = None, *, by: str = LOCAL) -> list[ProcessInfo]:
+        """List what `processes` lists; the call never waits."""
         self._here()
         principal = Principal(name_of(by, "by"))
         wanted = None if session is None else SessionId(name_of(session, "session"))
@@ -687,6 +746,24 @@ class Control:
         self, session: str | None = None, *, run: str | None = None, after: int = 0, by: str = LOCAL
     ) -> AsyncGenerator[Event, None]:
         """Replay a session's events after a position, then follow; with run=, that run's, up to its terminal event."""
+        watch = Watch()
+        watch.listening = listening = await self.listen(watch, session, run=run, after=after, by=by)
+        if listening is None:
+            return
+        try:
+            while (event := await watch.next()) is not None:
+                yield event
+        finally:
+            listening.close()
+
+    async def listen(
+        self, sink: Sink, session: str | None = None, *, run: str | None = None, after: int = 0, by: str = LOCAL
+    ) -> Listening | None:
+        """Give a sink what `watch` yields, each event in the step that publishes it; None if the run was withdrawn.
+
+        Control reads the log once `resume` is called on what this returns. The listening ends when the caller loses the
+        right to see what it shows.
+        """
         self._here()
         if (session is None) == (run is None):
             raise BadInput("watch one thing: a session, or run=")
@@ -697,44 +774,33 @@ class Control:
         # Events of an aliased run belong to the run that absorbed it.
         if only is not None and (live := self._registry.runs.get(only)) is not None:
             only = live.itself.id
-        buffer = Buffer()
+        guard: Callable[[Callable[[], object]], Guard]
         if only is None:
             session_id = SessionId(name_of(session, "session"))
             await self._owned(session_id, principal)
             whose = await read(self._sight.whose(session_id))
-            guard = Guard(Action.SEE_SESSION, principal, session=session_id, whose=whose, gone=buffer.forbid)
+            guard = partial(_session_guard, principal, session_id, whose)
         elif (found := await self._seen(only, principal)) is None:
-            return
+            return None
         else:
             session_id, only = found
-            guard = await self._guard_of(only, principal, buffer)
-        view = Watch(session_id, registry=self._registry, store=self._store, feed=self.feed, clock=self._clock)
-        with self.guards.held(guard):
-            async with aclosing(view.events(after, only, buffer=buffer)) as events:
-                async for event in events:
-                    yield event
-        if guard.void:
-            raise Unknown(f"{by} may not see this any more; the watch is over")
+            guard = await self._guard_of(only, principal)
+        listening = self.feed.follow(session_id, sink, after=after, only=only)
+        listening.guarded(guard(listening.forbid))
+        return listening
 
-    async def _guard_of(self, run_id: RunId, by: Principal, buffer: Buffer) -> Guard:
+    async def _guard_of(self, run_id: RunId, by: Principal) -> Callable[[Callable[[], object]], Guard]:
         if (live := self._registry.runs.get(run_id)) is not None:
-            return self._guard(live, by, buffer.forbid)
+            return partial(self._guard, live, by)
         row = await read(self._store.run(run_id))
         home = SessionId("") if row is None else row.home or row.session
         whose, principal = await read(self._sight.whose(home)), None if row is None else row.principal
-        return Guard(Action.SEE_RUN, by, session=home, whose=whose, principal=principal, gone=buffer.forbid)
+        return partial(_run_guard, by, home, whose, principal)
 
     def sees(self, by: str, session: SessionId, run: RunId | None, *, question: bool = False) -> bool:
-        """Return whether the caller may see an event of a session or a run now.
-
-        A surface asks this for every event and connection, so it never waits for the store.
-        """
+        """Return whether the caller may see an event of a session or a run now; the call never waits for the store."""
         live = None if run is None else self._registry.runs.get(run)
-        whose, principal = self._registry.whose(session), None if live is None else live.principal
-        action = Action.ANSWER if question else Action.SEE_RUN
-        return self._authority.may(Action.SEE_SESSION, Principal(by), whose=whose) or self._authority.may(
-            action, Principal(by), whose=whose, principal=principal
-        )
+        return self.feed.sees(Principal(by), session, None if live is None else live.principal, question=question)
 
     def is_current(self, run: str, *, by: str = LOCAL) -> bool:
         """Return whether a run has not fallen. A sink asks this in the step in which it begins a delivery (race 135).
@@ -856,6 +922,16 @@ def _told(run: LiveRun) -> Outcome:
 
 def _not_ended(run_id: RunId, answer: Ending) -> Outcome:
     return Outcome(run_id=run_id, ending=answer)
+
+
+def _session_guard(by: Principal, session: SessionId, whose: Whose, gone: Callable[[], object]) -> Guard:
+    return Guard(Action.SEE_SESSION, by, session=session, whose=whose, gone=gone)
+
+
+def _run_guard(
+    by: Principal, home: SessionId, whose: Whose, principal: Principal | None, gone: Callable[[], object]
+) -> Guard:
+    return Guard(Action.SEE_RUN, by, session=home, whose=whose, principal=principal, gone=gone)
 
 
 def _session_name(value: object) -> str:

@@ -31,8 +31,9 @@ from interlock.core.outcome import Cause
 from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
 from interlock.runtime.fall import Fall, was_dropped
+from interlock.runtime.feed import Feed
 from interlock.runtime.live import Body, Falling, LiveRun, delegated
-from interlock.runtime.outlet import Feed, Outlet
+from interlock.runtime.outlet import Outlet
 from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import Settings
 from interlock.stores.base import Store, StoreFailed, Ticket, committed

@@ -2,7 +2,7 @@
 
 1. The causes are completion, failure, stop, takeover, a passed limit, a parent's end, shutdown and loss. All of t0
    happens in one synchronous step: the ending is settled · the fence closes · if the run has the seat, the seat is free
-   and the generation rises · open questions go void · after an early end, unread deltas leave every buffer · open tool
+   and the generation rises · open questions go void · readers elsewhere are told · open tool
    calls are closed as skipped or interrupted · if the agent had started, its bodies and processes are cut · the
    children fall, but for detached ones. Nothing in this file waits. What follows t0 is in `ending.py`: the ending
    becomes public (t1), the bodies and processes of the run end (t2), and the receipt is complete (t3).
@@ -47,8 +47,8 @@ from interlock.core.projection import tool_words
 from interlock.core.receipt import GRADES, FallenRun, FallenTool, Processes, Receipt, Totals, summed
 from interlock.processes.base import UNSEEN, Containment, Grade
 from interlock.runtime.clock import Clock
+from interlock.runtime.feed import Feed
 from interlock.runtime.live import Body, LiveRun, ToolCall
-from interlock.runtime.outlet import Feed
 from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import REFUSALS, TOOLS_LISTED
 
@@ -151,10 +151,9 @@ class Fall:
         self._disarm(run)
         self.void[run.id] = self._void_questions(run)
         self.held[run.id] = self._registry.holds.fall(run)
-        # Deltas that no watcher has read leave every buffer now; otherwise they would arrive after the ack of the stop
-        # (races 9 and 10).
-        if settled.early:
-            self._feed.drop(run)
+        # No buffer is searched: deltas that wait in one read this mark, and are not told (races 9 and 10).
+        # Readers elsewhere cannot read it, and are told of the fall now.
+        self._feed.fell(run.session.id, run.fence)
         self.closing[run.id] = self._close_reply(run, settled, closing)
         self._close_calls(run)
         run.outcome = self._outcome(run, settled)

@@ -56,12 +56,20 @@ class Guards:
     @contextmanager
     def held(self, guard: Guard) -> Iterator[Guard]:
         """Guard a right inside the block; ask for it at once."""
-        self._guards[guard] = None
+        self.hold(guard)
         try:
-            self._ask(guard)
             yield guard
         finally:
-            del self._guards[guard]
+            self.release(guard)
+
+    def hold(self, guard: Guard) -> None:
+        """Guard a right until `release`; ask for it at once."""
+        self._guards[guard] = None
+        self._ask(guard)
+
+    def release(self, guard: Guard) -> None:
+        """Guard a right no longer."""
+        self._guards.pop(guard, None)
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call a listener in every step that changes a right."""

@@ -46,9 +46,10 @@ from interlock.runtime.clock import Clock
 from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.ending import Endings, earlier
 from interlock.runtime.fall import Fall, seat_next
+from interlock.runtime.feed import Feed
 from interlock.runtime.live import Collection, LiveRun, Sent, delegated, own_session
 from interlock.runtime.naming import UnknownSession
-from interlock.runtime.outlet import Feed, Outlet
+from interlock.runtime.outlet import Outlet
 from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import ARRIVALS, COLLECT_TIMES, COLLECTED, Settings
 from interlock.stores.base import Loaded, Store, StoreFailed, Ticket, Unsure, committed

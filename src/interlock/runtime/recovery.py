@@ -58,9 +58,10 @@ from interlock.processes.base import Processes
 from interlock.runtime.clock import Clock
 from interlock.runtime.ending import Endings
 from interlock.runtime.fall import seat_next, without_result
+from interlock.runtime.feed import Feed
 from interlock.runtime.inbox import Inbox
 from interlock.runtime.live import RUN_SESSION, Child, Collection, LiveRun, Question, Sent, ToolCall
-from interlock.runtime.outlet import Feed, Outlet, tell_again
+from interlock.runtime.outlet import Outlet, tell_again
 from interlock.runtime.registry import Registry, Session
 from interlock.runtime.reporting import Reporting
 from interlock.runtime.settings import CRASHES, RECOVERED, Settings

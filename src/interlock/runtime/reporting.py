@@ -24,9 +24,10 @@ from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
 from interlock.runtime.ending import Endings
 from interlock.runtime.fall import Fall
+from interlock.runtime.feed import Feed
 from interlock.runtime.inbox import Inbox
 from interlock.runtime.live import RUN_SESSION, Child, LiveRun
-from interlock.runtime.outlet import Feed, Outlet
+from interlock.runtime.outlet import Outlet
 from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import MESSAGE_BYTES
 

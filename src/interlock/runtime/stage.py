@@ -29,11 +29,12 @@ from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.delegation import Delegation
 from interlock.runtime.driver import AgentFailed, Driver, kind_of
 from interlock.runtime.ending import Endings
+from interlock.runtime.feed import Feed
 from interlock.runtime.gate import Gate
 from interlock.runtime.inbox import Inbox, endings_told
 from interlock.runtime.inline import Dropped
 from interlock.runtime.live import LiveRun
-from interlock.runtime.outlet import Feed, Outlet
+from interlock.runtime.outlet import Outlet
 from interlock.runtime.registry import Registry
 from interlock.runtime.run import Message, Part
 from interlock.runtime.settings import Settings

@@ -1,6 +1,8 @@
 """Stopping: a session, a run, or a message by its key. Resetting a session is a stop too.
 
-1. One synchronous step decides what is to fall, and lets it fall. Then the caller waits for t1 and no longer.
+1. One synchronous step decides what is to fall, and lets it fall. So every verb here is a plain function: it decides
+   in the step that calls it, and returns what waits for the receipt (`Answering`). A surface calls it in the step that
+   reads the stop, however many answers are on their way. Then the caller waits for t1 and no longer.
 2. A stop is never refused for trouble of the store. It waits for the store for COMMIT_SECONDS at most. Where it must
    ask the store and gets no answer, it returns the receipt of a stop that found nothing.
 3. The answer says what was decided, not what was asked: `aborted` if this call ended something, else `already`, the
@@ -20,6 +22,7 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import anyio
@@ -46,6 +49,9 @@ from interlock.runtime.spawning import Running, command_of
 from interlock.stores.base import Store, Ticket, read
 
 T = TypeVar("T")
+
+Answering = Callable[[], Coroutine[Any, Any, Receipt]]
+"""The answer to a stop that was begun: call it and await the receipt. Nothing depends on that it is called."""
 
 
 class Remaining(NamedTuple):
@@ -84,24 +90,36 @@ class Stopping:
 
     # Once per key
 
-    async def once(self, call: StopCall, session: SessionId | None, stop: Callable[[], Awaitable[Receipt]]) -> Receipt:
-        """Stop. If the call's key was used before, end nothing and return the result of its first use instead."""
+    def once(self, call: StopCall, session: SessionId | None, stop: Callable[[], Answering]) -> Answering:
+        """Stop. If the call's key was used before, end nothing and answer with the result of its first use instead."""
         if call.key is None:
-            return await stop()
-        while (first := self._registry.stop_of(call.by, call.key)) is not None:
-            if (first.method, first.digest) != (call.method, call.digest):
-                raise KeyConflict(f"key {call.key!r} was used for another stop; use a new key for this one")
-            await first.decided.wait()
-            if first.row is not None:
-                return await self._told_again(first.row, session)
-        self._registry.claim(call)
-        try:
-            return await stop()
-        finally:
-            # The stop failed before it decided anything. Its key is free again.
-            if call.row is None:
-                self._registry.release(call)
-                call.decided.set()
+            return stop()
+        first = self._registry.stop_of(call.by, call.key)
+        if first is None:
+            self._registry.claim(call)
+            try:
+                return stop()
+            except BaseException:
+                self._release(call)
+                raise
+        if (first.method, first.digest) != (call.method, call.digest):
+            raise KeyConflict(f"key {call.key!r} was used for another stop; use a new key for this one")
+        return partial(self._again, first, call, session, stop)
+
+    async def _again(
+        self, first: StopCall, call: StopCall, session: SessionId | None, stop: Callable[[], Answering]
+    ) -> Receipt:
+        """Answer with the result of the first use of a key; if that failed, stop now."""
+        await first.decided.wait()
+        if first.row is not None:
+            return await self._told_again(first.row, session)
+        return await self.once(call, session, stop)()
+
+    def _release(self, call: StopCall) -> None:
+        """Free the key of a stop that failed before it decided anything."""
+        if call.key is not None and call.row is None:
+            self._registry.release(call)
+            call.decided.set()
 
     async def _told_again(self, row: StopKey, session: SessionId | None) -> Receipt:
         """Return the result of the first stop with this key, with its receipt as it stands now."""
@@ -122,30 +140,36 @@ class Stopping:
         await fall.ended.wait()
         return self._sight.receipt(fall, by)
 
-    async def _own(self, call: StopCall, work: Coroutine[Any, Any, Receipt], *, always: bool = False) -> Receipt:
-        """Finish a stop that must read before it decides, even if its caller leaves (rule 5)."""
+    def _own(self, call: StopCall, work: Answering, *, always: bool = False) -> Answering:
+        """Begin a stop that must wait before it decides, in a task that goes on if its caller leaves (rule 5)."""
         answer: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
 
         async def carry() -> None:
             problem: Exception = Unavailable("this control was closed before it was decided; stop it at the next one")
             try:
-                receipt = await work
+                receipt = await work()
             except Exception as error:
                 problem = error
             else:
                 if not answer.done():
                     answer.set_result(receipt)
             finally:
+                self._release(call)
                 if not answer.done():
                     answer.set_exception(problem)
+                    # The caller may have left; then the problem is told to nobody.
+                    answer.exception()
+
+        async def told() -> Receipt:
+            return await answer
 
         if (call.key is None and not always) or self._crew.start(carry(), name="a stop by its key") is None:
-            return await work
-        return await answer
+            return work
+        return told
 
     # A session
 
-    async def session(self, session_id: SessionId, call: StopCall, order: Order | None = None) -> Receipt:
+    def session(self, session_id: SessionId, call: StopCall, order: Order | None = None) -> Answering:
         """End everything of a session that the caller may end: the run in the seat, arrivals, the queue, detached work.
 
         With an order, messages written after it in the same channel are spared.
@@ -155,27 +179,31 @@ class Stopping:
         if order is not None and self._authority.may(Action.FOUND, call.by):
             mark = StopMark(session=session_id, channel=order.channel, by=call.by, at=order.at, stopped_at=now)
             marked = self._mark(mark)
-        receipt = await self._stop_session(session_id, call, order)
-        durable = marked is None or await self._soon(marked, until) is not None
+        answer = self._stop_session(session_id, call, order)
+        return answer if marked is None else partial(self._with_mark, answer, marked, until)
+
+    async def _with_mark(self, answer: Answering, marked: Ticket, until: float) -> Receipt:
+        receipt = await answer()
+        durable = await self._soon(marked, until) is not None
         return msgspec.structs.replace(receipt, durable=receipt.durable and durable)
 
-    async def _stop_session(self, session_id: SessionId, call: StopCall, order: Order | None) -> Receipt:
+    def _stop_session(self, session_id: SessionId, call: StopCall, order: Order | None) -> Answering:
         session = self._registry.sessions.get(session_id)
         if session is None or self._registry.closed:
-            return await self._own(call, self._absent(session_id, call))
+            return self._own(call, partial(self._absent, session_id, call))
         arriving = () if session.loaded else session.line or ()
         unsure = any(self._inbox.unsure(run) for run in arriving)
         if unsure or not all(self._may(call.by, run) for run in arriving):
-            return await self._own(call, self._load_and_stop(session_id, call, order), always=unsure)
+            return self._own(call, partial(self._load_and_stop, session_id, call, order), always=unsure)
         # The pin forgets the session again if the stop leaves nothing of it but a raised generation.
         with self._registry.pinned(session_id):
-            return await self._stop_here(session, call, order)
+            return self._stop_here(session, call, order)
 
     async def _load_and_stop(self, session_id: SessionId, call: StopCall, order: Order | None) -> Receipt:
         """Read whose session it is, then stop. Meanwhile no arrival of the session is decided on."""
         with self._registry.pinned(session_id) as session:
             await self._load(session, call.by)
-            return await self._stop_here(session, call, order)
+            return await self._stop_here(session, call, order)()
 
     async def _load(self, session: Session, by: Principal) -> None:
         # Arrivals wait for this read. Otherwise the inbox would decide on them first, and dispatch them.
@@ -184,11 +212,11 @@ class Stopping:
             if known is not None:
                 self._inbox.take_up(session, known)
 
-    async def _stop_here(self, session: Session, call: StopCall, order: Order | None) -> Receipt:
+    def _stop_here(self, session: Session, call: StopCall, order: Order | None) -> Answering:
         everyone = [run for run in _everyone(session) if self._may(call.by, run)]
         targets = [run for run in everyone if not _written_after(run, order)]
         fall = self._end_all(session, targets, call, processes=self.detached(session, call.by))
-        return await (self._empty(session, call) if fall is None else self._receipt_of(fall, call.by))
+        return self._empty(session, call) if fall is None else self._receipt_of(fall, call.by)
 
     def _end_all(
         self,
@@ -221,44 +249,63 @@ class Stopping:
         self._registry.mark((mark,))
         return None if self._registry.closed else self._endings.insist(Decision(marks=(mark,)))
 
-    async def reset(self, session_id: SessionId, call: StopCall) -> Receipt:
+    def reset(self, session_id: SessionId, call: StopCall) -> Answering:
         """End everything of a session and let its transcript begin anew; the generation goes on rising."""
         if self._registry.closed:
             raise Unavailable("this control is closed; reset the session at the next one")
-        return await self._own(call, self._reset(session_id, call))
+        session = self._registry.sessions.get(session_id)
+        if session is None or not session.loaded:
+            return self._own(call, partial(self._load_and_reset, session_id, call))
+        return self._reset_here(session, call)
 
-    async def _reset(self, session_id: SessionId, call: StopCall) -> Receipt:
-        by, now = call.by, self._clock.wall()
-        # The session stays in memory: a message right after the reset must find it as the reset left it.
+    async def _load_and_reset(self, session_id: SessionId, call: StopCall) -> Receipt:
         with self._registry.pinned(session_id) as session:
             if not session.loaded:
-                known = await read(self._store.load(session_id, principal=by, key=None))
+                known = await read(self._store.load(session_id, principal=call.by, key=None))
                 self._inbox.take_up(session, known)
-            if session.confirmed_owner is None or not self._authority.may(Action.RESET, by, whose=session.whose):
-                self._note(call, now, already=Ending.UNKNOWN)
-                raise UnknownSession(session_id, by)
-            processes = list(session.kept.running) if session.kept is not None else []
-            everyone = [run for run in _everyone(session) if self._inbox.may_come(run)]
-            fall = self._end_all(session, everyone, call, processes=processes, resets=True)
-            if fall is None:
-                self._note(call, now)
-                if session.seat is None:
-                    self._registry.generations.rise(session_id)
-                await self._begin_anew(session)
-                receipt = nothing(session=session_id, by=by, now=now)
-            else:
-                receipt = await self._receipt_of(fall, by)
-            decision = Decision(sessions=(self._registry.session_row(session),))
-            # This write only tells whether the new beginning is stored; `begin_anew` tries again until it is.
-            durable = await self._soon(self._store.decide(decision), self._until()) is not None
-        return msgspec.structs.replace(receipt, durable=receipt.durable and durable)
+            return await self._reset_here(session, call)()
+
+    def _reset_here(self, session: Session, call: StopCall) -> Answering:
+        by, now = call.by, self._clock.wall()
+        if session.confirmed_owner is None or not self._authority.may(Action.RESET, by, whose=session.whose):
+            self._note(call, now, already=Ending.UNKNOWN)
+            raise UnknownSession(session.id, by)
+        processes = list(session.kept.running) if session.kept is not None else []
+        everyone = [run for run in _everyone(session) if self._inbox.may_come(run)]
+        fall = self._end_all(session, everyone, call, processes=processes, resets=True)
+        told: Answering | None = None
+        untold: Falling | None = None
+        if fall is None:
+            self._note(call, now)
+            if session.seat is None:
+                self._registry.generations.rise(session.id)
+            untold = self._begin_anew(session)
+        else:
+            told = self._receipt_of(fall, by)
+        # The session stays in memory: a message right after the reset must find it as the reset left it.
+        pin = self._registry.pinned(session.id)
+        pin.__enter__()
+
+        async def answer() -> Receipt:
+            try:
+                if untold is not None:
+                    await untold.ended.wait()
+                receipt = nothing(session=session.id, by=by, now=now) if told is None else await told()
+                decision = Decision(sessions=(self._registry.session_row(session),))
+                # This write only tells whether the new beginning is stored; `begin_anew` tries again until it is.
+                durable = await self._soon(self._store.decide(decision), self._until()) is not None
+            finally:
+                pin.__exit__(None, None, None)
+            return msgspec.structs.replace(receipt, durable=receipt.durable and durable)
+
+        return self._own(call, answer, always=True)
 
     def _forget_turns(self, session: Session) -> None:
         session.previous = None
         session.renewed = self._registry.generations.get(session.id)
 
-    async def _begin_anew(self, session: Session) -> None:
-        """Begin a new transcript where there is nothing to end.
+    def _begin_anew(self, session: Session) -> Falling | None:
+        """Begin a new transcript where there is nothing to end; return the fall after which it begins, if there is one.
 
         An ending that is not public yet still belongs to the old transcript: the new one begins after it.
         """
@@ -266,11 +313,11 @@ class Stopping:
         untold = [fall for fall in session.falls or () if not fall.ended.is_set()]
         if not untold:
             self._endings.begin_anew(session)
-            return
+            return None
         untold[-1].resets.append(session)
-        await untold[-1].ended.wait()
+        return untold[-1]
 
-    async def _empty(self, session: Session, call: StopCall) -> Receipt:
+    def _empty(self, session: Session, call: StopCall) -> Answering:
         """Answer a stop of a session that found nothing to end.
 
         A run that is just ending is named in the answer. If the seat is empty, the generation rises all the same.
@@ -279,15 +326,22 @@ class Stopping:
         ended = self._just_ended(session, by)
         last = session.previous if self._may_stop_session(by, session) else None
         already = last.ending if last is not None else None
-        kept = self._note(call, now, ended=ended, already=already)
-        durable = True
+        written = [self._note(call, now, ended=ended, already=already)]
         if session.seat is None and session.stored and self._may_stop_session(by, session):
             self._registry.generations.rise(session.id)
-            durable = await self._keep(Decision(sessions=(self._registry.session_row(session),)), until)
-        durable = durable and (kept is None or await self._soon(kept, until) is not None)
-        if ended is not None and ended.fall is not None:
-            return await self._same_again(ended.fall, ended, by)
-        return nothing(session=session.id, by=by, now=now, already=already, durable=durable)
+            decision = Decision(sessions=(self._registry.session_row(session),))
+            written.append(None if self._registry.closed else self._endings.insist(decision, session))
+        # The run may leave memory while the store is awaited, and with it its fall.
+        fall = None if ended is None else ended.fall
+
+        async def answer() -> Receipt:
+            kept = [await self._soon(each, until) is not None for each in written if each is not None]
+            if ended is not None and fall is not None:
+                return await self._same_again(fall, ended, by)
+            durable = all(kept) and not self._registry.closed
+            return nothing(session=session.id, by=by, now=now, already=already, durable=durable)
+
+        return answer
 
     def _just_ended(self, session: Session, by: Principal) -> LiveRun | None:
         """Return the run that a late stop must have meant: a run that is draining, or that was stopped."""
@@ -330,32 +384,34 @@ class Stopping:
 
     # A run
 
-    async def run(self, run_id: RunId, call: StopCall) -> Receipt:
+    def run(self, run_id: RunId, call: StopCall) -> Answering:
         """End one run, in whatever state it is; its session's queue goes on."""
-        return await self._sure(self._registry.runs.get(run_id), call, lambda: self._run(run_id, call))
+        return self._sure(self._registry.runs.get(run_id), call, lambda: self._run(run_id, call))
 
-    async def _sure(
-        self, run: LiveRun | None, call: StopCall, stop: Callable[[], Coroutine[Any, Any, Receipt]]
-    ) -> Receipt:
+    def _sure(self, run: LiveRun | None, call: StopCall, stop: Callable[[], Answering]) -> Answering:
         """Call `stop` for one run. If the run is a message to a session of unknown owner, read that session first."""
 
         async def loaded(session: Session) -> Receipt:
             with self._registry.pinned(session.id):
                 await self._load(session, call.by)
-                return await stop()
+                return await stop()()
 
         if run is None or not self._inbox.unsure(run):
-            return await stop()
-        return await self._own(call, loaded(run.session), always=True)
+            return stop()
+        return self._own(call, partial(loaded, run.session), always=True)
 
-    async def _run(self, run_id: RunId, call: StopCall) -> Receipt:
+    def _run(self, run_id: RunId, call: StopCall) -> Answering:
         run, by = self._registry.runs.get(run_id), call.by
         if run is not None and self._may(by, run.itself):
-            return await self._live(run.itself, call)
-        found = await self._soon(self._stored(run_id, by), self._until()) if run is None else None
-        return await self._noted(call, found or nothing(session=None, by=by, now=self._clock.wall()))
+            return self._live(run.itself, call)
 
-    async def _live(self, run: LiveRun, call: StopCall) -> Receipt:
+        async def answer() -> Receipt:
+            found = await self._soon(self._stored(run_id, by), self._until()) if run is None else None
+            return await self._noted(call, found or nothing(session=None, by=by, now=self._clock.wall()))
+
+        return self._own(call, answer)
+
+    def _live(self, run: LiveRun, call: StopCall) -> Answering:
         by = call.by
         if run.state not in (State.WITHDRAWN, State.ALIASED):
             steering = [other for other in run.session.waiting or () if other.steers is run and self._may(by, other)]
@@ -364,11 +420,16 @@ class Stopping:
             live = not run.fallen and not self._registry.closed
             fall = self._end_all(run.session, [run, *steering], call) if live else None
             if fall is not None:
-                return await self._receipt_of(fall, by)
-        # The run was withdrawn or absorbed and has no ending of its own, or this control is closed.
-        if run.fall is None:
-            return await self._noted(call, nothing(session=run.session.id, by=by, now=self._clock.wall()))
-        return await self._noted(call, await self._same_again(run.fall, run, by))
+                return self._receipt_of(fall, by)
+        earlier = run.fall
+
+        async def answer() -> Receipt:
+            # Without a fall the run was withdrawn or absorbed and has no ending of its own, or this control is closed.
+            if earlier is None:
+                return await self._noted(call, nothing(session=run.session.id, by=by, now=self._clock.wall()))
+            return await self._noted(call, await self._same_again(earlier, run, by))
+
+        return self._own(call, answer)
 
     async def _stored(self, run_id: RunId, by: Principal) -> Receipt | None:
         outcome = await self._sight.outcome(run_id, by)
@@ -382,38 +443,46 @@ class Stopping:
 
     # A message
 
-    async def message(self, key: str, call: StopCall) -> Receipt:
+    def message(self, key: str, call: StopCall) -> Answering:
         """End the caller's message with this key; if it has not arrived yet, it will be born stopped (race 1)."""
-        return await self._sure(self._registry.keys.get((call.by, key)), call, lambda: self._message(key, call))
+        return self._sure(self._registry.keys.get((call.by, key)), call, lambda: self._message(key, call))
 
-    async def _message(self, key: str, call: StopCall) -> Receipt:
-        by = call.by
-        run = self._registry.keys.get((by, key))
-        if run is not None and self._may(by, run.itself):
-            return await self._live(run.itself, call)
-        tombstone = Tombstone(principal=by, key=key)
+    def _message(self, key: str, call: StopCall) -> Answering:
+        run = self._registry.keys.get((call.by, key))
+        if run is not None and self._may(call.by, run.itself):
+            return self._live(run.itself, call)
+        tombstone = Tombstone(principal=call.by, key=key)
         self._registry.bury(tombstone)
-        until = self._until()
-        durable = await self._keep(Decision(tombstones=(tombstone,)), until)
+        written = None if self._registry.closed else self._endings.insist(Decision(tombstones=(tombstone,)))
+        return self._own(call, partial(self._bury, key, call, written))
+
+    async def _bury(self, key: str, call: StopCall, written: Ticket | None) -> Receipt:
+        """Answer a stop of a message that control does not know; the store may."""
+        by, until = call.by, self._until()
+        durable = written is not None and await self._soon(written, until) is not None
         known = await self._soon(self._store.load(SessionId(""), principal=by, key=key), until)
         found = None
         if known is not None and known.key is not None:
             came = self._registry.runs.get(known.key.run_id)
             # The message arrived while the store was asked, and was born stopped.
             if came is not None and self._may(by, came.itself):
-                return await self._live(came.itself, call)
+                return await self._live(came.itself, call)()
             found = await self._soon(self._stored(known.key.run_id, by), until)
         return await self._noted(call, found or nothing(session=None, by=by, now=self._clock.wall(), durable=durable))
 
     # Answers
 
-    async def _receipt_of(self, fall: Fall, by: Principal) -> Receipt:
-        """Return the receipt of what this call ended, with the runs that the caller may see (rule 3)."""
+    def _receipt_of(self, fall: Fall, by: Principal) -> Answering:
+        """Answer with the receipt of what this call ended, with the runs that the caller may see (rule 3)."""
         # The right to see is asked in the step of the stop: it may be taken away before the ending is public.
         seen = [run for run in fall.runs if self._sight.may_see(by, run)]
-        await fall.ended.wait()
-        aborted, already = _came_to(fall)
-        return fall.receipt(aborted=aborted, already=already, runs=seen if fall.runs else None)
+
+        async def answer() -> Receipt:
+            await fall.ended.wait()
+            aborted, already = _came_to(fall)
+            return fall.receipt(aborted=aborted, already=already, runs=seen if fall.runs else None)
+
+        return answer
 
     async def _same_again(self, fall: Falling, run: LiveRun, by: Principal) -> Receipt:
         """Return the receipt of an earlier fall for a later stop: `aborted: false`, and the ending found (race 14)."""

@@ -1,170 +1,71 @@
-"""Watching: replay, then live, without duplicates.
+"""Watching in process: a sink with a queue, and the events of a whole log.
 
-1. A watcher subscribes first and reads the log second. An event between the two is then in both, and its position says
-   that it was seen; in the other order it would be in neither (race 99).
-2. A delta of a run that was cut is not passed on, wherever it waits: in the buffer or in a page already read (race 10).
-3. A slow watcher's buffer is bounded. When it overflows it is emptied, and the watcher reads the log again. It may then
-   miss deltas of runs that have ended, never a block or an ending.
+1. A delta of a run that was cut is not shown, wherever it waits: the queue asks the event's source when the watcher
+   reads it (race 10).
+2. The queue is bounded. A slow watcher reads from the log what the queue had no room for. It may then miss deltas of
+   runs that have ended, never a block or an ending.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 
-from interlock.core.events import Ended, Event, Gap, MessageData
-from interlock.core.names import PASSING, RunId, SessionId
-from interlock.runtime.clock import Clock
-from interlock.runtime.outlet import Feed
-from interlock.runtime.registry import Registry
+from interlock.core.errors import InterlockError
+from interlock.core.events import Event
+from interlock.core.fence import Fence
+from interlock.core.names import SessionId
+from interlock.runtime.feed import PAGE_EVENTS, Listening, Sink, is_over
 from interlock.runtime.settings import WATCH_EVENTS
-from interlock.stores.base import Log, Store, read
-
-PAGE_EVENTS = 1_024
+from interlock.stores.base import Log, read
 
 
-class Buffer:
+class Watch(Sink):
     """The events that one watcher has still to be shown."""
 
+    __slots__ = ("_closed", "_events", "_waiting", "error", "listening")
+
     def __init__(self) -> None:
-        self.events: deque[Event] = deque()
-        # The watcher has lost the right to see the session.
-        self.forbidden = False
-        # The watcher must read the log before the buffer.
-        self.behind = True
-        self.closed = False
-        # A bare future: an Event would cost every watcher more with each delta.
+        self._events: deque[tuple[Event, Fence | None]] = deque()
+        self._closed = False
+        # A bare future: an asyncio.Event would cost every watcher more with each delta.
         self._waiting: asyncio.Future[None] | None = None
+        self.error: InterlockError | None = None
+        self.listening: Listening | None = None
 
-    def put(self, event: Event) -> None:
-        """Add an event; if the buffer is full, empty it and have the watcher read the log."""
-        if len(self.events) >= WATCH_EVENTS:
-            self.events.clear()
-            self.behind = True
-        self.events.append(event)
+    def take(self, event: Event, source: Fence | None) -> bool:
+        if len(self._events) >= WATCH_EVENTS:
+            return False
+        self._events.append((event, source))
+        self._wake()
+        return True
+
+    def close(self, error: InterlockError | None) -> None:
+        """End the watch after the events that wait; with an error, without another event."""
+        self._closed = True
+        self.error = error
+        if error is not None:
+            self._events.clear()
         self._wake()
 
-    def drop(self, run_id: RunId) -> None:
-        """Remove the unread deltas of a cut run."""
-        self.events = deque(e for e in self.events if e.run_id != run_id or e.kind not in PASSING)
-
-    def close(self) -> None:
-        """End the watch after the events that wait."""
-        self.closed = True
-        self._wake()
-
-    def forbid(self) -> None:
-        """End the watch without another event: the watcher's right is gone."""
-        self.forbidden = True
-        self.events.clear()
-        self._wake()
+    async def next(self) -> Event | None:
+        """Return the next event that may be shown, or None at the end; raise the error that ended the watch."""
+        while True:
+            while self._events:
+                event, source = self._events.popleft()
+                if not is_over(event, source):
+                    return event.of(source)
+            if self._closed:
+                if self.error is not None:
+                    raise self.error
+                return None
+            # Only an empty queue has room for a whole page of the log.
+            if self.listening is not None and self.listening.is_behind:
+                self.listening.resume()
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
 
     def _wake(self) -> None:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
-
-    async def wait(self) -> None:
-        """Wait for the next event, `close` or `forbid`."""
-        self._waiting = asyncio.get_running_loop().create_future()
-        await self._waiting
-
-
-class Watch:
-    """One watcher's view of a session."""
-
-    def __init__(self, session: SessionId, *, registry: Registry, store: Store, feed: Feed, clock: Clock) -> None:
-        self._session = session
-        self._registry = registry
-        self._store = store
-        self._feed = feed
-        self._clock = clock
-
-    async def events(
-        self, after: int, only: RunId | None = None, *, buffer: Buffer | None = None
-    ) -> AsyncGenerator[Event, None]:
-        """Yield events after a position; with `only`, those of one run, up to its terminal event.
-
-        A caller that passes a buffer may call its `forbid`; the watch then ends without another event.
-        """
-        buffer = buffer or Buffer()
-        self._feed.subscribe(self._session, buffer)
-        try:
-            async with aclosing(self._follow(buffer, after, only)) as events:
-                async for event in events:
-                    if only is None:
-                        yield event
-                        continue
-                    # The message was absorbed: follow the run that absorbed it.
-                    if isinstance(event.data, MessageData) and event.data.of == only and event.run_id is not None:
-                        only = event.run_id
-                    only = self._itself(only)
-                    if event.run_id == only:
-                        yield event
-                        if isinstance(event.data, Ended):
-                            return
-        finally:
-            self._feed.unsubscribe(self._session, buffer)
-
-    async def _follow(self, buffer: Buffer, seen: int, only: RunId | None) -> AsyncGenerator[Event, None]:
-        while not buffer.forbidden:
-            if buffer.behind:
-                # Before the read: an overflow during the read sets the mark again, and the log is read once more.
-                buffer.behind = False
-                page = await read(self._store.events(self._session, after=seen, limit=PAGE_EVENTS))
-                if page.lost_to > seen and not buffer.forbidden:
-                    yield self._gap(seen, page.lost_to)
-                    seen = page.lost_to
-                if len(page.events) == PAGE_EVENTS:
-                    buffer.behind = True
-                for event in page.events:
-                    seen = event.position
-                    if buffer.forbidden:
-                        return
-                    if self._tellable(event):
-                        yield event
-            elif buffer.events:
-                event = buffer.events.popleft()
-                if event.position > seen:
-                    seen = event.position
-                    if self._tellable(event):
-                        yield event
-            elif buffer.closed or (only is not None and self._silent(only)):
-                return
-            else:
-                await buffer.wait()
-
-    def _tellable(self, event: Event) -> bool:
-        """Return whether an event may still be shown.
-
-        Deltas count only while their run is alive and was not cut; a block or the terminal event holds their text.
-        """
-        if event.kind not in PASSING or event.run_id is None:
-            return True
-        run = self._registry.runs.get(event.run_id)
-        return run is not None and (run.fence.cause is None or not run.fence.cause.early)
-
-    def _silent(self, run_id: RunId) -> bool:
-        """Return whether a run will publish nothing more: it is not in memory, or its terminal event is published.
-
-        Without this a watch would wait for ever for a terminal event that the log has dropped.
-        """
-        run = self._registry.runs.get(self._itself(run_id))
-        return run is None or run.sealed
-
-    def _itself(self, run_id: RunId) -> RunId:
-        """Return the id of a run, or of the run that absorbed it."""
-        run = self._registry.runs.get(run_id)
-        return run_id if run is None else run.itself.id
-
-    def _gap(self, after: int, lost_to: int) -> Event:
-        return Event(
-            position=lost_to,
-            at=self._clock.wall(),
-            session=self._session,
-            run_id=None,
-            generation=None,
-            data=Gap(after=after),
-        )
 
 
 async def whole_log(store: Log, session: SessionId, *, after: int = 0) -> list[Event]:

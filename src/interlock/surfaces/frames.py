@@ -25,7 +25,7 @@ from msgspec import UNSET, Struct, UnsetType, field
 
 from interlock.core import errors
 from interlock.core.events import Entry, Event
-from interlock.core.names import May, SessionId, Strategy
+from interlock.core.names import May, RunId, SessionId, Strategy
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.core.timeline import Moment
@@ -42,12 +42,14 @@ FRAME_BYTES: Final = 1024 * 1024
 PRE_AUTH_BYTES: Final = 8 * 1024
 DEPTH: Final = 32
 TICK_SECONDS: Final = 15.0
-# Unwritten bytes of one connection; beyond them its reader is too slow, and the connection is closed.
-BUFFER_BYTES: Final = 2 * 1024 * 1024
 # Capabilities that a client declares. QUIET: it is told only what it watches. OUTLINE: it is told besides what a list
 # of sessions needs, of everything its principal may see.
-QUIET: Final = "interlock.quiet"
-OUTLINE: Final = "interlock.outline"
+QUIET: Final = "interlock.quiet.2"
+OUTLINE: Final = "interlock.outline.2"
+# What clients declare that were made before positions were counted by session. They would misread positions, so only
+# their stops are carried out.
+OUTDATED: Final = frozenset({"interlock.quiet", "interlock.outline"})
+RELOAD: Final = "this client is older than the server; reload the page, or install the same version on both sides"
 
 # Close codes: RFC 6455's, and 4001 for a token that is unknown or was revoked.
 NOT_JSON, NOT_TEXT, BROKEN_RULE, TOO_BIG, RESTART, NO_TOKEN = 1007, 1003, 1008, 1009, 1012, 4001
@@ -449,11 +451,26 @@ class Overview(Struct, frozen=True, kw_only=True):
     processes: dict[str, int]
 
 
+class Fell(Struct, frozen=True, kw_only=True):
+    """A run that fell. After an `early` end its deltas count no more; its terminal event follows."""
+
+    run_id: RunId
+    early: bool
+
+
 class Watched(Struct, frozen=True, kw_only=True):
-    """The payload of `interlock.event`. Without an event the watch is over; `error` says why it failed."""
+    """The payload of `interlock.event`: an event of a watch, or a word about the watch itself.
+
+    An event with `replay` is history; the events behind `caught_up`, which names a position, are news. `fell` says in
+    the step of a fall that a run is not current any more. With `over` the watch is over; `error` says why it failed.
+    """
 
     watch: int
+    replay: bool = False
     event: Event | None = None
+    caught_up: int | UnsetType = UNSET
+    fell: Fell | UnsetType = UNSET
+    over: bool = False
     error: dict[str, Any] | UnsetType = UNSET
 
 

@@ -1,6 +1,8 @@
 """The gateway's methods: words into control calls, outcomes into words. Control decides everything.
 
-1. A handler calls control before it awaits anything else, so a stop right behind a message finds the message.
+1. A message is taken, and a stop takes effect, in the step that reads its frame: the handlers in `BEGINS` are plain
+   functions that call control and return what waits for the answer. So a stop right behind a message finds the message,
+   and a stop waits for no other request. Every other handler begins in a task of its own, in the order of the frames.
 2. `by` is always the connection's principal; control says whether that principal may.
 3. A caller names a run by its id, or by the key under which the caller sent it. Control remembers a stop of a key that
    it has not seen, and the message that arrives under that key is born stopped.
@@ -10,9 +12,11 @@ instead of `rpc`. Its idempotency key is the stop's own key.
 """
 
 import asyncio
+import contextlib
 import re
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol
 
 from interlock.core.errors import BadInput, Unknown
@@ -23,6 +27,8 @@ from interlock.core.receipt import Receipt
 from interlock.core.stopwords import normalise
 from interlock.runtime.control import Control
 from interlock.runtime.listing import RunInfo
+from interlock.runtime.live import Sent
+from interlock.runtime.stopping import Answering as Receiving
 from interlock.runtime.values import name_of
 from interlock.surfaces import frames, telling
 from interlock.surfaces.access import CODE_SECONDS
@@ -37,7 +43,7 @@ HISTORY_CHARACTERS = 4 * 1024 * 1024  # of a transcript in one answer, from its 
 PAGE = 1_000  # entries in one answer
 
 
-class Asker(Protocol):
+class Context(Protocol):
     """What a handler sees of the connection whose request it answers."""
 
     control: Control
@@ -69,7 +75,9 @@ class Asker(Protocol):
         ...
 
 
-Handler = Callable[[Asker, Any], Awaitable[Any]]
+Handler = Callable[[Context, Any], Awaitable[Any]]
+Answering = Callable[[], Awaitable[Any]]
+Begin = Callable[[Context, Any], Answering]
 
 
 def is_typed(asked: frames.OwnChat, is_stop: Callable[[str], bool]) -> bool:
@@ -82,12 +90,12 @@ def is_typed(asked: frames.OwnChat, is_stop: Callable[[str], bool]) -> bool:
 # Chat and agent
 
 
-async def chat_send(on: Asker, asked: frames.OwnChat) -> Any:
+def chat_send(on: Context, asked: frames.OwnChat) -> Answering:
     name_of(asked.idempotency_key, "idempotencyKey")
     if is_typed(asked, on.is_stop):
-        return await _command(on, asked)
+        return _command(on, asked)
     _no_attachments(asked.attachments)
-    sent = await on.control.send(
+    sending = on.control.begin_send(
         asked.session_key,
         asked.message,
         key=asked.idempotency_key,
@@ -96,6 +104,11 @@ async def chat_send(on: Asker, asked: frames.OwnChat) -> Any:
         agent=_agent(on, asked.agent_id),
         by=on.by,
     )
+    return partial(_chat_sent, on, sending)
+
+
+async def _chat_sent(on: Context, sending: Callable[[], Awaitable[Sent]]) -> Any:
+    sent = await sending()
     # An ended run has a used key or was born stopped. The timeout of 0 keeps the sender from waiting for a run.
     if sent.state is State.ENDED:
         outcome = await on.control.wait(sent.run_id, timeout=0, by=on.by)
@@ -108,17 +121,17 @@ async def chat_send(on: Asker, asked: frames.OwnChat) -> Any:
     return told | ({"queued": True} if sent.state is State.QUEUED else {})
 
 
-async def _command(on: Asker, asked: frames.OwnChat) -> Any:
+def _command(on: Context, asked: frames.OwnChat) -> Answering:
     """Carry out a typed command. Its key is the stop's own, so a command that is delivered twice ends nothing newer."""
     key = asked.idempotency_key
     if normalise(asked.message) in ANEW:
-        return await _reset(on, asked.session_key, key)
-    return telling.stop_payload(await on.control.stop(session=asked.session_key, key=key, typed=True, by=on.by))
+        return _reset(on, asked.session_key, key)
+    return _stopped(on.control.begin_stop(session=asked.session_key, key=key, typed=True, by=on.by))
 
 
-async def agent(on: Asker, asked: frames.Agent) -> Any:
+def agent(on: Context, asked: frames.Agent) -> Answering:
     _no_attachments(asked.attachments)
-    sent = await on.control.send(
+    sending = on.control.begin_send(
         asked.session_key,
         asked.message,
         key=asked.idempotency_key,
@@ -128,18 +141,23 @@ async def agent(on: Asker, asked: frames.Agent) -> Any:
         instructions=asked.extra_system_prompt,
         by=on.by,
     )
+    return partial(_agent_sent, on, sending)
+
+
+async def _agent_sent(on: Context, sending: Callable[[], Awaitable[Sent]]) -> Any:
+    sent = await sending()
     accepted = {"runId": sent.run_id, "status": "accepted", "acceptedAt": int(time.time() * 1000)}
     accepted |= {"sessionKey": on.name(sent.session), "owner": sent.owner, "generation": sent.generation}
     on.first(accepted, sent.session)
     return telling.wait_payload(await on.control.wait(sent.run_id, by=on.by))
 
 
-async def agent_wait(on: Asker, asked: frames.AgentWait) -> Any:
+async def agent_wait(on: Context, asked: frames.AgentWait) -> Any:
     outcome = await on.control.wait(await _run_id(on, asked.run_id), timeout=asked.timeout_ms / 1000, by=on.by)
     return telling.wait_payload(outcome) | {"runId": asked.run_id if not outcome.ended else outcome.run_id}
 
 
-async def chat_history(on: Asker, asked: frames.ChatHistory) -> Any:
+async def chat_history(on: Context, asked: frames.ChatHistory) -> Any:
     try:
         entries = await on.control.history(asked.session_key, by=on.by)
     except Unknown:
@@ -158,7 +176,7 @@ async def chat_history(on: Asker, asked: frames.ChatHistory) -> Any:
     return told | {"hasMore": len(chosen) < end}
 
 
-def _agent(on: Asker, name: str | None) -> str | None:
+def _agent(on: Context, name: str | None) -> str | None:
     """Return an agent's name in control; None for the default agent, which clients call by a name in SERVED."""
     return None if name is None or (name in SERVED and name not in on.control.agents) else name
 
@@ -168,7 +186,7 @@ def _no_attachments(attachments: tuple[Any, ...]) -> None:
         raise BadInput("attachments are not taken here; put what the agent needs into the message")
 
 
-async def _run_id(on: Asker, name: str) -> RunId:
+async def _run_id(on: Context, name: str) -> RunId:
     if OURS.fullmatch(name):
         return RunId(name)
     info = await on.control.find(name, by=on.by)
@@ -178,52 +196,67 @@ async def _run_id(on: Asker, name: str) -> RunId:
 # Stopping
 
 
-async def _stop(on: Asker, name: str) -> Receipt:
+def _stop(on: Context, name: str) -> Receiving:
     """Stop a run by its id or its key; control remembers the stop of a key that it has not seen."""
     if OURS.fullmatch(name):
-        return await on.control.stop(run=name, by=on.by)
-    return await on.control.stop(message=name, by=on.by)
+        return on.control.begin_stop(run=name, by=on.by)
+    return on.control.begin_stop(message=name, by=on.by)
 
 
-async def chat_abort(on: Asker, asked: frames.ChatAbort) -> Any:
-    if asked.run_id is None:
-        receipt = await on.control.stop(session=asked.session_key, by=on.by)
-        return telling.stop_payload(receipt) | _left(on, asked.session_key)
+def _stopped(receiving: Receiving) -> Answering:
+    async def answer() -> Any:
+        return telling.stop_payload(await receiving())
+
+    return answer
+
+
+def chat_abort(on: Context, asked: frames.ChatAbort) -> Answering:
     # The right to stop a run does not depend on the session that the request names beside it, so that is not read.
-    receipt = await _stop(on, asked.run_id)
-    return telling.stop_payload(receipt) | _left(on, receipt.session) | _unknown(on, asked.run_id, receipt)
+    name, session = asked.run_id, asked.session_key
+    stop = on.control.begin_stop(session=session, by=on.by) if name is None else _stop(on, name)
+
+    async def answer() -> Any:
+        receipt = await stop()
+        if name is None:
+            return telling.stop_payload(receipt) | _left(on, session)
+        return telling.stop_payload(receipt) | _left(on, receipt.session) | _unknown(on, name, receipt)
+
+    return answer
 
 
-async def sessions_abort(on: Asker, asked: frames.SessionsAbort) -> Any:
-    if asked.run_id is not None:
-        receipts = [await _stop(on, asked.run_id)]
-        session = receipts[0].session if asked.clear_queued else None
-        if session is not None:
-            receipts.append(await on.control.stop(session=session, by=on.by))
-    elif asked.key is None:
+def sessions_abort(on: Context, asked: frames.SessionsAbort) -> Answering:
+    name, key = asked.run_id, asked.key
+    if name is not None:
+        stops = [_stop(on, name)]
+    elif key is None:
         raise BadInput("sessions.abort: name a session by key, or a run by runId")
     elif asked.clear_queued:
-        receipts = [await on.control.stop(session=asked.key, by=on.by)]
+        stops = [on.control.begin_stop(session=key, by=on.by)]
     else:
-        seated = [
-            run for run in await on.control.runs(by=on.by) if run.session == SessionId(asked.key) and _at_work(run)
-        ]
-        receipts = [await on.control.stop(run=run.id, by=on.by) for run in seated]
-    session_id = asked.key if asked.run_id is None else receipts[0].session
-    stopped = [run.id for receipt in receipts if receipt.aborted for run in receipt.runs]
-    told: dict[str, Any] = {"ok": True, "abortedRunId": stopped[0] if stopped else None}
-    told["status"] = "aborted" if any(receipt.aborted for receipt in receipts) else "no-active-run"
-    told |= {"receipt": receipts[0]} if receipts else {}
-    return told | _left(on, session_id) | ({} if asked.run_id is None else _unknown(on, asked.run_id, receipts[0]))
+        seated = [run for run in on.control.live_runs(key, by=on.by) if _at_work(run)]
+        stops = [on.control.begin_stop(run=run.id, by=on.by) for run in seated]
+
+    async def answer() -> Any:
+        receipts = [await stop() for stop in stops]
+        if name is not None and asked.clear_queued and receipts[0].session is not None:
+            receipts.append(await on.control.stop(session=receipts[0].session, by=on.by))
+        session_id = key if name is None else receipts[0].session
+        stopped = [run.id for receipt in receipts if receipt.aborted for run in receipt.runs]
+        told: dict[str, Any] = {"ok": True, "abortedRunId": stopped[0] if stopped else None}
+        told["status"] = "aborted" if any(receipt.aborted for receipt in receipts) else "no-active-run"
+        told |= {"receipt": receipts[0]} if receipts else {}
+        return told | _left(on, session_id) | ({} if name is None else _unknown(on, name, receipts[0]))
+
+    return answer
 
 
-def _left(on: Asker, session: str | None) -> dict[str, Any]:
+def _left(on: Context, session: str | None) -> dict[str, Any]:
     """Return what the caller may stop in a session and this stop left running."""
     left = None if session is None else on.control.remaining(session, by=on.by)
     return {} if left is None or not any(left) else {"remaining": left._asdict()}
 
 
-def _unknown(on: Asker, name: str, receipt: Receipt) -> dict[str, Any]:
+def _unknown(on: Context, name: str, receipt: Receipt) -> dict[str, Any]:
     """Return the reason why a stop found no run; it is the same for another's run and for one that never was."""
     if receipt.aborted or receipt.already is not None or receipt.id is not None:
         return {}
@@ -235,34 +268,51 @@ def _at_work(run: RunInfo) -> bool:
     return run.state in (State.ARRIVING, State.SEATED, State.STARTED)
 
 
-async def _reset(on: Asker, session: str, key: str) -> dict[str, Any]:
-    try:
-        receipt = await on.control.reset(session, key=key, by=on.by)
-    except Unknown:  # the session has no message yet, or is another's
-        return {"ok": True, "key": on.name(SessionId(session)), "reset": False, "aborted": False, "runIds": []}
-    return telling.stop_payload(receipt) | {"key": on.name(SessionId(session)), "reset": True}
+def _reset(on: Context, session: str, key: str) -> Answering:
+    nothing = {"ok": True, "key": on.name(SessionId(session)), "reset": False, "aborted": False, "runIds": []}
+    resetting: Receiving | None = None
+    # Unknown: the session has no message yet, or is another's.
+    with contextlib.suppress(Unknown):
+        resetting = on.control.begin_reset(session, key=key, by=on.by)
+
+    async def answer() -> Any:
+        with contextlib.suppress(Unknown):
+            if resetting is not None:
+                return telling.stop_payload(await resetting()) | {"key": on.name(SessionId(session)), "reset": True}
+        return nothing
+
+    return answer
 
 
-async def sessions_reset(on: Asker, asked: frames.SessionKey) -> Any:
-    receipt = await on.control.reset(asked.key, by=on.by)
-    return telling.stop_payload(receipt) | {"key": on.name(SessionId(asked.key)), "reset": True}
+def sessions_reset(on: Context, asked: frames.SessionKey) -> Answering:
+    resetting = on.control.begin_reset(asked.key, by=on.by)
+
+    async def answer() -> Any:
+        return telling.stop_payload(await resetting()) | {"key": on.name(SessionId(asked.key)), "reset": True}
+
+    return answer
 
 
-async def tasks_cancel(on: Asker, asked: frames.TasksCancel) -> Any:
-    receipt = await _stop(on, asked.task_id)
-    info = await on.control.find(asked.task_id, by=on.by)
-    told: dict[str, Any] = {"found": info is not None, "cancelled": receipt.aborted}
-    if info is None:
-        return told | {"reason": "no such task of yours"}
-    if receipt.already is not None:
-        told["reason"] = f"it had ended already: {receipt.already}"
-    return told | {"task": telling.task_of(info, on.name)}
+def tasks_cancel(on: Context, asked: frames.TasksCancel) -> Answering:
+    stop = _stop(on, asked.task_id)
+
+    async def answer() -> Any:
+        receipt = await stop()
+        info = await on.control.find(asked.task_id, by=on.by)
+        told: dict[str, Any] = {"found": info is not None, "cancelled": receipt.aborted}
+        if info is None:
+            return told | {"reason": "no such task of yours"}
+        if receipt.already is not None:
+            told["reason"] = f"it had ended already: {receipt.already}"
+        return told | {"task": telling.task_of(info, on.name)}
+
+    return answer
 
 
 # Looking
 
 
-async def tasks_list(on: Asker, asked: frames.TasksList) -> Any:
+async def tasks_list(on: Context, asked: frames.TasksList) -> Any:
     """Return the runs of a session and all below them, or of all sessions, the latest first."""
     try:
         if asked.session_key:
@@ -294,14 +344,14 @@ def _cursor(text: str | None) -> int:
     return int(text or 0)
 
 
-async def tasks_get(on: Asker, asked: frames.TaskId) -> Any:
+async def tasks_get(on: Context, asked: frames.TaskId) -> Any:
     info = await on.control.find(asked.task_id, by=on.by)
     if info is None:
         raise Unknown(f"no task {asked.task_id!r:.80} that {on.by} may see; tasks.list lists them")
     return {"task": telling.task_of(info, on.name)}
 
 
-async def sessions_list(on: Asker, asked: frames.SessionsList) -> Any:
+async def sessions_list(on: Context, asked: frames.SessionsList) -> Any:
     begin, limit, sought = asked.offset, min(PAGE, max(1, asked.limit)), (asked.search or "").lower()
     infos = await on.control.sessions(limit=PAGE if sought else begin + limit, by=on.by)
     runs: dict[SessionId, list[RunInfo]] = {}
@@ -312,35 +362,35 @@ async def sessions_list(on: Asker, asked: frames.SessionsList) -> Any:
     return {"ts": int(time.time() * 1000), "count": len(rows), "sessions": rows}
 
 
-async def sessions_describe(on: Asker, asked: frames.SessionKey) -> Any:
+async def sessions_describe(on: Context, asked: frames.SessionKey) -> Any:
     info = await on.control.session(asked.key, by=on.by)
     return {"session": telling.session_of(info, await on.control.runs(asked.key, by=on.by), on.name)}
 
 
-async def receipts_get(on: Asker, asked: frames.ReceiptsGet) -> Any:
+async def receipts_get(on: Context, asked: frames.ReceiptsGet) -> Any:
     if (asked.run_id is None) == (asked.receipt_id is None):
         raise BadInput("receipts.get: name one thing, runId or receiptId")
     wanted = asked.receipt_id if asked.run_id is None else await _run_id(on, asked.run_id)
     return frames.ReceiptResult(receipt=await on.control.receipt(wanted, by=on.by))
 
 
-async def runs_timeline(on: Asker, asked: frames.RunRef) -> Any:
+async def runs_timeline(on: Context, asked: frames.RunRef) -> Any:
     run_id = await _run_id(on, asked.run_id)
     return frames.TimelineResult(run_id=run_id, moments=await on.control.timeline(run_id, by=on.by))
 
 
-async def health(on: Asker, asked: frames.Nothing) -> Any:
+async def health(on: Context, asked: frames.Nothing) -> Any:
     return {"ok": True, "ts": int(time.time() * 1000)}
 
 
 # Questions
 
 
-async def approval_list(on: Asker, asked: frames.Nothing) -> Any:
+async def approval_list(on: Context, asked: frames.Nothing) -> Any:
     return {"approvals": [telling.approval_of(question, on.name) for question in await on.control.questions(by=on.by)]}
 
 
-async def approval_resolve(on: Asker, asked: frames.ApprovalResolve) -> Any:
+async def approval_resolve(on: Context, asked: frames.ApprovalResolve) -> Any:
     words: dict[str, bool | str] = {"allow-once": True, "allow-always": True, "deny": False}
     asked_now = (question for question in await on.control.questions(by=on.by) if question.id == asked.id)
     choices = next((question.choices for question in asked_now), None)
@@ -354,13 +404,13 @@ async def approval_resolve(on: Asker, asked: frames.ApprovalResolve) -> Any:
 
 
 def _verb(name: str, *fields: str) -> Handler:
-    async def ask(on: Asker, asked: Any) -> Any:
+    async def ask(on: Context, asked: Any) -> Any:
         return await getattr(on.control, name)(**{field: getattr(asked, field) for field in fields}, by=on.by)
 
     return ask
 
 
-async def own_runs(on: Asker, asked: frames.OwnList) -> list[RunInfo]:
+async def own_runs(on: Context, asked: frames.OwnList) -> list[RunInfo]:
     """Return runs with shortened texts; `wait` and `find` return the whole."""
     return [
         telling.short(run)
@@ -368,7 +418,7 @@ async def own_runs(on: Asker, asked: frames.OwnList) -> list[RunInfo]:
     ]
 
 
-async def own_history(on: Asker, asked: frames.OwnSession) -> list[Entry]:
+async def own_history(on: Context, asked: frames.OwnSession) -> list[Entry]:
     """Return the latest part of a transcript, at most HISTORY_CHARACTERS."""
     entries, room = await on.control.history(asked.session, by=on.by), HISTORY_CHARACTERS
     for at in range(len(entries) - 1, -1, -1):
@@ -378,36 +428,52 @@ async def own_history(on: Asker, asked: frames.OwnSession) -> list[Entry]:
     return entries
 
 
-async def own_wait(on: Asker, asked: frames.OwnWait) -> Any:
+async def own_wait(on: Context, asked: frames.OwnWait) -> Any:
     run_id = await _run_id(on, asked.run)
     return await on.control.wait(run_id, timeout=asked.timeout, drained=asked.drained, by=on.by)
 
 
-async def own_watch(on: Asker, asked: frames.OwnWatch) -> Any:
+async def own_watch(on: Context, asked: frames.OwnWatch) -> Any:
     on.watch(asked)
     return {"watch": asked.watch}
 
 
-async def own_unwatch(on: Asker, asked: frames.OwnUnwatch) -> Any:
+async def own_unwatch(on: Context, asked: frames.OwnUnwatch) -> Any:
     on.unwatch(asked.watch)
     return {"watch": asked.watch}
 
 
-async def own_pair(on: Asker, asked: frames.OwnPair) -> frames.PairCode:
+async def own_pair(on: Context, asked: frames.OwnPair) -> frames.PairCode:
     return frames.PairCode(code=on.pair(asked.name), seconds=CODE_SECONDS)
 
 
-async def own_overview(on: Asker, asked: frames.OwnNothing) -> frames.Overview:
+async def own_overview(on: Context, asked: frames.OwnNothing) -> frames.Overview:
     return await on.overview()
 
 
-async def own_stopall(on: Asker, asked: frames.OwnStopAll) -> list[Receipt]:
-    """Stop every session that has a run or a detached process, concurrently; a child falls with its home.
+def own_send(on: Context, asked: frames.OwnSend) -> Answering:
+    given = {field: getattr(asked, field) for field in frames.OwnSend.__struct_fields__}
+    return on.control.begin_send(**given, by=on.by)
+
+
+def own_stop(on: Context, asked: frames.OwnStop) -> Receiving:
+    return on.control.begin_stop(
+        session=asked.session, run=asked.run, message=asked.message, key=asked.key, order=asked.order,
+        typed=asked.typed, by=on.by,
+    )  # fmt: skip
+
+
+def own_reset(on: Context, asked: frames.OwnReset) -> Receiving:
+    return on.control.begin_reset(asked.session, key=asked.key, by=on.by)
+
+
+def own_stopall(on: Context, asked: frames.OwnStopAll) -> Answering:
+    """Stop every session that has a run or a detached process, in one step; a child falls with its home.
 
     With `of`, stop that principal's sessions, and the runs it started in the sessions of others.
     """
-    runs = [run for run in await on.control.runs(by=on.by) if run.outcome is None]
-    held = [each.session for each in await on.control.processes(by=on.by)]
+    runs = [run for run in on.control.live_runs(by=on.by) if run.outcome is None]
+    held = [each.session for each in on.control.live_processes(by=on.by)]
     # A child is stopped through its home. Stopped alone, a detached child would announce its ending there, and the
     # announcement would start a turn.
     sessions = dict.fromkeys([run.home or run.session for run in runs] + held)
@@ -415,38 +481,45 @@ async def own_stopall(on: Asker, asked: frames.OwnStopAll) -> list[Receipt]:
     if asked.of is not None:
         sessions = {each: None for each in sessions if on.control.whose(each).owner == asked.of}
         alone = [run for run in runs if run.principal == asked.of and (run.home or run.session) not in sessions]
-    stops = [on.control.stop(session=session, by=on.by) for session in sessions]
-    stops += [on.control.stop(run=run.id, by=on.by) for run in alone]
-    # A stop that fails does not hide the receipts of the others.
-    told = await asyncio.gather(*stops, return_exceptions=True)
-    receipts = [each for each in told if isinstance(each, Receipt)]
-    if not receipts and told:
-        raise next(each for each in told if isinstance(each, BaseException))
-    return list({receipt.id: receipt for receipt in reversed(receipts) if receipt.aborted}.values())[::-1]
+    stops = [on.control.begin_stop(session=session, by=on.by) for session in sessions]
+    stops += [on.control.begin_stop(run=run.id, by=on.by) for run in alone]
+
+    async def answer() -> list[Receipt]:
+        # A stop that fails does not hide the receipts of the others.
+        told = await asyncio.gather(*(stop() for stop in stops), return_exceptions=True)
+        receipts = [each for each in told if isinstance(each, Receipt)]
+        if not receipts and told:
+            raise next(each for each in told if isinstance(each, BaseException))
+        return list({receipt.id: receipt for receipt in reversed(receipts) if receipt.aborted}.values())[::-1]
+
+    return answer
 
 
+BEGINS: dict[str, Begin] = {
+    "chat.send": chat_send,
+    "agent": agent,
+    "interlock.send": own_send,
+    "interlock.chat": chat_send,
+    "chat.abort": chat_abort,
+    "sessions.abort": sessions_abort,
+    "sessions.reset": sessions_reset,
+    "tasks.cancel": tasks_cancel,
+    "interlock.stop": own_stop,
+    "interlock.reset": own_reset,
+    "interlock.stopall": own_stopall,
+}
 HANDLERS: dict[str, Handler] = {
     "health": health,
-    "chat.send": chat_send,
-    "chat.abort": chat_abort,
     "chat.history": chat_history,
-    "agent": agent,
     "agent.wait": agent_wait,
-    "sessions.abort": sessions_abort,
     "sessions.list": sessions_list,
     "sessions.describe": sessions_describe,
-    "sessions.reset": sessions_reset,
     "tasks.list": tasks_list,
     "tasks.get": tasks_get,
-    "tasks.cancel": tasks_cancel,
     "exec.approval.list": approval_list,
     "exec.approval.resolve": approval_resolve,
     "receipts.get": receipts_get,
     "runs.timeline": runs_timeline,
-    "interlock.send": _verb("send", *frames.OwnSend.__struct_fields__),
-    "interlock.chat": chat_send,
-    "interlock.stop": _verb("stop", "session", "run", "message", "key", "order", "typed"),
-    "interlock.reset": _verb("reset", "session", "key"),
     "interlock.wait": own_wait,
     "interlock.watch": own_watch,
     "interlock.unwatch": own_unwatch,
@@ -465,5 +538,4 @@ HANDLERS: dict[str, Handler] = {
     "interlock.wakes": _verb("wakes", "session"),
     "interlock.pair": own_pair,
     "interlock.overview": own_overview,
-    "interlock.stopall": own_stopall,
 }

@@ -1,106 +1,196 @@
-"""The outbox of one connection: the frames that it has still to be sent.
+"""The outbox of one line: the items that it has still to be sent. It knows no protocol: an item renders itself.
 
-1. `put` is synchronous and is called in the step that admits the effect. One pump alone calls the socket's send.
-2. A fall drops the run's unwritten deltas. A frame gets its connection's `seq` when it is written, so dropped frames
-   leave no hole in the numbers.
-3. The answer to a stop goes to the head, together with the frames of its session that wait, in their order: a reader
+1. `put` is synchronous and is called in the step that admits the effect. `pump` alone writes to the line.
+2. An item is rendered when it is written. A passing item (a delta, a typing sign) whose source was cut short is never
+   rendered: the fence is asked here, so a fall searches no outbox, and what it leaves behind gets no number.
+3. The answer to a stop goes to the head, together with the items of its session that wait, in their order: a reader
    must not see the answer before the events that it follows. Ticks go to the head too, nothing else does.
-4. Waiting deltas of one stream are joined into one frame. A flood of deltas is written every few milliseconds, every
-   other frame at once.
-5. The outbox holds at most BUFFER_BYTES. Beyond that the reader is too slow, and its connection is closed.
+4. Waiting texts of one stream are joined into one frame. They are written at the gateway's pace, other items at once.
+5. The outbox holds at most BUFFER_BYTES. Beyond that the reader is too slow, and its line is closed. Whoever can read
+   its events again later (a watch) puts nothing into an outbox that is `full`, and goes on when there is room.
 """
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Final, Protocol
 
-from interlock.core.names import RunId, SessionId
-from interlock.surfaces.frames import BUFFER_BYTES, encode
-from interlock.surfaces.telling import Item
+from interlock.core.fence import Fence
+from interlock.core.names import SessionId
 
-# Two writes of deltas are at least this far apart, so that the deltas between them are joined. No reader notices 5 ms.
-PAUSE_SECONDS = 0.005
-# A fall cannot drop a frame that the kernel has. Short frames keep small what a stalled reader gets after a fall.
-JOINED_CHARACTERS = 2048
-
-
-class Texts:
-    """Waiting deltas of one stream, sent as one frame: in the place of the first, with the position of the last."""
-
-    __slots__ = ("characters", "items", "size")
-
-    def __init__(self, first: Item) -> None:
-        self.items = [first]
-        self.size = _size(first)
-        self.characters = len(first.text or "")
-
-    def add(self, item: Item) -> None:
-        """Join one more delta."""
-        self.items.append(item)
-        self.size += _size(item)
-        self.characters += len(item.text or "")
+# Unwritten bytes of one line.
+BUFFER_BYTES: Final = 2 * 1024 * 1024
+# A fall cannot take back what the kernel has. Short frames keep small what a stalled reader gets after a fall.
+JOINED_CHARACTERS: Final = 2048
+WRITE_BYTES: Final = 2048  # handed to the line in one call, unless one frame is larger
+# Two rounds of texts are so far apart, so that the texts between them are joined: at least the first, which no reader
+# notices, and as long as a round takes, so that many readers do not take all of the loop; at most the second.
+PAUSE_SECONDS: Final = (0.005, 0.05)
 
 
-class Answer(NamedTuple):
-    """A whole frame. An answer about a session keeps its place among that session's events."""
+class Item(Protocol):
+    """A frame to come."""
 
-    frame: bytes
-    session: SessionId | None
+    @property
+    def session(self) -> SessionId | None:
+        """The session that it is about."""
+        ...
+
+    @property
+    def source(self) -> Fence | None:
+        """The fence of its run."""
+        ...
+
+    @property
+    def passing(self) -> bool:
+        """True if it counts only while its run goes on."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it has."""
+        ...
+
+    @property
+    def stream(self) -> Hashable | None:
+        """What its text may be joined to; None if it is no text."""
+        ...
+
+    @property
+    def characters(self) -> int:
+        """The length of its text."""
+        ...
+
+    def render(self, label: bytes, number: int, joined: Sequence["Item"]) -> bytes:
+        """Return the frame. `label` is the reader's own beginning of it, `joined` its stream's items, this one last."""
+        ...
 
 
-Held = Item | Texts | Answer
+class Line(Protocol):
+    """A socket or a pipe that says when it takes more."""
+
+    async def room(self) -> None:
+        """Wait until the line holds little that is unsent."""
+        ...
+
+    async def write(self, frames: list[bytes]) -> None:
+        """Hand frames over; raise OSError or RuntimeError if the line is gone."""
+        ...
+
+
+class Held:
+    """An item in its place, or the texts of one stream that are sent as one: in the place of the first."""
+
+    __slots__ = ("characters", "items", "label", "size")
+
+    def __init__(self, item: Item, label: bytes, size: int) -> None:
+        self.items = [item]
+        self.label = label
+        self.size = size
+        self.characters = item.characters
+
+    @property
+    def over(self) -> bool:
+        """True if the fence forbids to render it."""
+        item = self.items[0]
+        source = item.source
+        return item.passing and source is not None and source.cause is not None and source.cause.early
+
+
+class Answer:
+    """A whole frame. An answer about a session keeps its place among that session's items."""
+
+    __slots__ = ("frame", "session", "size")
+
+    over = False
+
+    def __init__(self, frame: bytes, session: SessionId | None) -> None:
+        self.frame = frame
+        self.session = session
+        self.size = min(len(frame), BUFFER_BYTES // 4)
+
+
+class Pace:
+    """When waiting texts are written: those of all outboxes of a gateway together, in rounds."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Outbox] = []
+        self._timer: asyncio.Handle | None = None
+        self._pause = PAUSE_SECONDS[0]
+        self._last = 0.0  # monotonic time of the last round
+
+    def soon(self, outbox: "Outbox") -> None:
+        """Wake an outbox in the next round."""
+        self._waiting.append(outbox)
+        if self._timer is None:
+            loop, rest = asyncio.get_running_loop(), self._last + self._pause - time.monotonic()
+            self._timer = loop.call_soon(self._round) if rest <= 0 else loop.call_later(rest, self._round)
+
+    def _round(self) -> None:
+        self._last = time.monotonic()
+        waiting, self._waiting = self._waiting, []
+        for outbox in waiting:
+            outbox.wake()
+        # This runs behind the pumps that were woken.
+        self._timer = asyncio.get_running_loop().call_soon(self._rest)
+
+    def _rest(self) -> None:
+        """Take as long a pause as the round took."""
+        shortest, longest = PAUSE_SECONDS
+        now = time.monotonic()
+        self._pause = min(longest, max(shortest, now - self._last))
+        self._last, self._timer = now, None
+        if self._waiting:
+            self._timer = asyncio.get_running_loop().call_later(self._pause, self._round)
 
 
 class Outbox:
-    """The unwritten frames of one connection."""
+    """What one line has still to be sent."""
 
-    def __init__(self, on_overflow: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, pace: Pace, on_overflow: Callable[[], object] = lambda: None) -> None:
+        self._pace = pace
         self._on_overflow = on_overflow
-        self._items: deque[Held] = deque()
-        self._urgent: deque[Held] = deque()
-        # By stream (`Item.head`): the texts that the next delta may join. An event of another kind ends them, because
-        # a delta joined to earlier texts would overtake that event.
-        self._growing: dict[bytes, Texts] = {}
+        self._held: deque[Held | Answer] = deque()
+        self._urgent: deque[Held | Answer] = deque()
+        # By stream and label: the texts that the next one may join. An item of another kind ends them, because a text
+        # joined to earlier ones would overtake that item.
+        self._growing: dict[tuple[Hashable, bytes], Held] = {}
         self._bytes = 0
-        self._seq = 0
-        self._news = asyncio.Event()
-        self._told = 0.0  # monotonic time of the last write of texts
-        self._bell: asyncio.TimerHandle | None = None
-        self._drained = asyncio.Event()
+        self._number = 0
+        self._paced = False  # the pace will wake this outbox
+        self._due = False  # there is something to write
+        self._waiter: asyncio.Future[None] | None = None
+        self._short: list[Callable[[], object]] = []
         self.overflowed = False
         self.closed = False
 
-    def put(self, item: Item) -> None:
-        """Add an event; a delta is joined to the texts of its stream that wait."""
+    # Putting
+
+    def put(self, item: Item, label: bytes = b"") -> None:
+        """Add an item; a text is joined to those of its stream that wait."""
         if self.closed or self.overflowed:
             return
-        if item.text is None:
+        stream = item.stream
+        # A large item counts as a quarter of the bound at most: one alone never closes a line, a few of them do.
+        size = min(item.size, BUFFER_BYTES // 4)
+        if stream is None:
             self._growing.clear()
-            self._items.append(item)
-            self._news.set()
-        elif (texts := self._growing.get(item.head)) is not None and texts.characters < JOINED_CHARACTERS:
-            texts.add(item)
+            self._held.append(Held(item, label, size))
+            self.wake()
+        elif (held := self._growing.get((stream, label))) is not None and held.characters < JOINED_CHARACTERS:
+            held.items.append(item)
+            held.characters += item.characters
+            held.size += size
         else:
-            texts = self._growing[item.head] = Texts(item)
-            self._items.append(texts)
-            self._ring()
-        self._account(_size(item))
-
-    def _ring(self) -> None:
-        """Wake the pump PAUSE_SECONDS after texts were written last."""
-        if self._bell is not None or self._news.is_set():
-            return
-        now = time.monotonic()
-        if now - self._told >= PAUSE_SECONDS:
-            self._news.set()
-        else:
-            self._bell = asyncio.get_running_loop().call_later(self._told + PAUSE_SECONDS - now, self._rung)
-
-    def _rung(self) -> None:
-        self._bell = None
-        self._news.set()
+            held = self._growing[stream, label] = Held(item, label, size)
+            self._held.append(held)
+            if not self._paced and not self._due:
+                self._paced = True
+                self._pace.soon(self)
+        self._bytes += size
+        if self._bytes > BUFFER_BYTES:
+            self._overflow()
 
     def answer(
         self,
@@ -112,128 +202,131 @@ class Outbox:
     ) -> None:
         """Add an answer.
 
-        about: the session whose events the answer keeps its place among.
-        hasten: the session that a stop ended. Its waiting events move to the head of the outbox and the answer follows
+        about: the session whose items the answer keeps its place among.
+        hasten: the session that a stop ended. Its waiting items move to the head of the outbox and the answer follows
         them, so the stop overtakes every other session and its own order stays.
         """
         if self.closed or self.overflowed:
             return
         if hasten is not None:
-            mine = [held for held in self._items if _about(held, hasten)]
+            mine = [held for held in self._held if _session_of(held) == hasten]
             if mine:
-                self._items = deque(held for held in self._items if not _about(held, hasten))
+                self._held = deque(held for held in self._held if _session_of(held) != hasten)
                 self._urgent.extend(mine)
                 self._growing.clear()
         answer = Answer(frame, about)
-        (self._urgent if urgent or hasten is not None else self._items).append(answer)
-        self._news.set()
-        self._account(_size(answer))
+        (self._urgent if urgent or hasten is not None else self._held).append(answer)
+        self._bytes += answer.size
+        self.wake()
+        if self._bytes > BUFFER_BYTES:
+            self._overflow()
 
-    def drop(self, run_id: RunId) -> None:
-        """Remove the unwritten deltas, typing and progress of a run that was cut."""
-        for queue in (self._items, self._urgent):
-            kept = [held for held in queue if not _said_by(held, run_id)]
+    def keep(self, wanted: Callable[[Item, bytes], bool]) -> None:
+        """Remove the items that `wanted` refuses; answers stay."""
+        self._filter(lambda held: isinstance(held, Answer) or wanted(held.items[0], held.label))
+
+    def _filter(self, wanted: Callable[[Held | Answer], bool]) -> None:
+        for queue in (self._held, self._urgent):
+            kept = [held for held in queue if wanted(held)]
             if len(kept) != len(queue):
-                self._bytes -= sum(map(_size, queue)) - sum(map(_size, kept))
                 queue.clear()
                 queue.extend(kept)
-                self._growing.clear()
-
-    def keep(self, wanted: Callable[[Item], bool]) -> None:
-        """Remove the events that `wanted` refuses; answers stay."""
-        for queue in (self._items, self._urgent):
-            for held in list(queue):
-                item = held.items[0] if isinstance(held, Texts) else held
-                if isinstance(item, Item) and not wanted(item):
-                    queue.remove(held)
-                    self._bytes -= _size(held)
         self._growing.clear()
+        self._bytes = sum(held.size for queue in (self._held, self._urgent) for held in queue)
 
-    async def room(self) -> None:
-        """Wait until half of BUFFER_BYTES is free.
+    def _overflow(self) -> None:
+        # What a fall left behind is not rendered, so it counts for nothing.
+        self._filter(lambda held: not held.over)
+        if self._bytes <= BUFFER_BYTES or len(self._held) + len(self._urgent) <= 1:
+            return
+        self.overflowed = True
+        self._filter(lambda held: False)
+        self._on_overflow()
+        self.wake()
+        self._make_room()
 
-        A watch waits here, since it can read its next events from the log later. Events told to all never wait.
-        """
-        while self._bytes > BUFFER_BYTES // 2 and not self.closed and not self.overflowed:
-            self._drained.clear()
-            await self._drained.wait()
+    # Room
+
+    @property
+    def full(self) -> bool:
+        """True if half of BUFFER_BYTES waits: a watch puts nothing more."""
+        return self._bytes > BUFFER_BYTES // 2 and not self.closed and not self.overflowed
+
+    def when_room(self, call: Callable[[], object]) -> None:
+        """Call once when no more than a quarter of BUFFER_BYTES waits, or the outbox is closed."""
+        self._short.append(call)
+
+    def _make_room(self) -> None:
+        calls, self._short = self._short, []
+        for call in calls:
+            call()
+
+    # Writing
 
     def close(self) -> None:
-        """Accept no more frames; the pump still sends those that wait."""
+        """Accept no more; the pump still sends what waits."""
         self.closed = True
-        self._news.set()
-        self._drained.set()
+        self.wake()
+        self._make_room()
 
     @property
     def empty(self) -> bool:
-        """True if every frame has been handed to the socket."""
-        return not self._items and not self._urgent
+        """True if everything was handed to the line."""
+        return not self._held and not self._urgent
+
+    def wake(self) -> None:
+        """Have the pump write."""
+        self._due = True
+        self._paced = False
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def wait(self) -> bool:
-        """Wait until there is a frame to write; False if there will be none."""
+        """Wait until there is something to write; False if there will be nothing."""
         while not (self.closed or self.overflowed):
-            await self._news.wait()
-            if not self.empty:
-                break
-            self._news.clear()
+            if self._due and not self.empty:
+                return True
+            self._due = False
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         return not self.empty
 
-    def take(self, limit: int = 0) -> list[bytes]:
+    def pop(self, limit: int = 0) -> list[bytes]:
         """Remove and return the frames to write next: one, and more while they have fewer than `limit` bytes together.
 
-        The list is empty if a fall has dropped what `wait` saw.
+        The list is empty if nothing is left that may be rendered.
         """
         frames: list[bytes] = []
         size = 0
-        while (self._urgent or self._items) and (size < limit or not frames):
-            frames.append(frame := self._take())
+        while (self._urgent or self._held) and (size < limit or not frames):
+            held = self._urgent.popleft() if self._urgent else self._held.popleft()
+            self._bytes -= held.size
+            if isinstance(held, Answer):
+                frame = held.frame
+            else:
+                last = held.items[-1]
+                if last.stream is not None and self._growing.get((last.stream, held.label)) is held:
+                    del self._growing[last.stream, held.label]
+                if held.over:
+                    continue
+                self._number += 1
+                frame = last.render(held.label, self._number, held.items)
+            frames.append(frame)
             size += len(frame)
-        if not (self._urgent or self._items):
-            self._news.clear()
-        self._drained.set()
+        self._due = not self.empty
+        if self._short and self._bytes <= BUFFER_BYTES // 4:
+            self._make_room()
         return frames
 
-    def _take(self) -> bytes:
-        held = self._urgent.popleft() if self._urgent else self._items.popleft()
-        self._bytes -= _size(held)
-        if isinstance(held, Answer):
-            return held.frame
-        self._seq += 1
-        if isinstance(held, Item):
-            return held.bytes() + b',"seq":%d}' % self._seq
-        last = held.items[-1]
-        self._told = time.monotonic()
-        if self._growing.get(last.head) is held:
-            del self._growing[last.head]
-        if len(held.items) == 1:
-            return last.bytes() + b',"seq":%d}' % self._seq
-        text = "".join([each.text or "" for each in held.items])
-        return b'%b%b%b,"seq":%d}' % (last.head, encode(text), last.tail, self._seq)
 
-    def _account(self, size: int) -> None:
-        self._bytes += size
-        if self._bytes > BUFFER_BYTES and len(self._items) + len(self._urgent) > 1:
-            self.overflowed = True
-            self._bytes = 0
-            self._news.set()
-            self._on_overflow()
-            self._drained.set()
-            self._items.clear()
-            self._urgent.clear()
-            self._growing.clear()
+def _session_of(held: Held | Answer) -> SessionId | None:
+    return held.session if isinstance(held, Answer) else held.items[0].session
 
 
-def _size(held: Held) -> int:
-    if isinstance(held, Texts):
-        return held.size
-    # A large frame counts as a quarter of the bound at most: one alone never closes a connection, a few of them do.
-    return min(len(held.frame) if isinstance(held, Answer) else held.size, BUFFER_BYTES // 4)
-
-
-def _about(held: Held, session: SessionId) -> bool:
-    return (held.items[0] if isinstance(held, Texts) else held).session == session
-
-
-def _said_by(held: Held, run_id: RunId) -> bool:
-    item = held.items[0] if isinstance(held, Texts) else held
-    return isinstance(item, Item) and item.passing and item.run_id == run_id
+async def pump(outbox: Outbox, line: Line) -> None:
+    """Write an outbox to its line until it is closed and sent; the only writer of the line."""
+    while await outbox.wait():
+        # Take frames only when the line has room: the fence still rules those in the outbox.
+        await line.room()
+        if frames := outbox.pop(WRITE_BYTES):
+            await line.write(frames)

@@ -30,8 +30,9 @@ from websockets.protocol import OPEN
 
 from interlock.core.errors import BadInput
 from interlock.surfaces.access import fold
+from interlock.surfaces.connection import CONNECT_SECONDS
 from interlock.surfaces.frames import FRAME_BYTES, PRE_AUTH_BYTES
-from interlock.surfaces.gateway import CONNECT_SECONDS, STRANGERS, STRANGERS_PER_ADDRESS, Gateway
+from interlock.surfaces.gateway import STRANGERS, STRANGERS_PER_ADDRESS, Gateway
 
 UNSENT_BYTES: Final = 4096  # TCP_NOTSENT_LOWAT of each socket
 UNSEEN_BYTES: Final = 1024  # written before `room` polls the kernel again
@@ -224,7 +225,7 @@ def _protocols(strangers: StrangerLimit) -> tuple[type[asyncio.Protocol], type[a
             if self._behind is not None and not self._behind.done():
                 self._behind.set_result(None)
 
-        def write(self, frames: list[bytes]) -> None:
+        async def write(self, frames: list[bytes]) -> None:
             """Hand text frames to the kernel in one call."""
             if self.disconnected or self.close_sent or self.conn.state is not OPEN:
                 raise ClientDisconnected

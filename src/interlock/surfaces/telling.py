@@ -1,419 +1,38 @@
-"""Control's events, runs and questions in the words of the gateway's wire. No I/O.
+"""Control's outcomes, runs and questions in the words of the gateway's answers. No I/O.
 
-1. One event of control becomes at most one `chat` and one `agent` event; both carry its position as `seq`.
-2. A run's terminal event is the last of its stream. Typing that is on, and questions that are open, are closed by
-   events right before it, in the same step.
-3. A delta becomes an item whose text the outbox can join to the next delta's.
-4. Endings are told in the words of core/projection, with the native outcome and the generation beside them.
-
-A block may be longer than its deltas: an agent may stream a part and return the whole. The published protocol knows
-deltas alone, so `_block` sends what no delta has sent as one more delta, before the terminal event. A reader of our own
-events (`interlock.event`) replaces the deltas by the block.
+Endings are told in the words of core/projection, with the native outcome and the generation beside them.
 """
 
-from collections.abc import Callable, Collection
-from copy import copy
+from collections.abc import Callable
 from typing import Any, Final
 
-import msgspec
 from msgspec.structs import replace
 
-from interlock.core.events import (
-    Block,
-    ChildData,
-    Delta,
-    Ended,
-    Entry,
-    Event,
-    MessageData,
-    Phase,
-    ProcessData,
-    Progress,
-    QuestionData,
-    Started,
-    Tool,
-    Typing,
-)
+from interlock.core.events import Entry
 from interlock.core.lifecycle import State
-from interlock.core.names import (
-    PASSING,
-    Ending,
-    EventKind,
-    ProcessState,
-    QuestionId,
-    QuestionState,
-    RunId,
-    SessionId,
-    ToolState,
-)
+from interlock.core.names import Ending, SessionId
 from interlock.core.outcome import Outcome
-from interlock.core.projection import agent_wait, chat_event, client_words, native, row
+from interlock.core.projection import agent_wait, client_words, native, row
 from interlock.core.receipt import Receipt
 from interlock.runtime.approvals import QuestionInfo
 from interlock.runtime.listing import RunInfo, SessionInfo
-from interlock.surfaces.frames import Watched, encode
 
 AGENT: Final = "interlock"  # the agent's id on the wire
 PREVIEW: Final = 200  # characters of a text in a list or an outline
-OUTLINE: Final = frozenset(
-    EventKind(kind) for kind in ("message", "started", "question", "child", "ended", "receipt", "correction")
-)
-LONG: Final = frozenset({"text", "cut", "error", "arguments", "result"})  # fields that an outline shortens
-
-QUESTION: Final = b'{"type":"event","event":"exec.approval.'
-
-_TOOL_PHASES: Final = {ToolState.PENDING: "start", ToolState.RUNNING: "update"}
-_DECISIONS: Final = {True: "allow-once", False: "deny", None: "deny"}
 
 
-class Item:
-    """An event frame without its connection's `seq`: head, a text that may grow, tail."""
-
-    __slots__ = ("_frame", "head", "passing", "run_id", "session", "size", "tail", "text")
-
-    def __init__(
-        self,
-        session: SessionId | None,
-        run_id: RunId | None,
-        head: bytes,
-        *,
-        text: str | None = None,
-        tail: bytes = b"",
-        passing: bool = False,
-    ) -> None:
-        self.session = session
-        self.run_id = run_id
-        # Deltas of one stream of a run have the same head; the outbox joins those.
-        self.head = head
-        self.text = text
-        self.tail = tail
-        self.passing = passing
-        self._frame: bytes | None = None if text is not None else head
-        self.size = len(head) + len(tail) + (0 if text is None else len(text))  # approximate bytes
-
-    @property
-    def question(self) -> bool:
-        """True if this is a question, which approvers are told too."""
-        return self.text is None and self.head.startswith(QUESTION)
-
-    def bytes(self) -> bytes:
-        """The frame up to the connection's `seq`, encoded once for all connections."""
-        if self._frame is None:
-            self._frame = self.head + encode(self.text) + self.tail
-        return self._frame
+def milliseconds(at: float) -> int:
+    """Return a time of day as the published protocol has it."""
+    return max(0, int(at * 1000))
 
 
-def event_item(name: str, payload: Any, *, session: SessionId | None = None, run_id: RunId | None = None) -> Item:
-    """Return an event frame without a text that may grow."""
-    return Item(session, run_id, b'{"type":"event","event":"%b","payload":%b' % (name.encode(), encode(payload)))
-
-
-class Watcher:
-    """Makes `interlock.event` frames, for watches and outlines; watches with one number share one item."""
-
-    def __init__(self) -> None:
-        # The last item made: connections are told one event after another, mostly under the same watch number.
-        self._last: tuple[int, Event, Item] | None = None
-        self._outlined: tuple[Event, tuple[Item, ...]] | None = None
-
-    def tell(self, watch: int, event: Event) -> Item:
-        """Return an event's frame."""
-        last = self._last
-        if last is not None and last[1] is event and last[0] == watch:
-            return last[2]
-        item = _delta_item(watch, event, event.data) if isinstance(event.data, Delta) else _event_item(watch, event)
-        self._last = watch, event, item
-        return item
-
-    def outline(self, event: Event) -> tuple[Item, ...]:
-        """Return an event's frame with its texts shortened; none for a kind that is not in OUTLINE."""
-        if event.kind not in OUTLINE:
-            return ()
-        if self._outlined is None or self._outlined[0] is not event:
-            told = {"watch": 0, "event": _shortened(msgspec.to_builtins(event))}
-            item = event_item("interlock.event", told, session=event.session, run_id=event.run_id)
-            self._outlined = event, (item,)
-        return self._outlined[1]
-
-    def questions(self, event: Event) -> tuple[Item, ...]:
-        """Return the outline for a principal who may only answer: questions, also those that a run's end voids."""
-        if isinstance(event.data, QuestionData):
-            return self.outline(event)
-        void = event.data.void if isinstance(event.data, Ended) else ()
-        asked = (QuestionData(question_id=each, text="", state=QuestionState.VOID) for each in void)
-        return tuple(item for each in asked for item in self.outline(replace(event, data=each)))
-
-
-def _shortened(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_shortened(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        name: each[: PREVIEW - 1] + "…"
-        if name in LONG and isinstance(each, str) and len(each) > PREVIEW
-        else _shortened(each)
-        for name, each in value.items()
-    }
-
-
-def _event_item(watch: int, event: Event) -> Item:
-    item = event_item("interlock.event", Watched(watch=watch, event=event), session=event.session, run_id=event.run_id)
-    item.passing = event.kind in PASSING
-    return item
-
-
-def _delta_item(watch: int, event: Event, delta: Delta) -> Item:
-    head = b'{"type":"event","event":"interlock.event","payload":{"watch":%d,"event":{"session":%b,"run_id":%b,' % (
-        watch,
-        encode(event.session),
-        encode(event.run_id),
-    )
-    head += b'"generation":%b,"data":{"type":"delta","text":' % encode(event.generation)
-    tail = b'},"position":%d,"at":%b}}' % (event.position, encode(event.at))
-    return Item(event.session, event.run_id, head, text=delta.text, tail=tail, passing=True)
-
-
-class _Telling:
-    """What the published words of a run's next event depend on."""
-
-    __slots__ = ("_chat", "assistant", "note", "open", "said", "typing", "voidable")
-
-    def __init__(self, event: Event) -> None:
-        self._chat: dict[str, bytes] = {}
-        self.assistant = (
-            b'{"type":"event","event":"agent","payload":{"runId":%b,"stream":"assistant","data":{"delta":'
-            % encode(event.run_id)
-        )
-        self.note = ""  # the text of an announcement whose run has not started
-        self.open: list[str] = []  # deltas sent that no block has closed
-        self.said = False  # True once a delta was sent
-        self.typing = False
-        self.voidable: set[QuestionId] = set()
-
-    def chat(self, event: Event) -> bytes:
-        """Return the head of the run's `chat` deltas under the event's name of the session."""
-        head = self._chat.get(event.session)
-        if head is None:
-            head = self._chat[event.session] = (
-                b'{"type":"event","event":"chat","payload":{"runId":%b,"sessionKey":%b,"state":"delta","deltaText":'
-                % (encode(event.run_id), encode(event.session))
-            )
-        return head
-
-    def copy(self) -> "_Telling":
-        """Return a copy, from which the same event can be told under another name."""
-        other = copy(self)
-        other.voidable = set(self.voidable)
-        return other
-
-
-class Teller:
-    """Makes the published protocol's events of control's; one object serves all connections."""
-
-    def __init__(self) -> None:
-        self._runs: dict[RunId, _Telling] = {}
-
-    def tell(self, event: Event, names: Collection[str]) -> dict[str, list[Item]]:
-        """Return the frames of an event by name of its session; the list is empty if the protocol has no word for it.
-
-        The owner writes a session's name bare, others write it with the owner, so one event may need two wordings. The
-        run's state (`_Telling`) is put back before the second, which must begin from where the first began.
-        """
-        before = self._runs.get(event.run_id) if event.run_id is not None and len(names) > 1 else None
-        kept = None if before is None else before.copy()
-        told: dict[str, list[Item]] = {}
-        for name in names:
-            if told and event.run_id is not None:
-                self._runs.pop(event.run_id, None)
-                if kept is not None:
-                    self._runs[event.run_id] = kept.copy()
-            told[name] = self._tell(replace(event, session=SessionId(name)))
-            for item in told[name]:
-                item.session = event.session
-        return told
-
-    def _tell(self, event: Event) -> list[Item]:
-        if event.run_id is None:
-            return []
-        if isinstance(event.data, MessageData):
-            return self._said(event, event.data)
-        told = self._runs.get(event.run_id)
-        if told is None:
-            told = self._runs[event.run_id] = _Telling(event)
-        match event.data:
-            case Delta(text=text):
-                return self._texts(told, event, text)
-            case Block(text=text):
-                return self._block(told, event, text)
-            case Ended():
-                del self._runs[event.run_id]
-                return [*self._taken_back(told, event), *_ended(event, event.data, told.note)]
-            case Started():
-                told.note = ""
-                return _other(event)
-            case Typing(on=on):
-                told.typing = on
-                return [_typing(event, on)]
-            case QuestionData():
-                return self._asked(told, event, event.data)
-            case _:
-                return _other(event)
-
-    def _said(self, event: Event, said: MessageData) -> list[Item]:
-        """Return the frames of a `message` event.
-
-        A message has none: its sender hears of it by the answer. A steered or collected one is told by the run that
-        absorbed it. The text of an announcement is kept for its terminal event.
-        """
-        assert event.run_id is not None
-        if said.of is not None:
-            self._runs.pop(said.of, None)
-            return [_agent(event, "input", {"phase": "taken", "runId": said.of})]
-        if said.child is not None:
-            self._runs[event.run_id] = told = _Telling(event)
-            told.note = said.text
-        return []
-
-    def _texts(self, told: _Telling, event: Event, text: str) -> list[Item]:
-        seq = b"%d" % event.position
-        between = "\n\n" if told.said and not told.open else ""
-        told.open.append(text)
-        told.said = True
-        text = between + text
-        tail = b',"generation":%b},"ts":%d,"seq":%b}' % (encode(event.generation), event.at * 1000, seq)
-        return [
-            Item(event.session, event.run_id, told.chat(event), text=text, tail=b',"seq":%b}' % seq, passing=True),
-            Item(event.session, event.run_id, told.assistant, text=text, tail=tail, passing=True),
-        ]
-
-    def _block(self, told: _Telling, event: Event, text: str) -> list[Item]:
-        heard = "".join(told.open)
-        # A gateway that was opened in the middle of a block has not seen its first deltas, and sends no rest: the
-        # terminal event has the whole text.
-        rest = text[len(heard) :] if text.startswith(heard) else ""
-        items = self._texts(told, event, rest) if rest else []
-        told.open = []
-        return items
-
-    def _asked(self, told: _Telling, event: Event, asked: QuestionData) -> list[Item]:
-        if asked.state is QuestionState.OPEN:
-            told.voidable.add(asked.question_id)
-            payload = {
-                "id": asked.question_id,
-                "runId": event.run_id,
-                "generation": event.generation,
-                "createdAtMs": _ms(event.at),
-                "request": _request(asked.text, asked.tool, asked.arguments, asked.choices, event.session),
-            }
-            item = event_item("exec.approval.requested", payload, session=event.session, run_id=event.run_id)
-        else:
-            told.voidable.discard(asked.question_id)
-            item = _resolved(event, asked.question_id, asked.state, asked.answer, asked.by)
-        data = {"phase": "requested" if asked.state is QuestionState.OPEN else "resolved", "id": asked.question_id}
-        return [item, _agent(event, "approval", {**data, "state": asked.state, "answer": asked.answer})]
-
-    def _taken_back(self, told: _Telling, event: Event) -> list[Item]:
-        items = [_resolved(event, each, QuestionState.VOID, None, None) for each in sorted(told.voidable)]
-        return [*items, _typing(event, False)] if told.typing else items
-
-
-def _agent(event: Event, stream: str, data: dict[str, Any]) -> Item:
-    data = {**data, "generation": event.generation}
-    payload = {"runId": event.run_id, "seq": event.position, "stream": stream, "ts": _ms(event.at), "data": data}
-    item = event_item("agent", payload, session=event.session, run_id=event.run_id)
-    item.passing = event.kind in PASSING
-    return item
-
-
-def _other(event: Event) -> list[Item]:
-    match event.data:
-        case Started():
-            data = {"phase": "start", "startedAt": _ms(event.at), "sessionKey": event.session}
-            return [_agent(event, "lifecycle", data)]
-        case Tool() as tool:
-            data = {"phase": _TOOL_PHASES.get(tool.state, "result"), "name": tool.name, "toolCallId": tool.call_id}
-            data |= {"state": tool.state, "isError": tool.error is not None}
-            more = {"args": tool.arguments, "result": tool.result, "error": tool.error}
-            return [_agent(event, "tool", data | {name: value for name, value in more.items() if value is not None})]
-        case ProcessData() as process:
-            phase = "start" if process.state is ProcessState.RUNNING else "end"
-            data = {"phase": phase, "command": process.command, "state": process.state, "pid": process.pid}
-            data |= {"output": process.tail} if process.tail else {}
-            return [_agent(event, "command_output", data | {"exitCode": process.status})]
-        case Progress() as progress:
-            return [_agent(event, "progress", {"text": progress.text, "done": progress.done, "total": progress.total})]
-        case Phase(name=name):
-            return [_agent(event, "progress", {"phase": name})]
-        case ChildData() as child:
-            data = {"runId": child.child, "sessionKey": child.session, "agent": child.agent, "detached": child.detached}
-            ended = {} if child.outcome is None else {"outcome": native(child.outcome)}
-            return [_agent(event, "child", data | ended)]
-        case _:
-            return []
-
-
-def _ended(event: Event, ended: Ended, note: str) -> list[Item]:
-    """Return the frames of a terminal event.
-
-    A note is an announcement without a turn. The protocol has no word for it, so its terminal event carries its text.
-    """
-    outcome, noted = ended.outcome, ended.outcome.ending is Ending.COMPLETED and note
-    text = outcome.text or (note if noted else "")
-    words, chat = row(outcome).lifecycle, chat_event(outcome)
-    data: dict[str, Any] = {"phase": words.phase, "outcome": native(outcome)}
-    if words.status is not None:
-        data["status"] = words.status
-    if outcome.started_at is not None:
-        data["startedAt"] = _ms(outcome.started_at)
-    data["endedAt"] = _ms(outcome.ended_at or event.at)
-    payload: dict[str, Any] = {"runId": event.run_id, "sessionKey": event.session, "seq": event.position}
-    payload["state"] = chat.state
-    payload["message"] = {
-        "role": "user" if noted else "assistant",
-        "content": [{"type": "text", "text": text}] if text else [],
-        "timestamp": _ms(event.at),
-        "outcome": native(outcome),
-        "generation": event.generation,
-        "cut": bool(ended.cut),
-    }
-    if chat.stop_reason is not None:
-        data["stopReason"] = payload["stopReason"] = chat.stop_reason
-    if chat.error_kind is not None:
-        payload["errorKind"] = chat.error_kind
-        data["error"] = payload["errorMessage"] = client_words(outcome)
-    last = event_item("chat", payload, session=event.session, run_id=event.run_id)
-    return [_agent(event, "lifecycle", data), last]
-
-
-def _typing(event: Event, on: bool) -> Item:
-    payload = {"sessionKey": event.session, "sessionId": event.session, "agentId": AGENT, "typing": on}
-    payload |= {"actor": {"type": "agent", "id": AGENT}, "ts": _ms(event.at)}
-    item = event_item("session.typing", payload, session=event.session, run_id=event.run_id)
-    item.passing = on
-    return item
-
-
-def _resolved(event: Event, question: QuestionId, state: QuestionState, answer: bool | str | None, by: Any) -> Item:
-    decision = answer if isinstance(answer, str) else _DECISIONS[answer]
-    payload = {"id": question, "runId": event.run_id, "decision": decision, "state": state, "resolvedBy": by}
-    payload |= {"ts": _ms(event.at), "generation": event.generation}
-    return event_item("exec.approval.resolved", payload, session=event.session, run_id=event.run_id)
-
-
-def _request(text: str, tool: str | None, arguments: Any, choices: Any, session: str) -> dict[str, Any]:
+def approval_request(text: str, tool: str | None, arguments: Any, choices: Any, session: str) -> dict[str, Any]:
+    """Return what an approval asks for."""
     command = f"{tool} {arguments or ''}".strip() if tool is not None else text
     asked = {"command": command, "text": text, "sessionKey": session, "tool": tool, "arguments": arguments}
     return {name: value for name, value in asked.items() if value is not None} | (
         {"choices": choices} if choices is not None else {}
     )
-
-
-def _ms(at: float) -> int:
-    return max(0, int(at * 1000))
-
-
-# Answers
 
 
 def wait_payload(outcome: Outcome) -> dict[str, Any]:
@@ -426,8 +45,8 @@ def wait_payload(outcome: Outcome) -> dict[str, Any]:
         "stopReason": words.stop_reason,
         "timeoutPhase": words.timeout_phase,
         "providerStarted": words.provider_started,
-        "startedAt": None if outcome.started_at is None else _ms(outcome.started_at),
-        "endedAt": None if outcome.ended_at is None else _ms(outcome.ended_at),
+        "startedAt": None if outcome.started_at is None else milliseconds(outcome.started_at),
+        "endedAt": None if outcome.ended_at is None else milliseconds(outcome.ended_at),
         "error": client_words(outcome) if words.status != "ok" else None,
         "summary": client_words(outcome),
         "result": {"payloads": [{"text": outcome.text}] if outcome.text else []},
@@ -464,16 +83,16 @@ def task_of(info: RunInfo, name: Name, *, whole: bool = True) -> dict[str, Any]:
     told: dict[str, Any] = {
         "id": info.id, "taskId": info.id, "runId": info.id, "kind": info.kind, "runtime": AGENT,
         "status": status_of(info), "sessionKey": name(info.home or info.session), "ownerKey": info.principal,
-        "createdAt": _ms(info.admitted_at),
+        "createdAt": milliseconds(info.admitted_at),
     }  # fmt: skip
     if info.text:
         told["title"] = info.text[:PREVIEW]
     if info.parent is not None:
         told |= {"parentTaskId": info.parent, "childSessionKey": info.session}
     if outcome is not None:
-        told |= {"endedAt": _ms(outcome.ended_at or 0.0), "terminalSummary": client_words(outcome)}
+        told |= {"endedAt": milliseconds(outcome.ended_at or 0.0), "terminalSummary": client_words(outcome)}
         if outcome.started_at is not None:
-            told["startedAt"] = _ms(outcome.started_at)
+            told["startedAt"] = milliseconds(outcome.started_at)
         if outcome.ending is Ending.FAILED:
             told["error"] = client_words(outcome)
         if outcome.text:
@@ -492,7 +111,7 @@ def session_of(info: SessionInfo, runs: list[RunInfo], name: Name) -> dict[str, 
     key = name(info.session.id)
     told: dict[str, Any] = {
         "key": key, "sessionId": key, "id": info.session.id, "kind": "direct", "agentId": AGENT, "status": status,
-        "updatedAt": None if info.latest_at is None else _ms(info.latest_at), "owner": info.session.owner,
+        "updatedAt": None if info.latest_at is None else milliseconds(info.latest_at), "owner": info.session.owner,
         "shares": info.session.shares, "generation": info.session.generation, "runs": info.runs, "open": info.open,
     }  # fmt: skip
     if last is not None:
@@ -521,11 +140,13 @@ def message_of(entry: Entry) -> dict[str, Any]:
 
 def approval_of(question: QuestionInfo, name: Name) -> dict[str, Any]:
     """Return an open question as an approval."""
-    request = _request(question.text, question.tool, question.arguments, question.choices, name(question.session))
+    request = approval_request(
+        question.text, question.tool, question.arguments, question.choices, name(question.session)
+    )
     told: dict[str, Any] = {"id": question.id, "runId": question.run_id, "request": request}
     for word, at in (("createdAtMs", question.asked_at), ("expiresAtMs", question.expires_at)):
         if at is not None:
-            told[word] = _ms(at)
+            told[word] = milliseconds(at)
     return told
 
 

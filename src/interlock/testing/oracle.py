@@ -34,6 +34,7 @@ from interlock.core.events import (
     Started,
     Tool,
 )
+from interlock.core.fence import Fence
 from interlock.core.lifecycle import State
 from interlock.core.names import (
     PASSING,
@@ -50,6 +51,7 @@ from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.core.takeover import ANNOUNCED
 from interlock.runtime.control import Control
+from interlock.runtime.feed import Sink
 from interlock.runtime.inline import DROPPED
 from interlock.runtime.live import Child, Sent
 from interlock.stores.base import Ticket
@@ -65,20 +67,15 @@ class Violation(AssertionError):
     """A promise was broken; the text says which, and what was seen."""
 
 
-class _Sink:
-    """A subscriber: where a session's effects arrive."""
+class _Sink(Sink):
+    """Where a session's effects arrive."""
 
     def __init__(self, oracle: "Oracle") -> None:
         self._oracle = oracle
 
-    def put(self, event: Event) -> None:
+    def take(self, event: Event, source: Fence | None) -> bool:
         self._oracle.arrived(event)
-
-    def drop(self, run_id: RunId) -> None:
-        """Do nothing: the oracle has judged every event when it arrived."""
-
-    def close(self) -> None:
-        """Do nothing."""
+        return True
 
 
 class Oracle:
@@ -163,7 +160,7 @@ class Oracle:
         """Judge every event of a session from here on."""
         if session not in self._sinks:
             self._sinks[session] = sink = _Sink(self)
-            self.control.feed.subscribe(SessionId(session), sink)
+            self.control.feed.follow(SessionId(session), sink)
 
     def _handed_over(self, decision: Decision) -> Ticket:
         """Judge a decision that is handed to the store: no tool of a run may be recorded after the run's ending."""

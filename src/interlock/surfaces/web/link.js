@@ -12,7 +12,7 @@ const INSIST_MS = 2_000; // the longest pause before a retryable request is sent
 const PATIENCE_MS = 30_000; // for all tries of one request
 const NO_TOKEN = 4001;
 const IN_FLIGHT = 32; // requests, and as many stops; the gateway accepts 64 of each
-const CAPABILITIES = ["interlock.quiet", "interlock.outline"];
+const CAPABILITIES = ["interlock.quiet.2", "interlock.outline.2"];
 
 export const place = (path) => new URL(path, ROOT);
 
@@ -229,17 +229,17 @@ export class Link extends EventTarget {
     else this.#waiting.push(request);
   }
 
-  #happened({ watch: number, event, error }) {
+  #happened({ watch: number, event, over, error }) {
     if (number === 0) {
       this.dispatchEvent(new CustomEvent("outline", { detail: event }));
       return;
     }
     const watch = this.#watches.get(number);
     if (!watch) return;
-    if (!event) {
+    if (over) {
       // A watch that ends without an error before its run means that the server closes; it goes on after the reconnect.
       if (error || watch.ended) this.#finish(watch, error ? new Failed(error) : null);
-    } else if (event.position > watch.after) {
+    } else if (event && event.position > watch.after) {
       watch.after = event.position;
       watch.ended = "run" in watch.what && event.data.type === "ended";
       watch.on.event(event);

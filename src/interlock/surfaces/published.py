@@ -1,0 +1,279 @@
+"""The published protocol's wording of events. No I/O.
+
+1. One event of control becomes at most one `chat` and one `agent` event; both carry its position as `seq`.
+2. A run's terminal event is the last of its stream. Typing that is on, and questions that are open, are closed by
+   events right before it, in the same step.
+3. A delta becomes a piece whose text the outbox can join to the next delta's.
+4. Endings are told in the words of core/projection, with the native outcome and the generation beside them.
+
+A block may be longer than its deltas: an agent may stream a part and return the whole. The published protocol knows
+deltas alone, so the wording sends what no delta has sent as one more delta, before the terminal event. A reader of our
+own events (`interlock.event`) replaces the deltas by the block.
+"""
+
+from typing import Any, Final, NamedTuple
+
+from interlock.core.events import (
+    Block,
+    ChildData,
+    Delta,
+    Ended,
+    Event,
+    MessageData,
+    Phase,
+    ProcessData,
+    Progress,
+    QuestionData,
+    Started,
+    Tool,
+    Typing,
+)
+from interlock.core.fence import Fence
+from interlock.core.names import PASSING, Ending, ProcessState, QuestionId, QuestionState, RunId, ToolState
+from interlock.core.projection import chat_event, client_words, native, row
+from interlock.surfaces.frames import encode
+from interlock.surfaces.items import Frame, Piece, Stream, event_frame
+from interlock.surfaces.telling import AGENT, approval_request
+from interlock.surfaces.telling import milliseconds as _ms
+
+_TOOL_PHASES: Final = {ToolState.PENDING: "start", ToolState.RUNNING: "update"}
+_DECISIONS: Final = {True: "allow-once", False: "deny", None: "deny"}
+
+
+class _Telling:
+    """What the published words of a run's next event depend on."""
+
+    __slots__ = ("assistant", "chats", "note", "open", "said", "typing", "voidable")
+
+    def __init__(self) -> None:
+        self.chats: dict[str, Stream] = {}  # by name of the session
+        self.assistant: Stream | None = None
+        self.note = ""  # the text of an announcement whose run has not started
+        self.open: list[str] = []  # deltas sent that no block has closed
+        self.said = False  # True once a delta was sent
+        self.typing = False
+        self.voidable: set[QuestionId] = set()
+
+
+class _Facts(NamedTuple):
+    """What an event's words need besides the event: found once, told under every name of the session."""
+
+    told: _Telling | None = None
+    text: str = ""  # of a delta, or of a block that is longer than its deltas
+    void: tuple[QuestionId, ...] = ()
+    typing: bool = False
+    note: str = ""
+
+
+class PublishedWording:
+    """Makes the published protocol's frames of control's events; one object serves all connections.
+
+    `take` is called for every lasting event; deltas that no connection hears need no words. `items` is called in the
+    same step, for each name under which a reader writes the session: the owner writes it bare, others with the owner.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[RunId, _Telling] = {}
+        self._event: Event | None = None
+        self._source: Fence | None = None
+        self._facts = _Facts()
+        self._told: dict[str, list[Frame | Piece]] = {}
+
+    def take(self, event: Event, source: Fence | None) -> None:
+        """Read an event, once; its words depend on those before it."""
+        if event is self._event:
+            return
+        self._event, self._source = event, source
+        self._facts = self._read(event)
+        self._told = {}
+
+    def items(self, event: Event, source: Fence | None, name: str) -> list[Frame | Piece]:
+        """Return the frames of an event; the list is empty if the protocol has no word for it."""
+        self.take(event, source)
+        told = self._told.get(name)
+        if told is None:
+            told = self._told[name] = self._words(event, name)
+        return told
+
+    def _read(self, event: Event) -> _Facts:
+        run_id, data = event.run_id, event.data
+        if run_id is None:
+            return _Facts()
+        if isinstance(data, MessageData):
+            # A message has no frame: its sender hears of it by the answer. A steered or collected one is told by the
+            # run that absorbed it. The text of an announcement is kept for its terminal event.
+            if data.of is not None:
+                self._runs.pop(data.of, None)
+            elif data.child is not None:
+                self._runs[run_id] = told = _Telling()
+                told.note = data.text
+            return _Facts()
+        told = self._runs.get(run_id) or self._runs.setdefault(run_id, _Telling())
+        match data:
+            case Delta(text=text):
+                return self._spoken(told, text)
+            case Block(text=text):
+                heard = "".join(told.open)
+                # A gateway that was opened in the middle of a block has not seen its first deltas, and sends no rest:
+                # the terminal event has the whole text.
+                rest = text[len(heard) :] if text.startswith(heard) else ""
+                facts = self._spoken(told, rest) if rest else _Facts()
+                told.open = []
+                return facts
+            case Ended():
+                del self._runs[run_id]
+                return _Facts(void=tuple(sorted(told.voidable)), typing=told.typing, note=told.note)
+            case Started():
+                told.note = ""
+            case Typing(on=on):
+                told.typing = on
+            case QuestionData(question_id=question, state=QuestionState.OPEN):
+                told.voidable.add(question)
+            case QuestionData(question_id=question):
+                told.voidable.discard(question)
+        return _Facts()
+
+    @staticmethod
+    def _spoken(told: _Telling, text: str) -> _Facts:
+        between = "\n\n" if told.said and not told.open else ""
+        told.open.append(text)
+        told.said = True
+        return _Facts(told, between + text)
+
+    # Words
+
+    def _words(self, event: Event, name: str) -> list[Frame | Piece]:
+        if event.run_id is None:
+            return []
+        facts = self._facts
+        match event.data:
+            case Delta() | Block():
+                return [] if facts.told is None else self._texts(facts.told, event, name, facts.text)
+            case MessageData(of=part):
+                return [] if part is None else [self._agent(event, "input", {"phase": "taken", "runId": part})]
+            case Typing(on=on):
+                return [self._typing(event, name, on)]
+            case QuestionData() as asked:
+                return self._asked(event, name, asked)
+            case Ended() as ended:
+                void = [self._resolved(event, each, QuestionState.VOID, None, None) for each in facts.void]
+                typing = [self._typing(event, name, False)] if facts.typing else []
+                return [*void, *typing, *self._ended(event, name, ended, facts.note)]
+            case _:
+                return self._other(event, name)
+
+    def _texts(self, told: _Telling, event: Event, name: str, text: str) -> list[Frame | Piece]:
+        chat, assistant = told.chats.get(name), told.assistant
+        if chat is None:
+            head = (
+                b'{"type":"event","event":"chat","payload":{"runId":%b,"sessionKey":%b,"state":"delta","deltaText":'
+                % (encode(event.run_id), encode(name))
+            )
+            chat = told.chats[name] = Stream(head, event.session, self._source)
+        if assistant is None:
+            head = (
+                b'{"type":"event","event":"agent","payload":{"runId":%b,"stream":"assistant","data":{"delta":'
+                % encode(event.run_id)
+            )
+            assistant = told.assistant = Stream(head, event.session, self._source)
+        seq = b"%d" % event.position
+        tail = b',"generation":%b},"ts":%d,"seq":%b}' % (encode(event.generation), event.at * 1000, seq)
+        return [Piece(chat, text, b',"seq":%b}' % seq), Piece(assistant, text, tail)]
+
+    def _frame(self, name: str, payload: Any, event: Event, **marks: bool) -> Frame:
+        return event_frame(name, payload, session=event.session, source=self._source, **marks)
+
+    def _agent(self, event: Event, stream: str, data: dict[str, Any]) -> Frame:
+        data = {**data, "generation": event.generation}
+        payload = {"runId": event.run_id, "seq": event.position, "stream": stream, "ts": _ms(event.at), "data": data}
+        return self._frame("agent", payload, event, passing=event.kind in PASSING)
+
+    def _typing(self, event: Event, name: str, on: bool) -> Frame:
+        payload = {"sessionKey": name, "sessionId": name, "agentId": AGENT, "typing": on}
+        payload |= {"actor": {"type": "agent", "id": AGENT}, "ts": _ms(event.at)}
+        return self._frame("session.typing", payload, event, passing=on)
+
+    def _asked(self, event: Event, name: str, asked: QuestionData) -> list[Frame | Piece]:
+        if asked.state is QuestionState.OPEN:
+            payload = {
+                "id": asked.question_id,
+                "runId": event.run_id,
+                "generation": event.generation,
+                "createdAtMs": _ms(event.at),
+                "request": approval_request(asked.text, asked.tool, asked.arguments, asked.choices, name),
+            }
+            frame = self._frame("exec.approval.requested", payload, event, question=True)
+        else:
+            frame = self._resolved(event, asked.question_id, asked.state, asked.answer, asked.by)
+        data = {"phase": "requested" if asked.state is QuestionState.OPEN else "resolved", "id": asked.question_id}
+        return [frame, self._agent(event, "approval", {**data, "state": asked.state, "answer": asked.answer})]
+
+    def _resolved(
+        self, event: Event, question: QuestionId, state: QuestionState, answer: bool | str | None, by: Any
+    ) -> Frame:
+        decision = answer if isinstance(answer, str) else _DECISIONS[answer]
+        payload = {"id": question, "runId": event.run_id, "decision": decision, "state": state, "resolvedBy": by}
+        payload |= {"ts": _ms(event.at), "generation": event.generation}
+        return self._frame("exec.approval.resolved", payload, event, question=True)
+
+    def _other(self, event: Event, name: str) -> list[Frame | Piece]:
+        match event.data:
+            case Started():
+                data = {"phase": "start", "startedAt": _ms(event.at), "sessionKey": name}
+                return [self._agent(event, "lifecycle", data)]
+            case Tool() as tool:
+                data = {"phase": _TOOL_PHASES.get(tool.state, "result"), "name": tool.name, "toolCallId": tool.call_id}
+                data |= {"state": tool.state, "isError": tool.error is not None}
+                more = {"args": tool.arguments, "result": tool.result, "error": tool.error}
+                return [
+                    self._agent(event, "tool", data | {key: each for key, each in more.items() if each is not None})
+                ]
+            case ProcessData() as process:
+                phase = "start" if process.state is ProcessState.RUNNING else "end"
+                data = {"phase": phase, "command": process.command, "state": process.state, "pid": process.pid}
+                data |= {"output": process.tail} if process.tail else {}
+                return [self._agent(event, "command_output", data | {"exitCode": process.status})]
+            case Progress() as progress:
+                data = {"text": progress.text, "done": progress.done, "total": progress.total}
+                return [self._agent(event, "progress", data)]
+            case Phase(name=phase_name):
+                return [self._agent(event, "progress", {"phase": phase_name})]
+            case ChildData() as child:
+                data = {"runId": child.child, "sessionKey": child.session, "agent": child.agent}
+                data |= {"detached": child.detached}
+                ended = {} if child.outcome is None else {"outcome": native(child.outcome)}
+                return [self._agent(event, "child", data | ended)]
+            case _:
+                return []
+
+    def _ended(self, event: Event, name: str, ended: Ended, note: str) -> list[Frame | Piece]:
+        """Return the frames of a terminal event.
+
+        A note is an announcement without a turn. The protocol has no word for it, so its terminal event carries its
+        text.
+        """
+        outcome, noted = ended.outcome, ended.outcome.ending is Ending.COMPLETED and note
+        text = outcome.text or (note if noted else "")
+        words, chat = row(outcome).lifecycle, chat_event(outcome)
+        data: dict[str, Any] = {"phase": words.phase, "outcome": native(outcome)}
+        if words.status is not None:
+            data["status"] = words.status
+        if outcome.started_at is not None:
+            data["startedAt"] = _ms(outcome.started_at)
+        data["endedAt"] = _ms(outcome.ended_at or event.at)
+        payload: dict[str, Any] = {"runId": event.run_id, "sessionKey": name, "seq": event.position}
+        payload["state"] = chat.state
+        payload["message"] = {
+            "role": "user" if noted else "assistant",
+            "content": [{"type": "text", "text": text}] if text else [],
+            "timestamp": _ms(event.at),
+            "outcome": native(outcome),
+            "generation": event.generation,
+            "cut": bool(ended.cut),
+        }
+        if chat.stop_reason is not None:
+            data["stopReason"] = payload["stopReason"] = chat.stop_reason
+        if chat.error_kind is not None:
+            payload["errorKind"] = chat.error_kind
+            data["error"] = payload["errorMessage"] = client_words(outcome)
+        return [self._agent(event, "lifecycle", data), self._frame("chat", payload, event)]

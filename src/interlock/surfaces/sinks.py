@@ -1,0 +1,128 @@
+"""How a connection hears: sinks of the feed that put what they take into its outbox, in the step that publishes it.
+
+A connection that is told everything cannot read an event again later, so its sinks always take; a reader that is too
+slow is closed. A watch has positions: while the outbox is full it takes nothing, and reads on in the log when there is
+room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from interlock.core.errors import InterlockError
+from interlock.core.events import Event
+from interlock.core.fence import Fence
+from interlock.runtime.feed import Listening, Sink
+from interlock.surfaces.frames import Fell
+from interlock.surfaces.items import event_frame
+from interlock.surfaces.own import watch_label
+
+if TYPE_CHECKING:
+    from interlock.surfaces.connection import Connection
+
+
+class Telling(Sink):
+    """Tells a connection, in the published words, what its principal may see."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def take(self, event: Event, source: Fence | None) -> bool:
+        connection = self._connection
+        for item in connection.gateway.published.items(event, source, connection.name_of(event.session)):
+            connection.outbox.put(item)
+        return True
+
+
+class Outlining(Telling):
+    """Tells a connection what a list of sessions needs of what its principal may see."""
+
+    __slots__ = ()
+
+    def take(self, event: Event, source: Fence | None) -> bool:
+        for frame in self._connection.gateway.own.outline(event, source):
+            self._connection.outbox.put(frame)
+        return True
+
+
+class TellingQuestions(Telling):
+    """Tells a connection the questions that its principal may answer, in the published words."""
+
+    __slots__ = ()
+
+    def take(self, event: Event, source: Fence | None) -> bool:
+        connection = self._connection
+        for item in connection.gateway.published.items(event, source, connection.name_of(event.session)):
+            if item.question:
+                connection.outbox.put(item)
+        return True
+
+
+class OutliningQuestions(Telling):
+    """Tells a connection the questions that its principal may answer, in our own words."""
+
+    __slots__ = ()
+
+    def take(self, event: Event, source: Fence | None) -> bool:
+        for frame in self._connection.gateway.own.questions(event, source):
+            self._connection.outbox.put(frame)
+        return True
+
+
+class Watching(Sink):
+    """One watch of a connection: a session's or a run's events, in our own words."""
+
+    __slots__ = ("_connection", "_label", "_number", "_over", "_task", "_told_error", "listening")
+
+    def __init__(self, connection: Connection, number: int, error_of: Callable[[InterlockError], Any]) -> None:
+        self._connection = connection
+        self._number = number
+        self._told_error = error_of
+        self._label = watch_label(number, replay=True)
+        self._over = False
+        self.listening: Listening | None = None
+
+    def take(self, event: Event, source: Fence | None) -> bool:
+        outbox = self._connection.outbox
+        if outbox.full:
+            # The events from here on are read from the log later; until then they are history.
+            self._label = watch_label(self._number, replay=True)
+            outbox.when_room(self.resume)
+            return False
+        outbox.put(self._connection.gateway.own.item(event, source), self._label)
+        return True
+
+    def resume(self) -> None:
+        """Read on in the log."""
+        if self.listening is not None:
+            self.listening.resume()
+
+    def caught_up(self, position: int) -> None:
+        self._label = watch_label(self._number)
+        self._say({"caught_up": position})
+
+    def fell(self, source: Fence) -> None:
+        assert source.cause is not None
+        fell = Fell(run_id=source.run_id, early=source.cause.early)
+        told = event_frame("interlock.event", {"watch": self._number, "fell": fell})
+        # At the head, without a number: what waits of the run is not sent any more.
+        self._connection.outbox.answer(told.body + b"}", urgent=True)
+
+    def close(self, error: InterlockError | None) -> None:
+        if error is not None:
+            self._connection.outbox.keep(lambda item, label: label not in (self._label, watch_label(self._number)))
+        self.end(error)
+
+    def end(self, error: InterlockError | None) -> None:
+        """Tell the reader that the watch is over, once."""
+        if not self._over:
+            self._over = True
+            self._connection.forget_watch(self._number, self)
+            told = {"over": True} if error is None else {"over": True, "error": self._told_error(error)}
+            self._say(told)
+
+    def _say(self, told: dict[str, Any]) -> None:
+        self._connection.outbox.put(event_frame("interlock.event", {"watch": self._number, **told}))
