@@ -13,9 +13,11 @@ from proofs import frames as fuzz
 
 from interlock.core import errors
 from interlock.core.events import Block, Data, Delta, Ended, Event, Phase, Progress, QuestionData, Started, Tool, Typing
+from interlock.core.fence import Fence
 from interlock.core.names import CallId, Ending, QuestionId, QuestionState, RunId, SessionId, ToolState
 from interlock.core.outcome import Outcome
 from interlock.surfaces import frames, telling
+from interlock.surfaces.published import PublishedWording
 from surfaces.protocol import EXTRACT, PARAMS, Conversation
 
 READ_INPUTS = 20_000
@@ -218,10 +220,10 @@ RUN, SESSION = RunId("r-1-1"), SessionId("s")
 
 
 class Told:
-    """A teller and its frames, checked as a connection would be."""
+    """The published wording and its frames, checked as a connection would be."""
 
     def __init__(self) -> None:
-        self.teller = telling.Teller()
+        self.wording = PublishedWording()
         self.frames: list[dict[str, Any]] = []
         self._talk = Conversation()
         self._position = 0
@@ -232,8 +234,8 @@ class Told:
         for data in several:
             self._position += 1
             event = Event(position=self._position, at=10.0, session=SESSION, run_id=run, generation=1, data=data)
-            for item in self.teller.tell(event, (SESSION,))[SESSION]:
-                raw = item.bytes() + b',"seq":%d}' % (len(self.frames) + 1)
+            for item in self.wording.items(event, None, SESSION):
+                raw = item.render(b"", len(self.frames) + 1, [item])
                 self.frames.append(self._talk.server(raw))
         return self.frames[before:]
 
@@ -308,25 +310,25 @@ def test_what_a_block_adds_to_its_deltas_is_told_before_the_end(stream: str) -> 
 
 @pytest.mark.parametrize("stream", ["chat", "assistant"])
 def test_a_block_whose_beginning_was_not_heard_is_not_told_in_pieces(stream: str) -> None:
-    """A teller that began inside a block does not tell the block's rest, and tells the next block whole."""
+    """A wording that began inside a block does not tell the block's rest, and tells the next block whole."""
     told = Told()
     told.tell(Delta(text="lo"), Block(text="Hello world."), Block(text="Second."))
     assert said(told, stream) == "lo\n\nSecond."
 
 
 def test_texts_of_a_stream_can_be_joined() -> None:
-    """Deltas of one run and stream have the same head, so that waiting ones can be joined into one frame."""
-    teller = telling.Teller()
+    """Deltas of one run have the same streams, so that waiting ones can be joined into one frame."""
+    wording, fences = PublishedWording(), {run: Fence(RunId(run)) for run in ("r-1", "r-2")}
 
-    def items(position: int, run: str) -> list[telling.Item]:
+    def items(position: int, run: str) -> list[Any]:
         event = Event(position=position, session=SESSION, run_id=RunId(run), generation=1, data=Delta(text="x"))
-        return teller.tell(event, (SESSION,))[SESSION]
+        return wording.items(event, fences[run], SESSION)
 
     first, second, other = items(1, "r-1"), items(2, "r-1"), items(3, "r-2")
-    assert [item.head for item in first] == [item.head for item in second]
-    assert not {item.head for item in first} & {item.head for item in other}
-    assert first[0].head != first[1].head
-    assert all(item.passing and item.run_id == "r-1" for item in first)
+    assert [item.stream for item in first] == [item.stream for item in second]
+    assert not {item.stream for item in first} & {item.stream for item in other}
+    assert first[0].stream != first[1].stream
+    assert all(item.passing and item.source is fences["r-1"] for item in first)
 
 
 def test_tools_phases_and_progress_are_told_to_agents_streams() -> None:

@@ -111,10 +111,12 @@ class Story:
                 self.number += 1
                 self.put[self.number] = (run, stream, text, True)
                 self.box.put(text_item(run, stream, text, self.number))
+                self.dropped |= {self.number} if FENCES[run].cause is not None else set()
             case ("whole", run, passing):
                 self.number += 1
                 self.put[self.number] = (run, "tool" if passing else "end", None, passing)
                 self.box.put(whole_item(run, self.number, passing=passing))
+                self.dropped |= {self.number} if passing and FENCES[run].cause is not None else set()
             case ("answer", session, urgent):
                 self.number += 1
                 self.box.answer(answer(self.number), hasten=session, urgent=urgent)

@@ -10,6 +10,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import secrets
 import time
@@ -40,6 +41,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 CONNECT_SECONDS: Final = 5.0  # from the accepted socket to a valid token
+FRAMES_AT_ONCE: Final = 32  # read in one step of the loop
 REQUESTS: Final = 64  # in flight on one connection, stops not counted
 STOP_ANSWERS: Final = 256  # answers of stops in flight on one connection
 WATCHES: Final = 64  # of one connection
@@ -246,12 +248,15 @@ class Connection:
         )
 
     async def _listen(self) -> None:
-        while True:
+        for number in itertools.count(1):
             try:
                 text = await self._hear(frames.FRAME_BYTES)
                 if text is None:
                     return
                 self._take(frames.read_request(text))
+                # Frames that are there already are read without a pause; others must have their turn between them.
+                if number % FRAMES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
             except BadFrame as wrong:
                 self.leave(wrong.code, str(wrong))
                 # The pump sends the rest and the close frame; returning at once would cancel it.
