@@ -50,7 +50,7 @@ from interlock.core.receipt import Receipt
 from interlock.core.stopwords import is_stop
 from interlock.runtime.control import Control
 from interlock.runtime.naming import UnknownSession
-from interlock.surfaces import frames
+from interlock.surfaces import frames, shapes
 from interlock.surfaces.access import (
     RATE_LIMITED,
     Access,
@@ -268,7 +268,7 @@ class Gateway:
             raise Unknown(f"there is no principal {name!r:.80}; `interlock token list` names them")
         return self.codes.make(Principal(name or by), digest, time.monotonic())
 
-    async def overview(self) -> frames.Overview:
+    async def overview(self) -> shapes.Overview:
         """Return the figures of this gateway, for its operator."""
         uptime = time.monotonic() - self._began
         return self.meters.overview(grade=await self.control.grade(), uptime_seconds=uptime)
@@ -482,7 +482,7 @@ class Connection:
         if request.method != "connect":
             return await self._turn_away(request, frames.fault("INVALID_REQUEST", "the first request is connect"))
         try:
-            asked: frames.Connect = frames.read_params(request, frames.METHODS["connect"]).params
+            asked: shapes.Connect = frames.read_params(request, frames.METHODS["connect"]).params
         except InterlockError as error:
             return await self._turn_away(request, frames.error_of(error))
         if not asked.min_protocol <= frames.PROTOCOL <= asked.max_protocol:
@@ -618,7 +618,7 @@ class Connection:
             params, ignored, refused = frames.read_params(request, method)
             written: dict[str, str] = {}
             params = frames.resolve(params, partial(self._session_id, written))
-            stops = method.stops or (isinstance(params, frames.OwnChat) and is_typed(params, self.gateway.is_stop))
+            stops = method.stops or (isinstance(params, shapes.OwnChat) and is_typed(params, self.gateway.is_stop))
             if refused and not stops:  # a stop is never refused for its other fields
                 raise frames.not_done(request, refused)
         except InterlockError as error:
@@ -706,7 +706,7 @@ class Connection:
 
     # Watching
 
-    def watch(self, wanted: frames.OwnWatch, written: Mapping[str, str]) -> None:
+    def watch(self, wanted: shapes.OwnWatch, written: Mapping[str, str]) -> None:
         """Send this connection the events of a session or a run, as `interlock.event` frames."""
         if wanted.watch in self._watches or len(self._watches) >= WATCHES:
             raise BadInput(f"watch {wanted.watch} is taken, or there are {WATCHES} already; unwatch one")
@@ -714,8 +714,8 @@ class Connection:
         self._watches[wanted.watch] = scope = anyio.CancelScope()
         self._tasks.start_soon(self._follow, wanted, scope, written)
 
-    async def _follow(self, wanted: frames.OwnWatch, scope: anyio.CancelScope, written: Mapping[str, str]) -> None:
-        over = frames.Watched(watch=wanted.watch)
+    async def _follow(self, wanted: shapes.OwnWatch, scope: anyio.CancelScope, written: Mapping[str, str]) -> None:
+        over = shapes.Watched(watch=wanted.watch)
         try:
             with scope:
                 events = self.control.watch(wanted.session, run=wanted.run, after=wanted.after, by=self.by)
@@ -724,7 +724,7 @@ class Connection:
                         self.outbox.put(self.gateway.watcher.tell(wanted.watch, event))
                         await self.outbox.room()
         except InterlockError as error:
-            over = frames.Watched(watch=wanted.watch, error=self._error(error, written))
+            over = shapes.Watched(watch=wanted.watch, error=self._error(error, written))
         self._watches.pop(wanted.watch, None)
         self.outbox.put(event_item("interlock.event", over))
 

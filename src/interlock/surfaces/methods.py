@@ -24,7 +24,7 @@ from interlock.core.stopwords import normalise
 from interlock.runtime.control import Control
 from interlock.runtime.listing import RunInfo
 from interlock.runtime.values import name_of
-from interlock.surfaces import frames, telling
+from interlock.surfaces import shapes, telling
 from interlock.surfaces.access import CODE_SECONDS
 
 OURS = re.compile(r"r-[0-9a-f]+-[0-9a-f]+")
@@ -52,7 +52,7 @@ class Asker(Protocol):
         """Return a session's name as the caller writes it."""
         ...
 
-    def watch(self, wanted: frames.OwnWatch) -> None:
+    def watch(self, wanted: shapes.OwnWatch) -> None:
         """Begin a watch: send the connection a session's or a run's events."""
         ...
 
@@ -64,7 +64,7 @@ class Asker(Protocol):
         """Return a code that lets a page in."""
         ...
 
-    async def overview(self) -> frames.Overview:
+    async def overview(self) -> shapes.Overview:
         """Return the gateway's figures."""
         ...
 
@@ -72,7 +72,7 @@ class Asker(Protocol):
 Handler = Callable[[Asker, Any], Awaitable[Any]]
 
 
-def is_typed(asked: frames.OwnChat, is_stop: Callable[[str], bool]) -> bool:
+def is_typed(asked: shapes.OwnChat, is_stop: Callable[[str], bool]) -> bool:
     """Return whether a text is a command: a stop word, or `/new` or `/reset`."""
     text, plain = asked.message, asked.suppress_command_interpretation
     anew = len(text) < COMMAND_CHARACTERS and normalise(text) in ANEW
@@ -82,7 +82,7 @@ def is_typed(asked: frames.OwnChat, is_stop: Callable[[str], bool]) -> bool:
 # Chat and agent
 
 
-async def chat_send(on: Asker, asked: frames.OwnChat) -> Any:
+async def chat_send(on: Asker, asked: shapes.OwnChat) -> Any:
     name_of(asked.idempotency_key, "idempotencyKey")
     if is_typed(asked, on.is_stop):
         return await _command(on, asked)
@@ -108,7 +108,7 @@ async def chat_send(on: Asker, asked: frames.OwnChat) -> Any:
     return told | ({"queued": True} if sent.state is State.QUEUED else {})
 
 
-async def _command(on: Asker, asked: frames.OwnChat) -> Any:
+async def _command(on: Asker, asked: shapes.OwnChat) -> Any:
     """Carry out a typed command. Its key is the stop's own, so a command that is delivered twice ends nothing newer."""
     key = asked.idempotency_key
     if normalise(asked.message) in ANEW:
@@ -116,7 +116,7 @@ async def _command(on: Asker, asked: frames.OwnChat) -> Any:
     return telling.stop_payload(await on.control.stop(session=asked.session_key, key=key, typed=True, by=on.by))
 
 
-async def agent(on: Asker, asked: frames.Agent) -> Any:
+async def agent(on: Asker, asked: shapes.Agent) -> Any:
     _no_attachments(asked.attachments)
     sent = await on.control.send(
         asked.session_key,
@@ -134,12 +134,12 @@ async def agent(on: Asker, asked: frames.Agent) -> Any:
     return telling.wait_payload(await on.control.wait(sent.run_id, by=on.by))
 
 
-async def agent_wait(on: Asker, asked: frames.AgentWait) -> Any:
+async def agent_wait(on: Asker, asked: shapes.AgentWait) -> Any:
     outcome = await on.control.wait(await _run_id(on, asked.run_id), timeout=asked.timeout_ms / 1000, by=on.by)
     return telling.wait_payload(outcome) | {"runId": asked.run_id if not outcome.ended else outcome.run_id}
 
 
-async def chat_history(on: Asker, asked: frames.ChatHistory) -> Any:
+async def chat_history(on: Asker, asked: shapes.ChatHistory) -> Any:
     try:
         entries = await on.control.history(asked.session_key, by=on.by)
     except Unknown:
@@ -185,7 +185,7 @@ async def _stop(on: Asker, name: str) -> Receipt:
     return await on.control.stop(message=name, by=on.by)
 
 
-async def chat_abort(on: Asker, asked: frames.ChatAbort) -> Any:
+async def chat_abort(on: Asker, asked: shapes.ChatAbort) -> Any:
     if asked.run_id is None:
         receipt = await on.control.stop(session=asked.session_key, by=on.by)
         return telling.stop_payload(receipt) | _left(on, asked.session_key)
@@ -194,7 +194,7 @@ async def chat_abort(on: Asker, asked: frames.ChatAbort) -> Any:
     return telling.stop_payload(receipt) | _left(on, receipt.session) | _unknown(on, asked.run_id, receipt)
 
 
-async def sessions_abort(on: Asker, asked: frames.SessionsAbort) -> Any:
+async def sessions_abort(on: Asker, asked: shapes.SessionsAbort) -> Any:
     if asked.run_id is not None:
         receipts = [await _stop(on, asked.run_id)]
         session = receipts[0].session if asked.clear_queued else None
@@ -243,12 +243,12 @@ async def _reset(on: Asker, session: str, key: str) -> dict[str, Any]:
     return telling.stop_payload(receipt) | {"key": on.name(SessionId(session)), "reset": True}
 
 
-async def sessions_reset(on: Asker, asked: frames.SessionKey) -> Any:
+async def sessions_reset(on: Asker, asked: shapes.SessionKey) -> Any:
     receipt = await on.control.reset(asked.key, by=on.by)
     return telling.stop_payload(receipt) | {"key": on.name(SessionId(asked.key)), "reset": True}
 
 
-async def tasks_cancel(on: Asker, asked: frames.TasksCancel) -> Any:
+async def tasks_cancel(on: Asker, asked: shapes.TasksCancel) -> Any:
     receipt = await _stop(on, asked.task_id)
     info = await on.control.find(asked.task_id, by=on.by)
     told: dict[str, Any] = {"found": info is not None, "cancelled": receipt.aborted}
@@ -262,7 +262,7 @@ async def tasks_cancel(on: Asker, asked: frames.TasksCancel) -> Any:
 # Looking
 
 
-async def tasks_list(on: Asker, asked: frames.TasksList) -> Any:
+async def tasks_list(on: Asker, asked: shapes.TasksList) -> Any:
     """Return the runs of a session and all below them, or of all sessions, the latest first."""
     try:
         if asked.session_key:
@@ -294,14 +294,14 @@ def _cursor(text: str | None) -> int:
     return int(text or 0)
 
 
-async def tasks_get(on: Asker, asked: frames.TaskId) -> Any:
+async def tasks_get(on: Asker, asked: shapes.TaskId) -> Any:
     info = await on.control.find(asked.task_id, by=on.by)
     if info is None:
         raise Unknown(f"no task {asked.task_id!r:.80} that {on.by} may see; tasks.list lists them")
     return {"task": telling.task_of(info, on.name)}
 
 
-async def sessions_list(on: Asker, asked: frames.SessionsList) -> Any:
+async def sessions_list(on: Asker, asked: shapes.SessionsList) -> Any:
     begin, limit, sought = asked.offset, min(PAGE, max(1, asked.limit)), (asked.search or "").lower()
     infos = await on.control.sessions(limit=PAGE if sought else begin + limit, by=on.by)
     runs: dict[SessionId, list[RunInfo]] = {}
@@ -312,35 +312,35 @@ async def sessions_list(on: Asker, asked: frames.SessionsList) -> Any:
     return {"ts": int(time.time() * 1000), "count": len(rows), "sessions": rows}
 
 
-async def sessions_describe(on: Asker, asked: frames.SessionKey) -> Any:
+async def sessions_describe(on: Asker, asked: shapes.SessionKey) -> Any:
     info = await on.control.session(asked.key, by=on.by)
     return {"session": telling.session_of(info, await on.control.runs(asked.key, by=on.by), on.name)}
 
 
-async def receipts_get(on: Asker, asked: frames.ReceiptsGet) -> Any:
+async def receipts_get(on: Asker, asked: shapes.ReceiptsGet) -> Any:
     if (asked.run_id is None) == (asked.receipt_id is None):
         raise BadInput("receipts.get: name one thing, runId or receiptId")
     wanted = asked.receipt_id if asked.run_id is None else await _run_id(on, asked.run_id)
-    return frames.ReceiptResult(receipt=await on.control.receipt(wanted, by=on.by))
+    return shapes.ReceiptResult(receipt=await on.control.receipt(wanted, by=on.by))
 
 
-async def runs_timeline(on: Asker, asked: frames.RunRef) -> Any:
+async def runs_timeline(on: Asker, asked: shapes.RunRef) -> Any:
     run_id = await _run_id(on, asked.run_id)
-    return frames.TimelineResult(run_id=run_id, moments=await on.control.timeline(run_id, by=on.by))
+    return shapes.TimelineResult(run_id=run_id, moments=await on.control.timeline(run_id, by=on.by))
 
 
-async def health(on: Asker, asked: frames.Nothing) -> Any:
+async def health(on: Asker, asked: shapes.Nothing) -> Any:
     return {"ok": True, "ts": int(time.time() * 1000)}
 
 
 # Questions
 
 
-async def approval_list(on: Asker, asked: frames.Nothing) -> Any:
+async def approval_list(on: Asker, asked: shapes.Nothing) -> Any:
     return {"approvals": [telling.approval_of(question, on.name) for question in await on.control.questions(by=on.by)]}
 
 
-async def approval_resolve(on: Asker, asked: frames.ApprovalResolve) -> Any:
+async def approval_resolve(on: Asker, asked: shapes.ApprovalResolve) -> Any:
     words: dict[str, bool | str] = {"allow-once": True, "allow-always": True, "deny": False}
     asked_now = (question for question in await on.control.questions(by=on.by) if question.id == asked.id)
     choices = next((question.choices for question in asked_now), None)
@@ -360,7 +360,7 @@ def _verb(name: str, *fields: str) -> Handler:
     return ask
 
 
-async def own_runs(on: Asker, asked: frames.OwnList) -> list[RunInfo]:
+async def own_runs(on: Asker, asked: shapes.OwnList) -> list[RunInfo]:
     """Return runs with shortened texts; `wait` and `find` return the whole."""
     return [
         telling.short(run)
@@ -368,7 +368,7 @@ async def own_runs(on: Asker, asked: frames.OwnList) -> list[RunInfo]:
     ]
 
 
-async def own_history(on: Asker, asked: frames.OwnSession) -> list[Entry]:
+async def own_history(on: Asker, asked: shapes.OwnSession) -> list[Entry]:
     """Return the latest part of a transcript, at most HISTORY_CHARACTERS."""
     entries, room = await on.control.history(asked.session, by=on.by), HISTORY_CHARACTERS
     for at in range(len(entries) - 1, -1, -1):
@@ -378,30 +378,30 @@ async def own_history(on: Asker, asked: frames.OwnSession) -> list[Entry]:
     return entries
 
 
-async def own_wait(on: Asker, asked: frames.OwnWait) -> Any:
+async def own_wait(on: Asker, asked: shapes.OwnWait) -> Any:
     run_id = await _run_id(on, asked.run)
     return await on.control.wait(run_id, timeout=asked.timeout, drained=asked.drained, by=on.by)
 
 
-async def own_watch(on: Asker, asked: frames.OwnWatch) -> Any:
+async def own_watch(on: Asker, asked: shapes.OwnWatch) -> Any:
     on.watch(asked)
     return {"watch": asked.watch}
 
 
-async def own_unwatch(on: Asker, asked: frames.OwnUnwatch) -> Any:
+async def own_unwatch(on: Asker, asked: shapes.OwnUnwatch) -> Any:
     on.unwatch(asked.watch)
     return {"watch": asked.watch}
 
 
-async def own_pair(on: Asker, asked: frames.OwnPair) -> frames.PairCode:
-    return frames.PairCode(code=on.pair(asked.name), seconds=CODE_SECONDS)
+async def own_pair(on: Asker, asked: shapes.OwnPair) -> shapes.PairCode:
+    return shapes.PairCode(code=on.pair(asked.name), seconds=CODE_SECONDS)
 
 
-async def own_overview(on: Asker, asked: frames.OwnNothing) -> frames.Overview:
+async def own_overview(on: Asker, asked: shapes.OwnNothing) -> shapes.Overview:
     return await on.overview()
 
 
-async def own_stopall(on: Asker, asked: frames.OwnStopAll) -> list[Receipt]:
+async def own_stopall(on: Asker, asked: shapes.OwnStopAll) -> list[Receipt]:
     """Stop every session that has a run or a detached process, concurrently; a child falls with its home.
 
     With `of`, stop that principal's sessions, and the runs it started in the sessions of others.
@@ -443,7 +443,7 @@ HANDLERS: dict[str, Handler] = {
     "exec.approval.resolve": approval_resolve,
     "receipts.get": receipts_get,
     "runs.timeline": runs_timeline,
-    "interlock.send": _verb("send", *frames.OwnSend.__struct_fields__),
+    "interlock.send": _verb("send", *shapes.OwnSend.__struct_fields__),
     "interlock.chat": chat_send,
     "interlock.stop": _verb("stop", "session", "run", "message", "key", "order", "typed"),
     "interlock.reset": _verb("reset", "session", "key"),

@@ -51,7 +51,8 @@ from interlock.core.projection import agent_wait, chat_event, client_words, nati
 from interlock.core.receipt import Receipt
 from interlock.runtime.approvals import QuestionInfo
 from interlock.runtime.listing import RunInfo, SessionInfo
-from interlock.surfaces.frames import Watched, encode
+from interlock.surfaces.frames import encode
+from interlock.surfaces.shapes import Watched
 
 AGENT: Final = "interlock"  # the agent's id on the wire
 PREVIEW: Final = 200  # characters of a text in a list or an outline
