@@ -271,15 +271,15 @@ def _next(state: int, role: _Role) -> int | None:
     return state | (_SAID | _DENIED if role is _Role.DENIAL else _BARRED)
 
 
-def _as_meant(token: str, *known: Collection[str]) -> str | None:
+def _as_meant(token: str, known: Collection[str], own: Collection[str]) -> str | None:
     """Return the known word that a token stands for, or None. Drawn-out letters are shortened: STOPPPP, nooooow."""
-    if any(token in words for words in known):
+    if token in known or token in own:
         return token
     if _DRAWN_OUT.search(token) is None:
         return None
     for drawn in (r"\1", r"\1\1"):
         short = _DRAWN_OUT.sub(drawn, token)
-        if any(short in words for words in known):
+        if short in known or short in own:
             return short
     return None
 
