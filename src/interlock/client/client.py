@@ -39,7 +39,7 @@ from interlock.runtime.live import Sent
 from interlock.runtime.sharing import Shared
 from interlock.runtime.spawning import ProcessInfo
 from interlock.runtime.wakes import Wake
-from interlock.surfaces.shapes import PairCode, ReceiptResult, TimelineResult, Watched
+from interlock.surfaces.frames import PairCode, ReceiptResult, TimelineResult, Watched
 
 PATIENCE_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 5.0

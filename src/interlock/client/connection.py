@@ -25,8 +25,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from interlock.core.errors import BadInput, InterlockError, Refused, Unavailable
-from interlock.surfaces.frames import ERRORS, FRAME_BYTES, METHODS, PROTOCOL, QUIET
-from interlock.surfaces.shapes import Watched
+from interlock.surfaces.frames import ERRORS, FRAME_BYTES, METHODS, PROTOCOL, QUIET, Watched
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection

@@ -24,13 +24,14 @@ from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from interlock.core import errors
-from interlock.core.events import Entry
+from interlock.core.events import Entry, Event
 from interlock.core.names import SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
+from interlock.core.timeline import Moment
 from interlock.runtime.approvals import QuestionInfo
 from interlock.runtime.listing import RunInfo, SessionInfo
 from interlock.runtime.live import Sent
@@ -76,6 +77,80 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     method: str
     params: Raw = Raw(b"{}")
     traceparent: str | None = None
+
+
+# What our own methods answer
+
+
+class PairCode(Struct, frozen=True, kw_only=True):
+    """A code that lets a page in once, for `seconds` seconds."""
+
+    code: str
+    seconds: float
+
+    def __repr__(self) -> str:
+        return "PairCode()"
+
+
+class Hosts(Struct, frozen=True, kw_only=True):
+    """How many agent hosts were started, reused and killed."""
+
+    started: int
+    reused: int
+    killed: int
+
+
+class Minute(Struct, frozen=True, kw_only=True):
+    """How many runs ended in one minute, by ending; `at` is its beginning, in seconds since 1970."""
+
+    at: int
+    endings: dict[str, int]
+
+
+class Spread(Struct, frozen=True, kw_only=True):
+    """A histogram of seconds: how many took up to each limit, and last how many took longer."""
+
+    limits: tuple[float, ...]
+    counts: tuple[int, ...]
+    count: int
+    total_seconds: float
+
+
+class Overview(Struct, frozen=True, kw_only=True):
+    """The figures of a gateway; counts begin when it starts."""
+
+    grade: str
+    uptime_seconds: float
+    connections: int
+    queued: int
+    hosts: Hosts | None
+    corrections: int
+    endings: dict[str, int]
+    minutes: tuple[Minute, ...]
+    stops: dict[str, Spread]
+    refused: dict[str, int]
+    processes: dict[str, int]
+
+
+class Watched(Struct, frozen=True, kw_only=True):
+    """The payload of `interlock.event`. Without an event the watch is over; `error` says why it failed."""
+
+    watch: int
+    event: Event | None = None
+    error: dict[str, Any] | UnsetType = UNSET
+
+
+class ReceiptResult(Struct, frozen=True, kw_only=True):
+    """A receipt as it stands."""
+
+    receipt: Receipt
+
+
+class TimelineResult(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A run's life in a few lines."""
+
+    run_id: str
+    moments: list[Moment]
 
 
 class Method(NamedTuple):
@@ -155,8 +230,8 @@ METHODS: Final[Mapping[str, Method]] = {
     "tasks.cancel": Method(shapes.TasksCancel, _CHANGE, stops=True),
     "exec.approval.list": Method(shapes.Nothing, _ANSWER),
     "exec.approval.resolve": Method(shapes.ApprovalResolve, _ANSWER, _names("reviewer grantExpiresInDays")),
-    "receipts.get": Method(shapes.ReceiptsGet, _LOOK, result=shapes.ReceiptResult),
-    "runs.timeline": Method(shapes.RunRef, _LOOK, result=shapes.TimelineResult),
+    "receipts.get": Method(shapes.ReceiptsGet, _LOOK, result=ReceiptResult),
+    "runs.timeline": Method(shapes.RunRef, _LOOK, result=TimelineResult),
     "interlock.send": Method(shapes.OwnSend, _CHANGE, result=Sent),
     "interlock.chat": Method(shapes.OwnChat, _CHANGE, result=dict[str, Any]),
     "interlock.stop": Method(shapes.OwnStop, _CHANGE, stops=True, result=Receipt),
@@ -177,8 +252,8 @@ METHODS: Final[Mapping[str, Method]] = {
     "interlock.wake": Method(shapes.OwnWake, _CHANGE, result=Wake),
     "interlock.unwake": Method(shapes.OwnUnwake, _CHANGE, result=None),
     "interlock.wakes": Method(shapes.OwnSession, _LOOK, result=list[Wake]),
-    "interlock.pair": Method(shapes.OwnPair, _ANYONE, result=shapes.PairCode),
-    "interlock.overview": Method(shapes.OwnNothing, _ADMIN, result=shapes.Overview),
+    "interlock.pair": Method(shapes.OwnPair, _ANYONE, result=PairCode),
+    "interlock.overview": Method(shapes.OwnNothing, _ADMIN, result=Overview),
     "interlock.stopall": Method(shapes.OwnStopAll, _ADMIN, stops=True, result=list[Receipt]),
 }
 EVENTS: Final = (
@@ -330,7 +405,7 @@ def refusal(request_id: str, error: dict[str, Any]) -> bytes:
 def schema() -> dict[str, Any]:
     """Return the JSON schema of our own methods, parameters and answers, and of our event."""
     own = {name: method for name, method in METHODS.items() if name not in PUBLISHED}
-    types = [shapes.Watched, *(kind for each in own.values() for kind in (each.params, each.result))]
+    types = [Watched, *(kind for each in own.values() for kind in (each.params, each.result))]
     found, components = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
     pairs = list(found)[1:]
     return {

@@ -268,7 +268,7 @@ class Gateway:
             raise Unknown(f"there is no principal {name!r:.80}; `interlock token list` names them")
         return self.codes.make(Principal(name or by), digest, time.monotonic())
 
-    async def overview(self) -> shapes.Overview:
+    async def overview(self) -> frames.Overview:
         """Return the figures of this gateway, for its operator."""
         uptime = time.monotonic() - self._began
         return self.meters.overview(grade=await self.control.grade(), uptime_seconds=uptime)
@@ -715,7 +715,7 @@ class Connection:
         self._tasks.start_soon(self._follow, wanted, scope, written)
 
     async def _follow(self, wanted: shapes.OwnWatch, scope: anyio.CancelScope, written: Mapping[str, str]) -> None:
-        over = shapes.Watched(watch=wanted.watch)
+        over = frames.Watched(watch=wanted.watch)
         try:
             with scope:
                 events = self.control.watch(wanted.session, run=wanted.run, after=wanted.after, by=self.by)
@@ -724,7 +724,7 @@ class Connection:
                         self.outbox.put(self.gateway.watcher.tell(wanted.watch, event))
                         await self.outbox.room()
         except InterlockError as error:
-            over = shapes.Watched(watch=wanted.watch, error=self._error(error, written))
+            over = frames.Watched(watch=wanted.watch, error=self._error(error, written))
         self._watches.pop(wanted.watch, None)
         self.outbox.put(event_item("interlock.event", over))
 

@@ -24,7 +24,7 @@ from interlock.core.stopwords import normalise
 from interlock.runtime.control import Control
 from interlock.runtime.listing import RunInfo
 from interlock.runtime.values import name_of
-from interlock.surfaces import shapes, telling
+from interlock.surfaces import frames, shapes, telling
 from interlock.surfaces.access import CODE_SECONDS
 
 OURS = re.compile(r"r-[0-9a-f]+-[0-9a-f]+")
@@ -64,7 +64,7 @@ class Asker(Protocol):
         """Return a code that lets a page in."""
         ...
 
-    async def overview(self) -> shapes.Overview:
+    async def overview(self) -> frames.Overview:
         """Return the gateway's figures."""
         ...
 
@@ -321,12 +321,12 @@ async def receipts_get(on: Asker, asked: shapes.ReceiptsGet) -> Any:
     if (asked.run_id is None) == (asked.receipt_id is None):
         raise BadInput("receipts.get: name one thing, runId or receiptId")
     wanted = asked.receipt_id if asked.run_id is None else await _run_id(on, asked.run_id)
-    return shapes.ReceiptResult(receipt=await on.control.receipt(wanted, by=on.by))
+    return frames.ReceiptResult(receipt=await on.control.receipt(wanted, by=on.by))
 
 
 async def runs_timeline(on: Asker, asked: shapes.RunRef) -> Any:
     run_id = await _run_id(on, asked.run_id)
-    return shapes.TimelineResult(run_id=run_id, moments=await on.control.timeline(run_id, by=on.by))
+    return frames.TimelineResult(run_id=run_id, moments=await on.control.timeline(run_id, by=on.by))
 
 
 async def health(on: Asker, asked: shapes.Nothing) -> Any:
@@ -393,11 +393,11 @@ async def own_unwatch(on: Asker, asked: shapes.OwnUnwatch) -> Any:
     return {"watch": asked.watch}
 
 
-async def own_pair(on: Asker, asked: shapes.OwnPair) -> shapes.PairCode:
-    return shapes.PairCode(code=on.pair(asked.name), seconds=CODE_SECONDS)
+async def own_pair(on: Asker, asked: shapes.OwnPair) -> frames.PairCode:
+    return frames.PairCode(code=on.pair(asked.name), seconds=CODE_SECONDS)
 
 
-async def own_overview(on: Asker, asked: shapes.OwnNothing) -> shapes.Overview:
+async def own_overview(on: Asker, asked: shapes.OwnNothing) -> frames.Overview:
     return await on.overview()
 
 

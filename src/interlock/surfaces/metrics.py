@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from interlock.core.events import Correction, Ended, Event, ReceiptData
 from interlock.core.names import EARLY, Drain
 from interlock.runtime.control import Control
-from interlock.surfaces.shapes import Hosts, Minute, Overview, Spread
+from interlock.surfaces.frames import Hosts, Minute, Overview, Spread
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 MARKS = ("fenced", "ended", "drained")

@@ -1,18 +1,15 @@
-"""The shapes of the gateway's requests and answers: each method's parameters, and what our own methods answer.
+"""The shapes of the gateway's requests: the parameters of each method.
 
 Published names are camel case on the wire, our own are written as in control. A field that a shape does not name is an
 error. No parameter may be of any type: values that nobody reads would be made all the same.
 """
 
-from typing import Annotated, Any, Literal, NewType
+from typing import Annotated, Literal, NewType
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType, field
+from msgspec import Raw, Struct, field
 
-from interlock.core.events import Event
 from interlock.core.names import May, Strategy
-from interlock.core.receipt import Receipt
-from interlock.core.timeline import Moment
 
 SessionName = NewType("SessionName", str)
 """A session's name as its caller writes it; `resolve` makes it the id that control knows."""
@@ -336,77 +333,3 @@ class OwnStopAll(Own, frozen=True, kw_only=True):
 
 class OwnNothing(Own, frozen=True, kw_only=True):
     """No parameters, of one of our own methods."""
-
-
-# What our own methods answer
-
-
-class PairCode(Struct, frozen=True, kw_only=True):
-    """A code that lets a page in once, for `seconds` seconds."""
-
-    code: str
-    seconds: float
-
-    def __repr__(self) -> str:
-        return "PairCode()"
-
-
-class Hosts(Struct, frozen=True, kw_only=True):
-    """How many agent hosts were started, reused and killed."""
-
-    started: int
-    reused: int
-    killed: int
-
-
-class Minute(Struct, frozen=True, kw_only=True):
-    """How many runs ended in one minute, by ending; `at` is its beginning, in seconds since 1970."""
-
-    at: int
-    endings: dict[str, int]
-
-
-class Spread(Struct, frozen=True, kw_only=True):
-    """A histogram of seconds: how many took up to each limit, and last how many took longer."""
-
-    limits: tuple[float, ...]
-    counts: tuple[int, ...]
-    count: int
-    total_seconds: float
-
-
-class Overview(Struct, frozen=True, kw_only=True):
-    """The figures of a gateway; counts begin when it starts."""
-
-    grade: str
-    uptime_seconds: float
-    connections: int
-    queued: int
-    hosts: Hosts | None
-    corrections: int
-    endings: dict[str, int]
-    minutes: tuple[Minute, ...]
-    stops: dict[str, Spread]
-    refused: dict[str, int]
-    processes: dict[str, int]
-
-
-class Watched(Struct, frozen=True, kw_only=True):
-    """The payload of `interlock.event`. Without an event the watch is over; `error` says why it failed."""
-
-    watch: int
-    event: Event | None = None
-    error: dict[str, Any] | UnsetType = UNSET
-
-
-class ReceiptResult(Struct, frozen=True, kw_only=True):
-    """A receipt as it stands."""
-
-    receipt: Receipt
-
-
-class TimelineResult(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A run's life in a few lines."""
-
-    run_id: str
-    moments: list[Moment]

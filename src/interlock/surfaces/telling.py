@@ -51,8 +51,7 @@ from interlock.core.projection import agent_wait, chat_event, client_words, nati
 from interlock.core.receipt import Receipt
 from interlock.runtime.approvals import QuestionInfo
 from interlock.runtime.listing import RunInfo, SessionInfo
-from interlock.surfaces.frames import encode
-from interlock.surfaces.shapes import Watched
+from interlock.surfaces.frames import Watched, encode
 
 AGENT: Final = "interlock"  # the agent's id on the wire
 PREVIEW: Final = 200  # characters of a text in a list or an outline
