@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 import structlog
+from structlog.processors import JSONRenderer, TimeStamper, format_exc_info
 
 LINES: Final = 10_000  # waiting for the thread
 PAUSE_SECONDS: Final = 0.05  # for more lines, before the thread writes
@@ -83,38 +84,25 @@ def _add_time(_: object, __: str, event: structlog.types.EventDict) -> structlog
 
 def set_up_logging(level: str) -> Callable[[], None]:
     """Set up logging for our code and the libraries; return a function that waits for the last lines to be written."""
-    begin: list[structlog.types.Processor] = [structlog.stdlib.add_log_level, structlog.stdlib.add_logger_name]
+    add_names = (structlog.stdlib.add_log_level, structlog.stdlib.add_logger_name)
     formatter = structlog.stdlib.ProcessorFormatter
     # The agent's own code may log by structlog; the rest of this process logs by the standard library.
     structlog.configure(
-        processors=[
-            *begin,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            formatter.wrap_for_formatter,
-        ],
+        processors=[*add_names, TimeStamper(fmt="iso", utc=True), format_exc_info, formatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
-    renderer: structlog.types.Processor = structlog.processors.JSONRenderer()
+    renderer: structlog.types.Processor = JSONRenderer()
     if sys.stderr.isatty():
         # Strings are written as their repr, so that escape sequences in a name cannot control the terminal.
         renderer = structlog.dev.ConsoleRenderer(
             repr_native_str=True, exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
         )
     out = logging.StreamHandler()
-    out.setFormatter(
-        formatter(
-            processors=[formatter.remove_processors_meta, renderer],
-            foreign_pre_chain=[
-                *begin,
-                structlog.stdlib.ExtraAdder(),
-                _add_time,
-                structlog.processors.format_exc_info,
-            ],
-        )
-    )
+    last = [formatter.remove_processors_meta, renderer]
+    first = [*add_names, structlog.stdlib.ExtraAdder(), _add_time, format_exc_info]
+    out.setFormatter(formatter(processors=last, foreign_pre_chain=first))
     thread = _Thread(out)
     logging.basicConfig(level=level.upper(), handlers=[thread], force=True)
     return thread.finish
