@@ -101,7 +101,7 @@ def set_up_logging(level: str) -> Callable[[], None]:
         )
     out = logging.StreamHandler()
     last = [formatter.remove_processors_meta, renderer]
-    first = [*add_names, structlog.stdlib.ExtraAdder(), _add_time, format_exc_info]
+    first: list[structlog.types.Processor] = [*add_names, structlog.stdlib.ExtraAdder(), _add_time, format_exc_info]
     out.setFormatter(formatter(processors=last, foreign_pre_chain=first))
     thread = _Thread(out)
     logging.basicConfig(level=level.upper(), handlers=[thread], force=True)
