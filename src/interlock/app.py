@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
@@ -267,8 +268,16 @@ async def serve(config: Config, ready: Callable[[Ready], None]) -> None:
         page = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
         token_file, grade = str(gateway.access.token), await control.grade()
         served = Ready(url=url, page=f"{page}/#pair={code}", token_file=token_file, grade=grade)
+
+        def started() -> None:
+            # Everything imported and made so far stays: a full collection that went through it would hold the loop for
+            # tens of milliseconds. An embedder's objects are not ours to freeze, so this is done here alone.
+            gc.collect()
+            gc.freeze()
+            ready(served)
+
         over = asyncio.Event()
-        serving = loop.create_task(server.serve(gateway, listener, lambda: ready(served), over), name="serve")
+        serving = loop.create_task(server.serve(gateway, listener, started, over), name="serve")
         await asyncio.wait((serving, loop.create_task(asked.wait())), return_when=asyncio.FIRST_COMPLETED)
         closing = loop.create_task(control.close(), name="close")
         await asyncio.wait((closing,), timeout=config.drain_seconds + settings.commit_seconds)

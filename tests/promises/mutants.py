@@ -89,6 +89,7 @@ BESIDE = (  # bugs of rules that are no row of the table
     ("unit/stops-share-the-budget", (TRANSPORT, "test_a_stop_has_a_budget_of_its_own")),
     ("unit/rest-of-a-block-untold", (FRAMES, "test_what_a_block_adds_to_its_deltas_is_told_before_the_end")),
     ("unit/unused-fields-passed-over", (FRAMES, "test_a_field_that_is_not_used_is_named_if_it_means_something")),
+    ("unit/marks-in-a-text-counted", (FRAMES, "test_marks_in_a_text_are_no_elements")),
     ("unit/instructions-not-kept", (BROUGHT, "test_a_message_that_waits_over_a_crash_keeps_agent_and_instructions")),
     ("unit/anothers-agent-steered", (BROUGHT, "test_a_run_takes_in_what_is_for_its_own_agent")),
     ("unit/kept-though-it-ran", (KEPT, "test_a_helper_that_was_given_work_goes_with_its_turn")),

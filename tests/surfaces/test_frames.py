@@ -9,6 +9,8 @@ from typing import Any
 import jsonschema_rs
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from proofs import frames as fuzz
 
 from interlock.core import errors
@@ -16,7 +18,7 @@ from interlock.core.events import Block, Data, Delta, Ended, Event, Phase, Progr
 from interlock.core.fence import Fence
 from interlock.core.names import CallId, Ending, QuestionId, QuestionState, RunId, SessionId, ToolState
 from interlock.core.outcome import Outcome
-from interlock.surfaces import frames, telling
+from interlock.surfaces import frames, shapes, telling
 from interlock.surfaces.published import PublishedWording
 from surfaces.protocol import EXTRACT, PARAMS, Conversation
 
@@ -75,7 +77,7 @@ def test_a_field_that_is_not_used_is_named_if_it_means_something(value: Any, mea
     """A field that we do not use is named only if its value asks for something else than we do."""
     asked = {"message": "hello", "idempotencyKey": "k", "model": value, "thinking": value}
     found = frames.read_params(request("agent", asked), frames.METHODS["agent"])
-    assert found.params == frames.Agent(message="hello", idempotency_key="k")
+    assert found.params == shapes.Agent(message="hello", idempotency_key="k")
     assert (found.ignored, found.refused) == ((("thinking",), ("model",)) if meant else ((), ()))
 
 
@@ -137,6 +139,84 @@ def test_how_deep_params_may_be(levels: int, right: bool) -> None:
 def test_many_brackets_are_not_deep() -> None:
     """Many brackets side by side do not count as depth."""
     read("health", {"probe": [[] for _ in range(1_000)]})
+
+
+ELEMENTS = frames.ELEMENTS
+WIDE: dict[str, Any] = {
+    "a list": [0] * (ELEMENTS + 1),
+    "lists in a list": [[]] * ELEMENTS,
+    "lists in lists": [[0] * 100] * 101,
+    "objects": [{"a": 1, "b": 2}] * ELEMENTS,
+    "texts": [""] * (ELEMENTS + 1),
+    "keys": {f"{number}": "" for number in range(ELEMENTS + 1)},
+    "texts that end in a backslash": ["\\", 0] * ELEMENTS,
+}
+
+
+@pytest.mark.parametrize("shape", WIDE)
+@pytest.mark.parametrize(
+    ("method", "field"), [("health", "probe"), ("chat.send", "attachments"), ("interlock.send", "x")]
+)
+def test_params_have_a_bounded_number_of_elements(method: str, field: str, shape: str) -> None:
+    """Params with more than ELEMENTS entries are refused, in whichever field and whatever they are."""
+    with pytest.raises(errors.BadInput, match="more than 10,000 elements; send fewer"):
+        read(method, {field: WIDE[shape]})
+
+
+def test_params_of_as_many_elements_as_may_be_are_read() -> None:
+    """Params of exactly ELEMENTS entries are read, and one more is refused."""
+    read("health", {"probe": [0] * (ELEMENTS - 1)})
+    with pytest.raises(errors.BadInput, match="elements"):
+        read("health", {"probe": [0] * ELEMENTS})
+
+
+@pytest.mark.parametrize("piece", [",", "[", "{", '"', "\\", '\\"', '",[', "\\,[", "[[[{,", "\u20ac,", "\n[", "\0[,"])
+@pytest.mark.parametrize("method", ["chat.send", "interlock.chat", "agent"])
+def test_marks_in_a_text_are_no_elements(method: str, piece: str) -> None:
+    """A message may have any number of commas, brackets, quotes and backslashes: only what is outside texts counts."""
+    text = piece * (600_000 // len(json.dumps(piece)))
+    session = {} if method == "agent" else {"sessionKey": "s"}
+    for ascii_only in (True, False):
+        asked = {"message": text, "idempotencyKey": "k", **session}
+        frame = {"type": "req", "id": "1", "method": method, "params": asked}
+        raw = frames.read_request(json.dumps(frame, ensure_ascii=ascii_only))
+        assert frames.read_params(raw, frames.METHODS[method]).params.message == text
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(alphabet='",:[]{}\\ab/'),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(alphabet='",[{\\a'), inner),
+        max_leaves=60,
+    )
+)
+def test_depth_and_elements_are_those_of_the_value(value: Any) -> None:
+    """The bounds are those of the value that a reader of JSON makes of the params, whatever its texts hold."""
+
+    def depth(here: Any) -> int:
+        inside = here.values() if isinstance(here, dict) else here if isinstance(here, list) else None
+        return 0 if inside is None else 1 + max(map(depth, inside), default=0)
+
+    try:
+        read("health", {"probe": [value] * 40})
+    except errors.BadInput as wrong:
+        assert "nested deeper" in str(wrong) and depth(value) + 2 > frames.DEPTH
+    else:
+        assert depth(value) + 2 <= frames.DEPTH
+
+
+@pytest.mark.parametrize("params", ["," * 100, "[" * 100, ["a"] * 100, 7, None])
+def test_params_are_an_object(params: Any) -> None:
+    """Params of another type are refused, also those with many commas or brackets."""
+    frame = frames.read_request(json.dumps({"type": "req", "id": "1", "method": "health", "params": params}))
+    with pytest.raises(errors.BadInput, match="Expected `object`"):
+        frames.read_params(frame, frames.METHODS["health"])
+
+
+def test_numbers_of_unused_fields_are_not_made() -> None:
+    """A number of a field that is not used may have any number of digits: no value is made of it."""
+    raw = '{"type":"req","id":"1","method":"health","params":{"probe":%s}}' % ("7" * 500_000)
+    assert frames.read_params(frames.read_request(raw), frames.METHODS["health"]).ignored == ("probe",)
 
 
 def test_the_last_of_two_fields_counts() -> None:

@@ -11,7 +11,7 @@ A grammar reads the message; a list of stop words would not do, since people in 
 4. One language reads the whole message. Otherwise "no para" (Spanish: it does not stop) would be read as English "no"
    and Spanish "para" (stop), and would stop the run.
 5. The work is bounded: a message longer than LONGEST_CHARS and than the longest word in `also` is not read. A shorter
-   message is read once per language.
+   message whose words are all known is read once per language.
 
 This file only reads words. `Authority` decides who may stop, and the channel decides which part of a text is the
 sender's own.
@@ -22,13 +22,14 @@ import string
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping
 from enum import IntEnum
-from functools import cache
-from typing import Final
+from functools import cache, lru_cache
+from typing import Final, NamedTuple
 
 from interlock.core.vocabulary import EVERYWHERE, LANGUAGES, Language, phrases
 
 LONGEST_CHARS: Final = 300
 """A longer message is not read; a longer word in `also` raises the bound. The agent's name and mention are added."""
+CALLERS: Final = 64  # pairs of names and further stop words whose tables are kept
 
 _STRAIGHT: Final = str.maketrans("‘’‚‛“”„‟´ʼ′", "''''\"\"\"\"'''")
 # The marks of ASCII, their full-width forms, and the marks that end a sentence in the scripts of the tables.
@@ -105,14 +106,13 @@ def is_stop(
     the agent; it is removed first. `forwarded` says that the text is not the sender's own. `also` are further stop
     words of the caller.
     """
-    names = (name,) if isinstance(name, str) else tuple(name or ())
-    longest = max(LONGEST_CHARS, *map(len, also)) if also else LONGEST_CHARS
-    if forwarded or len(text) > longest + len(mention or "") + max(map(len, names), default=0):
+    own = _own_words((name,) if isinstance(name, str) else tuple(name or ()), tuple(also))
+    if forwarded or len(text) > own.chars + len(mention or ""):
         return False
     tokens = _tokens(_plain(_without(mention, text) if mention else normalise(text)))
-    if not tokens:
+    # Most messages have a word that is in no table; they need not be read once per language.
+    if not tokens or not all(token is None or _as_meant(token, _known(), own.words) for token in tokens):
         return False
-    own = _own_words(names, also)
     return any(grammar.reads_stop(tokens, own) for grammar in _grammars())
 
 
@@ -153,8 +153,18 @@ def _tokens(plain: str) -> list[str | None] | None:
     return tokens
 
 
-def _own_words(names: Iterable[str], also: Iterable[str]) -> dict[Phrase, _Role]:
-    """Return the caller's own phrases with their roles: names stand around a stop, words in `also` are stops."""
+class _Own(NamedTuple):
+    """The caller's own phrases with their roles, their words, the most words of one, and the longest text to read."""
+
+    roles: Mapping[Phrase, _Role]
+    words: frozenset[str]
+    longest: int
+    chars: int
+
+
+@lru_cache(CALLERS)
+def _own_words(names: tuple[str, ...], also: tuple[str, ...]) -> _Own:
+    """Return the caller's own phrases: names stand around a stop, words in `also` are stops."""
     own: dict[Phrase, _Role] = {}
     for name in names:
         folded = _fold(name).lstrip("@")
@@ -164,7 +174,9 @@ def _own_words(names: Iterable[str], also: Iterable[str]) -> dict[Phrase, _Role]
             _add(own, _tokens(f"/stop@{spelled}"), _Role.STOP)
     for word in also:
         _add(own, _tokens(_plain(normalise(word))), _Role.STOP)
-    return own
+    chars = max(LONGEST_CHARS, *map(len, also), 0) + max(map(len, names), default=0)
+    words = frozenset(word for phrase in own for word in phrase)
+    return _Own(own, words, max(map(len, own), default=0), chars)
 
 
 def _add(own: dict[Phrase, _Role], tokens: list[str | None] | None, role: _Role) -> None:
@@ -198,19 +210,18 @@ class _Grammar:
         folded = _plain(unicodedata.normalize("NFKC", text).lower())
         return [(phrase,) if phrase[0] == "/" else tuple(self.spell(phrase)) for phrase in phrases(folded)]
 
-    def reads_stop(self, tokens: list[str | None], own: Mapping[Phrase, _Role]) -> bool:
+    def reads_stop(self, tokens: list[str | None], own: _Own) -> bool:
         """Return whether phrases of this language, with the caller's own, cover the whole message and say stop.
 
         `reached[i]` holds every state in which some sequence of phrases covers the first i words.
         """
-        own_words = {word for phrase in own for word in phrase}
         said: list[str | None] = []
         for token in tokens:
-            meant = token if token is None else _as_meant(token, self.known, own_words)
+            meant = token if token is None else _as_meant(token, self.known, own.words)
             if token is not None and meant is None:
                 return False
             said.append(meant)
-        longest = max(self.longest, *map(len, own)) if own else self.longest
+        longest = max(self.longest, own.longest)
         reached: list[set[int]] = [set() for _ in range(len(said) + 1)]
         reached[0].add(0)
         for at, token in enumerate(said):
@@ -222,7 +233,7 @@ class _Grammar:
                 # A phrase does not go beyond the end of a clause.
                 if len(phrase) < end - at:
                     break
-                role = self.roles.get(phrase) or own.get(phrase)
+                role = self.roles.get(phrase) or own.roles.get(phrase)
                 if role is not None:
                     reached[end] |= {after for state in reached[at] if (after := _next(state, role)) is not None}
         stops = any(state & _SAID for state in reached[-1])
@@ -233,6 +244,12 @@ class _Grammar:
 def _grammars() -> tuple[_Grammar, ...]:
     """Return every language's grammar. They are made when the first message is read, not at import."""
     return tuple(map(_Grammar, LANGUAGES.values()))
+
+
+@cache
+def _known() -> frozenset[str]:
+    """Return the words of every language."""
+    return frozenset[str]().union(*(grammar.known for grammar in _grammars()))
 
 
 def _letters(phrase: str) -> list[str]:
@@ -254,15 +271,15 @@ def _next(state: int, role: _Role) -> int | None:
     return state | (_SAID | _DENIED if role is _Role.DENIAL else _BARRED)
 
 
-def _as_meant(token: str, *known: Collection[str]) -> str | None:
+def _as_meant(token: str, known: Collection[str], own: Collection[str]) -> str | None:
     """Return the known word that a token stands for, or None. Drawn-out letters are shortened: STOPPPP, nooooow."""
-    if any(token in words for words in known):
+    if token in known or token in own:
         return token
     if _DRAWN_OUT.search(token) is None:
         return None
     for drawn in (r"\1", r"\1\1"):
         short = _DRAWN_OUT.sub(drawn, token)
-        if any(short in words for words in known):
+        if short in known or short in own:
             return short
     return None
 

@@ -24,7 +24,7 @@ from interlock.core.errors import BadInput, InterlockError, Unavailable
 from interlock.core.names import Principal, SessionId
 from interlock.core.receipt import Receipt
 from interlock.runtime.feed import Everything
-from interlock.surfaces import frames
+from interlock.surfaces import frames, shapes
 from interlock.surfaces.access import Caller, Scope, digest_of
 from interlock.surfaces.context import RequestContext
 from interlock.surfaces.frames import BadFrame, Request
@@ -148,7 +148,7 @@ class Connection:
         if request.method != "connect":
             return await self._turn_away(request, frames.fault("INVALID_REQUEST", "the first request is connect"))
         try:
-            asked: frames.Connect = frames.read_params(request, frames.METHODS["connect"]).params
+            asked: shapes.Connect = frames.read_params(request, frames.METHODS["connect"]).params
         except InterlockError as error:
             return await self._turn_away(request, frames.error_of(error))
         if not asked.min_protocol <= frames.PROTOCOL <= asked.max_protocol:
@@ -322,7 +322,7 @@ class Connection:
             params, ignored, refused = frames.read_params(request, method)
             params = frames.resolve(params, asking.session_id)
             asking.ignored = (*ignored, *refused)
-            stops = stops or (isinstance(params, frames.OwnChat) and is_typed(params, self.gateway.is_stop))
+            stops = stops or (isinstance(params, shapes.OwnChat) and is_typed(params, self.gateway.is_stop))
             if self.outdated and not stops:
                 raise BadInput(frames.RELOAD)
             if refused and not stops:  # a stop is never refused for its other fields
@@ -395,7 +395,7 @@ class Connection:
 
     # Watching
 
-    def watch(self, wanted: frames.OwnWatch, error_of: Callable[[InterlockError], Any]) -> None:
+    def watch(self, wanted: shapes.OwnWatch, error_of: Callable[[InterlockError], Any]) -> None:
         """Send this connection the events of a session or a run, as `interlock.event` frames."""
         # Outline events carry watch 0.
         taken = wanted.watch in self._watches or (self.outline and wanted.watch == 0)
@@ -404,7 +404,7 @@ class Connection:
         self._watches[wanted.watch] = watching = Watching(self, wanted.watch, error_of)
         self._start(self._begin(wanted, watching))
 
-    async def _begin(self, wanted: frames.OwnWatch, watching: Watching) -> None:
+    async def _begin(self, wanted: shapes.OwnWatch, watching: Watching) -> None:
         try:
             listening = await self.control.listen(
                 watching, wanted.session, run=wanted.run, after=wanted.after, by=self.by

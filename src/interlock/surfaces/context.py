@@ -10,7 +10,7 @@ from interlock.core.errors import InterlockError
 from interlock.core.names import SessionId
 from interlock.core.receipt import Receipt
 from interlock.runtime.naming import UnknownSession
-from interlock.surfaces import frames
+from interlock.surfaces import frames, shapes
 from interlock.surfaces.frames import Request
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class RequestContext:
         """Return a code that lets a page in."""
         return self._connection.gateway.pair(self.by, self._connection.scopes, name)
 
-    def watch(self, wanted: frames.OwnWatch) -> None:
+    def watch(self, wanted: shapes.OwnWatch) -> None:
         """Begin a watch."""
         self._connection.watch(wanted, self.error)
 

@@ -5,6 +5,8 @@
 2. A method that is not in `METHODS` does not exist; each entry names the scopes of which one is needed.
 3. Errors name their kind, so that our client raises on its side what control raised on ours.
 4. Foreign words (abort, cancel, approval) are the published protocol's; our own methods say what control says.
+5. A frame is bounded in bytes, depth and elements before any of its values is made, so that no frame holds the loop
+   for more than a few milliseconds. Only the values of known fields are made: any other would be a way to spend time.
 
 Fields that change meaning. A client that sends `model` or `deliver` expects that another model answers, or that the
 reply is delivered elsewhere; ignoring the field would do something else than it asked. So `Method.refused` names such
@@ -16,16 +18,17 @@ into ids in the step that reads the request; control knows ids alone. The publis
 their reader writes it, because published clients compare it with what they sent. Our own methods answer with the id.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Annotated, Any, Final, Literal, NamedTuple, NewType, TypeVar, get_type_hints
+from itertools import accumulate
+from typing import Any, Final, Literal, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType, field
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from interlock.core import errors
 from interlock.core.events import Entry, Event
-from interlock.core.names import May, RunId, SessionId, Strategy
+from interlock.core.names import RunId, SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.core.timeline import Moment
@@ -35,12 +38,14 @@ from interlock.runtime.live import Sent
 from interlock.runtime.sharing import Shared
 from interlock.runtime.spawning import ProcessInfo
 from interlock.runtime.wakes import Wake
+from interlock.surfaces import shapes
 from interlock.surfaces.access import Scope
 
 PROTOCOL: Final = 4
 FRAME_BYTES: Final = 1024 * 1024
 PRE_AUTH_BYTES: Final = 8 * 1024
-DEPTH: Final = 32
+DEPTH: Final = 32  # lists and objects inside each other, in a request's params
+ELEMENTS: Final = 10_000  # entries of lists and objects in a request's params; an empty one counts as one
 TICK_SECONDS: Final = 15.0
 # Capabilities that a client declares. QUIET: it is told only what it watches. OUTLINE: it is told besides what a list
 # of sessions needs, of everything its principal may see.
@@ -55,11 +60,7 @@ RELOAD: Final = "this client is older than the server; reload the page, or insta
 NOT_JSON, NOT_TEXT, BROKEN_RULE, TOO_BIG, RESTART, NO_TOKEN = 1007, 1003, 1008, 1009, 1012, 4001
 
 
-SessionName = NewType("SessionName", str)
-"""A session's name as its caller writes it; `resolve` makes it the id that control knows."""
-
 P = TypeVar("P", bound=Struct)
-Whole = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # exact in every JSON reader
 
 
 class BadFrame(Exception):
@@ -70,332 +71,14 @@ class BadFrame(Exception):
         self.code = code
 
 
-# Requests
-
-
-class Params(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """The parameters of a published method; an unknown field is an error."""
-
-
 class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request frame; its params are read by the method's own class."""
 
     type: Literal["req"]
-    id: str = field(name="id")
+    id: str
     method: str
-    params: msgspec.Raw = msgspec.Raw(b"{}")
+    params: Raw = Raw(b"{}")
     traceparent: str | None = None
-
-
-class ClientInfo(Params, frozen=True, kw_only=True):
-    """The client program that connects."""
-
-    id: str
-    version: str
-    platform: str
-    mode: str
-    display_name: str | None = None
-    build_id: str | None = None
-    device_family: str | None = None
-    model_identifier: str | None = None
-    time_zone: str | None = None
-    instance_id: str | None = None
-
-
-class ConnectAuth(Params, frozen=True, kw_only=True):
-    """The client's credentials; this server reads `token` alone."""
-
-    token: str | None = None
-    bootstrap_token: str | None = None
-    device_token: str | None = None
-    password: str | None = None
-    approval_runtime_token: str | None = None
-    agent_runtime_identity_token: str | None = None
-
-    def __repr__(self) -> str:
-        return "ConnectAuth()"
-
-
-class Connect(Params, frozen=True, kw_only=True):
-    """The first request of a connection."""
-
-    min_protocol: int
-    max_protocol: int
-    client: ClientInfo
-    caps: tuple[str, ...] = ()
-    role: str = "operator"
-    scopes: tuple[str, ...] = ()
-    auth: ConnectAuth = ConnectAuth()
-
-
-class Nothing(Params, frozen=True, kw_only=True):
-    """No parameters, of a published method."""
-
-
-class OwnChat(Params, frozen=True, kw_only=True):
-    """`interlock.chat`: `chat.send` with every strategy.
-
-    The published `chat.send` has no word for `reject` and `rollback`, and `interlock.send` reads no stop words. A chat
-    surface such as the page needs both: a stop that a person types counts whatever the strategy.
-    """
-
-    session_key: SessionName
-    message: str
-    idempotency_key: str
-    queue_mode: Literal["steer", "followup", "collect", "interrupt", "reject", "rollback"] | None = None
-    timeout_ms: Whole | None = None
-    attachments: tuple[Any, ...] = ()
-    suppress_command_interpretation: bool = False
-    agent_id: str | None = None
-
-
-class ChatSend(OwnChat, frozen=True, kw_only=True):
-    """A message of a person, with the published strategies."""
-
-    queue_mode: Literal["steer", "followup", "collect", "interrupt"] | None = None
-
-
-class ChatAbort(Params, frozen=True, kw_only=True):
-    """Stop a session's runs, or one run."""
-
-    session_key: SessionName
-    run_id: str | None = None
-
-
-class ChatHistory(Params, frozen=True, kw_only=True):
-    """Return the transcript, or its latest part."""
-
-    session_key: SessionName
-    limit: Whole = 200
-    offset: Whole = 0
-    max_chars: Whole = 500_000
-
-
-class Agent(Params, frozen=True, kw_only=True):
-    """Start a run on behalf of a program."""
-
-    message: str
-    idempotency_key: str
-    session_key: SessionName | None = None
-    timeout: Whole | None = None
-    attachments: tuple[Any, ...] = ()
-    agent_id: str | None = None
-    extra_system_prompt: str | None = None
-
-
-class AgentWait(Params, frozen=True, kw_only=True):
-    """Wait until a run has ended."""
-
-    run_id: str
-    timeout_ms: Whole = 30_000
-
-
-class SessionsAbort(Params, frozen=True, kw_only=True):
-    """Stop the run in a session's seat, or one run; with clearQueued also the messages that wait."""
-
-    key: SessionName | None = None
-    run_id: str | None = None
-    clear_queued: bool = False
-
-
-class SessionsList(Params, frozen=True, kw_only=True):
-    """List sessions, the latest first."""
-
-    limit: Whole = 100
-    offset: Whole = 0
-    search: str | None = None
-
-
-class SessionKey(Params, frozen=True, kw_only=True):
-    """One session."""
-
-    key: SessionName
-
-
-class TasksList(Params, frozen=True, kw_only=True):
-    """List runs as tasks."""
-
-    status: str | tuple[str, ...] | None = None
-    session_key: SessionName | None = None
-    limit: Whole = 100
-    cursor: str | None = None
-    agent_id: str | None = None
-
-
-class TaskId(Params, frozen=True, kw_only=True):
-    """One run as a task."""
-
-    task_id: str
-
-
-class TasksCancel(TaskId, frozen=True, kw_only=True):
-    """Stop one run as a task; `reason` is accepted and not used."""
-
-    reason: str | None = None
-
-
-class ApprovalResolve(Params, frozen=True, kw_only=True):
-    """Answer a question in the published words; a question with choices is answered by the text of one."""
-
-    id: str
-    decision: str
-
-
-class ReceiptsGet(Params, frozen=True, kw_only=True):
-    """Return a receipt, by its id or a run's."""
-
-    run_id: str | None = None
-    receipt_id: str | None = None
-
-
-class RunRef(Params, frozen=True, kw_only=True):
-    """One run."""
-
-    run_id: str
-
-
-# Our own methods: control's verbs, in control's words.
-
-
-class Own(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The parameters of one of our own methods; an unknown field is an error."""
-
-
-class OwnSend(Own, frozen=True, kw_only=True):
-    """`Control.send`."""
-
-    session: SessionName | None
-    text: str
-    key: str | None = None
-    strategy: Strategy | None = None
-    deadline: float | None = None
-    order: tuple[str, float] | None = None
-    kind: Literal["chat", "agent"] = "chat"
-    agent: str | None = None
-    instructions: str | None = None
-
-
-class OwnStop(Own, frozen=True, kw_only=True):
-    """`Control.stop`."""
-
-    session: SessionName | None = None
-    run: str | None = None
-    message: str | None = None  # the key under which a message was sent
-    key: str | None = None  # the stop's own key
-    order: tuple[str, float] | None = None
-    typed: bool = False
-
-
-class OwnReset(Own, frozen=True, kw_only=True):
-    """`Control.reset`."""
-
-    session: SessionName
-    key: str | None = None  # the reset's own key
-
-
-class OwnWait(Own, frozen=True, kw_only=True):
-    """`Control.wait`."""
-
-    run: str
-    timeout: float | None = None
-    drained: bool = False
-
-
-class OwnWatch(Own, frozen=True, kw_only=True):
-    """`Control.watch`; its events carry `watch`, the number given here."""
-
-    watch: Whole
-    session: SessionName | None = None
-    run: str | None = None
-    after: Whole = 0
-
-
-class OwnUnwatch(Own, frozen=True, kw_only=True):
-    """End a watch."""
-
-    watch: int
-
-
-class OwnAnswer(Own, frozen=True, kw_only=True):
-    """`Control.answer`."""
-
-    question: str
-    answer: bool | str
-
-
-class OwnList(Own, frozen=True, kw_only=True):
-    """`Control.runs`, `.questions`, `.processes`, `.sessions`: of one session, or of all."""
-
-    session: SessionName | None = None
-    tree: bool = False
-    latest: Whole = 0
-    limit: Whole = 100
-
-
-class OwnSession(Own, frozen=True, kw_only=True):
-    """One session."""
-
-    session: SessionName
-
-
-class OwnStrategy(Own, frozen=True, kw_only=True):
-    """`Control.set_strategy`."""
-
-    session: SessionName
-    strategy: Strategy | None
-
-
-class OwnShare(Own, frozen=True, kw_only=True):
-    """`Control.share`."""
-
-    session: SessionName
-    with_: str = field(name="with")
-    may: May = May.WRITE
-
-
-class OwnUnshare(Own, frozen=True, kw_only=True):
-    """`Control.unshare`."""
-
-    session: SessionName
-    with_: str = field(name="with")
-
-
-class OwnWake(Own, frozen=True, kw_only=True):
-    """`Control.wake`; times are seconds."""
-
-    session: SessionName
-    text: str
-    at: float | None = None
-    every: float | None = None
-    cron: str | None = None
-
-
-class OwnName(Own, frozen=True, kw_only=True):
-    """`Control.find`: a run by its id, or by a key of the caller's."""
-
-    name: str
-
-
-class OwnUnwake(Own, frozen=True, kw_only=True):
-    """`Control.unwake`."""
-
-    wake: str
-
-
-class OwnPair(Own, frozen=True, kw_only=True):
-    """Return a code that lets in a page of the caller; an admin may name another principal."""
-
-    name: str | None = None
-
-
-class OwnStopAll(Own, frozen=True, kw_only=True):
-    """Stop everything; with `of` only the sessions of one principal, and what it started in others'."""
-
-    of: str | None = None
-
-
-class OwnNothing(Own, frozen=True, kw_only=True):
-    """No parameters, of one of our own methods."""
 
 
 # What our own methods answer
@@ -537,6 +220,7 @@ _LIST_IGNORED = _names(
     "includeDerivedTitles includeLastMessage label boardFace creatorId ownerId ownerFirst involvingMe "
     "involvingProfileId includePeople spawnedBy agentId archived"
 )
+USUAL_BYTES: Final = 64  # a longer value of an unused field is not read: it asks for something
 # Values of refused fields that ask for what this server does anyway. Null, false and empty values do so too.
 _USUAL: Final[Mapping[str, str]] = {
     "channel": "webchat", "replyChannel": "webchat", "originatingChannel": "webchat",  # this gateway
@@ -546,56 +230,57 @@ _USUAL: Final[Mapping[str, str]] = {
 
 METHODS: Final[Mapping[str, Method]] = {
     "connect": Method(
-        Connect, _ANYONE, _names("commands computerUse workerRuns permissions pathEnv device locale userAgent")
+        shapes.Connect, _ANYONE, _names("commands computerUse workerRuns permissions pathEnv device locale userAgent")
     ),
-    "health": Method(Nothing, _ANYONE, _names("probe includeSensitive")),
-    "chat.send": Method(ChatSend, _CHANGE, _SEND_IGNORED, _SEND_REFUSED),
-    "chat.abort": Method(ChatAbort, _CHANGE, _names("agentId preserveSideRuns"), stops=True),
-    "chat.history": Method(ChatHistory, _LOOK, _names("agentId sessionId"), _HISTORY_REFUSED),
-    "agent": Method(Agent, _CHANGE, _AGENT_IGNORED, _AGENT_REFUSED),
-    "agent.wait": Method(AgentWait, _LOOK),
-    "sessions.abort": Method(SessionsAbort, _CHANGE, _names("agentId"), stops=True),
-    "sessions.list": Method(SessionsList, _LOOK, _LIST_IGNORED),
-    "sessions.describe": Method(SessionKey, _LOOK, _names("includeDerivedTitles includeLastMessage")),
-    "sessions.reset": Method(SessionKey, _CHANGE, _names("agentId reason"), stops=True),
-    "tasks.list": Method(TasksList, _LOOK),
-    "tasks.get": Method(TaskId, _LOOK),
-    "tasks.cancel": Method(TasksCancel, _CHANGE, stops=True),
-    "exec.approval.list": Method(Nothing, _ANSWER),
-    "exec.approval.resolve": Method(ApprovalResolve, _ANSWER, _names("reviewer grantExpiresInDays")),
-    "receipts.get": Method(ReceiptsGet, _LOOK, result=ReceiptResult),
-    "runs.timeline": Method(RunRef, _LOOK, result=TimelineResult),
-    "interlock.send": Method(OwnSend, _CHANGE, result=Sent),
-    "interlock.chat": Method(OwnChat, _CHANGE, result=dict[str, Any]),
-    "interlock.stop": Method(OwnStop, _CHANGE, stops=True, result=Receipt),
-    "interlock.reset": Method(OwnReset, _CHANGE, stops=True, result=Receipt),
-    "interlock.wait": Method(OwnWait, _LOOK, result=Outcome),
-    "interlock.watch": Method(OwnWatch, _LOOK, result=dict[str, int]),
-    "interlock.unwatch": Method(OwnUnwatch, _LOOK, result=dict[str, int]),
-    "interlock.answer": Method(OwnAnswer, _ANSWER, result=QuestionInfo),
-    "interlock.questions": Method(OwnList, _ANSWER, result=list[QuestionInfo]),
-    "interlock.runs": Method(OwnList, _LOOK, result=list[RunInfo]),
-    "interlock.find": Method(OwnName, _LOOK, result=RunInfo | None),
-    "interlock.sessions": Method(OwnList, _LOOK, result=list[SessionInfo]),
-    "interlock.processes": Method(OwnList, _LOOK, result=list[ProcessInfo]),
-    "interlock.history": Method(OwnSession, _LOOK, result=list[Entry]),
-    "interlock.strategy": Method(OwnStrategy, _CHANGE, result=None),
-    "interlock.share": Method(OwnShare, _CHANGE, result=Shared),
-    "interlock.unshare": Method(OwnUnshare, _CHANGE, result=Shared),
-    "interlock.wake": Method(OwnWake, _CHANGE, result=Wake),
-    "interlock.unwake": Method(OwnUnwake, _CHANGE, result=None),
-    "interlock.wakes": Method(OwnSession, _LOOK, result=list[Wake]),
-    "interlock.pair": Method(OwnPair, _ANYONE, result=PairCode),
-    "interlock.overview": Method(OwnNothing, _ADMIN, result=Overview),
-    "interlock.stopall": Method(OwnStopAll, _ADMIN, stops=True, result=list[Receipt]),
+    "health": Method(shapes.Nothing, _ANYONE, _names("probe includeSensitive")),
+    "chat.send": Method(shapes.ChatSend, _CHANGE, _SEND_IGNORED, _SEND_REFUSED),
+    "chat.abort": Method(shapes.ChatAbort, _CHANGE, _names("agentId preserveSideRuns"), stops=True),
+    "chat.history": Method(shapes.ChatHistory, _LOOK, _names("agentId sessionId"), _HISTORY_REFUSED),
+    "agent": Method(shapes.Agent, _CHANGE, _AGENT_IGNORED, _AGENT_REFUSED),
+    "agent.wait": Method(shapes.AgentWait, _LOOK),
+    "sessions.abort": Method(shapes.SessionsAbort, _CHANGE, _names("agentId"), stops=True),
+    "sessions.list": Method(shapes.SessionsList, _LOOK, _LIST_IGNORED),
+    "sessions.describe": Method(shapes.SessionKey, _LOOK, _names("includeDerivedTitles includeLastMessage")),
+    "sessions.reset": Method(shapes.SessionKey, _CHANGE, _names("agentId reason"), stops=True),
+    "tasks.list": Method(shapes.TasksList, _LOOK),
+    "tasks.get": Method(shapes.TaskId, _LOOK),
+    "tasks.cancel": Method(shapes.TasksCancel, _CHANGE, stops=True),
+    "exec.approval.list": Method(shapes.Nothing, _ANSWER),
+    "exec.approval.resolve": Method(shapes.ApprovalResolve, _ANSWER, _names("reviewer grantExpiresInDays")),
+    "receipts.get": Method(shapes.ReceiptsGet, _LOOK, result=ReceiptResult),
+    "runs.timeline": Method(shapes.RunRef, _LOOK, result=TimelineResult),
+    "interlock.send": Method(shapes.OwnSend, _CHANGE, result=Sent),
+    "interlock.chat": Method(shapes.OwnChat, _CHANGE, result=dict[str, Any]),
+    "interlock.stop": Method(shapes.OwnStop, _CHANGE, stops=True, result=Receipt),
+    "interlock.reset": Method(shapes.OwnReset, _CHANGE, stops=True, result=Receipt),
+    "interlock.wait": Method(shapes.OwnWait, _LOOK, result=Outcome),
+    "interlock.watch": Method(shapes.OwnWatch, _LOOK, result=dict[str, int]),
+    "interlock.unwatch": Method(shapes.OwnUnwatch, _LOOK, result=dict[str, int]),
+    "interlock.answer": Method(shapes.OwnAnswer, _ANSWER, result=QuestionInfo),
+    "interlock.questions": Method(shapes.OwnList, _ANSWER, result=list[QuestionInfo]),
+    "interlock.runs": Method(shapes.OwnList, _LOOK, result=list[RunInfo]),
+    "interlock.find": Method(shapes.OwnName, _LOOK, result=RunInfo | None),
+    "interlock.sessions": Method(shapes.OwnList, _LOOK, result=list[SessionInfo]),
+    "interlock.processes": Method(shapes.OwnList, _LOOK, result=list[ProcessInfo]),
+    "interlock.history": Method(shapes.OwnSession, _LOOK, result=list[Entry]),
+    "interlock.strategy": Method(shapes.OwnStrategy, _CHANGE, result=None),
+    "interlock.share": Method(shapes.OwnShare, _CHANGE, result=Shared),
+    "interlock.unshare": Method(shapes.OwnUnshare, _CHANGE, result=Shared),
+    "interlock.wake": Method(shapes.OwnWake, _CHANGE, result=Wake),
+    "interlock.unwake": Method(shapes.OwnUnwake, _CHANGE, result=None),
+    "interlock.wakes": Method(shapes.OwnSession, _LOOK, result=list[Wake]),
+    "interlock.pair": Method(shapes.OwnPair, _ANYONE, result=PairCode),
+    "interlock.overview": Method(shapes.OwnNothing, _ADMIN, result=Overview),
+    "interlock.stopall": Method(shapes.OwnStopAll, _ADMIN, stops=True, result=list[Receipt]),
 }
 EVENTS: Final = (
     "connect.challenge", "tick", "shutdown", "chat", "agent", "session.typing",
     "exec.approval.requested", "exec.approval.resolved", "interlock.event",
 )  # fmt: skip
 
-_request = msgspec.json.Decoder(Request)
-_any = msgspec.json.Decoder()
+_request: Final = msgspec.json.Decoder(Request)
+_fields: Final = msgspec.json.Decoder(dict[str, Raw])
+_shape: Final = cache(msgspec.json.Decoder)  # one for each type of params
 
 
 def read_request(data: str) -> Request:
@@ -624,50 +309,69 @@ def read_params(request: Request, method: Method) -> Read:
     """Return a method's parameters, or raise BadInput that says what is wrong with them."""
     raw = bytes(request.params)
     try:
-        if raw.count(b"{") + raw.count(b"[") > DEPTH and _depth(_any.decode(raw)) > DEPTH:
-            raise errors.BadInput(f"{request.method}: params are nested deeper than {DEPTH}; send plain values")
-        given = msgspec.json.decode(raw, type=dict[str, Any])
-        unused = method.ignored | method.refused
-        meant = [name for name, value in given.items() if name in unused and value and value != _USUAL.get(name)]
-        params = msgspec.convert({k: v for k, v in given.items() if k not in unused}, method.params, strict=True)
-        ignored = tuple(sorted(method.ignored.intersection(meant)))
-        return Read(params, ignored, tuple(sorted(method.refused.intersection(meant))))
+        _within_bounds(request.method, raw)
+        given = _fields.decode(raw)
+        unused = [name for name in given if name in method.ignored or name in method.refused]
+        meant = sorted([name for name in unused if _asks(name, bytes(given.pop(name)))])
+        params = _shape(method.params).decode(encode(given))
+        refused = tuple(name for name in meant if name in method.refused)
+        return Read(params, tuple(name for name in meant if name in method.ignored), refused)
     except msgspec.ValidationError as wrong:
         raise errors.BadInput(f"{request.method}: {wrong}"[:300]) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         raise errors.BadInput(f"{request.method}: params are not JSON of a reasonable depth") from None
 
 
+def _asks(name: str, raw: bytes) -> bool:
+    """Return whether the value of an unused field asks for something else than this server does anyway."""
+    if len(raw) > USUAL_BYTES:
+        return True
+    value = msgspec.json.decode(raw)
+    return bool(value) and value != _USUAL.get(name)
+
+
+def _within_bounds(name: str, raw: bytes) -> None:
+    """Raise BadInput for params with more than ELEMENTS, or deeper than DEPTH.
+
+    Each element has a comma or an opening bracket of its own, so few of both are within either bound. If there are
+    more, the texts are left out of the count, because a long message may well have ten thousand commas.
+    """
+    if len(raw.translate(None, _NO_ELEMENT)) <= DEPTH:
+        return
+    # Without escaped backslashes and then escaped quotes, every second piece between quotes is a text. More texts than
+    # the split makes pieces of cannot be in params within the bound: an entry has two of them, a key and a value.
+    pieces = raw.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"', 4 * ELEMENTS + 4)
+    bare = b"".join(pieces[::2])
+    if len(bare.translate(None, _NO_ELEMENT)) > ELEMENTS:
+        raise errors.BadInput(f"{name}: params have more than {ELEMENTS:,} elements; send fewer, or send them as text")
+    if max(accumulate(map(_STEPS.__getitem__, bare.translate(None, _NO_BRACKET))), default=0) > DEPTH:
+        raise errors.BadInput(f"{name}: params are nested deeper than {DEPTH}; send plain values")
+
+
+_STEPS: Final = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_NO_BRACKET: Final = bytes({*range(256)} - {*_STEPS})
+_NO_ELEMENT: Final = bytes({*range(256)} - {*b",[{"})
+
+
 def resolve(params: P, id_of: Callable[[str], SessionId]) -> P:
     """Return parameters in which sessions are named by their ids instead of as their callers write them."""
-    named = {name: getattr(params, name) for name in _sessions_in(type(params))}
-    ids = {name: id_of(value) for name, value in named.items() if value is not None}
+    fields = _sessions_in(type(params))
+    ids = {name: id_of(value) for name in fields if (value := getattr(params, name)) is not None}
     return msgspec.structs.replace(params, **ids) if ids else params
 
 
 @cache
 def _sessions_in(kind: type[Struct]) -> tuple[str, ...]:
     hints = get_type_hints(kind)
-    return tuple(name for name in kind.__struct_fields__ if hints[name] in (SessionName, SessionName | None))
+    return tuple(
+        name for name in kind.__struct_fields__ if hints[name] in (shapes.SessionName, shapes.SessionName | None)
+    )
 
 
 def not_done(request: Request, names: tuple[str, ...]) -> errors.BadInput:
     """Return the error for a request with refused fields."""
     words = f"{request.method}: {', '.join(names)}: not done here; leave it out, or configure the agent itself"
     return errors.BadInput(words[:300])
-
-
-def _depth(value: Any) -> int:
-    deepest, rest = 0, [(value, 1)]
-    while rest:
-        here, depth = rest.pop()
-        children: Iterable[Any] = here.values() if isinstance(here, dict) else here if isinstance(here, list) else ()
-        if isinstance(here, dict | list):
-            deepest = max(deepest, depth)
-            if depth > DEPTH:
-                break
-        rest.extend((child, depth + 1) for child in children)
-    return deepest
 
 
 # Answers
@@ -719,11 +423,11 @@ def schema() -> dict[str, Any]:
     """Return the JSON schema of our own methods, parameters and answers, and of our event."""
     own = {name: method for name, method in METHODS.items() if name not in PUBLISHED}
     types = [Watched, *(kind for each in own.values() for kind in (each.params, each.result))]
-    shapes, components = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
-    pairs = list(shapes)[1:]
+    found, components = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
+    pairs = list(found)[1:]
     return {
         "$defs": components,
-        "events": {"interlock.event": next(iter(shapes))},
+        "events": {"interlock.event": next(iter(found))},
         "methods": {name: {"params": pairs[2 * at], "result": pairs[2 * at + 1]} for at, name in enumerate(own)},
     }
 

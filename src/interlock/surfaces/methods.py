@@ -30,7 +30,7 @@ from interlock.runtime.listing import RunInfo
 from interlock.runtime.live import Sent
 from interlock.runtime.stopping import Answering as Receiving
 from interlock.runtime.values import name_of
-from interlock.surfaces import frames, telling
+from interlock.surfaces import frames, shapes, telling
 from interlock.surfaces.access import CODE_SECONDS
 
 OURS = re.compile(r"r-[0-9a-f]+-[0-9a-f]+")
@@ -58,7 +58,7 @@ class Context(Protocol):
         """Return a session's name as the caller writes it."""
         ...
 
-    def watch(self, wanted: frames.OwnWatch) -> None:
+    def watch(self, wanted: shapes.OwnWatch) -> None:
         """Begin a watch: send the connection a session's or a run's events."""
         ...
 
@@ -80,7 +80,7 @@ Answering = Callable[[], Awaitable[Any]]
 Begin = Callable[[Context, Any], Answering]
 
 
-def is_typed(asked: frames.OwnChat, is_stop: Callable[[str], bool]) -> bool:
+def is_typed(asked: shapes.OwnChat, is_stop: Callable[[str], bool]) -> bool:
     """Return whether a text is a command: a stop word, or `/new` or `/reset`."""
     text, plain = asked.message, asked.suppress_command_interpretation
     anew = len(text) < COMMAND_CHARACTERS and normalise(text) in ANEW
@@ -90,7 +90,7 @@ def is_typed(asked: frames.OwnChat, is_stop: Callable[[str], bool]) -> bool:
 # Chat and agent
 
 
-def chat_send(on: Context, asked: frames.OwnChat) -> Answering:
+def chat_send(on: Context, asked: shapes.OwnChat) -> Answering:
     name_of(asked.idempotency_key, "idempotencyKey")
     if is_typed(asked, on.is_stop):
         return _command(on, asked)
@@ -121,7 +121,7 @@ async def _chat_sent(on: Context, sending: Callable[[], Awaitable[Sent]]) -> Any
     return told | ({"queued": True} if sent.state is State.QUEUED else {})
 
 
-def _command(on: Context, asked: frames.OwnChat) -> Answering:
+def _command(on: Context, asked: shapes.OwnChat) -> Answering:
     """Carry out a typed command. Its key is the stop's own, so a command that is delivered twice ends nothing newer."""
     key = asked.idempotency_key
     if normalise(asked.message) in ANEW:
@@ -129,7 +129,7 @@ def _command(on: Context, asked: frames.OwnChat) -> Answering:
     return _stopped(on.control.begin_stop(session=asked.session_key, key=key, typed=True, by=on.by))
 
 
-def agent(on: Context, asked: frames.Agent) -> Answering:
+def agent(on: Context, asked: shapes.Agent) -> Answering:
     _no_attachments(asked.attachments)
     sending = on.control.begin_send(
         asked.session_key,
@@ -152,12 +152,12 @@ async def _agent_sent(on: Context, sending: Callable[[], Awaitable[Sent]]) -> An
     return telling.wait_payload(await on.control.wait(sent.run_id, by=on.by))
 
 
-async def agent_wait(on: Context, asked: frames.AgentWait) -> Any:
+async def agent_wait(on: Context, asked: shapes.AgentWait) -> Any:
     outcome = await on.control.wait(await _run_id(on, asked.run_id), timeout=asked.timeout_ms / 1000, by=on.by)
     return telling.wait_payload(outcome) | {"runId": asked.run_id if not outcome.ended else outcome.run_id}
 
 
-async def chat_history(on: Context, asked: frames.ChatHistory) -> Any:
+async def chat_history(on: Context, asked: shapes.ChatHistory) -> Any:
     try:
         entries = await on.control.history(asked.session_key, by=on.by)
     except Unknown:
@@ -210,7 +210,7 @@ def _stopped(receiving: Receiving) -> Answering:
     return answer
 
 
-def chat_abort(on: Context, asked: frames.ChatAbort) -> Answering:
+def chat_abort(on: Context, asked: shapes.ChatAbort) -> Answering:
     # The right to stop a run does not depend on the session that the request names beside it, so that is not read.
     name, session = asked.run_id, asked.session_key
     stop = on.control.begin_stop(session=session, by=on.by) if name is None else _stop(on, name)
@@ -224,7 +224,7 @@ def chat_abort(on: Context, asked: frames.ChatAbort) -> Answering:
     return answer
 
 
-def sessions_abort(on: Context, asked: frames.SessionsAbort) -> Answering:
+def sessions_abort(on: Context, asked: shapes.SessionsAbort) -> Answering:
     name, key = asked.run_id, asked.key
     if name is not None:
         stops = [_stop(on, name)]
@@ -284,7 +284,7 @@ def _reset(on: Context, session: str, key: str) -> Answering:
     return answer
 
 
-def sessions_reset(on: Context, asked: frames.SessionKey) -> Answering:
+def sessions_reset(on: Context, asked: shapes.SessionKey) -> Answering:
     resetting = on.control.begin_reset(asked.key, by=on.by)
 
     async def answer() -> Any:
@@ -293,7 +293,7 @@ def sessions_reset(on: Context, asked: frames.SessionKey) -> Answering:
     return answer
 
 
-def tasks_cancel(on: Context, asked: frames.TasksCancel) -> Answering:
+def tasks_cancel(on: Context, asked: shapes.TasksCancel) -> Answering:
     stop = _stop(on, asked.task_id)
 
     async def answer() -> Any:
@@ -312,7 +312,7 @@ def tasks_cancel(on: Context, asked: frames.TasksCancel) -> Answering:
 # Looking
 
 
-async def tasks_list(on: Context, asked: frames.TasksList) -> Any:
+async def tasks_list(on: Context, asked: shapes.TasksList) -> Any:
     """Return the runs of a session and all below them, or of all sessions, the latest first."""
     try:
         if asked.session_key:
@@ -344,14 +344,14 @@ def _cursor(text: str | None) -> int:
     return int(text or 0)
 
 
-async def tasks_get(on: Context, asked: frames.TaskId) -> Any:
+async def tasks_get(on: Context, asked: shapes.TaskId) -> Any:
     info = await on.control.find(asked.task_id, by=on.by)
     if info is None:
         raise Unknown(f"no task {asked.task_id!r:.80} that {on.by} may see; tasks.list lists them")
     return {"task": telling.task_of(info, on.name)}
 
 
-async def sessions_list(on: Context, asked: frames.SessionsList) -> Any:
+async def sessions_list(on: Context, asked: shapes.SessionsList) -> Any:
     begin, limit, sought = asked.offset, min(PAGE, max(1, asked.limit)), (asked.search or "").lower()
     infos = await on.control.sessions(limit=PAGE if sought else begin + limit, by=on.by)
     runs: dict[SessionId, list[RunInfo]] = {}
@@ -362,35 +362,35 @@ async def sessions_list(on: Context, asked: frames.SessionsList) -> Any:
     return {"ts": int(time.time() * 1000), "count": len(rows), "sessions": rows}
 
 
-async def sessions_describe(on: Context, asked: frames.SessionKey) -> Any:
+async def sessions_describe(on: Context, asked: shapes.SessionKey) -> Any:
     info = await on.control.session(asked.key, by=on.by)
     return {"session": telling.session_of(info, await on.control.runs(asked.key, by=on.by), on.name)}
 
 
-async def receipts_get(on: Context, asked: frames.ReceiptsGet) -> Any:
+async def receipts_get(on: Context, asked: shapes.ReceiptsGet) -> Any:
     if (asked.run_id is None) == (asked.receipt_id is None):
         raise BadInput("receipts.get: name one thing, runId or receiptId")
     wanted = asked.receipt_id if asked.run_id is None else await _run_id(on, asked.run_id)
     return frames.ReceiptResult(receipt=await on.control.receipt(wanted, by=on.by))
 
 
-async def runs_timeline(on: Context, asked: frames.RunRef) -> Any:
+async def runs_timeline(on: Context, asked: shapes.RunRef) -> Any:
     run_id = await _run_id(on, asked.run_id)
     return frames.TimelineResult(run_id=run_id, moments=await on.control.timeline(run_id, by=on.by))
 
 
-async def health(on: Context, asked: frames.Nothing) -> Any:
+async def health(on: Context, asked: shapes.Nothing) -> Any:
     return {"ok": True, "ts": int(time.time() * 1000)}
 
 
 # Questions
 
 
-async def approval_list(on: Context, asked: frames.Nothing) -> Any:
+async def approval_list(on: Context, asked: shapes.Nothing) -> Any:
     return {"approvals": [telling.approval_of(question, on.name) for question in await on.control.questions(by=on.by)]}
 
 
-async def approval_resolve(on: Context, asked: frames.ApprovalResolve) -> Any:
+async def approval_resolve(on: Context, asked: shapes.ApprovalResolve) -> Any:
     words: dict[str, bool | str] = {"allow-once": True, "allow-always": True, "deny": False}
     asked_now = (question for question in await on.control.questions(by=on.by) if question.id == asked.id)
     choices = next((question.choices for question in asked_now), None)
@@ -410,7 +410,7 @@ def _verb(name: str, *fields: str) -> Handler:
     return ask
 
 
-async def own_runs(on: Context, asked: frames.OwnList) -> list[RunInfo]:
+async def own_runs(on: Context, asked: shapes.OwnList) -> list[RunInfo]:
     """Return runs with shortened texts; `wait` and `find` return the whole."""
     return [
         telling.short(run)
@@ -418,7 +418,7 @@ async def own_runs(on: Context, asked: frames.OwnList) -> list[RunInfo]:
     ]
 
 
-async def own_history(on: Context, asked: frames.OwnSession) -> list[Entry]:
+async def own_history(on: Context, asked: shapes.OwnSession) -> list[Entry]:
     """Return the latest part of a transcript, at most HISTORY_CHARACTERS."""
     entries, room = await on.control.history(asked.session, by=on.by), HISTORY_CHARACTERS
     for at in range(len(entries) - 1, -1, -1):
@@ -428,46 +428,46 @@ async def own_history(on: Context, asked: frames.OwnSession) -> list[Entry]:
     return entries
 
 
-async def own_wait(on: Context, asked: frames.OwnWait) -> Any:
+async def own_wait(on: Context, asked: shapes.OwnWait) -> Any:
     run_id = await _run_id(on, asked.run)
     return await on.control.wait(run_id, timeout=asked.timeout, drained=asked.drained, by=on.by)
 
 
-async def own_watch(on: Context, asked: frames.OwnWatch) -> Any:
+async def own_watch(on: Context, asked: shapes.OwnWatch) -> Any:
     on.watch(asked)
     return {"watch": asked.watch}
 
 
-async def own_unwatch(on: Context, asked: frames.OwnUnwatch) -> Any:
+async def own_unwatch(on: Context, asked: shapes.OwnUnwatch) -> Any:
     on.unwatch(asked.watch)
     return {"watch": asked.watch}
 
 
-async def own_pair(on: Context, asked: frames.OwnPair) -> frames.PairCode:
+async def own_pair(on: Context, asked: shapes.OwnPair) -> frames.PairCode:
     return frames.PairCode(code=on.pair(asked.name), seconds=CODE_SECONDS)
 
 
-async def own_overview(on: Context, asked: frames.OwnNothing) -> frames.Overview:
+async def own_overview(on: Context, asked: shapes.OwnNothing) -> frames.Overview:
     return await on.overview()
 
 
-def own_send(on: Context, asked: frames.OwnSend) -> Answering:
-    given = {field: getattr(asked, field) for field in frames.OwnSend.__struct_fields__}
+def own_send(on: Context, asked: shapes.OwnSend) -> Answering:
+    given = {field: getattr(asked, field) for field in shapes.OwnSend.__struct_fields__}
     return on.control.begin_send(**given, by=on.by)
 
 
-def own_stop(on: Context, asked: frames.OwnStop) -> Receiving:
+def own_stop(on: Context, asked: shapes.OwnStop) -> Receiving:
     return on.control.begin_stop(
         session=asked.session, run=asked.run, message=asked.message, key=asked.key, order=asked.order,
         typed=asked.typed, by=on.by,
     )  # fmt: skip
 
 
-def own_reset(on: Context, asked: frames.OwnReset) -> Receiving:
+def own_reset(on: Context, asked: shapes.OwnReset) -> Receiving:
     return on.control.begin_reset(asked.session, key=asked.key, by=on.by)
 
 
-def own_stopall(on: Context, asked: frames.OwnStopAll) -> Answering:
+def own_stopall(on: Context, asked: shapes.OwnStopAll) -> Answering:
     """Stop every session that has a run or a detached process, in one step; a child falls with its home.
 
     With `of`, stop that principal's sessions, and the runs it started in the sessions of others.

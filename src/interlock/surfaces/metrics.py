@@ -1,13 +1,17 @@
-"""The figures for Prometheus and the overview: one set, counted from events and receipts."""
+"""The figures for Prometheus and the overview: one set, counted from events and receipts.
+
+Every event is counted in the step that publishes it, so counting is an addition to a number of Python's own. The
+metrics of Prometheus are made of these when they are read.
+"""
 
 import time
-from collections import deque
-from collections.abc import Iterator
-from itertools import pairwise
-from typing import Any
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from interlock.core.events import Correction, Ended, Event, ReceiptData
@@ -20,76 +24,84 @@ MARKS = ("fenced", "ended", "drained")
 MINUTES = 60
 
 
+class _Histogram:
+    """How many took up to each of SECONDS, and last how many took longer."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(SECONDS) + 1)
+        self.total = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(SECONDS, seconds)] += 1
+        self.total += seconds
+
+    def told(self) -> Spread:
+        counts = tuple(self.counts)
+        return Spread(limits=SECONDS, counts=counts, count=sum(counts), total_seconds=self.total)
+
+
 class Meters(Collector):
     """The figures of one gateway."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
-        self._registry = CollectorRegistry()
-        self._runs = Counter("interlock_runs", "Runs by how they ended.", ["ending"], registry=self._registry)
-        self._stops = Histogram(
-            "interlock_stop_seconds",
-            "Of early ends: from request to fence, from fence to public end, from fence to nothing left.",
-            ["to"],
-            buckets=SECONDS,
-            registry=self._registry,
-        )
-        self._refused = Counter(
-            "interlock_refused_effects", "Effects of fallen runs that were refused.", ["kind"], registry=self._registry
-        )
-        self._processes = Counter(
-            "interlock_processes_ended", "Processes ended with their runs.", ["grade"], registry=self._registry
-        )
-        self._corrections = Counter(
-            "interlock_corrections", "Endings that the store knew better.", registry=self._registry
-        )
-        self._unkept = Counter(
-            "interlock_unkept_takeovers",
-            "Runs ended by a message that the store then did not keep.",
-            registry=self._registry,
-        )
-        for mark in MARKS:
-            self._stops.labels(mark)  # makes the series exist while it is empty
+        self._runs: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+        self._processes: Counter[str] = Counter()
+        self._corrections = self._unkept = 0
+        self._stops = {mark: _Histogram() for mark in MARKS}
         self._minutes: deque[tuple[int, dict[str, int]]] = deque(maxlen=MINUTES)
         self.connections = 0
+        self._registry = CollectorRegistry()
         self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the gauges, read at this instant."""
+        """Yield the metrics, read at this instant."""
+        yield _counted("interlock_runs", "Runs by how they ended.", "ending", self._runs)
+        stops = HistogramMetricFamily(
+            "interlock_stop_seconds",
+            "Of early ends: from request to fence, from fence to public end, from fence to nothing left.",
+            labels=["to"],
+        )
+        for mark, spread in self._stops.items():
+            limits = [*map(str, SECONDS), "+Inf"]
+            stops.add_metric([mark], list(zip(limits, accumulate(spread.counts), strict=True)), spread.total)
+        yield stops
+        yield _counted("interlock_refused_effects", "Effects of fallen runs that were refused.", "kind", self._refused)
+        yield _counted("interlock_processes_ended", "Processes ended with their runs.", "grade", self._processes)
+        yield CounterMetricFamily("interlock_corrections", "Endings that the store knew better.", self._corrections)
+        words = "Runs ended by a message that the store then did not keep."
+        yield CounterMetricFamily("interlock_unkept_takeovers", words, self._unkept)
         yield GaugeMetricFamily("interlock_queue_depth", "Messages that wait for a seat.", self._control.queued)
         yield GaugeMetricFamily("interlock_connections", "WebSocket connections.", self.connections)
-        hosts = self._control.hosts
-        if hosts is not None:
-            told = CounterMetricFamily("interlock_hosts", "What became of agent hosts.", labels=["what"])
-            for what in ("started", "reused", "killed"):
-                told.add_metric([what], getattr(hosts, what))
-            yield told
+        if (hosts := self._control.hosts) is not None:
+            became = {what: getattr(hosts, what) for what in ("started", "reused", "killed")}
+            yield _counted("interlock_hosts", "What became of agent hosts.", "what", became)
 
     def fenced(self, seconds: float) -> None:
         """Count a stop by the seconds from its request to its fence."""
-        self._stops.labels("fenced").observe(max(0.0, seconds))
+        self._stops["fenced"].add(max(0.0, seconds))
 
     def count(self, event: Event) -> None:
         """Count an event: endings, corrections and drained receipts."""
         match event.data:
             case Ended(outcome=outcome):
-                self._runs.labels(outcome.ending).inc()
-                self._unkept.inc(outcome.unkept)
+                self._runs[outcome.ending] += 1
+                self._unkept += outcome.unkept
                 self._count_minute(int(event.at // 60) * 60, outcome.ending)
             case Correction(outcome=outcome):
-                self._corrections.inc()
-                self._unkept.inc(outcome.unkept)
+                self._corrections += 1
+                self._unkept += outcome.unkept
             case ReceiptData(receipt=receipt) if (
                 receipt.drain is not Drain.PENDING and receipt.session == event.session
             ):
                 if receipt.cause in EARLY and receipt.fence_to_end_ms is not None:
-                    self._stops.labels("ended").observe(receipt.fence_to_end_ms / 1000)
+                    self._stops["ended"].add(receipt.fence_to_end_ms / 1000)
                 if receipt.cause in EARLY and receipt.fence_to_drained_ms is not None:
-                    self._stops.labels("drained").observe(receipt.fence_to_drained_ms / 1000)
-                for kind, times in receipt.refused.items():
-                    self._refused.labels(kind).inc(times)
+                    self._stops["drained"].add(receipt.fence_to_drained_ms / 1000)
+                self._refused.update(receipt.refused)
                 if receipt.processes.ended:
-                    self._processes.labels(receipt.grade).inc(receipt.processes.ended)
+                    self._processes[receipt.grade] += receipt.processes.ended
             case _:
                 pass
 
@@ -110,12 +122,12 @@ class Meters(Collector):
             connections=self.connections,
             queued=self._control.queued,
             hosts=None if hosts is None else Hosts(started=hosts.started, reused=hosts.reused, killed=hosts.killed),
-            corrections=sum(_counts(self._corrections).values()),
-            endings=_counts(self._runs),
+            corrections=self._corrections,
+            endings=dict(self._runs),
             minutes=tuple(Minute(at=at, endings=dict(counts)) for at, counts in self._minutes if at > since),
-            stops={mark: _spread(self._stops.labels(mark)) for mark in MARKS},
-            refused=_counts(self._refused),
-            processes=_counts(self._processes),
+            stops={mark: spread.told() for mark, spread in self._stops.items()},
+            refused=dict(self._refused),
+            processes=dict(self._processes),
         )
 
     def text(self) -> bytes:
@@ -123,16 +135,9 @@ class Meters(Collector):
         return generate_latest(self._registry)
 
 
-def _counts(counter: Counter) -> dict[str, int]:
-    """Return a counter's figures by its one label."""
-    samples = [sample for metric in counter.collect() for sample in metric.samples]
-    return {"".join(each.labels.values()): int(each.value) for each in samples if each.name.endswith("_total")}
-
-
-def _spread(histogram: Any) -> Spread:
-    """Return a histogram's counts per bucket; Prometheus' own buckets are cumulative."""
-    samples = [sample for metric in histogram.collect() for sample in metric.samples]
-    below = [int(each.value) for each in samples if each.name.endswith("_bucket")]
-    total = sum(each.value for each in samples if each.name.endswith("_sum"))
-    counts = tuple(upper - lower for lower, upper in pairwise([0, *below]))
-    return Spread(limits=SECONDS, counts=counts, count=below[-1], total_seconds=total)
+def _counted(name: str, words: str, label: str, counts: Mapping[str, int]) -> Metric:
+    """Return a counter with one label."""
+    metric = CounterMetricFamily(name, words, labels=[label])
+    for value, count in counts.items():
+        metric.add_metric([value], count)
+    return metric

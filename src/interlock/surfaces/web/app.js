@@ -317,11 +317,12 @@ class Page {
     if (!chat?.busy || !this.link.may("write") || began - chat.stopping < AGAIN_MS) return;
     const runs = chat.model.live.map((run) => run.id);
     chat.stopping = began;
-    if (document.activeElement === $("stop")) $("message").focus(); // a disabled button loses the focus
-    this.refresh(); // shows the stop in this frame
-    text($("spoken"), "Stopping");
+    const answer = chat.stop(runs); // sends the frame before anything is drawn
     try {
-      const receipt = await chat.stop(runs);
+      if (document.activeElement === $("stop")) $("message").focus(); // a disabled button loses the focus
+      this.refresh(); // shows the stop in this frame
+      text($("spoken"), "Stopping");
+      const receipt = await answer;
       chat.view.loose(receipt);
       if (!receipt.aborted) this.notice(chat.unstopped());
       performance.measure("interlock.stop", { start: began, end: performance.now() });
