@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.durable import directory
-from bench.gateway import Child, _process, _served
 from bench.result import Result
 from bench.sample import Samples
 from bench.scale import Scale
+from bench.served import Child, process, serve
 
 STOP_GOAL, WEIGHT_KB = 3.0, 200.0
 PAUSE_SECONDS = 0.05
@@ -57,8 +57,8 @@ def _stops(driver: str, scale: Scale) -> list[Result]:
     stops, echoes = Samples(), Samples()
     with (
         directory() as data,
-        _served(driver, Path(data), "bench.speakers:agent") as served,
-        _process("-m", "bench.floor") as floor,
+        serve(driver, Path(data), "bench.speakers:agent") as served,
+        process("-m", "bench.floor") as floor,
         sync_playwright() as play,
     ):
         echo = Child(floor).url.replace("http", "ws") + "/echo"

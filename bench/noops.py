@@ -1,0 +1,163 @@
+"""Runs that do nothing, as many as go: 64 connections, each of a principal of its own, each the next when one is over.
+
+1. Every side is up all the time and is driven by turns, in rounds, by the same process over raw sockets. A ratio is
+   the median of the ratios of the rounds, so that both sides of it met the same minutes.
+2. Ours and the commit before are `interlock serve` with SQLite (FULL), inline and host. The commit before (`--before`)
+   is served from its own source tree, its helper, zygote and hosts too.
+"""
+
+import contextlib
+import select
+import socket
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Protocol
+
+from bench.durable import AtLeast, directory
+from bench.result import Result
+from bench.scale import Scale
+from bench.served import PATIENCE_SECONDS, ROOT, Child, principals, serve, tree_at
+from bench.wire import Lost, Wire
+
+CONNECTIONS = 64
+DRIVERS = ("inline", "host")
+BEFORE_GOALS = {"inline": 4.0, "host": 3.0}
+FINAL = b'"state":"final"'
+
+
+class Connection(Protocol):
+    """A client that has one run at a time."""
+
+    socket: socket.socket
+    refused: int
+
+    def begin(self) -> None:
+        """Send the next run."""
+
+    def over(self) -> bool:
+        """Read what there is; return whether the end of the run has come."""
+
+
+class Sender:
+    """A client of a gateway, with a session of its own."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.socket = wire.socket
+        self.refused = 0
+        self._wire, self._number = wire, 0
+
+    def begin(self) -> None:
+        """Send the next run."""
+        self._number += 1
+        name = f"noop {self.socket.getsockname()[1]}"
+        self._wire.ask("chat.send", sessionKey=name, message="nothing", idempotencyKey=f"{name} {self._number}")
+
+    def over(self) -> bool:
+        """Read what there is; return whether the end of the run has come."""
+        came = self._wire.read()
+        if b'"ok":false' in came:
+            self.refused += 1
+            self.begin()
+        return FINAL in came
+
+
+class Load:
+    """The connections to one server, and the rates that they have had."""
+
+    def __init__(self, server: Child, connections: Sequence[Connection]) -> None:
+        self.server = server
+        self.rates: list[float] = []  # runs per second
+        self.loop: list[float] = []  # seconds of the server's loop per run
+        self.other: list[float] = []  # seconds of the server's other threads per run
+        self._by_fd = {each.socket.fileno(): each for each in connections}
+        self._ready = select.epoll()
+        for fd in self._by_fd:
+            self._ready.register(fd, select.EPOLLIN)
+
+    def take(self, seconds: float) -> None:
+        """Send runs for so long, after a quarter of that as a warm-up; return when the last is over."""
+        for each in self._by_fd.values():
+            each.begin()
+        self._drive(seconds / 4)
+        began, loop, used = perf_counter(), self.server.cpu, self.server.all_cpu
+        runs = self._drive(seconds)
+        took, loop, used = perf_counter() - began, self.server.cpu - loop, self.server.all_cpu - used
+        self.rates.append(runs / took)
+        self.loop.append(loop / max(1, runs))
+        self.other.append((used - loop) / max(1, runs))
+        self._drain()
+
+    def forget(self) -> None:
+        """Forget the rates of a warm-up."""
+        for each in (self.rates, self.loop, self.other):
+            each.clear()
+
+    def _drive(self, seconds: float) -> int:
+        """Send the next run wherever one is over, for so long; return how many were."""
+        done, end = 0, perf_counter() + seconds
+        while (left := end - perf_counter()) > 0:
+            for fd, _ in self._ready.poll(left):
+                if self._by_fd[fd].over():
+                    done += 1
+                    self._by_fd[fd].begin()
+        return done
+
+    def _drain(self) -> None:
+        """Wait until every connection's last run is over."""
+        left, end = set(self._by_fd), perf_counter() + PATIENCE_SECONDS
+        while left:
+            if perf_counter() > end:
+                raise Lost(f"{len(left)} runs were not over within {PATIENCE_SECONDS:.0f} s")
+            left -= {fd for fd, _ in self._ready.poll(1) if self._by_fd[fd].over()}
+
+    def __str__(self) -> str:
+        refused = sum(each.refused for each in self._by_fd.values())
+        rates = ", ".join(f"{each:,.0f}" for each in self.rates)
+        return (
+            f"{rates} runs/s; {_us(self.loop):,.0f} us of the loop, {_us(self.other):,.0f} us of its other threads "
+            f"each; {refused} refused"
+        )
+
+
+def ratio(ours: Load, theirs: Load) -> float:
+    """Return how many times as many runs ours had, in the median round."""
+    return statistics.median(one / max(other, 1e-9) for one, other in zip(ours.rates, theirs.rates, strict=True))
+
+
+def _us(seconds: list[float]) -> float:
+    return statistics.median(seconds) * 1e6
+
+
+@contextlib.contextmanager
+def loaded(driver: str, count: int = CONNECTIONS, *, tree: Path = ROOT) -> Iterator[Load]:
+    """Serve the agent that does nothing, from a source tree, and connect so many principals to it."""
+    with directory() as data:
+        tokens = principals(data, count, tree=tree)
+        with serve(driver, data, tree=tree) as served:
+            yield Load(served, [Sender(served.dial(token=token)) for token in tokens])
+
+
+def measure(scale: Scale) -> list[Result]:
+    """Take ours beside the commit before, by turns."""
+    with contextlib.ExitStack() as stack:
+        ours = {driver: stack.enter_context(loaded(driver)) for driver in DRIVERS}
+        tree = tree_at(scale.before)
+        before = {driver: stack.enter_context(loaded(driver, tree=tree)) for driver in DRIVERS}
+        for _ in range(scale.rounds(7, 2)):
+            for load in (side[driver] for driver in DRIVERS for side in (ours, before)):
+                load.take(scale.rounds(30, 10) / 10)
+    return [
+        AtLeast(
+            name=f"no-op runs/s over {CONNECTIONS} connections / {scale.before}, {driver}",
+            value=ratio(ours[driver], before[driver]),
+            goal=BEFORE_GOALS[driver],
+            small=(
+                f"{driver}, sqlite FULL, chat.send -> chat final, rounds by turns",
+                f"ours:   {ours[driver]}",
+                f"before: {before[driver]}",
+            ),
+        )
+        for driver in DRIVERS
+    ]
