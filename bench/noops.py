@@ -4,26 +4,30 @@
    the median of the ratios of the rounds, so that both sides of it met the same minutes.
 2. Ours and the commit before are `interlock serve` with SQLite (FULL), inline and host. The commit before (`--before`)
    is served from its own source tree, its helper, zygote and hosts too.
+3. LangGraph's in-memory server (`bench.langgraph`) runs a graph that does nothing, and writes nothing to a disk.
 """
 
 import contextlib
 import select
 import socket
 import statistics
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Protocol
 
+from bench import langgraph
 from bench.durable import AtLeast, directory
-from bench.result import Result
+from bench.result import Result, absent
 from bench.scale import Scale
-from bench.served import PATIENCE_SECONDS, ROOT, Child, principals, serve, tree_at
+from bench.served import PATIENCE_SECONDS, ROOT, Server, principals, serve, tree_at
 from bench.wire import Lost, Wire
 
 CONNECTIONS = 64
 DRIVERS = ("inline", "host")
 BEFORE_GOALS = {"inline": 4.0, "host": 3.0}
+LANGGRAPH_GOAL = 10.0
 FINAL = b'"state":"final"'
 
 
@@ -66,7 +70,7 @@ class Sender:
 class Load:
     """The connections to one server, and the rates that they have had."""
 
-    def __init__(self, server: Child, connections: Sequence[Connection]) -> None:
+    def __init__(self, server: Server, connections: Sequence[Connection]) -> None:
         self.server = server
         self.rates: list[float] = []  # runs per second
         self.loop: list[float] = []  # seconds of the server's loop per run
@@ -89,10 +93,19 @@ class Load:
         self.other.append((used - loop) / max(1, runs))
         self._drain()
 
+    def first(self, count: int) -> "Load":
+        """Return the load of only so many of the connections."""
+        return Load(self.server, list(self._by_fd.values())[:count])
+
     def forget(self) -> None:
         """Forget the rates of a warm-up."""
         for each in (self.rates, self.loop, self.other):
             each.clear()
+
+    def attend(self) -> None:
+        """Read what has come while others had their turn: a client that does not answer pings is taken for dead."""
+        for fd, _ in self._ready.poll(0):
+            self._by_fd[fd].over()
 
     def _drive(self, seconds: float) -> int:
         """Send the next run wherever one is over, for so long; return how many were."""
@@ -121,6 +134,15 @@ class Load:
         )
 
 
+def by_turns(loads: Sequence[Load], rounds: int, seconds: float) -> None:
+    """Drive every load so often, one after another."""
+    for _ in range(rounds):
+        for load in loads:
+            load.take(seconds)
+            for other in loads:
+                other.attend()
+
+
 def ratio(ours: Load, theirs: Load) -> float:
     """Return how many times as many runs ours had, in the median round."""
     return statistics.median(one / max(other, 1e-9) for one, other in zip(ours.rates, theirs.rates, strict=True))
@@ -140,24 +162,37 @@ def loaded(driver: str, count: int = CONNECTIONS, *, tree: Path = ROOT) -> Itera
 
 
 def measure(scale: Scale) -> list[Result]:
-    """Take ours beside the commit before, by turns."""
-    with contextlib.ExitStack() as stack:
-        ours = {driver: stack.enter_context(loaded(driver)) for driver in DRIVERS}
+    """Take ours, the commit before and LangGraph's server by turns."""
+    try:
         tree = tree_at(scale.before)
+    except subprocess.CalledProcessError as error:
+        return [absent(f"no-op runs/s / {scale.before}", f"git does not have it: {error}")]
+    with contextlib.ExitStack() as stack:
+        # LangGraph's server comes first: its packages may have to be installed.
+        rival, refused = None, ""
+        try:
+            rival = Load(*stack.enter_context(langgraph.served(CONNECTIONS)))
+        except (OSError, subprocess.SubprocessError) as error:
+            refused = str(error)
+        ours = {driver: stack.enter_context(loaded(driver)) for driver in DRIVERS}
         before = {driver: stack.enter_context(loaded(driver, tree=tree)) for driver in DRIVERS}
-        for _ in range(scale.rounds(7, 2)):
-            for load in (side[driver] for driver in DRIVERS for side in (ours, before)):
-                load.take(scale.rounds(30, 10) / 10)
-    return [
-        AtLeast(
-            name=f"no-op runs/s over {CONNECTIONS} connections / {scale.before}, {driver}",
-            value=ratio(ours[driver], before[driver]),
-            goal=BEFORE_GOALS[driver],
-            small=(
-                f"{driver}, sqlite FULL, chat.send -> chat final, rounds by turns",
-                f"ours:   {ours[driver]}",
-                f"before: {before[driver]}",
-            ),
-        )
-        for driver in DRIVERS
-    ]
+        alone = {driver: (ours[driver].first(1), before[driver].first(1)) for driver in DRIVERS}
+        loads = [load for driver in DRIVERS for load in (ours[driver], before[driver], *alone[driver])]
+        loads += [rival] if rival else []
+        by_turns(loads, 1, 1.0)  # starts the hosts, and warms up
+        for load in loads:
+            load.forget()
+        by_turns(loads, scale.rounds(7, 2), scale.rounds(30, 10) / 10)
+    results = []
+    for driver in DRIVERS:
+        many, one = f"no-op runs/s, {CONNECTIONS} connections, {driver}", f"no-op runs/s, 1 connection, {driver}"
+        results.append(_beside(f"{many} / {scale.before}", ours[driver], before[driver], BEFORE_GOALS[driver]))
+        results.append(_beside(f"{one} / {scale.before}", *alone[driver]))
+        name = f"{many} / LangGraph in memory"
+        results.append(_beside(name, ours[driver], rival, LANGGRAPH_GOAL) if rival else absent(name, refused))
+    return results
+
+
+def _beside(name: str, ours: Load, theirs: Load, goal: float | None = None) -> Result:
+    small = (f"ours:   {ours}", f"theirs: {theirs}")
+    return AtLeast(name=name, value=ratio(ours, theirs), goal=goal, small=small)

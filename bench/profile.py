@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.durable import directory
 from bench.noops import CONNECTIONS, loaded
-from bench.served import ROOT, Child, Readers, serve, tree_at
+from bench.served import ROOT, Readers, Server, serve, tree_at
 from bench.wire import QUIET
 
 RATE = 400  # samples per second
@@ -72,7 +72,7 @@ Drive = Callable[[float], str]
 
 
 @contextlib.contextmanager
-def _noop(asked: argparse.Namespace, tree: Path) -> Iterator[tuple[Child, Drive]]:
+def _noop(asked: argparse.Namespace, tree: Path) -> Iterator[tuple[Server, Drive]]:
     with loaded(asked.driver, asked.clients or CONNECTIONS, tree=tree) as load:
         load.take(1.0)  # starts the hosts, and warms the caches
         load.forget()
@@ -85,7 +85,7 @@ def _noop(asked: argparse.Namespace, tree: Path) -> Iterator[tuple[Child, Drive]
 
 
 @contextlib.contextmanager
-def _deltas(asked: argparse.Namespace, tree: Path) -> Iterator[tuple[Child, Drive]]:
+def _deltas(asked: argparse.Namespace, tree: Path) -> Iterator[tuple[Server, Drive]]:
     watchers = asked.clients or WATCHERS
     with directory() as data, serve(asked.driver, data, tree=tree) as served, Readers.ready() as readers:
         mouth = served.dial(quiet=True)

@@ -34,20 +34,11 @@ for n in range(int(count)):
 """
 
 
-class Child:
-    """A process that says where it serves, and how much it has used."""
+class Server:
+    """A process, and the processor time that it has used."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process = process
-        self.told = json.loads(self.line())
-        self.url = self.told.get("url", "")
-
-    def line(self) -> str:
-        """Read a line of the process's output."""
-        assert self.process.stdout is not None
-        if line := self.process.stdout.readline():
-            return line
-        raise RuntimeError(f"{self.process.args!r:.200} ended: {self.process.wait()}")
 
     @property
     def cpu(self) -> float:
@@ -66,8 +57,27 @@ class Child:
     @property
     def all_cpu(self) -> float:
         """Return the seconds of all threads of the process: the loop's, the store's, the log's."""
-        threads = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
-        return sum(int(each.read_text().split()[0]) for each in threads) / 1e9
+        used = 0
+        for thread in Path(f"/proc/{self.process.pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError):  # the thread has ended
+                used += int(thread.read_text().split()[0])
+        return used / 1e9
+
+
+class Child(Server):
+    """A process that says where it serves."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        super().__init__(process)
+        self.told = json.loads(self.line())
+        self.url = self.told.get("url", "")
+
+    def line(self) -> str:
+        """Read a line of the process's output."""
+        assert self.process.stdout is not None
+        if line := self.process.stdout.readline():
+            return line
+        raise RuntimeError(f"{self.process.args!r:.200} ended: {self.process.wait()}")
 
 
 class Served(Child):
