@@ -1,4 +1,4 @@
-"""`python -m bench.langgraph_server PORT`: LangGraph's in-memory server with a graph that does nothing.
+"""`python -m bench.langgraph_server PORT JOBS`: LangGraph's in-memory server with a graph that does nothing.
 
 Runs in an environment of its own (`bench.langgraph` makes it), without reload, files, logs, blocking checks, version
 check and tracing: only what a run needs. The server imports this file once more to find the graph.
@@ -9,9 +9,6 @@ import sys
 from typing import TypedDict
 
 from langgraph.graph import END, START, StateGraph
-
-# The default of its own command. With 64, one for each client, its queue ran dry and waited: a fourth of the rate.
-JOBS = 10
 
 
 class State(TypedDict):
@@ -43,7 +40,7 @@ if __name__ == "__main__":
     run_server(
         port=int(sys.argv[1]),
         graphs={"nothing": f"{__file__}:graph"},
-        n_jobs_per_worker=JOBS,
+        n_jobs_per_worker=int(sys.argv[2]),
         reload=False,
         open_browser=False,
         disable_persistence=True,
