@@ -1,19 +1,20 @@
 """`python -m bench [NAME ...] [--quick] [--raced N] [--seconds S] [--before REV]`: measure, print the table.
 
-A measurement never fails: a missed goal says MISS. `python -m bench profile noop|deltas` shows where the server's time
-goes instead.
+The bench never fails: a missed goal says MISS, a figure that cannot be taken says why. `python -m bench profile
+noop|deltas` shows where the server's time goes instead.
 """
 
 import argparse
 import gc
 import os
 import sys
+import traceback
 from importlib import import_module
 from pathlib import Path
 from time import monotonic
 
 from bench.picture import draw
-from bench.result import Result, table
+from bench.result import Result, absent, table
 from bench.scale import BEFORE, Scale
 
 # Each is a module with `measure(scale)`, imported when it is asked for: some need packages that others do not.
@@ -45,7 +46,11 @@ def main() -> None:
     for name in asked.names or MEASURES:
         began = monotonic()
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
-        results += import_module(f"bench.{name}").measure(scale)
+        try:
+            results += import_module(f"bench.{name}").measure(scale)
+        except Exception as error:
+            traceback.print_exc()
+            results.append(absent(name, f"{type(error).__name__}: {error}"))
         gc.collect()
         print(f"measured {name} in {monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     print(table(results, load))

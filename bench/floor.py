@@ -28,7 +28,7 @@ class Broadcast:
     """An ASGI application that sends every client the same frames."""
 
     def __init__(self, disk: Path | None = None) -> None:
-        self._file = disk and os.open(disk / "flushed", os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._disk = disk
         self._clients: list[Any] = []
         self._speaking: asyncio.Task[None] | None = None
 
@@ -60,9 +60,10 @@ class Broadcast:
         self._clients.remove(send)
 
     def _flush(self) -> None:
-        assert self._file is not None
-        os.write(self._file, FLUSHED)
-        os.fdatasync(self._file)
+        assert self._disk is not None
+        with (self._disk / "flushed").open("ab", buffering=0) as file:
+            file.write(FLUSHED)
+            os.fdatasync(file)
 
     async def _speak(self, frames: list[str]) -> None:
         if self._speaking is not None:
