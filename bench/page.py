@@ -4,7 +4,9 @@
    the page's own mark (`interlock.stop` in the browser's User Timing) is read: from the click to the ack.
 2. The floor is an echo: a frame of the same length to an application that does nothing else, on the same uvicorn and
    sockets (`bench.floor`), sent and awaited by the same page. The page's policy forbids that; the bench lifts it.
-3. Both are timed by turns, each after the same pause. Weight is what a first visit fetches, in bytes on the wire.
+3. A second floor is an echo that waits for the disk: as many bytes as a stop commits are appended and flushed before
+   the answer. An ack waits for its ending to be on disk, so no stop can come below this one.
+4. All are timed by turns, each after the same pause. Weight is what a first visit fetches, in bytes on the wire.
 """
 
 import os
@@ -14,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.durable import directory
-from bench.gateway import Child, _process, _served
 from bench.result import Result
 from bench.sample import Samples
 from bench.scale import Scale
+from bench.served import Child, process, serve
 
 STOP_GOAL, WEIGHT_KB = 3.0, 200.0
 PAUSE_SECONDS = 0.05
@@ -25,7 +27,8 @@ PATIENCE_MS = 10_000
 CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 
 ECHO = """async (url) => {
-  const socket = (globalThis.echo ??= new WebSocket(url));
+  const sockets = (globalThis.echoes ??= {});
+  const socket = (sockets[url] ??= new WebSocket(url));
   if (socket.readyState === 0) await new Promise((open) => (socket.onopen = open));
   const began = performance.now();
   const answer = new Promise((heard) => (socket.onmessage = heard));
@@ -54,14 +57,14 @@ def measure(scale: Scale) -> list[Result]:
 def _stops(driver: str, scale: Scale) -> list[Result]:
     from playwright.sync_api import sync_playwright  # noqa: PLC0415 - the other measurements need no browser
 
-    stops, echoes = Samples(), Samples()
+    stops, echoes, flushed = Samples(), Samples(), Samples()
     with (
         directory() as data,
-        _served(driver, Path(data), "bench.speakers:agent") as served,
-        _process("-m", "bench.floor") as floor,
+        serve(driver, Path(data), "bench.speakers:agent") as served,
+        process("-m", "bench.floor", f"--disk={data}") as floor,
         sync_playwright() as play,
     ):
-        echo = Child(floor).url.replace("http", "ws") + "/echo"
+        echo = Child(floor).url.replace("http", "ws")
         root = ["--no-sandbox"] if os.geteuid() == 0 else []
         browser = play.chromium.launch(executable_path=CHROMIUM, args=root)
         page = browser.new_context(bypass_csp=True).new_page()
@@ -73,8 +76,9 @@ def _stops(driver: str, scale: Scale) -> list[Result]:
             page.locator("#message").fill("park here")
             page.keyboard.press("Enter")
             page.locator(".run[data-state=running] .text").wait_for(timeout=PATIENCE_MS)
-            time.sleep(PAUSE_SECONDS)
-            echoes.seconds.append(page.evaluate(ECHO, echo) / 1000)
+            for path, taken in (("/echo", echoes), ("/durable", flushed)):
+                time.sleep(PAUSE_SECONDS)
+                taken.seconds.append(page.evaluate(ECHO, echo + path) / 1000)
             time.sleep(PAUSE_SECONDS)
             stops.seconds.append(page.evaluate(STOP) / 1000)
             page.locator(".run[data-state=running]").wait_for(state="detached", timeout=PATIENCE_MS)
@@ -82,11 +86,16 @@ def _stops(driver: str, scale: Scale) -> list[Result]:
         browser.close()
     small = tuple(
         f"{what}: p50 {took.percentile(50) * 1000:.2f} · p95 {took.percentile(95) * 1000:.2f} ms, {len(took.seconds)} ×"
-        for what, took in (("stop button to ack", stops), ("bare echo in the same page", echoes))
+        for what, took in (
+            ("stop button to ack", stops),
+            ("bare echo in the same page", echoes),
+            ("bare echo behind one flush of the disk", flushed),
+        )
     )
-    ratio = stops.percentile(50) / echoes.percentile(50)
+    ratio, floor_ratio = (stops.percentile(50) / taken.percentile(50) for taken in (echoes, flushed))
     results = [
-        Result(name=f"stop button → ack / bare echo, p50, {driver}, SQLite", value=ratio, goal=STOP_GOAL, small=small)
+        Result(name=f"stop button → ack / bare echo, p50, {driver}, SQLite", value=ratio, goal=STOP_GOAL, small=small),
+        Result(name=f"the same / bare echo behind one flush of the disk, {driver}", value=floor_ratio),
     ]
     if driver == "inline":
         results.append(Result(name="what a first visit fetches", value=fetched, unit="kB", goal=WEIGHT_KB))

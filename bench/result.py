@@ -33,6 +33,11 @@ class Result:
         return [head.rstrip(), *(f"    {line}" for line in self.small)]
 
 
+def absent(name: str, why: str) -> Result:
+    """Return the line of a figure that could not be taken here, with what refused."""
+    return Result(name=name, value=float("nan"), small=(f"not taken: {why}",))
+
+
 def _figure(value: float, unit: str) -> str:
     return f"{value:,.0f}" if unit == "" else f"{value:,.0f}{unit}" if unit == "/s" else f"{value:.3g} {unit}"
 

@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass
 
+BEFORE = "712f310"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """`quick` takes fewer rounds; `raced` stops are tried for at most `seconds`."""
+    """`quick` takes fewer rounds; `raced` stops are tried for at most `seconds`; ours is put beside commit `before`."""
 
     quick: bool = False
     raced: int = 1_000_000
     seconds: float = 1_800.0
+    before: str = BEFORE
 
     def rounds(self, full: int, quick: int) -> int:
         """Return how many rounds to take."""

@@ -8,6 +8,7 @@ import asyncio
 import random
 import time
 
+import interlock
 from interlock import Message, Run
 
 MARK = "words^"
@@ -16,8 +17,10 @@ LATE_SECONDS = 0.05  # so much delay is made up for; a longer one, on a busy mac
 
 
 async def agent(run: Run, message: Message) -> str | None:
-    """Do `nothing`, `flood [BYTES]`, `park WORD`, `speak DELTAS_PER_SECOND SECONDS` or `stream DELTAS SECONDS`."""
+    """Do `nothing`, `where`, `flood [BYTES]`, `park WORD`, `speak PER_SECOND SECONDS` or `stream DELTAS SECONDS`."""
     what, *given = message.text.split()
+    if what == "where":  # the package that the agent's process has loaded
+        return interlock.__file__
     if what == "flood":
         text = TEXT.rjust(int(given[0])) if given else TEXT
         while True:

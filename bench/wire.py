@@ -14,6 +14,7 @@ import select
 import socket
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -137,6 +138,28 @@ class Wire:
         self.socket.close()
 
 
+def answered(mouth: Wire, ear: Wire, asked: Iterable[bytes]) -> tuple[bytes, int]:
+    """Wait for answers while another client reads on; return what that client heard, and how many were refused."""
+    left, heard, refused = set(asked), b"", 0
+    while left:
+        for ready in select.select((ear.socket, mouth.socket), (), ())[0]:
+            if ready is ear.socket:
+                heard += ear.read()
+                continue
+            came = mouth.read()
+            refused += came.count(b'"ok":false')
+            left = {answer for answer in left if answer not in came}
+    return heard, refused
+
+
+def read_for(wires: list[Wire], seconds: float) -> None:
+    """Read from all of them for so long."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        for ready in select.select([wire.socket for wire in wires], (), (), left)[0]:
+            next(wire for wire in wires if wire.socket is ready).read()
+
+
 class Crowd:
     """Many clients that only read."""
 
@@ -151,6 +174,12 @@ class Crowd:
             wire = Wire(url, token, caps=caps)
             self._wires[wire.socket.fileno()] = wire
             self._ready.register(wire.socket, select.EPOLLIN)
+
+    def leave(self) -> None:
+        """Hang up, all of them."""
+        for wire in self._wires.values():
+            wire.close()  # leaves the epoll too
+        self._wires.clear()
 
     def watch(self, number: int, session: str) -> None:
         """Have all of them watch a session."""
