@@ -69,7 +69,7 @@ def measure(scale: Scale) -> list[Result]:
         number = 0
         kinds: tuple[tuple[str, dict[int, float], list[str], dict[str, Any]], ...] = (
             ("listening to everything", EVERYTHING_GOALS, [chat, agent], {}),
-            ("quiet, watching the session", QUIET_GOALS, [event], {"caps": [QUIET]}),
+            ("quiet, watching the session", QUIET_GOALS, [event], {"caps": list(QUIET)}),
         )
         for kind, goals, frames, how in kinds:
             with Readers.ready() as theirs, Readers.ready() as floors:

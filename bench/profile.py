@@ -91,7 +91,7 @@ def _deltas(asked: argparse.Namespace, tree: Path) -> Iterator[tuple[Server, Dri
         mouth = served.dial(quiet=True)
         mouth.request("chat.send", sessionKey="s", message="nothing", idempotencyKey="first")
         served.rest()
-        readers.tell("dial", count=watchers, url=served.url, token=served.token, caps=[QUIET])
+        readers.tell("dial", count=watchers, url=served.url, token=served.token, caps=list(QUIET))
         readers.tell("watch", number=1, session="s")
 
         def drive(seconds: float) -> str:

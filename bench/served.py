@@ -89,7 +89,7 @@ class Served(Child):
 
     def dial(self, *, quiet: bool = False, token: str | None = None) -> Wire:
         """Return a client: a listener, or a quiet one that hears only answers."""
-        return Wire(self.url, token or self.token, caps=(QUIET,) if quiet else ())
+        return Wire(self.url, token or self.token, caps=QUIET if quiet else ())
 
 
 @contextlib.contextmanager

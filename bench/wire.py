@@ -24,7 +24,8 @@ CHUNK = 256 * 1024
 PATIENCE_SECONDS = 30.0
 TIMES = 5  # tries of a request that may be sent again
 CLIENT = {"id": "test", "version": "1", "platform": "linux", "mode": "test"}
-QUIET = "interlock.quiet"
+# What this version declares, and the one before it.
+QUIET = ("interlock.quiet.2", "interlock.quiet")
 # Longer than any joined deltas: a longer text is that of a whole reply, told once more at its end.
 WHOLE_BYTES = 8192
 PING, CLOSE, PONG = 0x89, 0x88, 0x8A
