@@ -18,7 +18,7 @@ import msgspec
 from interlock.core.names import EARLY, Ending, ErrorKind, LimitOf, Principal, RunId
 
 
-class Cause(msgspec.Struct, frozen=True, kw_only=True):
+class Cause(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Why a run ends, as data. A run whose fence has a cause has fallen."""
 
     ending: Ending
@@ -39,7 +39,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
         return self.ending in EARLY
 
 
-class Limit(msgspec.Struct, frozen=True):
+class Limit(msgspec.Struct, frozen=True, gc=False):
     """An instant on the monotonic clock after which a run is `timed_out`."""
 
     at: float
@@ -48,7 +48,7 @@ class Limit(msgspec.Struct, frozen=True):
     of: LimitOf = LimitOf.OPERATOR
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """How a run ended, as everyone is told. The comment at a field is its line in docs/endings.md (`make endings`)."""
 
     run_id: RunId  # the run that ended

@@ -106,7 +106,7 @@ class Falling(Protocol):
         ...
 
 
-class Sent(msgspec.Struct, frozen=True, kw_only=True):
+class Sent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The answer to the sender of a message. `generation` is None while the message waits for the seat.
 
     `state` says where the message stood at the ack: `seated`, `queued`, or `ended` (it was born stopped, it was stopped
@@ -126,7 +126,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     born_stopped: bool = False
 
 
-class Child(msgspec.Struct, frozen=True, kw_only=True):
+class Child(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The result of delegated work. For a detached child `outcome` is `pending`: it goes on by itself."""
 
     run_id: RunId
@@ -184,7 +184,7 @@ class Reply:
         self.blocks.append(text)
 
 
-class Order(msgspec.Struct, frozen=True):
+class Order(msgspec.Struct, frozen=True, gc=False):
     """A message's place in its channel, by the channel's own number or time; comparable only within that channel."""
 
     channel: str
