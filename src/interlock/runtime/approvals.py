@@ -22,6 +22,7 @@ from interlock.core.events import Json, QuestionData
 from interlock.core.names import Effect, KnownPhase, Principal, QuestionId, QuestionState, RunId, SessionId
 from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
+from interlock.runtime.flag import Flag
 from interlock.runtime.live import LiveRun, Question
 from interlock.runtime.outlet import Feed, Outlet
 from interlock.runtime.registry import Registry
@@ -208,7 +209,7 @@ class Approvals:
             raise _unknown(question_id, by)
         if question.state is not QuestionState.OPEN:
             return self._closed(question, value, by)
-        answering = question.answering = asyncio.Event()
+        answering = question.answering = Flag()
         claimed = msgspec.structs.replace(question.row(), state=QuestionState.ANSWERED, answer=value, by=by)
         ticket = self._store.decide(Decision(questions=(claimed,)))
         self._crew.start(self._conclude(question, ticket, claimed), name=f"answer {question_id}")

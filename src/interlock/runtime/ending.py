@@ -15,7 +15,6 @@ t3 completes the receipt: control saw everything end (`observed`), or the receip
 3. A run leaves memory only when it is drained and its ending is stored.
 """
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
@@ -31,6 +30,7 @@ from interlock.core.outcome import Cause
 from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
 from interlock.runtime.fall import Fall, was_dropped
+from interlock.runtime.flag import Happening
 from interlock.runtime.live import Body, Falling, LiveRun, delegated
 from interlock.runtime.outlet import Feed, Outlet
 from interlock.runtime.registry import Registry, Session
@@ -357,7 +357,7 @@ def _all_of(fall: Fall) -> list[Body]:
     return [*fall.bodies, *fall.containments]
 
 
-async def _all_set(events: Sequence[asyncio.Event], until: float) -> None:
+async def _all_set(events: Sequence[Happening], until: float) -> None:
     """Wait for every event, at most until an instant; without a cancel scope if all are set, as they mostly are."""
     if all(event.is_set() for event in events):
         return

@@ -17,7 +17,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -47,6 +46,7 @@ from interlock.core.projection import tool_words
 from interlock.core.receipt import GRADES, FallenRun, FallenTool, Processes, Receipt, Totals, summed
 from interlock.processes.base import UNSEEN, Containment, Grade
 from interlock.runtime.clock import Clock
+from interlock.runtime.flag import Flag
 from interlock.runtime.live import Body, LiveRun, ToolCall
 from interlock.runtime.outlet import Feed
 from interlock.runtime.registry import Registry, Session
@@ -90,9 +90,9 @@ class Fall:
         self.fenced_at, self._fenced_mono = clock.wall(), clock.now()
         self.ended_at: float | None = None
         self.drained_at: float | None = None
-        self.ended = asyncio.Event()
-        self.drained = asyncio.Event()
-        self.kept = asyncio.Event()  # set when the endings are in the store
+        self.ended = Flag()
+        self.drained = Flag()
+        self.kept = Flag()  # set when the endings are in the store
         # The sessions with a run in this fall on which the inbox had decided before the run fell.
         self._decided: set[SessionId] = set()
         self._registry = registry

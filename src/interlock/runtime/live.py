@@ -39,6 +39,7 @@ from interlock.core.names import (
 )
 from interlock.core.outcome import Limit, Outcome
 from interlock.core.receipt import Receipt
+from interlock.runtime.flag import Flag, Happening
 
 if TYPE_CHECKING:
     from interlock.processes.base import Containment, Grade, Worker
@@ -59,7 +60,11 @@ class Body(Protocol):
     # Seconds that the tool asked for to clean up.
     grace: float
     state: BodyState
-    done: asyncio.Event
+
+    @property
+    def done(self) -> Happening:
+        """Set when the code is over."""
+        ...
 
     def cut(self) -> None:
         """Ask the code to end: one cancel, so that it may clean up."""
@@ -81,8 +86,8 @@ class Falling(Protocol):
     by: Principal | None
     runs: list[LiveRun]
     resets: list[Session]
-    ended: asyncio.Event
-    drained: asyncio.Event
+    ended: Flag
+    drained: Flag
     durable: bool
 
     @property
@@ -219,12 +224,12 @@ class Question:
         self.answer: bool | str | None = None
         self.by: Principal | None = None
         # Present while an answer is being committed; set when the store has answered.
-        self.answering: asyncio.Event | None = None
+        self.answering: Flag | None = None
         self.timer: asyncio.TimerHandle | None = None
         # Both on the wall clock.
         self.asked_at: float | None = None
         self.expires_at: float | None = None
-        self.done = asyncio.Event()
+        self.done = Flag()
 
     def close(self, state: QuestionState) -> None:
         """Close the question, once, and wake the run that waits for it."""
@@ -439,13 +444,13 @@ class LiveRun:
         self.outcome: Outcome | None = None
         self.fall: Falling | None = None
         # Set when the message is the first in its session's line.
-        self.turn: asyncio.Event | None = None
+        self.turn: Flag | None = None
         # Set when the sender may be answered.
-        self.acked = asyncio.Event()
+        self.acked = Flag()
         # Set when the run is seated or has ended.
-        self.called = asyncio.Event()
+        self.called = Flag()
         # Set when the outcome is public.
-        self.ended = asyncio.Event()
+        self.ended = Flag()
 
     @property
     def fallen(self) -> bool:
