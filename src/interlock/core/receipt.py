@@ -15,7 +15,7 @@
    the other run. Only detached processes that a stop ended belong to no run: they count in the whole receipt alone.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -123,11 +123,15 @@ def summed(receipt: Receipt, runs: Iterable[FallenRun], tools: Iterable[FallenTo
     for run in fallen:
         for effect, count in run.refused.items():
             refused[effect] = refused.get(effect, 0) + count
+    # Most falls are of one run, whose totals are the sum.
+    total = parts[0] if len(parts) == 1 else _sum(parts)
     return msgspec.structs.replace(
-        receipt,
-        runs=fallen,
-        tools=tuple(tools),
-        refused=refused,
+        receipt, runs=fallen, tools=tuple(tools), refused=refused, **msgspec.structs.asdict(total)
+    )
+
+
+def _sum(parts: Sequence[Totals]) -> Totals:
+    return Totals(
         grade=min((each.grade for each in parts if each.grade in GRADES), key=GRADES.index, default="inline"),
         unseen=tuple(dict.fromkeys(missed for each in parts for missed in each.unseen)),
         processes=Processes(

@@ -43,7 +43,7 @@ from interlock.core.names import (
 )
 from interlock.core.outcome import Cause, Outcome, cause_of, passed_limit, settle
 from interlock.core.projection import tool_words
-from interlock.core.receipt import GRADES, FallenRun, FallenTool, Processes, Receipt, Totals, summed
+from interlock.core.receipt import GRADES, FallenRun, FallenTool, Processes, Receipt, Totals, shown, summed
 from interlock.processes.base import UNSEEN, Containment, Grade
 from interlock.runtime.clock import Clock
 from interlock.runtime.flag import Flag
@@ -59,6 +59,17 @@ log = logging.getLogger("interlock")
 
 WITH_PARENT = Cause(ending=Ending.PARENT_ENDED)
 BY_ITS_LIMIT = Cause(ending=Ending.PARENT_ENDED, limit_of=LimitOf.PARENT)
+NOTHING = Totals()
+
+
+class Closed(msgspec.Struct, frozen=True, gc=False):
+    """What the fall of one run found open and closed."""
+
+    blocks: tuple[str, ...]  # the blocks that complete its reply
+    void: tuple[QuestionId, ...]  # the questions that were open
+    holds: int  # the named holds that it keeps until it is drained
+    queued: bool  # a message without a seat that ended early
+    decided: bool  # the inbox had decided on the message
 
 
 class Fall:
@@ -70,9 +81,7 @@ class Fall:
         self.by = by
         self.cause: Cause | None = None
         self.runs: list[LiveRun] = []
-        self.closing: dict[RunId, tuple[str, ...]] = {}  # by run: the blocks that complete its reply
-        self.void: dict[RunId, tuple[QuestionId, ...]] = {}  # by run: the questions that were open when it fell
-        self.held: dict[RunId, int] = {}  # by run: the named holds that it keeps until it is drained
+        self.closed: dict[RunId, Closed] = {}
         self.swept: list[Running] = []  # detached processes that a stop of their session ended
         self.resets: list[Session] = []  # sessions whose transcripts begin anew after this fall
         # The keys of runs that fell before their ack. They are stored with the endings, so that a sender who tries
@@ -84,7 +93,6 @@ class Fall:
         # The message that takes over, if that is the cause. The Decision of this fall admits it.
         self.successor: LiveRun | None = None
         self.stops: tuple[StopKey, ...] = ()  # the key of the stop that made this fall, stored with what it ended
-        self.queued: set[RunId] = set()  # messages without a seat that this fall ended early
         self.durable = True
         self.drain = Drain.PENDING
         self.fenced_at, self._fenced_mono = clock.wall(), clock.now()
@@ -93,8 +101,7 @@ class Fall:
         self.ended = Flag()
         self.drained = Flag()
         self.kept = Flag()  # set when the endings are in the store
-        # The sessions with a run in this fall on which the inbox had decided before the run fell.
-        self._decided: set[SessionId] = set()
+        self._recorded: Receipt | None = None  # the receipt as it was last built
         self._registry = registry
         self._feed = feed
         self._clock = clock
@@ -129,12 +136,10 @@ class Fall:
         # this step.
         run.fence.fall(settled)
         self.cause = self.cause or settled
-        if run.state is not State.ARRIVING:
-            self._decided.add(run.session.id)
+        decided = run.state is not State.ARRIVING
         # Count the waiting messages that this fall ends early. A note also ends while it is queued, but as completed,
         # so it is not counted.
-        if settled.early and run.parent is None and run.state in (State.ARRIVING, State.QUEUED):
-            self.queued.add(run.id)
+        queued = settled.early and run.parent is None and run.state in (State.ARRIVING, State.QUEUED)
         run.move(Move.END)
         run.fall = self
         # True if the run was never seated and the store has no row of its session. The text of such a run is shown to
@@ -149,13 +154,13 @@ class Fall:
         self._registry.unlink(run)
         self._before_parent(run)
         self._disarm(run)
-        self.void[run.id] = self._void_questions(run)
-        self.held[run.id] = self._registry.holds.fall(run)
+        void = self._void_questions(run)
+        holds = self._registry.holds.fall(run)
         # Deltas that no watcher has read leave every buffer now; otherwise they would arrive after the ack of the stop
         # (races 9 and 10).
         if settled.early:
             self._feed.drop(run)
-        self.closing[run.id] = self._close_reply(run, settled, closing)
+        self.closed[run.id] = Closed(self._close_reply(run, settled, closing), void, holds, queued, decided)
         self._close_calls(run)
         run.outcome = self._outcome(run, settled)
         if not run.acked.is_set() and (key := run.key_row()) is not None:
@@ -308,8 +313,10 @@ class Fall:
     @property
     def sessions(self) -> list[Session]:
         """The sessions that this fall touches: its own, those of fallen children, and the homes of detached ones."""
-        homes = [run.home for run in self.runs if run.detached]
-        return list(dict.fromkeys([self.session, *(run.session for run in self.runs), *homes]))
+        touched = {self.session: None}
+        touched.update((run.session, None) for run in self.runs)
+        touched.update((run.home, None) for run in self.runs if run.detached)
+        return list(touched)
 
     def seat_next(self) -> None:
         """Give each free seat to the first message that waits for it, in the same step."""
@@ -327,18 +334,20 @@ class Fall:
         if run is self.runs[0]:
             self.cause = cause_of(found)
         run.outcome = found
+        self._recorded = None
 
     # The Decision, the terminal events and the receipt
 
     def decision(self) -> Decision:
         """Return this fall as one transaction."""
+        decided = {run.session.id for run in self.runs if self.closed[run.id].decided}
         sessions: dict[SessionId, SessionRow] = {}
         for run in self.runs:
             # If the store does not know the session yet, write its row only if the inbox has decided on one of its
             # messages. The sender of that message was told of a run and owns the session. A message that was stopped
             # before the inbox decided on it must not create the session: its sender could still be refused, and would
             # own the session nevertheless.
-            founded = run.session.stored or run.session.id in self._decided
+            founded = run.session.stored or run.session.id in decided
             if run.session.owner is not None and founded:
                 sessions[run.session.id] = self._registry.session_row(run.session)
         return Decision(
@@ -349,7 +358,7 @@ class Fall:
             stops=self.stops,
             tools=tuple(row for run in self.runs for row in _tool_rows(run)),
             questions=tuple(row for run in self.runs for row in _closed_rows(run)),
-            receipts=(self.receipt(),),
+            receipts=(self.record(),),
             aliases=tuple((part.id, run.id) for run in self.runs for part in run.absorbed or ()),
         )
 
@@ -368,7 +377,7 @@ class Fall:
             outcome=run.outcome,
             cut=self.cut_text(run),
             tools=tuple(_without_results(run, run.outcome)),
-            void=self.void[run.id],
+            void=self.closed[run.id].void,
             children=tuple(self._children_of(run)),
         )
 
@@ -387,14 +396,13 @@ class Fall:
         assert run.outcome is not None
         return msgspec.structs.replace(run.outcome, drained=self.drained.is_set(), durable=self.durable)
 
-    def receipt(
-        self, *, aborted: bool = False, already: Ending | None = None, runs: Sequence[LiveRun] | None = None
-    ) -> Receipt:
-        """Return the receipt as it stands now; where `runs` are given, the part about these alone."""
+    def record(self) -> Receipt:
+        """Build the receipt from the facts as they are now.
+
+        A fall is recorded at t0 and when it is drained. Between the two only `publish` changes what the receipt says,
+        unless a caller asks. From t3 on the receipt is what was published and stored.
+        """
         assert self.cause is not None
-        about = self.runs if runs is None else runs
-        # The detached processes that a stop ended belong to none of its runs.
-        beside = [_totals([each.containment for each in self.swept])] if len(about) == len(self.runs) else []
         head = Receipt(
             id=self.id,
             session=self.session.id,
@@ -405,11 +413,31 @@ class Fall:
             drained_at=self.drained_at,
             drain=self.drain,
             durable=self.durable,
-            aborted=aborted,
-            already=already,
         )
-        tools = tuple(tool for run in about for tool in _listed(run))[:TOOLS_LISTED]
-        return summed(head, (self._fallen(run) for run in about), tools, *beside)
+        tools = tuple(tool for run in self.runs for tool in _listed(run))[:TOOLS_LISTED]
+        # The detached processes that a stop ended belong to none of its runs.
+        beside = (_totals([each.containment for each in self.swept]),) if self.swept else ()
+        self._recorded = summed(head, [self._fallen(run) for run in self.runs], tools, *beside)
+        return self._recorded
+
+    def publish(self, *, durable: bool) -> None:
+        """Note that the endings are public now, and whether the store has them."""
+        self.durable = durable
+        self.ended_at = self.stamp()
+        for run in self.runs:
+            assert run.outcome is not None
+            run.outcome = msgspec.structs.replace(run.outcome, durable=durable)
+        if self._recorded is not None:
+            self._recorded = msgspec.structs.replace(self._recorded, ended_at=self.ended_at) if durable else None
+
+    def receipt(
+        self, *, aborted: bool = False, already: Ending | None = None, runs: Sequence[LiveRun] | None = None
+    ) -> Receipt:
+        """Return the receipt as it was last recorded; where `runs` are given, the part about these alone."""
+        whole = self._recorded or self.record()
+        part = whole if runs is None else shown(whole, [run.id for run in runs])
+        told = aborted or already is not None
+        return msgspec.structs.replace(part, aborted=aborted, already=already) if told else part
 
     def _fallen(self, run: LiveRun) -> FallenRun:
         refused = dict(run.fence.refused or {})
@@ -418,25 +446,23 @@ class Fall:
         )
 
     def _totals_of(self, run: LiveRun) -> Totals:
-        holding = held_by(run)
-        detached = 0
-        grades: list[Grade] = []
+        held, processes, closed = NOTHING, NOTHING.processes, self.closed[run.id]
         if run.kept is not None:
-            detached = sum(
-                each.order.detached and each not in self.swept and each.containment not in holding
-                for each in run.kept.running
-            )
-            grades = [] if run.kept.grade is None else [run.kept.grade]
-        held = _totals(holding, grades)
-        return msgspec.structs.replace(
-            held,
-            processes=msgspec.structs.replace(held.processes, detached=detached),
+            holding = run.kept.containments
+            held = _totals(holding, () if run.kept.grade is None else (run.kept.grade,))
+            left = (each for each in run.kept.running if each.order.detached and each not in self.swept)
+            detached = sum(each.containment not in holding for each in left)
+            processes = msgspec.structs.replace(held.processes, detached=detached)
+        return Totals(
+            grade=held.grade,
+            unseen=held.unseen,
+            processes=processes,
             host=run.host,
-            kept=tuple(run.kept_with_host),
-            questions=len(self.void[run.id]),
-            queued=int(run.id in self.queued),
-            holds=self.held[run.id],
-            unconfirmed=(*held.unconfirmed, *dict.fromkeys(body.name for body in _abandoned([run]))),
+            kept=run.kept_with_host,
+            questions=len(closed.void),
+            queued=int(closed.queued),
+            holds=closed.holds,
+            unconfirmed=tuple(dict.fromkeys([*held.unconfirmed, *(body.name for body in _abandoned(run))])),
         )
 
 
@@ -495,20 +521,19 @@ def _with_children(runs: Sequence[LiveRun]) -> Iterator[LiveRun]:
         rest += [child for earlier in run.child_falls or () for child in earlier.runs]
 
 
-def _abandoned(runs: Sequence[LiveRun]) -> Iterator[Body]:
-    """Yield the abandoned bodies of these runs.
+def _abandoned(run: LiveRun) -> Iterator[Body]:
+    """Yield the abandoned bodies of a run.
 
     For a child that ended before its parent, yield only bodies that were dropped or still run. The child's own receipt
     named its other bodies as abandoned, but control has seen them end since.
     """
-    for run in runs:
-        for body in run.bodies or ():
-            if body.state is BodyState.ABANDONED:
-                yield body
-        for fall in run.child_falls or ():
-            below = (body for child in _with_children(fall.runs) for body in child.bodies or ())
-            given_up = (body for body in below if body.state is BodyState.ABANDONED)
-            yield from (body for body in given_up if was_dropped(body) or not body.done.is_set())
+    for body in run.bodies or ():
+        if body.state is BodyState.ABANDONED:
+            yield body
+    for fall in run.child_falls or ():
+        below = (body for child in _with_children(fall.runs) for body in child.bodies or ())
+        given_up = (body for body in below if body.state is BodyState.ABANDONED)
+        yield from (body for body in given_up if was_dropped(body) or not body.done.is_set())
 
 
 def was_dropped(body: Body) -> bool:

@@ -266,8 +266,8 @@ class Strangers:
 
     def _end(self, state: BodyState) -> None:
         self.state = state
-        # Free the references: a thread that has ended must not stay in memory.
-        self._before = frozenset()
+        # Free the references: a thread that has ended must not stay in memory, and the list of bodies holds this one.
+        self._before, self._running = frozenset(), []
         self.done.set()
 
 

@@ -104,10 +104,14 @@ class Falling(Protocol):
         """Return a run's outcome, with `durable` and `drained` as they are now."""
         ...
 
+    def record(self) -> Receipt:
+        """Build the receipt from the facts as they are now."""
+        ...
+
     def receipt(
         self, *, aborted: bool = False, already: Ending | None = None, runs: Sequence[LiveRun] | None = None
     ) -> Receipt:
-        """Return the receipt as it stands now; with `runs`, of these runs only."""
+        """Return the receipt as it was last recorded; with `runs`, of these runs only."""
         ...
 
 
@@ -442,6 +446,7 @@ class LiveRun:
         self.refusal_budget = 0
         # Settled at t0, published at t1.
         self.outcome: Outcome | None = None
+        # Present from the fall until the run leaves memory.
         self.fall: Falling | None = None
         # Set when the message is the first in its session's line.
         self.turn: Flag | None = None
@@ -504,6 +509,11 @@ class LiveRun:
         while run.alias is not None:
             run = run.alias
         return run
+
+    @property
+    def outcome_now(self) -> Outcome | None:
+        """The outcome, with `drained` and `durable` as they are now; None while the run has none."""
+        return self.outcome if self.fall is None else self.fall.told(self)
 
     @property
     def body_state(self) -> BodyState:

@@ -277,6 +277,8 @@ class Stopping:
         """
         by, now, until = call.by, self._clock.wall(), self._until()
         ended = self._just_ended(session, by)
+        # The run may leave memory while the store is awaited, and with it its fall.
+        fall = None if ended is None else ended.fall
         last = session.previous if self._may_stop_session(by, session) else None
         already = last.ending if last is not None else None
         kept = self._note(call, now, ended=ended, already=already)
@@ -285,8 +287,8 @@ class Stopping:
             self._registry.generations.rise(session.id)
             durable = await self._keep(Decision(sessions=(self._registry.session_row(session),)), until)
         durable = durable and (kept is None or await self._soon(kept, until) is not None)
-        if ended is not None and ended.fall is not None:
-            return await self._same_again(ended.fall, ended, by)
+        if ended is not None and fall is not None:
+            return await self._same_again(fall, ended, by)
         return nothing(session=session.id, by=by, now=now, already=already, durable=durable)
 
     def _just_ended(self, session: Session, by: Principal) -> LiveRun | None:
