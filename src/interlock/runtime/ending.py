@@ -61,6 +61,9 @@ class Endings:
         self._clock = clock
         self._settings = settings
         self.report: Reporter = lambda fall: None
+        # Drained falls whose completed receipts are not stored yet.
+        self._complete: list[Fall] = []
+        self._storing = False
 
     # t0: synchronous
 
@@ -114,10 +117,23 @@ class Endings:
         await self._aftermath(fall)
 
     async def _aftermath(self, fall: Fall) -> None:
-        """Store the completed receipt, and let the fall and its runs leave memory."""
+        """Have the completed receipt stored; then the fall and its runs leave memory."""
         await fall.kept.wait()
-        await self.keep(lambda: Decision(receipts=(fall.receipt(),)))
-        self._retire(fall)
+        self._complete.append(fall)
+        if not self._storing:
+            self._storing = self._crew.start(self._store_receipts(), name="receipts") is not None
+
+    async def _store_receipts(self) -> None:
+        """Store the completed receipts, as many in one Decision as have come together."""
+        try:
+            while self._complete:
+                falls = list(self._complete)
+                await self.keep(Decision(receipts=tuple(fall.receipt() for fall in falls)))
+                del self._complete[: len(falls)]
+                for fall in falls:
+                    self._retire(fall)
+        finally:
+            self._storing = False
 
     async def _end_and_drain(self, fall: Fall, ticket: Ticket) -> None:
         verdict = await self._commit(fall, ticket)
@@ -334,13 +350,13 @@ class Endings:
     ) -> None:
         try:
             if not await committed(self._store, ticket, self._settings.commit_seconds):
-                await self.keep(lambda: decision)
+                await self.keep(decision)
         finally:
             pin.__exit__(None, None, None)
 
-    async def keep(self, decision: Callable[[], Decision]) -> None:
+    async def keep(self, decision: Decision) -> None:
         """Hand a decision to the store again and again until it is committed."""
-        while not await committed(self._store, self._store.decide(decision()), self._settings.commit_seconds):
+        while not await committed(self._store, self._store.decide(decision), self._settings.commit_seconds):
             await anyio.sleep(self._settings.retry_seconds)
 
 

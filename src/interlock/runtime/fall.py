@@ -313,6 +313,8 @@ class Fall:
     @property
     def sessions(self) -> list[Session]:
         """The sessions that this fall touches: its own, those of fallen children, and the homes of detached ones."""
+        if len(self.runs) == 1 and self.runs[0].session is self.session and not self.runs[0].detached:
+            return [self.session]
         touched = {self.session: None}
         touched.update((run.session, None) for run in self.runs)
         touched.update((run.home, None) for run in self.runs if run.detached)

@@ -457,7 +457,7 @@ class Stopping:
             return False
         if await self._soon(self._store.decide(decision), until) is not None:
             return True
-        self._crew.start(self._endings.keep(lambda: decision), name="keep what a stop decided")
+        self._crew.start(self._endings.keep(decision), name="keep what a stop decided")
         return False
 
     async def _soon(self, asked: Awaitable[T], until: float) -> T | None:
