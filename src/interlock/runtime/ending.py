@@ -154,6 +154,9 @@ class Endings:
         for run in fall.runs:
             # A run that has left memory does not refer to its fall: the two would be a cycle, left to the collector.
             run.outcome, run.fall = fall.told(run), None
+            # The receipt of a parent still names the bodies of its children.
+            if run.parent is None:
+                run.bodies = run.hear_out = None
             self._registry.retire(run)
         if fall.successor is not None:
             fall.successor.took = None

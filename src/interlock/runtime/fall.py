@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -451,10 +452,10 @@ class Fall:
         held, processes, closed = NOTHING, NOTHING.processes, self.closed[run.id]
         if run.kept is not None:
             holding = run.kept.containments
-            held = _totals(holding, () if run.kept.grade is None else (run.kept.grade,))
+            held = _totals(holding, run.kept.grade) if holding else _totals_of_grade(run.kept.grade)
             left = (each for each in run.kept.running if each.order.detached and each not in self.swept)
             detached = sum(each.containment not in holding for each in left)
-            processes = msgspec.structs.replace(held.processes, detached=detached)
+            processes = msgspec.structs.replace(held.processes, detached=detached) if detached else held.processes
         return Totals(
             grade=held.grade,
             unseen=held.unseen,
@@ -468,15 +469,20 @@ class Fall:
         )
 
 
-def _totals(holding: Sequence[Containment], more: Sequence[Grade] = ()) -> Totals:
-    """Return what containments add to a receipt; `more` are grades of containments that are over."""
-    grades = [*(each.grade for each in holding), *more]
+def _totals(holding: Sequence[Containment], more: Grade | None = None) -> Totals:
+    """Return what containments add to a receipt; `more` is the grade of containments that are over."""
+    grades = [*(each.grade for each in holding), *(() if more is None else (more,))]
     return Totals(
         grade=min(grades, key=GRADES.index, default="inline"),
         unseen=tuple(dict.fromkeys(missed for grade in grades for missed in UNSEEN[grade])),
         processes=Processes(ended=sum(each.ended for each in holding), stuck=sum(len(each.stuck) for each in holding)),
         unconfirmed=tuple(each.name for each in holding if each.state is BodyState.ABANDONED),
     )
+
+
+@cache
+def _totals_of_grade(grade: Grade | None) -> Totals:
+    return _totals((), grade)
 
 
 def seat_next(registry: Registry, session: Session) -> LiveRun | None:
