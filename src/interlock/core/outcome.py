@@ -101,7 +101,8 @@ def returned_at(told: float, *, heard: float, now: float) -> float:
 
 def passed_limit(now: float, limits: Iterable[Limit]) -> Limit | None:
     """Return the earliest of the limits that have passed, or None."""
-    return min((limit for limit in limits if now >= limit.at), key=lambda limit: limit.at, default=None)
+    passed = [limit for limit in limits if now >= limit.at]
+    return min(passed, key=lambda limit: limit.at) if passed else None
 
 
 def settle(cause: Cause, *, now: float, limits: Iterable[Limit] = (), phase: str | None = None) -> Cause:

@@ -30,7 +30,8 @@ from interlock.core.outcome import Cause
 from interlock.core.receipt import split
 from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
-from interlock.runtime.fall import Fall, was_dropped
+from interlock.runtime.fall import Fall
+from interlock.runtime.fallen import was_dropped
 from interlock.runtime.flag import Happening
 from interlock.runtime.live import Body, Falling, LiveRun, delegated
 from interlock.runtime.outlet import Feed, Outlet
@@ -173,9 +174,8 @@ class Endings:
         """
         until = self._clock.now() + self._settings.commit_seconds
         verdict = None
-        if await ticket.within(self._settings.commit_seconds):
-            with contextlib.suppress(StoreFailed):
-                verdict = await ticket
+        if await ticket.within(self._settings.commit_seconds) and ticket.inside:
+            verdict = await ticket
         # The store soon says whether it has the newer message. If not, the ending must not name that message as
         # successor.
         if verdict is None and fall.successor is not None:

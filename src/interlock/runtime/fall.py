@@ -19,17 +19,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from interlock.core.decision import Decision, KeyRow, QuestionRow, RunRow, SessionRow, StopKey, ToolRow
+from interlock.core.decision import Decision, KeyRow, RunRow, SessionRow, StopKey
 from interlock.core.events import ChildEnd, Ended, Tool
 from interlock.core.lifecycle import Move, State, may
 from interlock.core.names import (
-    BodyState,
     CallId,
     Drain,
     Ending,
@@ -44,11 +42,23 @@ from interlock.core.names import (
 )
 from interlock.core.outcome import Cause, Outcome, cause_of, passed_limit, settle
 from interlock.core.projection import tool_words
-from interlock.core.receipt import GRADES, FallenRun, FallenTool, Processes, Receipt, Totals, shown, summed
-from interlock.processes.base import UNSEEN, Containment, Grade
+from interlock.core.receipt import Receipt, shown, summed
+from interlock.processes.base import Containment
 from interlock.runtime.clock import Clock
+from interlock.runtime.fallen import (
+    Closed,
+    begun,
+    closed_rows,
+    fallen,
+    held_by,
+    listed,
+    names_of,
+    tool_rows,
+    totals,
+    with_children,
+)
 from interlock.runtime.flag import Flag
-from interlock.runtime.live import Body, LiveRun, ToolCall
+from interlock.runtime.live import Body, LiveRun
 from interlock.runtime.outlet import Feed
 from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import REFUSALS, TOOLS_LISTED
@@ -60,17 +70,6 @@ log = logging.getLogger("interlock")
 
 WITH_PARENT = Cause(ending=Ending.PARENT_ENDED)
 BY_ITS_LIMIT = Cause(ending=Ending.PARENT_ENDED, limit_of=LimitOf.PARENT)
-NOTHING = Totals()
-
-
-class Closed(msgspec.Struct, frozen=True, gc=False):
-    """What the fall of one run found open and closed."""
-
-    blocks: tuple[str, ...]  # the blocks that complete its reply
-    void: tuple[QuestionId, ...]  # the questions that were open
-    holds: int  # the named holds that it keeps until it is drained
-    queued: bool  # a message without a seat that ended early
-    decided: bool  # the inbox had decided on the message
 
 
 class Fall:
@@ -258,7 +257,7 @@ class Fall:
             hidden=cause.hidden,
             typed=cause.typed,
             born_stopped=cause.born_stopped,
-            tools=_names(undone, _begun(run)) if cause.hidden else undone if run.started_at is None else (),
+            tools=names_of(undone, begun(run)) if cause.hidden else undone if run.started_at is None else (),
             started_at=run.started_at,
             ended_at=self.fenced_at,
         )
@@ -303,13 +302,13 @@ class Fall:
 
         `swept` are the detached processes that this fall ended.
         """
-        of_runs = [containment for run in _with_children(self.runs) for containment in held_by(run)]
+        of_runs = [containment for run in with_children(self.runs) for containment in held_by(run)]
         return [*of_runs, *(process.containment for process in self.swept)]
 
     @property
     def bodies(self) -> list[Body]:
         """The bodies of these runs, and of their children that fell before them."""
-        return [body for run in _with_children(self.runs) for body in run.bodies or ()]
+        return [body for run in with_children(self.runs) for body in run.bodies or ()]
 
     @property
     def sessions(self) -> list[Session]:
@@ -359,8 +358,8 @@ class Fall:
             endings=tuple(self._row(run) for run in self.runs),
             keys=(*self.keys, *(key for report in self.reports if (key := report.key_row()) is not None)),
             stops=self.stops,
-            tools=tuple(row for run in self.runs for row in _tool_rows(run)),
-            questions=tuple(row for run in self.runs for row in _closed_rows(run)),
+            tools=tuple(row for run in self.runs for row in tool_rows(run)),
+            questions=tuple(row for run in self.runs for row in closed_rows(run)),
             receipts=(self.record(),),
             aliases=tuple((part.id, run.id) for run in self.runs for part in run.absorbed or ()),
         )
@@ -417,10 +416,11 @@ class Fall:
             drain=self.drain,
             durable=self.durable,
         )
-        tools = tuple(tool for run in self.runs for tool in _listed(run))[:TOOLS_LISTED]
+        runs = [fallen(run, self.told(run), self.closed[run.id], self.swept) for run in self.runs]
+        tools = tuple(tool for run in self.runs for tool in listed(run))[:TOOLS_LISTED]
         # The detached processes that a stop ended belong to none of its runs.
-        beside = (_totals([each.containment for each in self.swept]),) if self.swept else ()
-        self._recorded = summed(head, [self._fallen(run) for run in self.runs], tools, *beside)
+        beside = (totals([each.containment for each in self.swept]),) if self.swept else ()
+        self._recorded = summed(head, runs, tools, *beside)
         return self._recorded
 
     def publish(self, *, durable: bool) -> None:
@@ -441,48 +441,6 @@ class Fall:
         part = whole if runs is None else shown(whole, [run.id for run in runs])
         told = aborted or already is not None
         return msgspec.structs.replace(part, aborted=aborted, already=already) if told else part
-
-    def _fallen(self, run: LiveRun) -> FallenRun:
-        refused = dict(run.fence.refused or {})
-        return FallenRun(
-            id=run.id, outcome=self.told(run), body=run.body_state, refused=refused, totals=self._totals_of(run)
-        )
-
-    def _totals_of(self, run: LiveRun) -> Totals:
-        held, processes, closed = NOTHING, NOTHING.processes, self.closed[run.id]
-        if run.kept is not None:
-            holding = run.kept.containments
-            held = _totals(holding, run.kept.grade) if holding else _totals_of_grade(run.kept.grade)
-            left = (each for each in run.kept.running if each.order.detached and each not in self.swept)
-            detached = sum(each.containment not in holding for each in left)
-            processes = msgspec.structs.replace(held.processes, detached=detached) if detached else held.processes
-        return Totals(
-            grade=held.grade,
-            unseen=held.unseen,
-            processes=processes,
-            host=run.host,
-            kept=run.kept_with_host,
-            questions=len(closed.void),
-            queued=int(closed.queued),
-            holds=closed.holds,
-            unconfirmed=tuple(dict.fromkeys([*held.unconfirmed, *(body.name for body in _abandoned(run))])),
-        )
-
-
-def _totals(holding: Sequence[Containment], more: Grade | None = None) -> Totals:
-    """Return what containments add to a receipt; `more` is the grade of containments that are over."""
-    grades = [*(each.grade for each in holding), *(() if more is None else (more,))]
-    return Totals(
-        grade=min(grades, key=GRADES.index, default="inline"),
-        unseen=tuple(dict.fromkeys(missed for grade in grades for missed in UNSEEN[grade])),
-        processes=Processes(ended=sum(each.ended for each in holding), stuck=sum(len(each.stuck) for each in holding)),
-        unconfirmed=tuple(each.name for each in holding if each.state is BodyState.ABANDONED),
-    )
-
-
-@cache
-def _totals_of_grade(grade: Grade | None) -> Totals:
-    return _totals((), grade)
 
 
 def seat_next(registry: Registry, session: Session) -> LiveRun | None:
@@ -510,79 +468,3 @@ def without_result(call_id: CallId, name: str, state: ToolState, outcome: Outcom
 def _without_results(run: LiveRun, outcome: Outcome) -> Iterator[Tool]:
     for call in (run.calls or {}).values():
         yield without_result(call.id, call.name, call.state, outcome)
-
-
-def held_by(run: LiveRun) -> list[Containment]:
-    """Return the containments of a run."""
-    return [] if run.kept is None else run.kept.containments
-
-
-def _with_children(runs: Sequence[LiveRun]) -> Iterator[LiveRun]:
-    """Yield the runs, and the children that fell before them and may not be drained yet.
-
-    A parent is drained only when these children are.
-    """
-    rest = list(reversed(runs))
-    while rest:
-        run = rest.pop()
-        yield run
-        rest += [child for earlier in run.child_falls or () for child in earlier.runs]
-
-
-def _abandoned(run: LiveRun) -> Iterator[Body]:
-    """Yield the abandoned bodies of a run.
-
-    For a child that ended before its parent, yield only bodies that were dropped or still run. The child's own receipt
-    named its other bodies as abandoned, but control has seen them end since.
-    """
-    for body in run.bodies or ():
-        if body.state is BodyState.ABANDONED:
-            yield body
-    for fall in run.child_falls or ():
-        below = (body for child in _with_children(fall.runs) for body in child.bodies or ())
-        given_up = (body for body in below if body.state is BodyState.ABANDONED)
-        yield from (body for body in given_up if was_dropped(body) or not body.done.is_set())
-
-
-def was_dropped(body: Body) -> bool:
-    """Return whether a body counts as over only because it is never resumed; control did not see it end."""
-    return body.state is BodyState.ABANDONED and getattr(body, "dropped", False)
-
-
-def _listed(run: LiveRun) -> list[FallenTool]:
-    """Return the calls that a receipt names: the open ones first, then the latest that finished."""
-    calls: list[ToolCall] = [*(run.calls or {}).values(), *(run.finished or ())]
-    return [FallenTool(name=call.name, state=call.state, run_id=run.id) for call in calls]
-
-
-def _begun(run: LiveRun) -> dict[str, None]:
-    """Return the names of the tools whose bodies began, in a run and in its children that are not detached.
-
-    The effects of these tools remain.
-    """
-    names = dict(run.begun or {})
-    for child in (run.children or {}).values():
-        if not child.detached:
-            names.update(_begun(child))
-    return names
-
-
-def _names(*groups: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for group in groups for name in group))[:TOOLS_LISTED]
-
-
-def _closed_rows(run: LiveRun) -> list[QuestionRow]:
-    """Return the rows of the questions without an answer.
-
-    Questions that were closed before the fall are among them: control did not wait for that write, and it may have
-    failed.
-    """
-    questions = (run.questions or {}).values()
-    return [question.row() for question in questions if question.state is not QuestionState.ANSWERED]
-
-
-def _tool_rows(run: LiveRun) -> list[ToolRow]:
-    return [
-        ToolRow(call_id=call.id, run_id=run.id, name=call.name, arguments=call.arguments, state=call.state)
-        for call in (run.calls or {}).values()
-    ]
