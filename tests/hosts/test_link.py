@@ -250,6 +250,8 @@ class Place:
         assert host == self._played.pid
         return {}
 
+    glimpse = company
+
     def cut(self) -> None:
         """Report this containment empty in a moment."""
         if self.state is BodyState.RUNNING:

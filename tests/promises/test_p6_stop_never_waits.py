@@ -154,9 +154,14 @@ def test_a_stop_behind_a_message_that_cannot_be_committed(fault: str) -> None:
             await control.wait((await control.send("s", "first")).run_id)
             await asyncio.sleep(0.1)
             setattr(store.faults, fault, True)
-            sending = asyncio.create_task(swallowed(control.send("s", "second")))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            arrived = asyncio.Event()
+
+            async def send() -> None:
+                arrived.set()
+                await swallowed(control.send("s", "second"))
+
+            sending = asyncio.create_task(send())
+            await arrived.wait()
             async with in_time(2 * BOUND):
                 await control.stop(session="s")
             store.resume()

@@ -432,9 +432,10 @@ def test_a_question_after_the_fall_is_refused(end: str) -> None:
             await control.wait(sent.run_id, drained=True)
             with raises(Stale, "question refused"):  # `open` itself checks, whoever calls
                 control._approvals.open(live, "Deploy?", None, None)
-            receipt = live.fall.receipt() if live.fall is not None else None
-            assert receipt is not None
-            assert receipt.refused == {Effect.QUESTION: 3, Effect.TOOL: 1, Effect.FINAL: 1}
+            assert live.fence.refused == {Effect.QUESTION: 3, Effect.TOOL: 1, Effect.FINAL: 1}
+            receipt = await control.receipt(sent.run_id)
+            # The receipt was complete before the last question.
+            assert receipt.refused == {Effect.QUESTION: 2, Effect.TOOL: 1, Effect.FINAL: 1}
             assert receipt.questions == 0
             assert await asked_states(control) == []
             assert (store._questions, control._registry.questions) == ({}, {})

@@ -574,9 +574,10 @@ def test_a_turn_between_a_reset_and_its_telling_is_previous_also_later() -> None
         store = MemoryStore(latency_seconds=0.05)
         async with open_control(agent, store=store, settings=QUICK) as control:
             await control.wait((await control.send("s", "one")).run_id)
-            await control.send("s", "wait")
+            first = control._registry.runs[(await control.send("s", "wait")).run_id]
             reset = asyncio.create_task(control.reset("s"))
-            await asyncio.sleep(0)
+            while not first.fallen:
+                await asyncio.sleep(0)
             second = asyncio.create_task(control.send("s", "wait too"))
             await asyncio.sleep(0.01)
             await control.stop(session="s")

@@ -5,6 +5,9 @@ is written where the store has none or `lost`, a generation only rises. `tools`,
 `rises` are written without a condition. A second write of the same value changes nothing, and a second rise of a
 generation does no harm, since generations may have holes. So a Decision may be handed to the store twice, and the store
 may take it although an earlier Decision never arrived.
+
+Facts are trees of values that are frozen when they are made, so none can be part of a cycle. They are declared with
+`gc=False`: otherwise each collection would walk through every row, event and receipt in memory.
 """
 
 import msgspec
@@ -30,7 +33,7 @@ from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 
 
-class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
+class SessionRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the store keeps of a session. `shares` are filled in on reading; a Decision writes them as `ShareRow`s."""
 
     id: SessionId
@@ -47,7 +50,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     shares: dict[Principal, May] = {}
 
 
-class ShareRow(msgspec.Struct, frozen=True, kw_only=True):
+class ShareRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A principal's share of a session from position `at` on; `may` is None where the share was taken back.
 
     The row with the highest `at` counts, so a late write of an earlier share cannot undo a later one.
@@ -59,7 +62,7 @@ class ShareRow(msgspec.Struct, frozen=True, kw_only=True):
     at: int
 
 
-class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+class RunRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the store keeps of a run. `alias` is the run that absorbed the message.
 
     `outcome` is written once, but an outcome `lost` is replaced by another ending that arrives later.
@@ -87,7 +90,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     announce: Announce | None = None  # of a detached child: how its home learns of its ending
 
 
-class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
+class KeyRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The first use of a message's key: a later message with this key gets the same answer, also after a restart."""
 
     principal: Principal
@@ -99,7 +102,7 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     superseded: RunId | None = None
 
 
-class StopKey(msgspec.Struct, frozen=True, kw_only=True):
+class StopKey(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The first use of a stop's key, and its result: a later stop with this key gets that result and ends nothing."""
 
     principal: Principal
@@ -112,14 +115,14 @@ class StopKey(msgspec.Struct, frozen=True, kw_only=True):
     already: Ending | None = None
 
 
-class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
+class Tombstone(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A key that was stopped before its message arrived: the message's run will be born stopped."""
 
     principal: Principal
     key: str
 
 
-class ToolRow(msgspec.Struct, frozen=True, kw_only=True):
+class ToolRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A tool call. The store has this row before the tool's body begins."""
 
     call_id: CallId
@@ -129,7 +132,7 @@ class ToolRow(msgspec.Struct, frozen=True, kw_only=True):
     state: ToolState
 
 
-class QuestionRow(msgspec.Struct, frozen=True, kw_only=True):
+class QuestionRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A question and its state. A void or expired question stays so.
 
     The first answer stands, unless the run falls before its agent has the answer: then the question becomes void.
@@ -146,7 +149,7 @@ class QuestionRow(msgspec.Struct, frozen=True, kw_only=True):
     by: Principal | None = None
 
 
-class WakeRow(msgspec.Struct, frozen=True, kw_only=True):
+class WakeRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A schedule: once, `at` a time; or repeatedly, by `every` (seconds, counted from `since`) or by `cron`."""
 
     id: WakeId
@@ -159,7 +162,7 @@ class WakeRow(msgspec.Struct, frozen=True, kw_only=True):
     cron: str | None = None
 
 
-class StopMark(msgspec.Struct, frozen=True, kw_only=True):
+class StopMark(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A stop's place in its own channel: a message that was written before the stop, and arrives later, is stopped.
 
     Control learns in which order messages were written only from the channel's own numbers. Neither control's clock nor
@@ -199,7 +202,7 @@ def with_mark(marks: tuple[StopMark, ...], new: StopMark) -> tuple[StopMark, ...
     return (*(mark for mark in standing if not new.covers(mark)), new)[-MARKS_EACH:]
 
 
-class Writer(msgspec.Struct, frozen=True):
+class Writer(msgspec.Struct, frozen=True, gc=False):
     """The right to write for a session, as a fencing token.
 
     The store refuses the whole Decision if the session has a higher generation than this one.
@@ -209,7 +212,7 @@ class Writer(msgspec.Struct, frozen=True):
     generation: int
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one synchronous step decided, for one transaction. The comment at a field says how the store writes it."""
 
     writer: Writer | None = None
@@ -235,7 +238,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     rises: tuple[SessionId, ...] = ()  # raise the generation of a session that is not in memory
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class Verdict(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The store's answer to a Decision that it took. `found` are other endings that the store already had."""
 
     found: tuple[Outcome, ...] = ()

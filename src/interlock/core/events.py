@@ -46,7 +46,7 @@ Json = NewType("Json", str)
 """A plain value as JSON text: what crosses between agent and control."""
 
 
-class _Data(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):
+class _Data(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower, gc=False):
     kind: ClassVar[EventKind]
 
 
@@ -159,7 +159,7 @@ class ChildData(_Data, frozen=True, tag="child"):
     outcome: Outcome | None = None
 
 
-class ChildEnd(msgspec.Struct, frozen=True, kw_only=True):
+class ChildEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How a child ended, where no `child` event tells it.
 
     The child fell with its parent, or its ending was not public yet when the parent fell.
@@ -254,7 +254,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return source is not None and source.cause is None
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A line of the transcript, ready for a model.
 
     Every call has a result. Every ending other than `completed` makes one entry that is marked `cut`. This entry holds

@@ -18,7 +18,7 @@ import msgspec
 from interlock.core.names import EARLY, Ending, ErrorKind, LimitOf, Principal, RunId
 
 
-class Cause(msgspec.Struct, frozen=True, kw_only=True):
+class Cause(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Why a run ends, as data. A run whose fence has a cause has fallen."""
 
     ending: Ending
@@ -39,7 +39,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
         return self.ending in EARLY
 
 
-class Limit(msgspec.Struct, frozen=True):
+class Limit(msgspec.Struct, frozen=True, gc=False):
     """An instant on the monotonic clock after which a run is `timed_out`."""
 
     at: float
@@ -48,7 +48,7 @@ class Limit(msgspec.Struct, frozen=True):
     of: LimitOf = LimitOf.OPERATOR
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """How a run ended, as everyone is told. The comment at a field is its line in docs/endings.md (`make endings`)."""
 
     run_id: RunId  # the run that ended
@@ -101,7 +101,8 @@ def returned_at(told: float, *, heard: float, now: float) -> float:
 
 def passed_limit(now: float, limits: Iterable[Limit]) -> Limit | None:
     """Return the earliest of the limits that have passed, or None."""
-    return min((limit for limit in limits if now >= limit.at), key=lambda limit: limit.at, default=None)
+    passed = [limit for limit in limits if now >= limit.at]
+    return min(passed, key=lambda limit: limit.at) if passed else None
 
 
 def settle(cause: Cause, *, now: float, limits: Iterable[Limit] = (), phase: str | None = None) -> Cause:

@@ -15,7 +15,7 @@
    the other run. Only detached processes that a stop ended belong to no run: they count in the whole receipt alone.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -32,7 +32,7 @@ FATES = ("none", "reused", "settling", "killed")
 """What can become of a host, the worst last; a receipt about several hosts names the worst."""
 
 
-class FallenTool(msgspec.Struct, frozen=True, kw_only=True):
+class FallenTool(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A tool call of a fallen run. An `interrupted` call was permitted and then cut: its effect is unknown."""
 
     name: str
@@ -40,7 +40,7 @@ class FallenTool(msgspec.Struct, frozen=True, kw_only=True):
     run_id: RunId
 
 
-class Processes(msgspec.Struct, frozen=True, kw_only=True):
+class Processes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How many processes of the fallen runs were ended, survived KILL, or go on because they are detached."""
 
     ended: int = 0
@@ -48,7 +48,7 @@ class Processes(msgspec.Struct, frozen=True, kw_only=True):
     detached: int = 0
 
 
-class Totals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Totals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What one run adds to the totals of its receipt; `Receipt` explains each field."""
 
     grade: str = "inline"
@@ -62,7 +62,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unconfirmed: tuple[str, ...] = ()
 
 
-class FallenRun(msgspec.Struct, frozen=True, kw_only=True):
+class FallenRun(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A run that fell, the state of its agent's code, and what it adds to the receipt's totals."""
 
     id: RunId
@@ -72,7 +72,7 @@ class FallenRun(msgspec.Struct, frozen=True, kw_only=True):
     totals: Totals = Totals()
 
 
-class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+class Receipt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one fall ended, as it stands now."""
 
     id: ReceiptId | None  # None: the stop found nothing, so nothing is stored
@@ -123,11 +123,15 @@ def summed(receipt: Receipt, runs: Iterable[FallenRun], tools: Iterable[FallenTo
     for run in fallen:
         for effect, count in run.refused.items():
             refused[effect] = refused.get(effect, 0) + count
+    # Most falls are of one run, whose totals are the sum.
+    total = parts[0] if len(parts) == 1 else _sum(parts)
     return msgspec.structs.replace(
-        receipt,
-        runs=fallen,
-        tools=tuple(tools),
-        refused=refused,
+        receipt, runs=fallen, tools=tuple(tools), refused=refused, **msgspec.structs.asdict(total)
+    )
+
+
+def _sum(parts: Sequence[Totals]) -> Totals:
+    return Totals(
         grade=min((each.grade for each in parts if each.grade in GRADES), key=GRADES.index, default="inline"),
         unseen=tuple(dict.fromkeys(missed for each in parts for missed in each.unseen)),
         processes=Processes(

@@ -46,7 +46,7 @@ class Admission(StrEnum):
     SKIP = "skip"
 
 
-class Scene(msgspec.Struct, frozen=True, kw_only=True):
+class Scene(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The state of the session that a message finds."""
 
     seated: bool = False

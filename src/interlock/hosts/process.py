@@ -111,27 +111,28 @@ class HostProcess:
 
     def rest(self) -> None:
         """Take a baseline of threads and processes between two turns: the next turn has not begun them."""
-        self._before = self._company()
+        try:
+            self._before = self.containment.glimpse(self.process.pid or 0)
+        except OSError:
+            self._before = None
 
     def look(self) -> tuple[str, ...] | None:
         """Name the processes of the baseline if nothing but them is there and none has run since; else None.
 
         The host's main thread runs whenever control speaks with it, so for that thread the host's own word must do.
         """
-        before, now = self._before, self._company()
-        if before is None or now is None:
+        before = self._before
+        try:
+            now = self.containment.company(self.process.pid or 0)
+        except OSError:
+            return None
+        if before is None:
             return None
         for task, trace in now.items():
             _, _, state = trace
             if state == "R" or before.get(task) != trace:
                 return None
         return _named(sorted({pid for pid, _ in now} - {self.process.pid}))
-
-    def _company(self) -> dict[tuple[int, int], tuple[int, int, str]] | None:
-        try:
-            return self.containment.company(self.process.pid or 0)
-        except OSError:
-            return None
 
     # Saying
 

@@ -37,6 +37,7 @@ from interlock.hosts import link
 from interlock.hosts.finding import SERVED
 from interlock.processes.base import Containment, SpawnFailed, SpawnOrder
 from interlock.runtime.driver import AgentFailed, kind_of
+from interlock.runtime.flag import Flag
 from interlock.runtime.live import LiveRun
 from interlock.runtime.run import Message, check_choices, check_order
 from interlock.runtime.settings import PROCESSES, PROGRESS_CHARACTERS, QUESTION_BYTES
@@ -127,7 +128,7 @@ class HostTurn:
         self.name = f"agent of {run.id}"
         self.grace = 0.0
         self.state = BodyState.RUNNING
-        self.done = asyncio.Event()
+        self.done = Flag()
         self.host = host
         self.run: LiveRun = run
         self.result: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()

@@ -23,6 +23,7 @@ from interlock.core.names import Effect, KnownPhase, Principal, QuestionId, Ques
 from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
 from interlock.runtime.feed import Feed
+from interlock.runtime.flag import Flag
 from interlock.runtime.live import LiveRun, Question
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.registry import Registry
@@ -209,7 +210,7 @@ class Approvals:
             raise _unknown(question_id, by)
         if question.state is not QuestionState.OPEN:
             return self._closed(question, value, by)
-        answering = question.answering = asyncio.Event()
+        answering = question.answering = Flag()
         claimed = msgspec.structs.replace(question.row(), state=QuestionState.ANSWERED, answer=value, by=by)
         ticket = self._store.decide(Decision(questions=(claimed,)))
         self._crew.start(self._conclude(question, ticket, claimed), name=f"answer {question_id}")

@@ -735,7 +735,7 @@ class Control:
             return []
         session_id, run_id = found
         fall = None if live is None else live.itself.fall
-        kept = None if live is not None else await read(self._sight.kept_receipt(ReceiptId(run_id), principal))
+        kept = None if fall is not None else await read(self._sight.kept_receipt(ReceiptId(run_id), principal))
         receipt = kept if fall is None else self._sight.receipt(fall, principal)
         log = await whole_log(self._store, session_id)
         # Ask again after the reads (rule 3).
@@ -915,9 +915,9 @@ async def _over(run: LiveRun, drained: bool) -> None:
 def _told(run: LiveRun) -> Outcome:
     if run.state in (State.WITHDRAWN, State.ALIASED):
         return _not_ended(run.id, Ending.UNKNOWN)
-    if run.fall is None or not run.sealed:
+    if not run.sealed:
         return _not_ended(run.id, Ending.PENDING)
-    return run.fall.told(run)
+    return run.outcome_now or _not_ended(run.id, Ending.PENDING)
 
 
 def _not_ended(run_id: RunId, answer: Ending) -> Outcome:

@@ -75,9 +75,9 @@ class Delegation:
         if child.problem is not None:
             raise child.problem.with_traceback(None)
         # An announced child's ending comes by its announcement alone, so it is `pending` here even if it is over.
-        if child.fall is None or child.announce is not None:
+        outcome = None if child.announce is not None else child.outcome_now
+        if outcome is None:
             return Child(run_id=child.id, outcome=Outcome(run_id=child.id, ending=Ending.PENDING))
-        outcome = child.fall.told(child)
         return Child(run_id=child.id, outcome=outcome, text=outcome.text)
 
     def _begin(

@@ -15,7 +15,6 @@ t3 completes the receipt: control saw everything end (`observed`), or the receip
 3. A run leaves memory only when it is drained and its ending is stored.
 """
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
@@ -26,12 +25,15 @@ import msgspec
 from interlock.core.decision import Decision, Verdict
 from interlock.core.events import Correction, ReceiptData
 from interlock.core.lifecycle import Move, may
-from interlock.core.names import BodyState, Drain, Effect, Principal
+from interlock.core.names import BodyState, Drain, Effect, Principal, RunId
 from interlock.core.outcome import Cause
+from interlock.core.receipt import split
 from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
-from interlock.runtime.fall import Fall, was_dropped
+from interlock.runtime.fall import Fall
+from interlock.runtime.fallen import was_dropped
 from interlock.runtime.feed import Feed
+from interlock.runtime.flag import Happening
 from interlock.runtime.live import Body, Falling, LiveRun, delegated
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.registry import Registry, Session
@@ -61,6 +63,9 @@ class Endings:
         self._clock = clock
         self._settings = settings
         self.report: Reporter = lambda fall: None
+        # Drained falls whose completed receipts are not stored yet.
+        self._complete: list[Fall] = []
+        self._storing = False
 
     # t0: synchronous
 
@@ -114,10 +119,23 @@ class Endings:
         await self._aftermath(fall)
 
     async def _aftermath(self, fall: Fall) -> None:
-        """Store the completed receipt, and let the fall and its runs leave memory."""
+        """Have the completed receipt stored; then the fall and its runs leave memory."""
         await fall.kept.wait()
-        await self.keep(lambda: Decision(receipts=(fall.receipt(),)))
-        self._retire(fall)
+        self._complete.append(fall)
+        if not self._storing:
+            self._storing = self._crew.start(self._store_receipts(), name="receipts") is not None
+
+    async def _store_receipts(self) -> None:
+        """Store the completed receipts, as many in one Decision as have come together."""
+        try:
+            while self._complete:
+                falls = list(self._complete)
+                await self.keep(Decision(receipts=tuple(fall.receipt() for fall in falls)))
+                del self._complete[: len(falls)]
+                for fall in falls:
+                    self._retire(fall)
+        finally:
+            self._storing = False
 
     async def _end_and_drain(self, fall: Fall, ticket: Ticket) -> None:
         verdict = await self._commit(fall, ticket)
@@ -136,7 +154,14 @@ class Endings:
     def _retire(self, fall: Fall) -> None:
         sessions = fall.sessions
         for run in fall.runs:
+            # A run that has left memory does not refer to its fall: the two would be a cycle, left to the collector.
+            run.outcome, run.fall = fall.told(run), None
+            # The receipt of a parent still names the bodies of its children.
+            if run.parent is None:
+                run.bodies = run.hear_out = None
             self._registry.retire(run)
+        if fall.successor is not None:
+            fall.successor.took = None
         self._registry.falls.pop(fall.id, None)
         for session in sessions:
             if session.falls is not None and fall in session.falls:
@@ -150,9 +175,8 @@ class Endings:
         """
         until = self._clock.now() + self._settings.commit_seconds
         verdict = None
-        if await ticket.within(self._settings.commit_seconds):
-            with contextlib.suppress(StoreFailed):
-                verdict = await ticket
+        if await ticket.within(self._settings.commit_seconds) and ticket.inside:
+            verdict = await ticket
         # The store soon says whether it has the newer message. If not, the ending must not name that message as
         # successor.
         if verdict is None and fall.successor is not None:
@@ -192,11 +216,8 @@ class Endings:
         for before in earlier(fall):
             if isinstance(before, Fall) and not before.ended.is_set():
                 self._tell(before, durable=False, drained=False)
-        fall.durable = durable
-        fall.ended_at = fall.stamp()
+        fall.publish(durable=durable)
         for run in fall.runs:
-            assert run.outcome is not None
-            run.outcome = msgspec.structs.replace(run.outcome, durable=durable)
             self._seal(fall, run)
             run.ended.set()
         for session in fall.resets:
@@ -217,7 +238,7 @@ class Endings:
         above = None if parent is None or parent.fallen else Outlet(parent, self._feed)
         if above is not None and not run.said:
             above.emit(Effect.CHILD, msgspec.structs.replace(delegated(run), outcome=None))
-        Outlet(run, self._feed).seal(fall.terminal(run), fall.closing[run.id])
+        Outlet(run, self._feed).seal(fall.terminal(run), fall.closed[run.id].blocks)
         if above is not None:
             above.emit(Effect.CHILD, delegated(run))
             run.announced = True
@@ -237,13 +258,13 @@ class Endings:
 
         With the whole receipt in every session, a stop of 1,600 runs took 16 seconds.
         """
-        of: dict[Session, list[LiveRun]] = {}
+        of: dict[Session, list[RunId]] = {fall.session: [run.id for run in fall.runs]}
         for run in fall.runs:
-            of.setdefault(run.session, []).append(run)
-            if run.detached:
-                of.setdefault(run.home, []).append(run)
-        for session in fall.sessions:
-            receipt = fall.receipt(runs=None if session is fall.session else of[session])
+            if run.session is not fall.session:
+                of.setdefault(run.session, []).append(run.id)
+            if run.detached and run.home is not fall.session:
+                of.setdefault(run.home, []).append(run.id)
+        for session, receipt in split(fall.receipt(), of).items():
             self._feed.publish(session.id, None, ReceiptData(receipt=receipt))
 
     async def _drain(self, bodies: Sequence[Body]) -> list[Body]:
@@ -284,6 +305,7 @@ class Endings:
         fall.drain = drain
         fall.drained_at = fall.stamp()
         fall.drained.set()
+        fall.record()
 
     async def _persist(self, fall: Fall, ticket: Ticket) -> None:
         """Hand a fall's Decision to the store until it is committed; publish corrections if it had other endings."""
@@ -307,6 +329,7 @@ class Endings:
                 await fall.successor.acked.wait()
             ticket = self._store.decide(fall.decision())
         fall.durable = True
+        fall.record()
         if self._adopt(fall, verdict):
             for outcome in verdict.found:
                 session = next(run.session for run in fall.runs if run.id == outcome.run_id)
@@ -331,13 +354,13 @@ class Endings:
     ) -> None:
         try:
             if not await committed(self._store, ticket, self._settings.commit_seconds):
-                await self.keep(lambda: decision)
+                await self.keep(decision)
         finally:
             pin.__exit__(None, None, None)
 
-    async def keep(self, decision: Callable[[], Decision]) -> None:
+    async def keep(self, decision: Decision) -> None:
         """Hand a decision to the store again and again until it is committed."""
-        while not await committed(self._store, self._store.decide(decision()), self._settings.commit_seconds):
+        while not await committed(self._store, self._store.decide(decision), self._settings.commit_seconds):
             await anyio.sleep(self._settings.retry_seconds)
 
 
@@ -358,7 +381,7 @@ def _all_of(fall: Fall) -> list[Body]:
     return [*fall.bodies, *fall.containments]
 
 
-async def _all_set(events: Sequence[asyncio.Event], until: float) -> None:
+async def _all_set(events: Sequence[Happening], until: float) -> None:
     """Wait for every event, at most until an instant; without a cancel scope if all are set, as they mostly are."""
     if all(event.is_set() for event in events):
         return

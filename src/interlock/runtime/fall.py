@@ -17,19 +17,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from interlock.core.decision import Decision, KeyRow, QuestionRow, RunRow, SessionRow, StopKey, ToolRow
+from interlock.core.decision import Decision, KeyRow, RunRow, SessionRow, StopKey
 from interlock.core.events import ChildEnd, Ended, Tool
 from interlock.core.lifecycle import Move, State, may
 from interlock.core.names import (
-    BodyState,
     CallId,
     Drain,
     Ending,
@@ -44,11 +42,24 @@ from interlock.core.names import (
 )
 from interlock.core.outcome import Cause, Outcome, cause_of, passed_limit, settle
 from interlock.core.projection import tool_words
-from interlock.core.receipt import GRADES, FallenRun, FallenTool, Processes, Receipt, Totals, summed
-from interlock.processes.base import UNSEEN, Containment, Grade
+from interlock.core.receipt import Receipt, shown, summed
+from interlock.processes.base import Containment
 from interlock.runtime.clock import Clock
+from interlock.runtime.fallen import (
+    Closed,
+    begun,
+    closed_rows,
+    fallen,
+    held_by,
+    listed,
+    names_of,
+    tool_rows,
+    totals,
+    with_children,
+)
 from interlock.runtime.feed import Feed
-from interlock.runtime.live import Body, LiveRun, ToolCall
+from interlock.runtime.flag import Flag
+from interlock.runtime.live import Body, LiveRun
 from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import REFUSALS, TOOLS_LISTED
 
@@ -70,9 +81,7 @@ class Fall:
         self.by = by
         self.cause: Cause | None = None
         self.runs: list[LiveRun] = []
-        self.closing: dict[RunId, tuple[str, ...]] = {}  # by run: the blocks that complete its reply
-        self.void: dict[RunId, tuple[QuestionId, ...]] = {}  # by run: the questions that were open when it fell
-        self.held: dict[RunId, int] = {}  # by run: the named holds that it keeps until it is drained
+        self.closed: dict[RunId, Closed] = {}
         self.swept: list[Running] = []  # detached processes that a stop of their session ended
         self.resets: list[Session] = []  # sessions whose transcripts begin anew after this fall
         # The keys of runs that fell before their ack. They are stored with the endings, so that a sender who tries
@@ -84,17 +93,15 @@ class Fall:
         # The message that takes over, if that is the cause. The Decision of this fall admits it.
         self.successor: LiveRun | None = None
         self.stops: tuple[StopKey, ...] = ()  # the key of the stop that made this fall, stored with what it ended
-        self.queued: set[RunId] = set()  # messages without a seat that this fall ended early
         self.durable = True
         self.drain = Drain.PENDING
         self.fenced_at, self._fenced_mono = clock.wall(), clock.now()
         self.ended_at: float | None = None
         self.drained_at: float | None = None
-        self.ended = asyncio.Event()
-        self.drained = asyncio.Event()
-        self.kept = asyncio.Event()  # set when the endings are in the store
-        # The sessions with a run in this fall on which the inbox had decided before the run fell.
-        self._decided: set[SessionId] = set()
+        self.ended = Flag()
+        self.drained = Flag()
+        self.kept = Flag()  # set when the endings are in the store
+        self._recorded: Receipt | None = None  # the receipt as it was last built
         self._registry = registry
         self._feed = feed
         self._clock = clock
@@ -129,12 +136,10 @@ class Fall:
         # this step.
         run.fence.fall(settled)
         self.cause = self.cause or settled
-        if run.state is not State.ARRIVING:
-            self._decided.add(run.session.id)
+        decided = run.state is not State.ARRIVING
         # Count the waiting messages that this fall ends early. A note also ends while it is queued, but as completed,
         # so it is not counted.
-        if settled.early and run.parent is None and run.state in (State.ARRIVING, State.QUEUED):
-            self.queued.add(run.id)
+        queued = settled.early and run.parent is None and run.state in (State.ARRIVING, State.QUEUED)
         run.move(Move.END)
         run.fall = self
         # True if the run was never seated and the store has no row of its session. The text of such a run is shown to
@@ -149,12 +154,12 @@ class Fall:
         self._registry.unlink(run)
         self._before_parent(run)
         self._disarm(run)
-        self.void[run.id] = self._void_questions(run)
-        self.held[run.id] = self._registry.holds.fall(run)
+        void = self._void_questions(run)
+        holds = self._registry.holds.fall(run)
         # No buffer is searched: deltas that wait in one read this mark, and are not told (races 9 and 10).
         # Readers elsewhere cannot read it, and are told of the fall now.
         self._feed.fell(run.session.id, run.fence)
-        self.closing[run.id] = self._close_reply(run, settled, closing)
+        self.closed[run.id] = Closed(self._close_reply(run, settled, closing), void, holds, queued, decided)
         self._close_calls(run)
         run.outcome = self._outcome(run, settled)
         if not run.acked.is_set() and (key := run.key_row()) is not None:
@@ -251,7 +256,7 @@ class Fall:
             hidden=cause.hidden,
             typed=cause.typed,
             born_stopped=cause.born_stopped,
-            tools=_names(undone, _begun(run)) if cause.hidden else undone if run.started_at is None else (),
+            tools=names_of(undone, begun(run)) if cause.hidden else undone if run.started_at is None else (),
             started_at=run.started_at,
             ended_at=self.fenced_at,
         )
@@ -296,19 +301,23 @@ class Fall:
 
         `swept` are the detached processes that this fall ended.
         """
-        of_runs = [containment for run in _with_children(self.runs) for containment in held_by(run)]
+        of_runs = [containment for run in with_children(self.runs) for containment in held_by(run)]
         return [*of_runs, *(process.containment for process in self.swept)]
 
     @property
     def bodies(self) -> list[Body]:
         """The bodies of these runs, and of their children that fell before them."""
-        return [body for run in _with_children(self.runs) for body in run.bodies or ()]
+        return [body for run in with_children(self.runs) for body in run.bodies or ()]
 
     @property
     def sessions(self) -> list[Session]:
         """The sessions that this fall touches: its own, those of fallen children, and the homes of detached ones."""
-        homes = [run.home for run in self.runs if run.detached]
-        return list(dict.fromkeys([self.session, *(run.session for run in self.runs), *homes]))
+        if len(self.runs) == 1 and self.runs[0].session is self.session and not self.runs[0].detached:
+            return [self.session]
+        touched = {self.session: None}
+        touched.update((run.session, None) for run in self.runs)
+        touched.update((run.home, None) for run in self.runs if run.detached)
+        return list(touched)
 
     def seat_next(self) -> None:
         """Give each free seat to the first message that waits for it, in the same step."""
@@ -326,18 +335,20 @@ class Fall:
         if run is self.runs[0]:
             self.cause = cause_of(found)
         run.outcome = found
+        self._recorded = None
 
     # The Decision, the terminal events and the receipt
 
     def decision(self) -> Decision:
         """Return this fall as one transaction."""
+        decided = {run.session.id for run in self.runs if self.closed[run.id].decided}
         sessions: dict[SessionId, SessionRow] = {}
         for run in self.runs:
             # If the store does not know the session yet, write its row only if the inbox has decided on one of its
             # messages. The sender of that message was told of a run and owns the session. A message that was stopped
             # before the inbox decided on it must not create the session: its sender could still be refused, and would
             # own the session nevertheless.
-            founded = run.session.stored or run.session.id in self._decided
+            founded = run.session.stored or run.session.id in decided
             if run.session.owner is not None and founded:
                 sessions[run.session.id] = self._registry.session_row(run.session)
         return Decision(
@@ -346,9 +357,9 @@ class Fall:
             endings=tuple(self._row(run) for run in self.runs),
             keys=(*self.keys, *(key for report in self.reports if (key := report.key_row()) is not None)),
             stops=self.stops,
-            tools=tuple(row for run in self.runs for row in _tool_rows(run)),
-            questions=tuple(row for run in self.runs for row in _closed_rows(run)),
-            receipts=(self.receipt(),),
+            tools=tuple(row for run in self.runs for row in tool_rows(run)),
+            questions=tuple(row for run in self.runs for row in closed_rows(run)),
+            receipts=(self.record(),),
             aliases=tuple((part.id, run.id) for run in self.runs for part in run.absorbed or ()),
         )
 
@@ -367,7 +378,7 @@ class Fall:
             outcome=run.outcome,
             cut=self.cut_text(run),
             tools=tuple(_without_results(run, run.outcome)),
-            void=self.void[run.id],
+            void=self.closed[run.id].void,
             children=tuple(self._children_of(run)),
         )
 
@@ -386,14 +397,13 @@ class Fall:
         assert run.outcome is not None
         return msgspec.structs.replace(run.outcome, drained=self.drained.is_set(), durable=self.durable)
 
-    def receipt(
-        self, *, aborted: bool = False, already: Ending | None = None, runs: Sequence[LiveRun] | None = None
-    ) -> Receipt:
-        """Return the receipt as it stands now; where `runs` are given, the part about these alone."""
+    def record(self) -> Receipt:
+        """Build the receipt from the facts as they are now.
+
+        A fall is recorded at t0 and when it is drained. Between the two only `publish` changes what the receipt says,
+        unless a caller asks. From t3 on the receipt is what was published and stored.
+        """
         assert self.cause is not None
-        about = self.runs if runs is None else runs
-        # The detached processes that a stop ended belong to none of its runs.
-        beside = [_totals([each.containment for each in self.swept])] if len(about) == len(self.runs) else []
         head = Receipt(
             id=self.id,
             session=self.session.id,
@@ -404,50 +414,32 @@ class Fall:
             drained_at=self.drained_at,
             drain=self.drain,
             durable=self.durable,
-            aborted=aborted,
-            already=already,
         )
-        tools = tuple(tool for run in about for tool in _listed(run))[:TOOLS_LISTED]
-        return summed(head, (self._fallen(run) for run in about), tools, *beside)
+        runs = [fallen(run, self.told(run), self.closed[run.id], self.swept) for run in self.runs]
+        tools = tuple(tool for run in self.runs for tool in listed(run))[:TOOLS_LISTED]
+        # The detached processes that a stop ended belong to none of its runs.
+        beside = (totals([each.containment for each in self.swept]),) if self.swept else ()
+        self._recorded = summed(head, runs, tools, *beside)
+        return self._recorded
 
-    def _fallen(self, run: LiveRun) -> FallenRun:
-        refused = dict(run.fence.refused or {})
-        return FallenRun(
-            id=run.id, outcome=self.told(run), body=run.body_state, refused=refused, totals=self._totals_of(run)
-        )
+    def publish(self, *, durable: bool) -> None:
+        """Note that the endings are public now, and whether the store has them."""
+        self.durable = durable
+        self.ended_at = self.stamp()
+        for run in self.runs:
+            assert run.outcome is not None
+            run.outcome = msgspec.structs.replace(run.outcome, durable=durable)
+        if self._recorded is not None:
+            self._recorded = msgspec.structs.replace(self._recorded, ended_at=self.ended_at) if durable else None
 
-    def _totals_of(self, run: LiveRun) -> Totals:
-        holding = held_by(run)
-        detached = 0
-        grades: list[Grade] = []
-        if run.kept is not None:
-            detached = sum(
-                each.order.detached and each not in self.swept and each.containment not in holding
-                for each in run.kept.running
-            )
-            grades = [] if run.kept.grade is None else [run.kept.grade]
-        held = _totals(holding, grades)
-        return msgspec.structs.replace(
-            held,
-            processes=msgspec.structs.replace(held.processes, detached=detached),
-            host=run.host,
-            kept=tuple(run.kept_with_host),
-            questions=len(self.void[run.id]),
-            queued=int(run.id in self.queued),
-            holds=self.held[run.id],
-            unconfirmed=(*held.unconfirmed, *dict.fromkeys(body.name for body in _abandoned([run]))),
-        )
-
-
-def _totals(holding: Sequence[Containment], more: Sequence[Grade] = ()) -> Totals:
-    """Return what containments add to a receipt; `more` are grades of containments that are over."""
-    grades = [*(each.grade for each in holding), *more]
-    return Totals(
-        grade=min(grades, key=GRADES.index, default="inline"),
-        unseen=tuple(dict.fromkeys(missed for grade in grades for missed in UNSEEN[grade])),
-        processes=Processes(ended=sum(each.ended for each in holding), stuck=sum(len(each.stuck) for each in holding)),
-        unconfirmed=tuple(each.name for each in holding if each.state is BodyState.ABANDONED),
-    )
+    def receipt(
+        self, *, aborted: bool = False, already: Ending | None = None, runs: Sequence[LiveRun] | None = None
+    ) -> Receipt:
+        """Return the receipt as it was last recorded; where `runs` are given, the part about these alone."""
+        whole = self._recorded or self.record()
+        part = whole if runs is None else shown(whole, [run.id for run in runs])
+        told = aborted or already is not None
+        return msgspec.structs.replace(part, aborted=aborted, already=already) if told else part
 
 
 def seat_next(registry: Registry, session: Session) -> LiveRun | None:
@@ -475,80 +467,3 @@ def without_result(call_id: CallId, name: str, state: ToolState, outcome: Outcom
 def _without_results(run: LiveRun, outcome: Outcome) -> Iterator[Tool]:
     for call in (run.calls or {}).values():
         yield without_result(call.id, call.name, call.state, outcome)
-
-
-def held_by(run: LiveRun) -> list[Containment]:
-    """Return the containments of a run."""
-    return [] if run.kept is None else run.kept.containments
-
-
-def _with_children(runs: Sequence[LiveRun]) -> Iterator[LiveRun]:
-    """Yield the runs, and the children that fell before them and may not be drained yet.
-
-    A parent is drained only when these children are.
-    """
-    rest = list(reversed(runs))
-    while rest:
-        run = rest.pop()
-        yield run
-        rest += [child for earlier in run.child_falls or () for child in earlier.runs]
-
-
-def _abandoned(runs: Sequence[LiveRun]) -> Iterator[Body]:
-    """Yield the abandoned bodies of these runs.
-
-    For a child that ended before its parent, yield only bodies that were dropped or still run. The child's own receipt
-    named its other bodies as abandoned, but control has seen them end since.
-    """
-    for run in runs:
-        for body in run.bodies or ():
-            if body.state is BodyState.ABANDONED:
-                yield body
-        for fall in run.child_falls or ():
-            below = (body for child in _with_children(fall.runs) for body in child.bodies or ())
-            given_up = (body for body in below if body.state is BodyState.ABANDONED)
-            yield from (body for body in given_up if was_dropped(body) or not body.done.is_set())
-
-
-def was_dropped(body: Body) -> bool:
-    """Return whether a body counts as over only because it is never resumed; control did not see it end."""
-    return body.state is BodyState.ABANDONED and getattr(body, "dropped", False)
-
-
-def _listed(run: LiveRun) -> list[FallenTool]:
-    """Return the calls that a receipt names: the open ones first, then the latest that finished."""
-    calls: list[ToolCall] = [*(run.calls or {}).values(), *(run.finished or ())]
-    return [FallenTool(name=call.name, state=call.state, run_id=run.id) for call in calls]
-
-
-def _begun(run: LiveRun) -> dict[str, None]:
-    """Return the names of the tools whose bodies began, in a run and in its children that are not detached.
-
-    The effects of these tools remain.
-    """
-    names = dict(run.begun or {})
-    for child in (run.children or {}).values():
-        if not child.detached:
-            names.update(_begun(child))
-    return names
-
-
-def _names(*groups: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for group in groups for name in group))[:TOOLS_LISTED]
-
-
-def _closed_rows(run: LiveRun) -> list[QuestionRow]:
-    """Return the rows of the questions without an answer.
-
-    Questions that were closed before the fall are among them: control did not wait for that write, and it may have
-    failed.
-    """
-    questions = (run.questions or {}).values()
-    return [question.row() for question in questions if question.state is not QuestionState.ANSWERED]
-
-
-def _tool_rows(run: LiveRun) -> list[ToolRow]:
-    return [
-        ToolRow(call_id=call.id, run_id=run.id, name=call.name, arguments=call.arguments, state=call.state)
-        for call in (run.calls or {}).values()
-    ]

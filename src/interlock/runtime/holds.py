@@ -11,12 +11,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 
 from interlock.core.errors import Refused
 from interlock.core.names import RunId
+from interlock.runtime.flag import Flag
 from interlock.runtime.live import LiveRun
 from interlock.runtime.numbers import Numbers
 from interlock.runtime.settings import HOLD_WAITERS, HOLDS
@@ -45,7 +44,7 @@ class Place:
         self.leaving = False
         self.unconfirmed: RunId | None = None
         # Set when the place is granted, or has left the line.
-        self.woken = asyncio.Event()
+        self.woken = Flag()
 
 
 class _Line:

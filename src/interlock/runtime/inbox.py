@@ -47,6 +47,7 @@ from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.ending import Endings, earlier
 from interlock.runtime.fall import Fall, seat_next
 from interlock.runtime.feed import Feed
+from interlock.runtime.flag import Flag
 from interlock.runtime.live import Collection, LiveRun, Sent, delegated, own_session
 from interlock.runtime.naming import UnknownSession
 from interlock.runtime.outlet import Outlet
@@ -103,7 +104,7 @@ class Inbox:
             )
         self._registry.register(run)
         session.line.append(run)
-        run.turn = asyncio.Event()
+        run.turn = Flag()
         if session.line[0] is run:
             run.turn.set()
         return run
@@ -235,7 +236,7 @@ class Inbox:
     @contextmanager
     def held_up(self, session: Session) -> Iterator[None]:
         """Decide on no arrival of a session while a stop reads whose session it is."""
-        reading = asyncio.Event()
+        reading = Flag()
         session.reading = {*(session.reading or ()), reading}
         try:
             yield

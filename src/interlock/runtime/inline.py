@@ -27,6 +27,7 @@ from interlock.core.names import BodyState, RunId, ToolState
 from interlock.processes.notice import Notice, heard, stopping
 from interlock.runtime import pools
 from interlock.runtime.crew import Crew
+from interlock.runtime.flag import Flag
 from interlock.runtime.live import Body, ToolCall
 from interlock.runtime.tool import ToolSpec
 
@@ -61,7 +62,7 @@ class Leash:
         self.name = name
         self.grace = grace
         self.state = BodyState.RUNNING
-        self.done = asyncio.Event()
+        self.done = Flag()
         self._body = body
         self._call = call
         self.task: asyncio.Task[Any] | None = None
@@ -136,7 +137,7 @@ class ThreadBody:
         self.name = name
         self.grace = 0.0
         self.state = BodyState.RUNNING
-        self.done = asyncio.Event()
+        self.done = Flag()
         self.value: Any = None
         self.error: BaseException | None = None
         self._call = call
@@ -224,7 +225,7 @@ class Strangers:
         self.name = f"threads of {run_id}"
         self.grace = 0.0
         self.state = BodyState.RUNNING
-        self.done = asyncio.Event()
+        self.done = Flag()
         self._running = running
         self._threads = threads
         self._before = threads.others()
@@ -265,8 +266,8 @@ class Strangers:
 
     def _end(self, state: BodyState) -> None:
         self.state = state
-        # Free the references: a thread that has ended must not stay in memory.
-        self._before = frozenset()
+        # Free the references: a thread that has ended must not stay in memory, and the list of bodies holds this one.
+        self._before, self._running = frozenset(), []
         self.done.set()
 
 

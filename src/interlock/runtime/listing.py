@@ -42,7 +42,7 @@ def info_of(run: LiveRun) -> RunInfo:
         state=run.state,
         generation=run.generation,
         phase=run.phase,
-        outcome=run.fall.told(run) if run.fall is not None and run.sealed else None,
+        outcome=run.outcome_now if run.sealed else None,
         parent=run.parent_id,
         home=None if run.parent_id is None else run.home.id,
         agent=run.agent,

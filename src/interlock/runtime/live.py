@@ -39,6 +39,7 @@ from interlock.core.names import (
 )
 from interlock.core.outcome import Limit, Outcome
 from interlock.core.receipt import Receipt
+from interlock.runtime.flag import Flag, Happening
 
 if TYPE_CHECKING:
     from interlock.processes.base import Containment, Grade, Worker
@@ -59,7 +60,11 @@ class Body(Protocol):
     # Seconds that the tool asked for to clean up.
     grace: float
     state: BodyState
-    done: asyncio.Event
+
+    @property
+    def done(self) -> Happening:
+        """Set when the code is over."""
+        ...
 
     def cut(self) -> None:
         """Ask the code to end: one cancel, so that it may clean up."""
@@ -81,8 +86,8 @@ class Falling(Protocol):
     by: Principal | None
     runs: list[LiveRun]
     resets: list[Session]
-    ended: asyncio.Event
-    drained: asyncio.Event
+    ended: Flag
+    drained: Flag
     durable: bool
 
     @property
@@ -99,14 +104,18 @@ class Falling(Protocol):
         """Return a run's outcome, with `durable` and `drained` as they are now."""
         ...
 
+    def record(self) -> Receipt:
+        """Build the receipt from the facts as they are now."""
+        ...
+
     def receipt(
         self, *, aborted: bool = False, already: Ending | None = None, runs: Sequence[LiveRun] | None = None
     ) -> Receipt:
-        """Return the receipt as it stands now; with `runs`, of these runs only."""
+        """Return the receipt as it was last recorded; with `runs`, of these runs only."""
         ...
 
 
-class Sent(msgspec.Struct, frozen=True, kw_only=True):
+class Sent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The answer to the sender of a message. `generation` is None while the message waits for the seat.
 
     `state` says where the message stood at the ack: `seated`, `queued`, or `ended` (it was born stopped, it was stopped
@@ -126,7 +135,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     born_stopped: bool = False
 
 
-class Child(msgspec.Struct, frozen=True, kw_only=True):
+class Child(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The result of delegated work. For a detached child `outcome` is `pending`: it goes on by itself."""
 
     run_id: RunId
@@ -184,7 +193,7 @@ class Reply:
         self.blocks.append(text)
 
 
-class Order(msgspec.Struct, frozen=True):
+class Order(msgspec.Struct, frozen=True, gc=False):
     """A message's place in its channel, by the channel's own number or time; comparable only within that channel."""
 
     channel: str
@@ -219,12 +228,12 @@ class Question:
         self.answer: bool | str | None = None
         self.by: Principal | None = None
         # Present while an answer is being committed; set when the store has answered.
-        self.answering: asyncio.Event | None = None
+        self.answering: Flag | None = None
         self.timer: asyncio.TimerHandle | None = None
         # Both on the wall clock.
         self.asked_at: float | None = None
         self.expires_at: float | None = None
-        self.done = asyncio.Event()
+        self.done = Flag()
 
     def close(self, state: QuestionState) -> None:
         """Close the question, once, and wake the run that waits for it."""
@@ -437,15 +446,16 @@ class LiveRun:
         self.refusal_budget = 0
         # Settled at t0, published at t1.
         self.outcome: Outcome | None = None
+        # Present from the fall until the run leaves memory.
         self.fall: Falling | None = None
         # Set when the message is the first in its session's line.
-        self.turn: asyncio.Event | None = None
+        self.turn: Flag | None = None
         # Set when the sender may be answered.
-        self.acked = asyncio.Event()
+        self.acked = Flag()
         # Set when the run is seated or has ended.
-        self.called = asyncio.Event()
+        self.called = Flag()
         # Set when the outcome is public.
-        self.ended = asyncio.Event()
+        self.ended = Flag()
 
     @property
     def fallen(self) -> bool:
@@ -499,6 +509,11 @@ class LiveRun:
         while run.alias is not None:
             run = run.alias
         return run
+
+    @property
+    def outcome_now(self) -> Outcome | None:
+        """The outcome, with `drained` and `durable` as they are now; None while the run has none."""
+        return self.outcome if self.fall is None else self.fall.told(self)
 
     @property
     def body_state(self) -> BodyState:

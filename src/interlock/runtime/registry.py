@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from interlock.core.fence import StoredGenerations
 from interlock.core.lifecycle import Move
 from interlock.core.names import Ending, May, Principal, QuestionId, ReceiptId, RunId, RunKind, SessionId, Strategy
 from interlock.core.outcome import Outcome
+from interlock.runtime.flag import Flag
 from interlock.runtime.holds import Holds
 from interlock.runtime.live import Falling, Kept, LiveRun, Order, Question
 from interlock.runtime.numbers import Numbers
@@ -61,7 +61,7 @@ class Session:
         # Arrivals that the inbox has not decided on yet, in order.
         self.line: deque[LiveRun] | None = None
         # One event for each stop that must read before it decides, set when the stop has read.
-        self.reading: set[asyncio.Event] | None = None
+        self.reading: set[Flag] | None = None
         # Admitted runs that wait for the seat.
         self.waiting: list[LiveRun] | None = None
         # Falls of this session, each from t0 until it is drained and stored.
@@ -136,7 +136,7 @@ class StopCall:
         self.typed = typed
         # The result, once it is decided.
         self.row: StopKey | None = None
-        self.decided = asyncio.Event()
+        self.decided = Flag()
 
     def decide(
         self,

@@ -30,7 +30,7 @@ from interlock.runtime.values import announce_of, name_of, need_utf8, number_of,
 T = TypeVar("T")
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class Part(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One of the messages collected into a turn."""
 
     text: str
@@ -38,7 +38,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     child: Child | None = None
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A message to an agent. `previous` says how the session's last turn ended; `parts` are the collected messages.
 
     `instructions` come from the sender beside the message, like a system prompt. `child` is set where no person or

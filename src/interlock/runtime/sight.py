@@ -89,7 +89,9 @@ class Sight:
     def receipt(
         self, fall: Falling, by: Principal, *, aborted: bool = False, already: Ending | None = None
     ) -> Receipt | None:
-        """Return a live receipt with the runs the caller may see; None if it may see none."""
+        """Return a live receipt as it stands now, with the runs the caller may see; None if it may see none."""
+        if not fall.drained.is_set():
+            fall.record()
         # A stop that ended detached processes only has a receipt for its own caller.
         if not fall.runs:
             own = self._authority.may(Action.SEE_RUN, by, principal=fall.by)

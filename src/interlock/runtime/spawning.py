@@ -30,6 +30,7 @@ from interlock.core.names import Effect, Principal, ProcessState, RunId, Session
 from interlock.processes.base import Containment, Process, Processes, SpawnFailed, SpawnOrder, Worker
 from interlock.runtime.clock import Clock
 from interlock.runtime.crew import Crew
+from interlock.runtime.flag import Flag, Happening
 from interlock.runtime.live import Kept, LiveRun
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.registry import Registry, Session
@@ -89,7 +90,7 @@ class Running:
         self.ending = False
         self.drain_seconds = 0.0
         # Set when the exit is published, or the run has fallen and it never will be.
-        self.told = asyncio.Event()
+        self.told = Flag()
 
     @property
     def pid(self) -> int | None:
@@ -122,7 +123,7 @@ class Running:
         return self._run.principal
 
     @property
-    def over(self) -> asyncio.Event:
+    def over(self) -> Happening:
         """Set when the process was seen gone; for a process in a shared keeper, when it has exited."""
         return self.containment.done if self.order.alone else self._process.exited
 

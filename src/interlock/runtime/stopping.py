@@ -324,6 +324,8 @@ class Stopping:
         """
         by, now, until = call.by, self._clock.wall(), self._until()
         ended = self._just_ended(session, by)
+        # The run may leave memory while the store is awaited, and with it its fall.
+        fall = None if ended is None else ended.fall
         last = session.previous if self._may_stop_session(by, session) else None
         already = last.ending if last is not None else None
         written = [self._note(call, now, ended=ended, already=already)]
@@ -331,8 +333,6 @@ class Stopping:
             self._registry.generations.rise(session.id)
             decision = Decision(sessions=(self._registry.session_row(session),))
             written.append(None if self._registry.closed else self._endings.insist(decision, session))
-        # The run may leave memory while the store is awaited, and with it its fall.
-        fall = None if ended is None else ended.fall
 
         async def answer() -> Receipt:
             kept = [await self._soon(each, until) is not None for each in written if each is not None]
@@ -524,7 +524,7 @@ class Stopping:
             return False
         if await self._soon(self._store.decide(decision), until) is not None:
             return True
-        self._crew.start(self._endings.keep(lambda: decision), name="keep what a stop decided")
+        self._crew.start(self._endings.keep(decision), name="keep what a stop decided")
         return False
 
     async def _soon(self, asked: Awaitable[T], until: float) -> T | None:

@@ -1,0 +1,56 @@
+"""A flag that is set once and waited for: as little as a run can do with, since every run has several.
+
+`asyncio.Event` makes a queue of waiters although most flags of a run are set before a task waits for them.
+"""
+
+import asyncio
+from typing import Protocol
+
+
+class Happening(Protocol):
+    """Anything that happens once: a Flag, or an event of the loop."""
+
+    def is_set(self) -> bool:
+        """Return whether it has happened."""
+        ...
+
+    async def wait(self) -> object:
+        """Wait until it happens."""
+        ...
+
+
+class Flag:
+    """Set once, by code of one loop; waiters wake in the order in which they came."""
+
+    __slots__ = ("_set", "_waiters")
+
+    def __init__(self) -> None:
+        self._set = False
+        self._waiters: list[asyncio.Future[None]] | None = None
+
+    def is_set(self) -> bool:
+        """Return whether the flag is set."""
+        return self._set
+
+    def set(self) -> None:
+        """Set the flag, and wake every task that waits for it."""
+        self._set = True
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Wait until the flag is set."""
+        if self._set:
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._waiters is None:
+            self._waiters = []
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            # A waiter that is cancelled leaves; otherwise a flag that is never set would keep every one of them.
+            if self._waiters is not None:
+                self._waiters.remove(waiter)
