@@ -1,0 +1,305 @@
+"""The one reading of a run's events: what each of them changes, and how the run stands after it.
+
+1. `take` returns what an event changed, in the words of events. Transcript, timeline, recovery, the wordings, the
+   shell and the page are views of these changes. Were the events read in a second place, two surfaces could tell one
+   run in two ways.
+2. The joined deltas of the changes are the reply, blank lines between blocks included. A block or a `cut` may be longer
+   than the deltas before it: `take` returns what they lacked as one more delta, before it.
+3. An end is told as all that it closes (text, calls, questions, children, typing), and then itself.
+4. The end seals a story: a later event of the run changes nothing. Only a receipt and a correction may follow.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from msgspec.structs import replace
+
+from interlock.core.events import (
+    Block,
+    ChildData,
+    ChildEnd,
+    Correction,
+    Data,
+    Delta,
+    Ended,
+    Entry,
+    Event,
+    MessageData,
+    ProcessData,
+    QuestionData,
+    ReceiptData,
+    Started,
+    Tool,
+    Typing,
+)
+from interlock.core.names import (
+    PASSING,
+    CallId,
+    Ending,
+    ProcessState,
+    QuestionId,
+    QuestionState,
+    RunId,
+    SessionId,
+    ToolState,
+)
+from interlock.core.outcome import Outcome
+from interlock.core.projection import tool_words
+from interlock.core.receipt import Receipt
+
+BETWEEN = "\n\n"
+"""The blank line between two blocks of a reply."""
+
+OPEN_CALLS = frozenset({ToolState.PENDING, ToolState.RUNNING})
+"""The states of a tool call that has no result yet."""
+
+SEALED_RUNS = 4_096  # forgotten runs whose late events a conversation still knows as late
+
+
+class Story:
+    """One run, as its events tell it so far."""
+
+    __slots__ = (
+        "blocks",
+        "calls",
+        "children",
+        "messages",
+        "open",
+        "outcome",
+        "processes",
+        "questions",
+        "receipt",
+        "started_at",
+        "typing",
+    )
+
+    def __init__(self) -> None:
+        self.messages: list[MessageData] = []  # the run's own, and those that it absorbed
+        self.started_at: float | None = None
+        self.blocks: list[str] = []
+        self.open: list[str] = []  # deltas that no block has closed
+        self.typing = False
+        self.calls: dict[CallId, Tool] = {}  # an open call with its arguments, a closed one without its result
+        self.questions: dict[QuestionId, QuestionData] = {}
+        self.children: dict[RunId, ChildData] = {}
+        self.processes: list[ProcessData] = []
+        self.outcome: Outcome | None = None
+        self.receipt: Receipt | None = None  # as it was last published in this session
+
+    @property
+    def text(self) -> str:
+        """The reply so far."""
+        return BETWEEN.join([*self.blocks, "".join(self.open)] if self.open else self.blocks)
+
+    def take(self, event: Event) -> tuple[Data, ...]:
+        """Fold an event of the run, or a receipt or correction about it; return what changed, or () for a late event.
+
+        A delta costs no copy of the text so far.
+        """
+        data = event.data
+        if type(data) is Delta and self.outcome is None:
+            if not self.open and self.blocks:
+                self.open.append(data.text)
+                return (Delta(text=BETWEEN + data.text),)
+            self.open.append(data.text)
+            return (data,)
+        match data:
+            case ReceiptData(receipt=receipt):
+                self.receipt = receipt
+            case Correction(outcome=outcome):
+                self.outcome = outcome
+            case _ if self.outcome is not None:
+                return ()
+            case MessageData():
+                self.messages.append(data)
+            case Started():
+                self.started_at = event.at
+            case Block(text=text):
+                grown = self._close(text)
+                self.blocks.append(text)
+                return (*grown, data)
+            case Typing(on=on):
+                self.typing = on
+            case Tool():
+                self._call(data)
+            case QuestionData(question_id=question):
+                self.questions[question] = data
+            case ChildData(child=child):
+                self.children[child] = data
+            case ProcessData():
+                self._process(data)
+            case Ended():
+                return (*self._end(data), data)
+            case _:
+                pass
+        return (data,)
+
+    def _close(self, text: str) -> tuple[Delta, ...]:
+        """Close the open text as `text`; return the part of it that no delta held."""
+        heard = "".join(self.open)
+        between = BETWEEN if self.blocks and not heard else ""
+        # Deltas that were missed: set the whole text apart from those that were heard.
+        rest = text[len(heard) :] if text.startswith(heard) else BETWEEN + text
+        self.open.clear()
+        return (Delta(text=between + rest),) if rest else ()
+
+    def _call(self, tool: Tool) -> None:
+        if tool.state in OPEN_CALLS:
+            first = self.calls.get(tool.call_id, tool)
+            self.calls[tool.call_id] = replace(first, state=tool.state)
+        else:
+            self.calls[tool.call_id] = Tool(call_id=tool.call_id, name=tool.name, state=tool.state)
+
+    def _process(self, told: ProcessData) -> None:
+        """Put a process that ended in the place of its start: by its pid where known, or else the first alike."""
+        alike = [at for at, begun in enumerate(self.processes) if _ends(told, begun)]
+        at = max(alike, key=lambda at: self.processes[at].pid == told.pid, default=len(self.processes))
+        self.processes[at : at + 1] = [told]
+
+    def _end(self, ended: Ended) -> Iterator[Data]:
+        """Seal the story; yield what the end closes."""
+        if ended.cut:
+            yield from self._close(ended.cut)
+        self.open.clear()
+        for tool in ended.tools:
+            self._call(tool)
+            yield tool
+        still_open = (each for each, asked in self.questions.items() if asked.state is QuestionState.OPEN)
+        for question in dict.fromkeys((*ended.void, *still_open)):
+            asked = self.questions.get(question) or QuestionData(
+                question_id=question, text="", state=QuestionState.OPEN
+            )
+            self.questions[question] = void = replace(asked, state=QuestionState.VOID)
+            yield void
+        for end in ended.children:
+            self.children[end.child] = child = self._child(end)
+            yield child
+        if self.typing:
+            self.typing = False
+            yield Typing(on=False)
+        self.outcome = ended.outcome
+
+    def _child(self, end: ChildEnd) -> ChildData:
+        unknown = ChildData(child=end.child, session=SessionId(""), agent=end.agent)
+        begun = self.children.get(end.child, unknown)
+        return replace(begun, outcome=begun.outcome or Outcome(run_id=end.child, ending=end.ending))
+
+
+def _ends(told: ProcessData, begun: ProcessData) -> bool:
+    """Return whether an event ends a process. The event of its start had no pid, so command and name are compared."""
+    if told.state is ProcessState.RUNNING or begun.state is not ProcessState.RUNNING:
+        return False
+    return (told.command, told.name, told.background) == (begun.command, begun.name, begun.background)
+
+
+class Conversation:
+    """A session's stories, each where its turn began."""
+
+    def __init__(self) -> None:
+        self.stories: dict[RunId, Story] = {}
+        self._turns: dict[RunId, list[Entry]] = {}  # in the order in which they began
+        self._waiting: dict[RunId, list[Entry]] = {}  # messages of turns that have not begun
+        self._called: dict[RunId, set[CallId]] = {}  # calls that have an entry
+        self._sealed: dict[RunId, None] = {}  # runs that were forgotten
+        self._generation = 0  # the lowest whose passing events still count
+
+    def take(self, event: Event) -> tuple[Data, ...]:
+        """Fold an event; return what changed, or () for an event that comes too late to count.
+
+        A delta, typing or progress counts only while its run has the seat: not behind the start of a newer run.
+        """
+        run_id, data = event.run_id, event.data
+        if run_id is None:
+            return self._about_runs(event)
+        generation = event.generation or 0
+        late = event.generation is not None and generation < self._generation and event.kind in PASSING
+        if late or run_id in self._sealed:
+            return ()
+        story = self.stories.get(run_id)
+        if story is None:
+            story = self.stories[run_id] = Story()
+        changes = story.take(event)
+        if isinstance(data, Started | Ended) and changes:
+            self._generation = max(self._generation, generation + isinstance(data, Ended))
+        for change in changes:
+            self._tell(run_id, change)
+        return changes
+
+    def entries(self) -> list[Entry]:
+        """Return the transcript. Entries of a rolled-back turn are marked `hidden`, not left out."""
+        return [entry for run_id, turn in self._turns.items() for entry in self._shown(run_id, turn)]
+
+    def forget(self, run_id: RunId) -> None:
+        """Drop a run that has ended; its late events still change nothing."""
+        for runs in (self.stories, self._turns, self._waiting, self._called):
+            runs.pop(run_id, None)
+        self._sealed[run_id] = None
+        if len(self._sealed) > SEALED_RUNS:
+            del self._sealed[next(iter(self._sealed))]
+
+    def _about_runs(self, event: Event) -> tuple[Data, ...]:
+        match event.data:
+            case ReceiptData(receipt=receipt):
+                runs = [run.id for run in receipt.runs]
+            case Correction(outcome=outcome):
+                runs = [outcome.run_id]
+            case _:
+                runs = []
+        for story in (self.stories[run_id] for run_id in runs if run_id in self.stories):
+            story.take(event)
+        return (event.data,)
+
+    def _tell(self, run_id: RunId, change: Data) -> None:
+        match change:
+            case MessageData(of=of):
+                said = Entry(role="user", run_id=run_id, text=change.text, by=change.by, child=change.child)
+                # A message that a turn absorbs after it has begun (a steered message) stands right here. Any other
+                # message waits until its turn begins.
+                if of is not None and run_id not in self._waiting:
+                    self._waiting.pop(of, None)
+                    self._add(run_id, said)
+                else:
+                    self._waiting.setdefault(run_id, []).append(said)
+            case Started():
+                self._add(run_id)
+            case Block(text=text):
+                self._add(run_id, Entry(role="assistant", run_id=run_id, text=text))
+            case Tool(state=ToolState.PENDING):
+                call, given = change.call_id, change.arguments
+                self._called.setdefault(run_id, set()).add(call)
+                self._add(run_id, Entry(role="call", run_id=run_id, call_id=call, tool=change.name, arguments=given))
+            # Leave out a result whose call is not in this part of the log: a model refuses a result without its call.
+            case Tool(state=state) if state not in OPEN_CALLS and change.call_id in self._called.get(run_id, ()):
+                self._add(run_id, _result(run_id, change))
+            case Ended(outcome=outcome, cut=cut):
+                self._add(run_id)
+                if cut or outcome.ending is not Ending.COMPLETED:
+                    last = Entry(role="assistant", run_id=run_id, text=cut, cut=True, ending=outcome.ending)
+                    self._add(run_id, last)
+            case _:
+                pass
+
+    def _add(self, run_id: RunId, *entries: Entry) -> None:
+        self._turns.setdefault(run_id, []).extend([*self._waiting.pop(run_id, []), *entries])
+
+    def _shown(self, run_id: RunId, turn: list[Entry]) -> list[Entry]:
+        outcome = self.stories[run_id].outcome
+        hidden = outcome is not None and outcome.hidden
+        return [replace(entry, hidden=True) for entry in turn] if hidden else turn
+
+
+def _result(run_id: RunId, tool: Tool) -> Entry:
+    nothing = tool_words(tool.state) if tool.state in (ToolState.SKIPPED, ToolState.INTERRUPTED) else ""
+    text = tool.error or tool.result or nothing
+    return Entry(role="result", run_id=run_id, call_id=tool.call_id, tool=tool.name, text=text, state=tool.state)
+
+
+def transcript(events: Iterable[Event]) -> list[Entry]:
+    """Return the conversation that a log tells. The log may lack its deltas, or its oldest part.
+
+    A turn stands where it began: a message that waits is no part of the conversation yet. A message that a running turn
+    absorbed stands inside that turn, where it was absorbed.
+    """
+    told = Conversation()
+    for event in events:
+        told.take(event)
+    return told.entries()
