@@ -6,7 +6,6 @@ from core.histories import histories, logs
 from interlock.core.events import Block, ChildData, Delta, Ended, Event, QuestionData, Tool, Typing
 from interlock.core.names import PASSING, QuestionState, RunId
 from interlock.core.story import OPEN_CALLS, Conversation, Story
-from interlock.runtime.recovery import _stories
 from interlock.surfaces.telling import Teller
 
 
@@ -99,41 +98,6 @@ def test_a_block_of_which_the_first_deltas_were_missed_is_told_whole() -> None:
         (Delta(text="\n\nmore"),),
     ]
     assert story.text == "Hello\n\nmore"
-
-
-@given(logs())
-def test_recovery_reads_the_same_facts(events: list[Event]) -> None:
-    """A story holds every fact that recovery reads."""
-    told = Conversation()
-    for event in events:
-        told.take(event)
-    corrected = {e.data.outcome.run_id for e in events if e.kind == "correction"}
-    for run_id, old in _stories(events).items():
-        story = told.stories.get(run_id)
-        if story is None:
-            assert not (old.said or old.parts or old.ended or old.calls)
-            continue
-        assert any(each.of is None for each in story.messages) == old.said
-        assert {each.of for each in story.messages if each.of is not None} == old.parts
-        assert (story.started_at, story.blocks) == (old.started_at, old.blocks)
-        over = old.ended is not None
-        assert {c.call_id: c for c in old.calls.values() if c.state in OPEN_CALLS} == {
-            c.call_id: c for c in story.calls.values() if c.state in OPEN_CALLS
-        } or over
-        if not over and run_id not in corrected:
-            assert story.open == old.open
-            assert {key: each.state for key, each in story.calls.items()} == {
-                key: each.state for key, each in old.calls.items()
-            }
-            assert story.questions == old.questions
-            assert {key for key, each in story.children.items() if each.outcome is not None} == old.children
-        if run_id not in corrected:
-            assert story.outcome == old.ended
-        if story.receipt is not None and over:
-            last = story.receipt
-            assert (old.proof == last) if last.session == "s" else old.with_home
-        else:
-            assert (old.proof, old.with_home) == (None, False) or not over
 
 
 @given(histories())

@@ -32,6 +32,7 @@ from interlock.core.names import Drain, Ending, QuestionState, Strategy, ToolSta
 from interlock.core.outcome import Outcome
 from interlock.core.projection import client_words, row
 from interlock.core.receipt import Receipt
+from interlock.core.story import Conversation
 
 if TYPE_CHECKING:
     from interlock.client.client import Client
@@ -475,26 +476,15 @@ def pair_command(
 
 
 class Reply:
-    """Prints a reply as it comes; a block prints only what its deltas have not printed."""
+    """Prints a reply as it comes."""
 
     def __init__(self) -> None:
-        self._open = ""  # deltas printed that no block has closed
-        self._said = False
         self._inside = False  # the cursor is inside a line
 
-    def more(self, text: str) -> None:
-        """Print a delta."""
-        if text:
-            before = ("\n\n" if self._inside else "\n") if self._said and not self._open else ""
-            _write(before + text)
-            self._open, self._said, self._inside = self._open + text, True, not text.endswith("\n")
-
-    def part(self, text: str) -> None:
-        """Print what is missing of a block."""
-        if text and not text.startswith(self._open):  # some deltas were dropped before they came here
-            self.over()
-        self.more(text[len(self._open) :])
-        self._open = ""
+    def more(self, text: str, between: str) -> None:
+        """Print what the reply grew by; a new block, which begins with `between`, is set apart by one blank line."""
+        _write(text if self._inside else text.removeprefix(between[:1]))
+        self._inside = not text.endswith("\n")
 
     def pause(self) -> None:
         """Begin a new line for a note, if output and notes share a terminal."""
@@ -506,44 +496,45 @@ class Reply:
         """End the reply and its line."""
         if self._inside:
             _write("\n")
-        self._open, self._said, self._inside = "", False, False
+        self._inside = False
 
 
 async def _follow(
     client: "Client", *, session: str | None = None, run: str | None = None, after: int = 0, as_json: bool
 ) -> int:
-    reply = Reply()
+    reply, told = Reply(), Conversation()
     async for event in client.watch(session, run=run, after=after):
         if as_json:
             _print(msgspec.json.encode(event).decode())
         else:
-            _tell(event, reply, alone=run is not None)
-        if run is not None and isinstance(event.data, events.Ended):
-            return _code(event.data.outcome)
+            _tell(event, reply, told, alone=run is not None)
+        if isinstance(event.data, events.Ended):
+            if run is not None:
+                return _code(event.data.outcome)
+            told.forget(event.data.outcome.run_id)
     return _code(await client.wait(run or "", timeout=0))  # the terminal event is no longer kept
 
 
-def _tell(event: events.Event, reply: Reply, *, alone: bool) -> None:
-    """Print an event for a person."""
-    match event.data:
-        case events.Delta(text=text):
-            reply.more(text)
-        case events.Block(text=text):
-            reply.part(text)
-        case events.Ended(outcome=outcome, cut=cut):
-            reply.part(cut)
-            reply.over()
-            if outcome.ending is not Ending.COMPLETED or not alone:
-                _note(f"{event.run_id} {client_words(outcome)}")
-        case events.MessageData(text=text, child=child) if child is not None:
-            reply.pause()
-            _note(text, "> ")
-        case events.MessageData(text=text, by=by) if not alone:
-            _note(f"{by} to {event.run_id}: {text}", "> ")
-        case data:
-            if words := _words(data):
+def _tell(event: events.Event, reply: Reply, told: Conversation, *, alone: bool) -> None:
+    """Print for a person what an event changes."""
+    between = told.between(event.run_id)
+    for change in told.take(event):
+        match change:
+            case events.Delta(text=text):
+                reply.more(text, between)
+            case events.Ended(outcome=outcome):
+                reply.over()
+                if outcome.ending is not Ending.COMPLETED or not alone:
+                    _note(f"{event.run_id} {client_words(outcome)}")
+            case events.MessageData(text=text, child=child) if child is not None:
                 reply.pause()
-                _note(words)
+                _note(text, "> ")
+            case events.MessageData(text=text, by=by) if not alone:
+                _note(f"{by} to {event.run_id}: {text}", "> ")
+            case _:
+                if words := _words(change):
+                    reply.pause()
+                    _note(words)
 
 
 def _words(data: object) -> str:

@@ -90,6 +90,11 @@ class Story:
         """The reply so far."""
         return BETWEEN.join([*self.blocks, "".join(self.open)] if self.open else self.blocks)
 
+    @property
+    def between(self) -> str:
+        """What the next text of the reply begins with: a blank line if it begins another block."""
+        return BETWEEN if self.blocks and not self.open else ""
+
     def take(self, event: Event) -> tuple[Data, ...]:
         """Fold an event of the run, or a receipt or correction about it; return what changed, or () for a late event.
 
@@ -136,11 +141,10 @@ class Story:
     def _close(self, text: str) -> tuple[Delta, ...]:
         """Close the open text as `text`; return the part of it that no delta held."""
         heard = "".join(self.open)
-        between = BETWEEN if self.blocks and not heard else ""
         # Deltas that were missed: set the whole text apart from those that were heard.
-        rest = text[len(heard) :] if text.startswith(heard) else BETWEEN + text
+        rest = self.between + text[len(heard) :] if text.startswith(heard) else BETWEEN + text
         self.open.clear()
-        return (Delta(text=between + rest),) if rest else ()
+        return (Delta(text=rest),) if rest else ()
 
     def _call(self, tool: Tool) -> None:
         if tool.state in OPEN_CALLS:
@@ -223,6 +227,10 @@ class Conversation:
         for change in changes:
             self._tell(run_id, change)
         return changes
+
+    def between(self, run_id: RunId | None) -> str:
+        """Return what the next text of a run begins with: a blank line if it begins another block."""
+        return "" if run_id is None or run_id not in self.stories else self.stories[run_id].between
 
     def entries(self) -> list[Entry]:
         """Return the transcript. Entries of a rolled-back turn are marked `hidden`, not left out."""
