@@ -76,7 +76,7 @@ class Story:
         self.messages: list[MessageData] = []  # the run's own, and those that it absorbed
         self.started_at: float | None = None
         self.blocks: list[str] = []
-        self.open: list[str] = []  # deltas that no block has closed
+        self.open: list[str] = []  # deltas that no block has closed; after the end, the text that it left unfinished
         self.typing = False
         self.calls: dict[CallId, Tool] = {}  # an open call with its arguments, a closed one without its result
         self.questions: dict[QuestionId, QuestionData] = {}
@@ -163,7 +163,7 @@ class Story:
         """Seal the story; yield what the end closes."""
         if ended.cut:
             yield from self._close(ended.cut)
-        self.open.clear()
+        self.open = [ended.cut] if ended.cut else []
         for tool in ended.tools:
             self._call(tool)
             yield tool
