@@ -9,7 +9,6 @@ from core.vectors import told, vectors
 from interlock.core.events import Block, ChildData, Delta, Ended, Event, QuestionData, Tool, Typing
 from interlock.core.names import PASSING, QuestionState, RunId
 from interlock.core.story import OPEN_CALLS, Conversation, Story
-from interlock.surfaces.telling import Teller
 
 
 def of_run(events: list[Event]) -> dict[RunId, list[Event]]:
@@ -100,21 +99,6 @@ def test_a_block_of_which_the_first_deltas_were_missed_is_told_whole() -> None:
         (Delta(text="\n\nmore"),),
     ]
     assert story.text == "Hello\n\nmore"
-
-
-@given(histories())
-def test_the_published_wording_depends_on_the_same(events: list[Event]) -> None:
-    """A story holds all that the published words of the next event depend on."""
-    told, teller = Conversation(), Teller()
-    for event in events:
-        told.take(event)
-        teller.tell(event, ["s"])
-        for run_id, old in teller._runs.items():
-            story = told.stories[run_id]
-            note = next((m.text for m in story.messages[:1] if m.child is not None and story.started_at is None), "")
-            assert (story.open, bool(story.blocks or story.open), story.typing) == (old.open, old.said, old.typing)
-            asked = {k for k, q in story.questions.items() if q.state is QuestionState.OPEN}
-            assert (asked, note) == (old.voidable, old.note)
 
 
 @pytest.mark.parametrize("name", vectors())

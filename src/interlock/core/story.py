@@ -13,24 +13,8 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from interlock.core.events import (
-    Block,
-    ChildData,
-    ChildEnd,
-    Correction,
-    Data,
-    Delta,
-    Ended,
-    Entry,
-    Event,
-    MessageData,
-    ProcessData,
-    QuestionData,
-    ReceiptData,
-    Started,
-    Tool,
-    Typing,
-)
+from interlock.core import events
+from interlock.core.events import Data, Delta, Entry, Event
 from interlock.core.names import (
     PASSING,
     CallId,
@@ -59,29 +43,20 @@ class Story:
     """One run, as its events tell it so far."""
 
     __slots__ = (
-        "blocks",
-        "calls",
-        "children",
-        "messages",
-        "open",
-        "outcome",
-        "processes",
-        "questions",
-        "receipt",
-        "started_at",
+        "blocks", "calls", "children", "messages", "open", "outcome", "processes", "questions", "receipt", "started_at",
         "typing",
-    )
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self.messages: list[MessageData] = []  # the run's own, and those that it absorbed
+        self.messages: list[events.MessageData] = []  # the run's own, and those that it absorbed
         self.started_at: float | None = None
         self.blocks: list[str] = []
         self.open: list[str] = []  # deltas that no block has closed; after the end, the text that it left unfinished
         self.typing = False
-        self.calls: dict[CallId, Tool] = {}  # an open call with its arguments, a closed one without its result
-        self.questions: dict[QuestionId, QuestionData] = {}
-        self.children: dict[RunId, ChildData] = {}
-        self.processes: list[ProcessData] = []
+        self.calls: dict[CallId, events.Tool] = {}  # an open call with its arguments, a closed one without its result
+        self.questions: dict[QuestionId, events.QuestionData] = {}
+        self.children: dict[RunId, events.ChildData] = {}
+        self.processes: list[events.ProcessData] = []
         self.outcome: Outcome | None = None
         self.receipt: Receipt | None = None  # as it was last published in this session
 
@@ -102,37 +77,35 @@ class Story:
         """
         data = event.data
         if type(data) is Delta and self.outcome is None:
-            if not self.open and self.blocks:
-                self.open.append(data.text)
-                return (Delta(text=BETWEEN + data.text),)
+            grown = data if self.open or not self.blocks else Delta(text=BETWEEN + data.text)
             self.open.append(data.text)
-            return (data,)
+            return (grown,)
         match data:
-            case ReceiptData(receipt=receipt):
+            case events.ReceiptData(receipt=receipt):
                 self.receipt = receipt
-            case Correction(outcome=outcome):
+            case events.Correction(outcome=outcome) if self.outcome is not None:
                 self.outcome = outcome
             case _ if self.outcome is not None:
                 return ()
-            case MessageData():
+            case events.MessageData():
                 self.messages.append(data)
-            case Started():
+            case events.Started():
                 self.started_at = event.at
-            case Block(text=text):
-                grown = self._close(text)
+            case events.Block(text=text):
+                rest = self._close(text)
                 self.blocks.append(text)
-                return (*grown, data)
-            case Typing(on=on):
+                return (*rest, data)
+            case events.Typing(on=on):
                 self.typing = on
-            case Tool():
+            case events.Tool():
                 self._call(data)
-            case QuestionData(question_id=question):
+            case events.QuestionData(question_id=question):
                 self.questions[question] = data
-            case ChildData(child=child):
+            case events.ChildData(child=child):
                 self.children[child] = data
-            case ProcessData():
+            case events.ProcessData():
                 self._process(data)
-            case Ended():
+            case events.Ended():
                 return (*self._end(data), data)
             case _:
                 pass
@@ -146,20 +119,20 @@ class Story:
         self.open.clear()
         return (Delta(text=rest),) if rest else ()
 
-    def _call(self, tool: Tool) -> None:
+    def _call(self, tool: events.Tool) -> None:
         if tool.state in OPEN_CALLS:
             first = self.calls.get(tool.call_id, tool)
             self.calls[tool.call_id] = replace(first, state=tool.state)
         else:
-            self.calls[tool.call_id] = Tool(call_id=tool.call_id, name=tool.name, state=tool.state)
+            self.calls[tool.call_id] = events.Tool(call_id=tool.call_id, name=tool.name, state=tool.state)
 
-    def _process(self, told: ProcessData) -> None:
+    def _process(self, told: events.ProcessData) -> None:
         """Put a process that ended in the place of its start: by its pid where known, or else the first alike."""
         alike = [at for at, begun in enumerate(self.processes) if _ends(told, begun)]
         at = max(alike, key=lambda at: self.processes[at].pid == told.pid, default=len(self.processes))
         self.processes[at : at + 1] = [told]
 
-    def _end(self, ended: Ended) -> Iterator[Data]:
+    def _end(self, ended: events.Ended) -> Iterator[Data]:
         """Seal the story; yield what the end closes."""
         if ended.cut:
             yield from self._close(ended.cut)
@@ -169,26 +142,23 @@ class Story:
             yield tool
         still_open = (each for each, asked in self.questions.items() if asked.state is QuestionState.OPEN)
         for question in dict.fromkeys((*ended.void, *still_open)):
-            asked = self.questions.get(question) or QuestionData(
-                question_id=question, text="", state=QuestionState.OPEN
-            )
-            self.questions[question] = void = replace(asked, state=QuestionState.VOID)
+            unknown = events.QuestionData(question_id=question, text="", state=QuestionState.OPEN)
+            void = replace(self.questions.get(question, unknown), state=QuestionState.VOID)
+            self.questions[question] = void
             yield void
         for end in ended.children:
-            self.children[end.child] = child = self._child(end)
+            began = events.ChildData(child=end.child, session=SessionId(""), agent=end.agent)
+            began = self.children.get(end.child, began)
+            child = replace(began, outcome=began.outcome or Outcome(run_id=end.child, ending=end.ending))
+            self.children[end.child] = child
             yield child
         if self.typing:
             self.typing = False
-            yield Typing(on=False)
+            yield events.Typing(on=False)
         self.outcome = ended.outcome
 
-    def _child(self, end: ChildEnd) -> ChildData:
-        unknown = ChildData(child=end.child, session=SessionId(""), agent=end.agent)
-        begun = self.children.get(end.child, unknown)
-        return replace(begun, outcome=begun.outcome or Outcome(run_id=end.child, ending=end.ending))
 
-
-def _ends(told: ProcessData, begun: ProcessData) -> bool:
+def _ends(told: events.ProcessData, begun: events.ProcessData) -> bool:
     """Return whether an event ends a process. The event of its start had no pid, so command and name are compared."""
     if told.state is ProcessState.RUNNING or begun.state is not ProcessState.RUNNING:
         return False
@@ -213,18 +183,20 @@ class Conversation:
         """
         run_id, data = event.run_id, event.data
         if run_id is None:
-            return self._about_runs(event)
-        generation = event.generation or 0
-        late = event.generation is not None and generation < self._generation and event.kind in PASSING
+            for about in _named(data) & self.stories.keys():
+                self.stories[about].take(event)
+            return (data,)
+        passing, generation = data.kind in PASSING, event.generation or 0
+        late = passing and event.generation is not None and generation < self._generation
         if late or run_id in self._sealed:
             return ()
         story = self.stories.get(run_id)
         if story is None:
             story = self.stories[run_id] = Story()
         changes = story.take(event)
-        if isinstance(data, Started | Ended) and changes:
-            self._generation = max(self._generation, generation + isinstance(data, Ended))
-        for change in changes:
+        if isinstance(data, events.Started | events.Ended) and changes:
+            self._generation = max(self._generation, generation + isinstance(data, events.Ended))
+        for change in () if passing else changes:
             self._tell(run_id, change)
         return changes
 
@@ -244,21 +216,9 @@ class Conversation:
         if len(self._sealed) > SEALED_RUNS:
             del self._sealed[next(iter(self._sealed))]
 
-    def _about_runs(self, event: Event) -> tuple[Data, ...]:
-        match event.data:
-            case ReceiptData(receipt=receipt):
-                runs = [run.id for run in receipt.runs]
-            case Correction(outcome=outcome):
-                runs = [outcome.run_id]
-            case _:
-                runs = []
-        for story in (self.stories[run_id] for run_id in runs if run_id in self.stories):
-            story.take(event)
-        return (event.data,)
-
     def _tell(self, run_id: RunId, change: Data) -> None:
         match change:
-            case MessageData(of=of):
+            case events.MessageData(of=of):
                 said = Entry(role="user", run_id=run_id, text=change.text, by=change.by, child=change.child)
                 # A message that a turn absorbs after it has begun (a steered message) stands right here. Any other
                 # message waits until its turn begins.
@@ -267,18 +227,18 @@ class Conversation:
                     self._add(run_id, said)
                 else:
                     self._waiting.setdefault(run_id, []).append(said)
-            case Started():
+            case events.Started():
                 self._add(run_id)
-            case Block(text=text):
+            case events.Block(text=text):
                 self._add(run_id, Entry(role="assistant", run_id=run_id, text=text))
-            case Tool(state=ToolState.PENDING):
+            case events.Tool(state=ToolState.PENDING):
                 call, given = change.call_id, change.arguments
                 self._called.setdefault(run_id, set()).add(call)
                 self._add(run_id, Entry(role="call", run_id=run_id, call_id=call, tool=change.name, arguments=given))
             # Leave out a result whose call is not in this part of the log: a model refuses a result without its call.
-            case Tool(state=state) if state not in OPEN_CALLS and change.call_id in self._called.get(run_id, ()):
+            case events.Tool(state=state) if state not in OPEN_CALLS and change.call_id in self._called.get(run_id, ()):
                 self._add(run_id, _result(run_id, change))
-            case Ended(outcome=outcome, cut=cut):
+            case events.Ended(outcome=outcome, cut=cut):
                 self._add(run_id)
                 if cut or outcome.ending is not Ending.COMPLETED:
                     last = Entry(role="assistant", run_id=run_id, text=cut, cut=True, ending=outcome.ending)
@@ -295,19 +255,26 @@ class Conversation:
         return [replace(entry, hidden=True) for entry in turn] if hidden else turn
 
 
-def _result(run_id: RunId, tool: Tool) -> Entry:
+def _named(data: Data) -> set[RunId]:
+    """Return the runs that an event of the session is about."""
+    if isinstance(data, events.ReceiptData):
+        return {run.id for run in data.receipt.runs}
+    return {data.outcome.run_id} if isinstance(data, events.Correction) else set()
+
+
+def _result(run_id: RunId, tool: events.Tool) -> Entry:
     nothing = tool_words(tool.state) if tool.state in (ToolState.SKIPPED, ToolState.INTERRUPTED) else ""
     text = tool.error or tool.result or nothing
     return Entry(role="result", run_id=run_id, call_id=tool.call_id, tool=tool.name, text=text, state=tool.state)
 
 
-def transcript(events: Iterable[Event]) -> list[Entry]:
+def transcript(log: Iterable[Event]) -> list[Entry]:
     """Return the conversation that a log tells. The log may lack its deltas, or its oldest part.
 
     A turn stands where it began: a message that waits is no part of the conversation yet. A message that a running turn
     absorbed stands inside that turn, where it was absorbed.
     """
     told = Conversation()
-    for event in events:
+    for event in log:
         told.take(event)
     return told.entries()

@@ -9,19 +9,8 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from msgspec.structs import replace
 
-from interlock.core.events import (
-    Block,
-    ChildData,
-    Data,
-    Ended,
-    Event,
-    MessageData,
-    Phase,
-    ProcessData,
-    QuestionData,
-    Started,
-    Tool,
-)
+from interlock.core import events
+from interlock.core.events import Data, Event
 from interlock.core.names import Drain, RunId
 from interlock.core.receipt import Receipt
 from interlock.core.story import Story
@@ -42,13 +31,13 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 1
 
 
-def timeline(run_id: RunId, events: Iterable[Event], receipt: Receipt | None = None) -> list[Moment]:
+def timeline(run_id: RunId, log: Iterable[Event], receipt: Receipt | None = None) -> list[Moment]:
     """Return the moments of a run, in order."""
     story = Story()
     moments: list[Moment] = []
-    for event in events:
+    for event in log:
         *closed, last = (story.take(event) if event.run_id == run_id else ()) or (None,)
-        if isinstance(last, Ended):
+        if isinstance(last, events.Ended):
             fell = last.outcome.ended_at or event.at
             # The blocks that close a reply are published at t1, but the fall decided them: date them at the fall.
             moments = [replace(moment, at=min(moment.at, fell)) for moment in moments]
@@ -61,7 +50,7 @@ def timeline(run_id: RunId, events: Iterable[Event], receipt: Receipt | None = N
     return moments
 
 
-def _fall(at: float, end: Ended) -> Iterator[Moment]:
+def _fall(at: float, end: events.Ended) -> Iterator[Moment]:
     yield Moment(at=at, what="fell", name=end.outcome.by or "", state=end.outcome.ending)
     if end.cut:
         yield Moment(at=at, what="output", state="cut", detail=f"{len(end.cut):,} characters")
@@ -76,23 +65,23 @@ def _refused(at: float, run_id: RunId, receipt: Receipt | None) -> Iterator[Mome
 def _moments(at: float, changes: Iterable[Data | None]) -> Iterator[Moment]:
     for change in changes:
         match change:
-            case MessageData(of=joined, by=by):
+            case events.MessageData(of=joined, by=by):
                 yield Moment(at=at, what="admitted" if joined is None else "joined", name=by)
-            case Started():
+            case events.Started():
                 yield Moment(at=at, what="started")
-            case Block(text=text):
+            case events.Block(text=text):
                 yield Moment(at=at, what="output", state="said", detail=f"{len(text):,} characters")
-            case Phase(name=name):
+            case events.Phase(name=name):
                 yield Moment(at=at, what="phase", name=name or "", state="" if name else "left")
-            case Tool(name=name, state=state):
+            case events.Tool(name=name, state=state):
                 yield Moment(at=at, what="tool", name=name, state=state)
-            case ProcessData(command=command, state=state, status=status):
+            case events.ProcessData(command=command, state=state, status=status):
                 detail = "" if status is None else str(status)
                 yield Moment(at=at, what="process", name=command, state=state, detail=detail)
-            case QuestionData(question_id=question, text=text, state=state, by=by):
+            case events.QuestionData(question_id=question, text=text, state=state, by=by):
                 detail = "" if by is None else f"{change.answer} by {by}"
                 yield Moment(at=at, what="question", name=text or question, state=state, detail=detail)
-            case ChildData(agent=agent, outcome=outcome):
+            case events.ChildData(agent=agent, outcome=outcome):
                 yield Moment(at=at, what="child", name=agent, state="begun" if outcome is None else outcome.ending)
             case _:
                 pass

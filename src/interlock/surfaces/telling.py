@@ -7,12 +7,11 @@
 4. Endings are told in the words of core/projection, with the native outcome and the generation beside them.
 
 A block may be longer than its deltas: an agent may stream a part and return the whole. The published protocol knows
-deltas alone, so `_block` sends what no delta has sent as one more delta, before the terminal event. A reader of our own
-events (`interlock.event`) replaces the deltas by the block.
+deltas alone, so what no delta has sent goes as one more delta, before the terminal event. A reader of our own events
+(`interlock.event`) replaces the deltas by the block.
 """
 
 from collections.abc import Callable, Collection
-from copy import copy
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +20,7 @@ from msgspec.structs import replace
 from interlock.core.events import (
     Block,
     ChildData,
+    Data,
     Delta,
     Ended,
     Entry,
@@ -49,6 +49,7 @@ from interlock.core.names import (
 from interlock.core.outcome import Outcome
 from interlock.core.projection import agent_wait, chat_event, client_words, native, row
 from interlock.core.receipt import Receipt
+from interlock.core.story import Story
 from interlock.runtime.approvals import QuestionInfo
 from interlock.runtime.listing import RunInfo, SessionInfo
 from interlock.surfaces.frames import Watched, encode
@@ -175,9 +176,9 @@ def _delta_item(watch: int, event: Event, delta: Delta) -> Item:
 
 
 class _Telling:
-    """What the published words of a run's next event depend on."""
+    """What the published words of a run's next event depend on: its story, and the heads of its deltas."""
 
-    __slots__ = ("_chat", "assistant", "note", "open", "said", "typing", "voidable")
+    __slots__ = ("_chat", "assistant", "story")
 
     def __init__(self, event: Event) -> None:
         self._chat: dict[str, bytes] = {}
@@ -185,11 +186,13 @@ class _Telling:
             b'{"type":"event","event":"agent","payload":{"runId":%b,"stream":"assistant","data":{"delta":'
             % encode(event.run_id)
         )
-        self.note = ""  # the text of an announcement whose run has not started
-        self.open: list[str] = []  # deltas sent that no block has closed
-        self.said = False  # True once a delta was sent
-        self.typing = False
-        self.voidable: set[QuestionId] = set()
+        self.story = Story()
+
+    @property
+    def note(self) -> str:
+        """The text of an announcement whose run has not started."""
+        announced = (said.text for said in self.story.messages if said.of is None and said.child is not None)
+        return next(announced, "") if self.story.started_at is None else ""
 
     def chat(self, event: Event) -> bytes:
         """Return the head of the run's `chat` deltas under the event's name of the session."""
@@ -201,12 +204,6 @@ class _Telling:
             )
         return head
 
-    def copy(self) -> "_Telling":
-        """Return a copy, from which the same event can be told under another name."""
-        other = copy(self)
-        other.voidable = set(self.voidable)
-        return other
-
 
 class Teller:
     """Makes the published protocol's events of control's; one object serves all connections."""
@@ -217,105 +214,76 @@ class Teller:
     def tell(self, event: Event, names: Collection[str]) -> dict[str, list[Item]]:
         """Return the frames of an event by name of its session; the list is empty if the protocol has no word for it.
 
-        The owner writes a session's name bare, others write it with the owner, so one event may need two wordings. The
-        run's state (`_Telling`) is put back before the second, which must begin from where the first began.
+        The owner writes a session's name bare, others write it with the owner, so one event may need two wordings.
         """
-        before = self._runs.get(event.run_id) if event.run_id is not None and len(names) > 1 else None
-        kept = None if before is None else before.copy()
-        told: dict[str, list[Item]] = {}
-        for name in names:
-            if told and event.run_id is not None:
-                self._runs.pop(event.run_id, None)
-                if kept is not None:
-                    self._runs[event.run_id] = kept.copy()
-            told[name] = self._tell(replace(event, session=SessionId(name)))
-            for item in told[name]:
-                item.session = event.session
-        return told
-
-    def _tell(self, event: Event) -> list[Item]:
         if event.run_id is None:
-            return []
-        if isinstance(event.data, MessageData):
-            return self._said(event, event.data)
-        told = self._runs.get(event.run_id)
-        if told is None:
-            told = self._runs[event.run_id] = _Telling(event)
+            return {name: [] for name in names}
+        told = self._runs.get(event.run_id) or _Telling(event)
+        changes = told.story.take(event)
         match event.data:
-            case Delta(text=text):
-                return self._texts(told, event, text)
-            case Block(text=text):
-                return self._block(told, event, text)
             case Ended():
-                del self._runs[event.run_id]
-                return [*self._taken_back(told, event), *_ended(event, event.data, told.note)]
-            case Started():
-                told.note = ""
-                return _other(event)
-            case Typing(on=on):
-                told.typing = on
-                return [_typing(event, on)]
-            case QuestionData():
-                return self._asked(told, event, event.data)
+                self._runs.pop(event.run_id, None)
+            case MessageData(of=str(of)):
+                self._runs.pop(of, None)
+            # A message that waits may be absorbed and have no ending, so the text of an announcement alone is kept.
+            case MessageData(child=None):
+                pass
             case _:
-                return _other(event)
+                self._runs[event.run_id] = told
+        wordings = {name: _words(told, replace(event, session=SessionId(name)), changes) for name in names}
+        for items in wordings.values():
+            for item in items:
+                item.session = event.session
+        return wordings
 
-    def _said(self, event: Event, said: MessageData) -> list[Item]:
-        """Return the frames of a `message` event.
 
-        A message has none: its sender hears of it by the answer. A steered or collected one is told by the run that
-        absorbed it. The text of an announcement is kept for its terminal event.
-        """
-        assert event.run_id is not None
-        if said.of is not None:
-            self._runs.pop(said.of, None)
-            return [_agent(event, "input", {"phase": "taken", "runId": said.of})]
-        if said.child is not None:
-            self._runs[event.run_id] = told = _Telling(event)
-            told.note = said.text
-        return []
+def _words(told: _Telling, event: Event, changes: tuple[Data, ...]) -> list[Item]:
+    match event.data:
+        case Delta() | Block():
+            return [
+                item for change in changes if isinstance(change, Delta) for item in _texts(told, event, change.text)
+            ]
+        case Ended():
+            # The terminal event has the results of calls, and the text.
+            void = [change for change in changes if isinstance(change, QuestionData)]
+            items = [_resolved(event, each.question_id, each.state, None, None) for each in void]
+            items += [_typing(event, change.on) for change in changes if isinstance(change, Typing)]
+            return [*items, *_ended(event, event.data, told.note)]
+        # A message has no frames: its sender hears of it by the answer. A steered or collected one is told by the run
+        # that absorbed it. The text of an announcement is told with its terminal event.
+        case MessageData(of=of):
+            return [] if of is None else [_agent(event, "input", {"phase": "taken", "runId": of})]
+        case Typing(on=on):
+            return [_typing(event, on)]
+        case QuestionData() as asked:
+            return _asked(event, asked)
+        case _:
+            return _other(event)
 
-    def _texts(self, told: _Telling, event: Event, text: str) -> list[Item]:
-        seq = b"%d" % event.position
-        between = "\n\n" if told.said and not told.open else ""
-        told.open.append(text)
-        told.said = True
-        text = between + text
-        tail = b',"generation":%b},"ts":%d,"seq":%b}' % (encode(event.generation), event.at * 1000, seq)
-        return [
-            Item(event.session, event.run_id, told.chat(event), text=text, tail=b',"seq":%b}' % seq, passing=True),
-            Item(event.session, event.run_id, told.assistant, text=text, tail=tail, passing=True),
-        ]
 
-    def _block(self, told: _Telling, event: Event, text: str) -> list[Item]:
-        heard = "".join(told.open)
-        # A gateway that was opened in the middle of a block has not seen its first deltas, and sends no rest: the
-        # terminal event has the whole text.
-        rest = text[len(heard) :] if text.startswith(heard) else ""
-        items = self._texts(told, event, rest) if rest else []
-        told.open = []
-        return items
+def _texts(told: _Telling, event: Event, text: str) -> list[Item]:
+    seq = b"%d" % event.position
+    tail = b',"generation":%b},"ts":%d,"seq":%b}' % (encode(event.generation), event.at * 1000, seq)
+    return [
+        Item(event.session, event.run_id, told.chat(event), text=text, tail=b',"seq":%b}' % seq, passing=True),
+        Item(event.session, event.run_id, told.assistant, text=text, tail=tail, passing=True),
+    ]
 
-    def _asked(self, told: _Telling, event: Event, asked: QuestionData) -> list[Item]:
-        if asked.state is QuestionState.OPEN:
-            told.voidable.add(asked.question_id)
-            payload = {
-                "id": asked.question_id,
-                "runId": event.run_id,
-                "generation": event.generation,
-                "createdAtMs": _ms(event.at),
-                "request": _request(asked.text, asked.tool, asked.arguments, asked.choices, event.session),
-            }
-            item = event_item("exec.approval.requested", payload, session=event.session, run_id=event.run_id)
-        else:
-            told.voidable.discard(asked.question_id)
-            item = _resolved(event, asked.question_id, asked.state, asked.answer, asked.by)
-        data = {"phase": "requested" if asked.state is QuestionState.OPEN else "resolved", "id": asked.question_id}
-        return [item, _agent(event, "approval", {**data, "state": asked.state, "answer": asked.answer})]
 
-    def _taken_back(self, told: _Telling, event: Event) -> list[Item]:
-        items = [_resolved(event, each, QuestionState.VOID, None, None) for each in sorted(told.voidable)]
-        return [*items, _typing(event, False)] if told.typing else items
+def _asked(event: Event, asked: QuestionData) -> list[Item]:
+    if asked.state is QuestionState.OPEN:
+        payload = {
+            "id": asked.question_id,
+            "runId": event.run_id,
+            "generation": event.generation,
+            "createdAtMs": _ms(event.at),
+            "request": _request(asked.text, asked.tool, asked.arguments, asked.choices, event.session),
+        }
+        item = event_item("exec.approval.requested", payload, session=event.session, run_id=event.run_id)
+    else:
+        item = _resolved(event, asked.question_id, asked.state, asked.answer, asked.by)
+    data = {"phase": "requested" if asked.state is QuestionState.OPEN else "resolved", "id": asked.question_id}
+    return [item, _agent(event, "approval", {**data, "state": asked.state, "answer": asked.answer})]
 
 
 def _agent(event: Event, stream: str, data: dict[str, Any]) -> Item:

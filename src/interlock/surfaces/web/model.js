@@ -158,8 +158,8 @@ export class Conversation {
 
   #corrected(data) {
     const { outcome } = data;
-    if (!this.shows(outcome.run_id)) return [];
-    return [{ run: touch(this.runs.get(outcome.run_id), { outcome, corrected: true }), data }];
+    const run = this.runs.get(outcome.run_id);
+    return run?.outcome ? [{ run: touch(run, { outcome, corrected: true }), data }] : [];
   }
 }
 
