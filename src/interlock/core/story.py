@@ -107,8 +107,6 @@ class Story:
                 self._process(data)
             case events.Ended():
                 return (*self._end(data), data)
-            case _:
-                pass
         return (data,)
 
     def _close(self, text: str) -> tuple[Delta, ...]:
@@ -243,8 +241,6 @@ class Conversation:
                 if cut or outcome.ending is not Ending.COMPLETED:
                     last = Entry(role="assistant", run_id=run_id, text=cut, cut=True, ending=outcome.ending)
                     self._add(run_id, last)
-            case _:
-                pass
 
     def _add(self, run_id: RunId, *entries: Entry) -> None:
         self._turns.setdefault(run_id, []).extend([*self._waiting.pop(run_id, []), *entries])

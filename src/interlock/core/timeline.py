@@ -83,5 +83,3 @@ def _moments(at: float, changes: Iterable[Data | None]) -> Iterator[Moment]:
                 yield Moment(at=at, what="question", name=text or question, state=state, detail=detail)
             case events.ChildData(agent=agent, outcome=outcome):
                 yield Moment(at=at, what="child", name=agent, state="begun" if outcome is None else outcome.ending)
-            case _:
-                pass
