@@ -17,9 +17,10 @@ import msgspec
 
 from interlock.app import open_control
 from interlock.core.decision import RunRow
-from interlock.core.events import Block, Ended, Event, transcript
+from interlock.core.events import Block, Ended, Event
 from interlock.core.names import REPORTS, Ending, ReceiptId, RunId, RunKind, SessionId
 from interlock.core.outcome import Outcome
+from interlock.core.story import transcript
 from interlock.runtime.control import Control
 from interlock.runtime.run import Message, Run
 from interlock.runtime.settings import CRASHES, Settings

@@ -167,6 +167,17 @@ def test_questions_are_listed_and_answered(shell: Shell) -> None:
     assert closed.code == 125 and closed.err.startswith("interlock: ")
 
 
+def test_an_end_is_told_with_what_it_closes(shell: Shell) -> None:
+    """A question that goes void with its run is told before the run's end, so that nobody is left with an open one."""
+    run = shell("send", "--session", "closed", "ask").out.strip()
+    question = ""
+    while not question:  # until the run has asked
+        question = shell("questions", "--session", "closed").out.partition(" ")[0]
+    assert shell("stop", run).code == 0
+    lines = shell("watch", run).err.splitlines()
+    assert lines[-2:] == [f"· question {question} void", f"· {run} stopped by operator"]
+
+
 def test_a_terminal_obeys_nothing_that_a_run_says(shell: Shell) -> None:
     """Control characters of a reply are replaced, so that a terminal obeys none; its newlines stay."""
     said = shell("send", "--watch", "--session", "paint", "paint")

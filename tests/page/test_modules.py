@@ -14,7 +14,7 @@ MODEL = """async () => {
     const { Conversation } = await import("/web/model.js");
     let position = 0;
     const event = (run_id, type, data = {}) => ({ run_id, at: ++position, position, data: { type, ...data } });
-    const heard = (model, ...told) => model.take(event(...told)).map((run) => run.id);
+    const heard = (model, ...told) => model.take(event(...told)).map(({ run }) => run.id);
     const receipt = (drain, ...ids) => ({ receipt: { drain, cause: "stopped", runs: ids.map((id) => ({ id })) } });
     const outcome = (run_id, ending) => ({ outcome: { run_id, ending } });
     const turn = (model, id) => {

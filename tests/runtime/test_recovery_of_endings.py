@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from interlock import Control, Ending, Event, EventKind, Message, QuestionClosed, Run, Stale, tool
-from interlock.core.events import Ended, transcript
+from interlock.core.events import Ended
 from interlock.core.names import PASSING
+from interlock.core.story import transcript
 from interlock.core.timeline import timeline
 
 from .lives import Place, began, behind, carried_out, ends, kept_out, until

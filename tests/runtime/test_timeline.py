@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from interlock import Ending, MemoryStore, Message, Moment, Run, Unknown, open_control
-from interlock.core.events import transcript
 from interlock.core.names import PASSING, EventKind
+from interlock.core.story import transcript
 
 from .scene import (
     BRIEF,

@@ -27,11 +27,12 @@ import msgspec
 
 from interlock.client.connection import PAUSE_SECONDS, Connection, Dropped, error_of, params_of
 from interlock.core.errors import Unavailable, Unknown
-from interlock.core.events import Ended, Entry, Event, Started
+from interlock.core.events import Ended, Entry, Event
 from interlock.core.lifecycle import State
-from interlock.core.names import PASSING, Ending, RunId
+from interlock.core.names import Ending, RunId
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
+from interlock.core.story import Conversation
 from interlock.core.timeline import Moment
 from interlock.runtime.approvals import QuestionInfo
 from interlock.runtime.listing import RunInfo, SessionInfo
@@ -47,7 +48,6 @@ WAIT_SECONDS: Final = 5.0
 CROWDED_SECONDS: Final = 1.0  # in place of WAIT_SECONDS while more than WAITS wait and take turns
 # Waits in flight. The gateway serves 64 requests of a connection at once, and other verbs need some of them.
 WAITS: Final = 32
-ENDED_RUNS: Final = 4_096  # remembered by a watch
 
 T = TypeVar("T")
 
@@ -74,26 +74,17 @@ class Seen:
 
     def __init__(self, after: int) -> None:
         self.position = after
-        self._floor = 0  # the lowest generation whose passing events still count
-        self._ended: dict[RunId | None, None] = {}
+        self._told = Conversation()
 
     def passes(self, event: Event) -> bool:
         """Return whether an event is new, and remember it."""
         if event.position <= self.position:
             return False
         self.position = event.position
-        if event.kind in PASSING and event.generation is not None and event.generation < self._floor:
-            return False
-        if isinstance(event.data, Started) and event.generation is not None:
-            self._floor = max(self._floor, event.generation)
-        if isinstance(event.data, Ended):
-            if event.run_id in self._ended:
-                return False
-            self._ended[event.run_id] = None
-            if len(self._ended) > ENDED_RUNS:
-                del self._ended[next(iter(self._ended))]
-            self._floor = max(self._floor, (event.generation or 0) + 1)
-        return True
+        news = bool(self._told.take(event))
+        if isinstance(event.data, Ended) and event.run_id is not None:
+            self._told.forget(event.run_id)
+        return news
 
 
 class _Stop:

@@ -1,12 +1,9 @@
 """The shell's verbs over a gateway: `send stop wait watch answer questions receipt timeline share unshare pair`.
 
-1. The text of a run goes to the output; everything else about it goes to the error output, in lines of its own.
-2. No text of a run can control the terminal: control characters are replaced.
-3. Exit codes are the endings' of core/projection. 125: the command failed, or there is no such run; 75: the run has not
+1. Exit codes are the endings' of core/projection. 125: the command failed, or there is no such run; 75: the run has not
    ended yet; 141: the reader of the output is gone.
-4. Ctrl-C during `send --watch` stops the run and prints the receipt; a second one leaves at once.
-5. A token comes from the data directory or from INTERLOCK_TOKEN, never from the command line.
-6. `send` is a chat surface: a text that is a stop word stops the session. `--literal` sends the text as it is.
+2. Ctrl-C during `send --watch` stops the run and prints the receipt; a second one leaves at once.
+3. `send` is a chat surface: a text that is a stop word stops the session. `--literal` sends the text as it is.
 """
 
 import asyncio
@@ -16,19 +13,20 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from interlock.client.connection import NO_SUCH_TOKEN
+from interlock.client.asking import TROUBLE, ask_and_tell
+from interlock.client.lines import Screen, line_of, note, print_json, print_line, proof, question_words
 from interlock.config import DEFAULT_PORT, data_directory, seconds
-from interlock.core import events
-from interlock.core.errors import BadInput, InterlockError, Refused, Unknown
-from interlock.core.names import Drain, Ending, QuestionState, Strategy, ToolState
+from interlock.core.errors import BadInput, InterlockError, Unknown
+from interlock.core.events import Ended
+from interlock.core.names import Drain, Ending, Strategy
 from interlock.core.outcome import Outcome
 from interlock.core.projection import client_words, row
 from interlock.core.receipt import Receipt
@@ -37,11 +35,8 @@ if TYPE_CHECKING:
     from interlock.client.client import Client
     from interlock.runtime.sharing import Shared
 
-T = TypeVar("T")
-TROUBLE, NOT_YET = 125, 75  # 125 as env and timeout exit; 75 is EX_TEMPFAIL
+NOT_YET = 75  # EX_TEMPFAIL
 LEFT = 130  # a second Ctrl-C
-UNREAD = 141  # a shell's code for a program that SIGPIPE ended
-NOTE_CHARACTERS = 200
 OURS = re.compile(r"r-[0-9a-f]+-[0-9a-f]+")  # a run's id; any other name is a key
 
 commands = typer.Typer()
@@ -65,56 +60,6 @@ Session = Annotated[
 ]
 Shareable = Annotated[str, typer.Argument(metavar="SESSION", help="NAME is your own, OWNER/NAME another's.")]
 HERE = f"http://127.0.0.1:{DEFAULT_PORT}"
-
-
-def ask(url: str, data: Path, asking: Callable[["Client"], Awaitable[T]]) -> T:
-    """Connect with the token of INTERLOCK_TOKEN or of the data directory, and return what `asking` returns."""
-
-    async def asked() -> T:
-        from interlock.client.client import connect  # noqa: PLC0415 - slow to import
-
-        token = os.environ.get("INTERLOCK_TOKEN") or None
-        async with connect(url, token, data=None if token else data) as client:
-            return await asking(client)
-
-    try:
-        return asyncio.run(asked())
-    except Refused as error:
-        raise Refused(why_refused(str(error))) from None
-
-
-def why_refused(words: str) -> str:
-    """Return why a gateway refused, in words for a shell's user, who chose a token and knows no method names."""
-    if os.environ.get("INTERLOCK_TOKEN"):
-        words = words.replace(NO_SUCH_TOKEN, f"{NO_SUCH_TOKEN.partition(';')[0]}; unset or change INTERLOCK_TOKEN")
-    scope = re.search(r"needs a token with scope (\w+)", words)
-    if scope is None:
-        return words
-    return f"this token may not do that; `interlock token add NAME --scope {scope[1]}` makes one with scope {scope[1]}"
-
-
-def _ask(url: str, data: Path, asking: Callable[["Client"], Awaitable[int]]) -> int:
-    """Ask, print an error if there is one, and return the exit code."""
-    # "replace" is for a terminal whose encoding cannot show every character.
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
-    try:
-        return ask(url, data, asking)
-    except InterlockError as error:
-        _note(str(error), "interlock: ")
-        return TROUBLE
-    except BrokenPipeError:
-        return unread()
-
-
-def unread() -> int:
-    """Discard the rest of the output, whose reader is gone, and return the exit code.
-
-    Typer would exit with 1, which would say that the run failed or that a probe found a leak.
-    """
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in (1, 2):
-        os.dup2(nowhere, descriptor)  # Python flushes both when it exits
-    return UNREAD
 
 
 @commands.command("send", short_help="Send a message to an agent.")
@@ -142,17 +87,17 @@ def send_command(
         send = client.send if literal else client.chat
         sent = await send(_named(session), said, key=mine, strategy=strategy, deadline=limit)
         if isinstance(sent, Receipt):
-            _json(sent) if as_json else _print(proof(sent))
+            print_json(sent) if as_json else print_line(proof(sent))
             return 0
         if stopping is None:
-            _json(sent) if as_json else _print(sent.run_id)
+            print_json(sent) if as_json else print_line(sent.run_id)
             return 0
-        _note(f"run {sent.run_id} in session {sent.session}" + (", waiting" if sent.state == "queued" else ""))
+        note(f"run {sent.run_id} in session {sent.session}" + (", waiting" if sent.state == "queued" else ""))
         code = await _follow(client, run=sent.run_id, as_json=as_json)
         await stopping.over()
         return code
 
-    return _ask(url, data, sending)
+    return ask_and_tell(url, data, sending)
 
 
 class _Stopping:
@@ -167,14 +112,14 @@ class _Stopping:
         if self._task is not None:
             os._exit(LEFT)
         sys.stderr.write("\n" if sys.stderr.isatty() else "")  # after the ^C that the terminal shows
-        _note("stopping; again to leave at once")
+        note("stopping; again to leave at once")
         self._task = asyncio.get_running_loop().create_task(self._stop())
 
     async def _stop(self) -> None:
         try:
-            _note(proof(await self._client.stop(message=self._key)))
+            note(proof(await self._client.stop(message=self._key)))
         except InterlockError as error:
-            _note(f"not stopped: {error}", "interlock: ")
+            note(f"not stopped: {error}", "interlock: ")
 
     async def over(self) -> None:
         """Wait until the receipt is printed, if Ctrl-C was pressed."""
@@ -207,12 +152,12 @@ def stop_command(
                     await client.wait(each.id, drained=True)
             now = await client.receipt(receipt.id)
             receipt = msgspec.structs.replace(now, aborted=receipt.aborted, already=receipt.already)
-        _json(receipt) if as_json else _print(proof(receipt))
+        print_json(receipt) if as_json else print_line(proof(receipt))
         if run is not None and receipt.id is None and receipt.already is None:
-            _note(f"no run {_line(run)} of yours is known" if ours else "a message with this key will not run")
+            note(f"no run {line_of(run)} of yours is known" if ours else "a message with this key will not run")
         return 1 if wait and receipt.drain is not Drain.OBSERVED else 0
 
-    return _ask(url, data, stop)
+    return ask_and_tell(url, data, stop)
 
 
 @asynccontextmanager
@@ -248,17 +193,17 @@ def wait_command(
     async def wait(client: "Client") -> int:
         _need_name(run)
         limit = None if timeout is None else seconds(timeout)
-        async with _progress(f"waiting for {_line(run)}"):
+        async with _progress(f"waiting for {line_of(run)}"):
             outcome = await client.wait(run, timeout=limit, drained=drained)
         if as_json:
-            _json(outcome)
+            print_json(outcome)
         elif outcome.ending is Ending.UNKNOWN:
             raise Unknown(_no_run(run))
         else:
-            _print(_line(client_words(outcome)))
+            print_line(line_of(client_words(outcome)))
         return _code(outcome)
 
-    return _ask(url, data, wait)
+    return ask_and_tell(url, data, wait)
 
 
 @commands.command("watch", short_help="Follow a session, or one run to its end.")
@@ -282,7 +227,7 @@ def watch_command(
             raise Unknown(f"{_no_run(run)}; if it is a session, write --session")
         return await _follow(client, run=run if found is None else found.id, after=after, as_json=as_json)
 
-    return _ask(url, data, watch)
+    return ask_and_tell(url, data, watch)
 
 
 @commands.command("answer", short_help="Answer a question of a run.")
@@ -295,14 +240,14 @@ def answer_command(
 ) -> int:
     """Answer a question that a run asks; `interlock questions` lists them."""
 
-    async def say(client: "Client") -> int:
+    async def answering(client: "Client") -> int:
         choices = next((each.choices for each in await client.questions() if each.id == question), None)
         words: dict[str, bool | str] = {} if choices else {"yes": True, "y": True, "no": False, "n": False}
         found = await client.answer(question, words.get(answer.lower(), answer))
-        _json(found) if as_json else _print(f"{found.state}: {_line(answer)}")
+        print_json(found) if as_json else print_line(f"{found.state}: {line_of(answer)}")
         return 0
 
-    return _ask(url, data, say)
+    return ask_and_tell(url, data, answering)
 
 
 @commands.command("questions", short_help="List the questions that wait for an answer.")
@@ -317,14 +262,14 @@ def questions_command(
     async def look(client: "Client") -> int:
         found = await client.questions(session)
         if as_json:
-            _json({"questions": found})
+            print_json({"questions": found})
         for each in () if as_json else found:
-            _print(f"{each.id}  {_line(each.session)}  {_question(each.text, each.choices, each.tool)}")
+            print_line(f"{each.id}  {line_of(each.session)}  {question_words(each.text, each.choices, each.tool)}")
         if not found and not as_json:
-            _note("no questions")
+            note("no questions")
         return 0
 
-    return _ask(url, data, look)
+    return ask_and_tell(url, data, look)
 
 
 @commands.command("receipt", short_help="Show the proof of an ending.")
@@ -340,15 +285,15 @@ def receipt_command(
         _need_name(wanted)
         receipt = await client.receipt(wanted)
         if as_json:
-            _json(receipt)
+            print_json(receipt)
             return 0
-        _print(proof(receipt))
+        print_line(proof(receipt))
         for run in receipt.runs:
             refused = ", ".join(f"{count} {kind}" for kind, count in run.refused.items())
-            _print(f"  {run.id} {_line(client_words(run.outcome))}" + (f"; refused {refused}" if refused else ""))
+            print_line(f"  {run.id} {line_of(client_words(run.outcome))}" + (f"; refused {refused}" if refused else ""))
         return 0
 
-    return _ask(url, data, look)
+    return ask_and_tell(url, data, look)
 
 
 @commands.command("timeline", short_help="Tell or draw what happened in a run.")
@@ -370,16 +315,16 @@ def timeline_command(
             from interlock.surfaces.drawing import draw  # noqa: PLC0415
 
             drawn = draw(moments, title=f"run {run}")
-            _print(drawn) if str(output) == "-" else output.write_text(drawn, "utf-8")
+            print_line(drawn) if str(output) == "-" else output.write_text(drawn, "utf-8")
         elif as_json:
-            _json({"run": run, "moments": moments})
+            print_json({"run": run, "moments": moments})
         else:
             for each in moments:
                 words = (each.what, each.name, each.state, each.detail, f"{each.count} times" if each.count > 1 else "")
-                _print(f"+{max(0.0, each.at - moments[0].at):.3f} s  {_line(' '.join(filter(None, words)))}")
+                print_line(f"+{max(0.0, each.at - moments[0].at):.3f} s  {line_of(' '.join(filter(None, words)))}")
         return 0
 
-    return _ask(url, data, look)
+    return ask_and_tell(url, data, look)
 
 
 @commands.command("share", short_help="Let somebody else see a session, or write in it.")
@@ -399,7 +344,7 @@ def share_command(
     async def give(client: "Client") -> int:
         return _tell_shared(await client.share(session, with_=with_, may="read" if read else "write"), as_json)
 
-    return _ask(url, data, give)
+    return ask_and_tell(url, data, give)
 
 
 @commands.command("unshare", short_help="Take a share of a session back.")
@@ -415,17 +360,17 @@ def unshare_command(
     async def take(client: "Client") -> int:
         return _tell_shared(await client.unshare(session, with_=with_), as_json)
 
-    return _ask(url, data, take)
+    return ask_and_tell(url, data, take)
 
 
 def _tell_shared(shared: "Shared", as_json: bool) -> int:
     if as_json:
-        _json(shared)
+        print_json(shared)
         return 0
     others = ", ".join(f"{who} may {may}" for who, may in sorted(shared.shares.items())) or "shared with nobody"
-    _print(_line(f"{shared.session} of {shared.owner}: {others}"))
+    print_line(line_of(f"{shared.session} of {shared.owner}: {others}"))
     if not shared.durable:
-        _note("it counts, and the server has yet to keep it: after a crash look again")
+        note("it counts, and the server has yet to keep it: after a crash look again")
     return 0
 
 
@@ -442,14 +387,14 @@ def stop_all_of(name: str, url: str, data: Path, *, served: bool) -> int:
         receipts = asyncio.run(stop())
     except InterlockError as error:
         if served:
-            _note(f"not stopped: {error}; a server has {data}, name it with --url", "interlock: ")
+            note(f"not stopped: {error}; a server has {data}, name it with --url", "interlock: ")
             return TROUBLE
-        _note(f"no server has {data}: nothing of {name} runs", "interlock: ")
+        note(f"no server has {data}: nothing of {name} runs", "interlock: ")
         return 0
     for receipt in receipts:
-        _print(proof(receipt))
+        print_line(proof(receipt))
     if not receipts:
-        _note(f"nothing of {name} ran", "interlock: ")
+        note(f"nothing of {name} ran", "interlock: ")
     return 0
 
 
@@ -465,133 +410,27 @@ def pair_command(
     async def look(client: "Client") -> int:
         made = await client.pair(name)
         page = f"{client.url.rstrip('/')}/#pair={made.code}"
-        _json({"page": page, "seconds": made.seconds}) if as_json else _print(page)
+        print_json({"page": page, "seconds": made.seconds}) if as_json else print_line(page)
         return 0
 
-    return _ask(url, data, look)
+    return ask_and_tell(url, data, look)
 
 
 # Following
 
 
-class Reply:
-    """Prints a reply as it comes; a block prints only what its deltas have not printed."""
-
-    def __init__(self) -> None:
-        self._open = ""  # deltas printed that no block has closed
-        self._said = False
-        self._inside = False  # the cursor is inside a line
-
-    def more(self, text: str) -> None:
-        """Print a delta."""
-        if text:
-            before = ("\n\n" if self._inside else "\n") if self._said and not self._open else ""
-            _write(before + text)
-            self._open, self._said, self._inside = self._open + text, True, not text.endswith("\n")
-
-    def part(self, text: str) -> None:
-        """Print what is missing of a block."""
-        if text and not text.startswith(self._open):  # some deltas were dropped before they came here
-            self.over()
-        self.more(text[len(self._open) :])
-        self._open = ""
-
-    def pause(self) -> None:
-        """Begin a new line for a note, if output and notes share a terminal."""
-        if self._inside and sys.stdout.isatty():
-            _write("\n")
-            self._inside = False
-
-    def over(self) -> None:
-        """End the reply and its line."""
-        if self._inside:
-            _write("\n")
-        self._open, self._said, self._inside = "", False, False
-
-
 async def _follow(
     client: "Client", *, session: str | None = None, run: str | None = None, after: int = 0, as_json: bool
 ) -> int:
-    reply = Reply()
+    screen = Screen(alone=run is not None)
     async for event in client.watch(session, run=run, after=after):
         if as_json:
-            _print(msgspec.json.encode(event).decode())
+            print_line(msgspec.json.encode(event).decode())
         else:
-            _tell(event, reply, alone=run is not None)
-        if run is not None and isinstance(event.data, events.Ended):
+            screen.tell(event)
+        if run is not None and isinstance(event.data, Ended):
             return _code(event.data.outcome)
     return _code(await client.wait(run or "", timeout=0))  # the terminal event is no longer kept
-
-
-def _tell(event: events.Event, reply: Reply, *, alone: bool) -> None:
-    """Print an event for a person."""
-    match event.data:
-        case events.Delta(text=text):
-            reply.more(text)
-        case events.Block(text=text):
-            reply.part(text)
-        case events.Ended(outcome=outcome, cut=cut):
-            reply.part(cut)
-            reply.over()
-            if outcome.ending is not Ending.COMPLETED or not alone:
-                _note(f"{event.run_id} {client_words(outcome)}")
-        case events.MessageData(text=text, child=child) if child is not None:
-            reply.pause()
-            _note(text, "> ")
-        case events.MessageData(text=text, by=by) if not alone:
-            _note(f"{by} to {event.run_id}: {text}", "> ")
-        case data:
-            if words := _words(data):
-                reply.pause()
-                _note(words)
-
-
-def _words(data: object) -> str:
-    match data:
-        case events.Tool(name=name, state=state, error=error) if state is not ToolState.PENDING:
-            return f"tool {name} {state}" + (f": {error}" if error else "")
-        case events.ProcessData(command=command, state=state, status=status):
-            return f"process {state}{'' if status is None else f' {status}'}: {command}"
-        case events.QuestionData(question_id=question, text=text, state=QuestionState.OPEN, choices=choices, tool=tool):
-            return f"question {question}: {_question(text, choices, tool)}"
-        case events.QuestionData(question_id=question, state=state, answer=answer, by=by):
-            words = ("no", "yes")[answer] if isinstance(answer, bool) else answer
-            return f"question {question} {state}" + ("" if by is None else f": {words} by {by}")
-        case events.Progress(text=text, done=done, total=total):
-            return text + ("" if done is None else f" {done:g}" + ("" if total is None else f"/{total:g}"))
-        case events.Phase(name=str(name)):
-            return f"phase {name}"
-        case events.ChildData(agent=agent, child=child, outcome=outcome):
-            return f"child {child} ({agent}) {'begun' if outcome is None else client_words(outcome)}"
-        case events.ReceiptData(receipt=receipt) if receipt.drain is Drain.UNCONFIRMED:
-            return proof(receipt)
-        case events.Gap():
-            return "what was said before is no longer kept"
-        case events.Correction(outcome=outcome):
-            return f"{outcome.run_id} really {client_words(outcome)}"
-    return ""
-
-
-def _question(text: str, choices: tuple[str, ...] | None, tool: str | None) -> str:
-    return _line(f"{text} ({'|'.join(choices or ('yes', 'no'))})" + (f" for tool {tool}" if tool else ""))
-
-
-def proof(receipt: Receipt) -> str:
-    """Return a receipt in one line."""
-    already = f" it had ended already, {receipt.already}" if receipt.already else ""
-    if receipt.id is None:
-        return f"nothing to stop{already and ':'}{already}"
-    runs = ", ".join(run.id for run in receipt.runs)
-    ended, took = receipt.processes.ended, receipt.fence_to_drained_ms
-    said = [f"{receipt.id}: {runs} {receipt.cause}" + (f" by {receipt.by}" if receipt.by else "")]
-    said += [already.strip()] if already else []
-    said += [f"{ended} process{'' if ended == 1 else 'es'} ended, grade {receipt.grade}"] if ended else []
-    said += [f"refused {', '.join(f'{n} {kind}' for kind, n in receipt.refused.items())}"] if receipt.refused else []
-    said += ["its host killed"] if receipt.host == "killed" else []
-    said += [f"kept with its host: {', '.join(receipt.kept)}"] if receipt.kept else []
-    said += ["not drained yet" if took is None else f"drained after {took / 1000:.3f} s"]
-    said += [f"not seen gone: {', '.join(receipt.unconfirmed)}"] if receipt.unconfirmed else []
-    return _line("; ".join(said))
 
 
 def _code(outcome: Outcome) -> int:
@@ -601,7 +440,7 @@ def _code(outcome: Outcome) -> int:
 
 
 def _no_run(name: str) -> str:
-    return f"no run or key {_line(name)!r:.80} that you may see; `interlock runs --url URL` lists them"
+    return f"no run or key {line_of(name)!r:.80} that you may see; `interlock runs --url URL` lists them"
 
 
 def _need_name(run: str) -> None:
@@ -616,35 +455,3 @@ def _named(session: str | None) -> str:
 def _name_one(session: str | None, run: str | None) -> None:
     if session is not None and run is not None:
         raise BadInput(f"name one thing: the session {session}, or the run {run}")
-
-
-# Printing
-
-
-def _shown(text: str) -> str:
-    """Return a text without control characters other than newlines and tabs."""
-    return re.sub(r"[^\x20-\x7e\n\t]", lambda found: found[0] if found[0].isprintable() else "\ufffd", text)
-
-
-def _line(text: str) -> str:
-    line = _shown(" ".join(text[: 4 * NOTE_CHARACTERS].split()))
-    return line if len(line) <= NOTE_CHARACTERS else line[: NOTE_CHARACTERS - 1] + "…"
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(_shown(text))
-    sys.stdout.flush()
-
-
-def _print(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
-def _note(text: str, mark: str = "· ") -> None:
-    sys.stderr.write(f"{mark}{_line(text)}\n")
-    sys.stderr.flush()
-
-
-def _json(document: object) -> None:
-    _print(msgspec.json.format(msgspec.json.encode(document)).decode())

@@ -1,9 +1,9 @@
-"""What a watcher is told, and the transcript that is made from it.
+"""What a watcher is told, and the lines of the transcript that is made from it.
 
 1. The log is the stored events of a session. When a run ends, its passing events (deltas, typing, progress) leave the
-   log. The transcript is not stored: `transcript` computes it from the log, for `run.history`, `control.history` and
-   every other reader. Events of the kinds `message`, `started`, `block`, `tool` and `ended` carry everything that
-   `transcript` needs.
+   log. The transcript is not stored: core/story.py computes it from the log, for `run.history`, `control.history` and
+   every other reader. Events of the kinds `message`, `started`, `block`, `tool` and `ended` carry everything that the
+   transcript needs.
 2. A position is `boot << 32 | n`: the number of this start of the server, then a counter. Positions rise within a
    session, also across restarts; there may be holes.
 3. A run's `ended` event is its last. `receipt`, `gap` and `correction` belong to the session and may follow it.
@@ -11,7 +11,6 @@
    can be longer than its deltas: an agent may stream a part of its reply and then return the whole.
 """
 
-from collections.abc import Iterable
 from typing import ClassVar, NewType, Protocol
 
 import msgspec
@@ -29,7 +28,6 @@ from interlock.core.names import (
     ToolState,
 )
 from interlock.core.outcome import Outcome
-from interlock.core.projection import tool_words
 from interlock.core.receipt import Receipt
 
 
@@ -274,66 +272,3 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     # The turn was rolled back: people see this entry, the model does not.
     hidden: bool = False
     child: RunId | None = None  # of an announcement: the child whose ending it tells
-
-
-def transcript(events: Iterable[Event]) -> list[Entry]:
-    """Return the conversation that a log tells. The log may lack its deltas, or its oldest part.
-
-    A message stands where its turn began, or where a running turn absorbed it, not where it was queued: a waiting
-    message is no part of the conversation yet. Entries of a rolled-back turn are marked `hidden`, not left out.
-    """
-    waiting: dict[RunId, list[Entry]] = {}
-    called: set[CallId | None] = set()
-    hidden: set[RunId] = set()
-    entries: list[Entry] = []
-    for event in events:
-        if isinstance(event.data, Ended) and event.data.outcome.hidden:
-            hidden.add(event.data.outcome.run_id)
-        for entry in _entries(event, waiting):
-            if entry.role == "call":
-                called.add(entry.call_id)
-            # Leave out a result whose call is not in this part of the log: a model refuses a result without its call.
-            if entry.role != "result" or entry.call_id in called:
-                entries.append(entry)
-    return [msgspec.structs.replace(entry, hidden=True) if entry.run_id in hidden else entry for entry in entries]
-
-
-def _entries(event: Event, waiting: dict[RunId, list[Entry]]) -> list[Entry]:
-    run_id, data = event.run_id, event.data
-    if run_id is None:
-        return []
-    match data:
-        case MessageData():
-            said = Entry(role="user", run_id=run_id, text=data.text, by=data.by, child=data.child)
-            # A message that a turn absorbs after it has begun (a steered message) stands right here. Any other message
-            # waits until its turn begins.
-            if data.of is not None and run_id not in waiting:
-                waiting.pop(data.of, None)
-                return [said]
-            waiting.setdefault(run_id, []).append(said)
-            return []
-        case Started():
-            return waiting.pop(run_id, [])
-        case Block():
-            return [Entry(role="assistant", run_id=run_id, text=data.text)]
-        case Tool():
-            return _tool_entries(run_id, data)
-        case Ended():
-            rest = waiting.pop(run_id, [])
-            rest += [entry for tool in data.tools for entry in _tool_entries(run_id, tool)]
-            if data.cut or data.outcome.ending is not Ending.COMPLETED:
-                rest.append(Entry(role="assistant", run_id=run_id, text=data.cut, cut=True, ending=data.outcome.ending))
-            return rest
-        case _:
-            return []
-
-
-def _tool_entries(run_id: RunId, tool: Tool) -> list[Entry]:
-    # The `pending` event has made the entry for the call.
-    if tool.state is ToolState.RUNNING:
-        return []
-    if tool.state is ToolState.PENDING:
-        return [Entry(role="call", run_id=run_id, call_id=tool.call_id, tool=tool.name, arguments=tool.arguments)]
-    nothing = tool_words(tool.state) if tool.state in (ToolState.SKIPPED, ToolState.INTERRUPTED) else ""
-    text = tool.error or tool.result or nothing
-    return [Entry(role="result", run_id=run_id, call_id=tool.call_id, tool=tool.name, text=text, state=tool.state)]

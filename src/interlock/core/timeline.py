@@ -4,25 +4,16 @@ Events carry `at`, the time of day, for this file. People read the time, and no 
 log when their run ends, so of each text the timeline shows only its length and the time at which it was complete.
 """
 
-from collections.abc import Iterable
-from math import inf
+from collections.abc import Iterable, Iterator
 
 import msgspec
+from msgspec.structs import replace
 
-from interlock.core.events import (
-    Block,
-    ChildData,
-    Ended,
-    Event,
-    MessageData,
-    Phase,
-    ProcessData,
-    QuestionData,
-    Started,
-    Tool,
-)
-from interlock.core.names import Drain, QuestionId, RunId
+from interlock.core import events
+from interlock.core.events import Data, Event
+from interlock.core.names import Drain, RunId
 from interlock.core.receipt import Receipt
+from interlock.core.story import Story
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,53 +31,55 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 1
 
 
-def timeline(run_id: RunId, events: Iterable[Event], receipt: Receipt | None = None) -> list[Moment]:
+def timeline(run_id: RunId, log: Iterable[Event], receipt: Receipt | None = None) -> list[Moment]:
     """Return the moments of a run, in order."""
-    mine = [event for event in events if event.run_id == run_id]
-    asked = {event.data.question_id: event.data.text for event in mine if isinstance(event.data, QuestionData)}
-    fell = next((event.data.outcome.ended_at or event.at for event in mine if isinstance(event.data, Ended)), inf)
-    moments = [moment for event in mine for moment in _moments(event, fell, receipt, asked)]
+    story = Story()
+    moments: list[Moment] = []
+    for event in log:
+        *closed, last = (story.take(event) if event.run_id == run_id else ()) or (None,)
+        if isinstance(last, events.Ended):
+            fell = last.outcome.ended_at or event.at
+            # The blocks that close a reply are published at t1, but the fall decided them: date them at the fall.
+            moments = [replace(moment, at=min(moment.at, fell)) for moment in moments]
+            moments += [*_fall(fell, last), *_moments(fell, closed), *_refused(event.at, run_id, receipt)]
+            moments.append(Moment(at=event.at, what="ended", state=last.outcome.ending))
+        else:
+            moments += _moments(event.at, [last])
     if receipt is not None and receipt.drained_at is not None and receipt.drain is not Drain.PENDING:
         moments.append(Moment(at=receipt.drained_at, what="drained", state=receipt.drain))
     return moments
 
 
-def _moments(event: Event, fell: float, receipt: Receipt | None, asked: dict[QuestionId, str]) -> list[Moment]:
-    # The blocks that close a reply are published at t1, but the fall decided them: date them at the fall.
-    at = min(event.at, fell)
-    match event.data:
-        case MessageData(of=joined):
-            return [Moment(at=at, what="admitted" if joined is None else "joined", name=event.data.by)]
-        case Started():
-            return [Moment(at=at, what="started")]
-        case Block(text=text):
-            return [Moment(at=at, what="output", state="said", detail=f"{len(text):,} characters")]
-        case Phase(name=name):
-            return [Moment(at=at, what="phase", name=name or "", state="" if name else "left")]
-        case Tool(name=name, state=state):
-            return [Moment(at=at, what="tool", name=name, state=state)]
-        case ProcessData(command=command, state=state, status=status):
-            detail = "" if status is None else str(status)
-            return [Moment(at=at, what="process", name=command, state=state, detail=detail)]
-        case QuestionData(text=text, state=state, by=by):
-            detail = "" if by is None else f"{event.data.answer} by {by}"
-            return [Moment(at=at, what="question", name=text, state=state, detail=detail)]
-        case ChildData(agent=agent, outcome=outcome):
-            return [Moment(at=at, what="child", name=agent, state="begun" if outcome is None else outcome.ending)]
-        case Ended():
-            return _ending(event.at, fell, event.data, receipt, asked)
-        case _:
-            return []
-
-
-def _ending(at: float, fell: float, end: Ended, receipt: Receipt | None, asked: dict[QuestionId, str]) -> list[Moment]:
-    moments = [Moment(at=fell, what="fell", name=end.outcome.by or "", state=end.outcome.ending)]
+def _fall(at: float, end: events.Ended) -> Iterator[Moment]:
+    yield Moment(at=at, what="fell", name=end.outcome.by or "", state=end.outcome.ending)
     if end.cut:
-        moments.append(Moment(at=fell, what="output", state="cut", detail=f"{len(end.cut):,} characters"))
-    moments += [Moment(at=fell, what="tool", name=tool.name, state=tool.state) for tool in end.tools]
-    moments += [Moment(at=fell, what="question", name=asked.get(key, key), state="void") for key in end.void]
-    moments += [Moment(at=fell, what="child", name=child.agent, state=child.ending) for child in end.children]
+        yield Moment(at=at, what="output", state="cut", detail=f"{len(end.cut):,} characters")
+
+
+def _refused(at: float, run_id: RunId, receipt: Receipt | None) -> Iterator[Moment]:
     for run in () if receipt is None else receipt.runs:
-        if run.id == end.outcome.run_id:
-            moments += [Moment(at=at, what="refused", name=kind, count=n) for kind, n in run.refused.items()]
-    return [*moments, Moment(at=at, what="ended", state=end.outcome.ending)]
+        if run.id == run_id:
+            yield from (Moment(at=at, what="refused", name=kind, count=n) for kind, n in run.refused.items())
+
+
+def _moments(at: float, changes: Iterable[Data | None]) -> Iterator[Moment]:
+    for change in changes:
+        match change:
+            case events.MessageData(of=joined, by=by):
+                yield Moment(at=at, what="admitted" if joined is None else "joined", name=by)
+            case events.Started():
+                yield Moment(at=at, what="started")
+            case events.Block(text=text):
+                yield Moment(at=at, what="output", state="said", detail=f"{len(text):,} characters")
+            case events.Phase(name=name):
+                yield Moment(at=at, what="phase", name=name or "", state="" if name else "left")
+            case events.Tool(name=name, state=state):
+                yield Moment(at=at, what="tool", name=name, state=state)
+            case events.ProcessData(command=command, state=state, status=status):
+                detail = "" if status is None else str(status)
+                yield Moment(at=at, what="process", name=command, state=state, detail=detail)
+            case events.QuestionData(question_id=question, text=text, state=state, by=by):
+                detail = "" if by is None else f"{change.answer} by {by}"
+                yield Moment(at=at, what="question", name=text or question, state=state, detail=detail)
+            case events.ChildData(agent=agent, outcome=outcome):
+                yield Moment(at=at, what="child", name=agent, state="begun" if outcome is None else outcome.ending)

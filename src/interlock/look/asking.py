@@ -5,8 +5,8 @@ A gateway returns no tools, questions and processes of a run by themselves; the 
 
 from pathlib import Path
 
+from interlock.client.asking import ask
 from interlock.client.client import Client
-from interlock.client.shell import ask
 from interlock.core.errors import Unknown
 from interlock.core.lifecycle import State
 from interlock.look.documents import RunLine, Runs, Shown

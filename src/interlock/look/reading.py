@@ -5,7 +5,7 @@ import contextlib
 import fcntl
 import os
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,14 +13,14 @@ import msgspec
 
 from interlock.core.decision import RunRow, SessionRow
 from interlock.core.errors import BadInput, Unknown
-from interlock.core.events import Event, ProcessData
+from interlock.core.events import ProcessData
 from interlock.core.names import Principal, ProcessState, RunId, SessionId
+from interlock.core.story import Story
 from interlock.core.timeline import timeline
 from interlock.look.documents import ProcessLine, RunLine, Runs, SessionLine, Sessions, Shown
 from interlock.runtime.listing import RunInfo, as_tree, info_of_row
 from interlock.runtime.live import RUN_SESSION
 from interlock.runtime.naming import Naming
-from interlock.runtime.recovery import Story
 from interlock.runtime.settings import CRASHES
 from interlock.runtime.watch import whole_log
 from interlock.stores.base import SessionInfo, StoreFailed, is_unsettled
@@ -194,44 +194,22 @@ async def show(store: Look, run_id: RunId) -> Shown:
 async def _shown(store: Look, row: RunRow) -> Shown:
     used = in_use(store.directory)
     events = [event for event in await whole_log(store, row.session) if event.run_id == row.id]
-    receipt = await store.receipt(row.id)
+    receipt, story, over = await store.receipt(row.id), Story(), row.outcome is not None
+    for event in events:
+        story.take(event)
     return Shown(
         data=str(store.directory),
         in_use=used,
         parked=_parked(await store.session(row.session)),
         run=_run_line(row, used),
-        reply=_reply(events) if row.outcome is None else row.outcome.text,
+        reply=story.text if row.outcome is None else row.outcome.text,
         tools=await store.tools(row.id),
         questions=await store.questions(row.id),
-        processes=tuple(_processes(events, over=row.outcome is not None, used=used)),
+        # The log lacks the end of a process that was ended with its run, so that is derived.
+        processes=tuple(_process_line(told, over=not used or (over and not told.detached)) for told in story.processes),
         receipt=receipt,
         timeline=tuple(timeline(row.id, events, receipt)),
     )
-
-
-def _reply(events: Iterable[Event]) -> str:
-    """Return the text so far of a run that has not ended."""
-    story = Story()
-    for event in events:
-        story.add(event)
-    return "\n\n".join(text for text in (*story.blocks, "".join(story.open)) if text)
-
-
-def _processes(events: Iterable[Event], *, over: bool, used: bool) -> list[ProcessLine]:
-    """Return a run's processes. The log lacks the end of a process that was ended with its run, so that is derived."""
-    latest: list[ProcessData] = []
-    for event in events:
-        if isinstance(told := event.data, ProcessData):
-            at = next((at for at, other in enumerate(latest) if _ends(told, other)), len(latest))
-            latest[at : at + 1] = [told]
-    return [_process_line(told, over=not used or (over and not told.detached)) for told in latest]
-
-
-def _ends(told: ProcessData, begun: ProcessData) -> bool:
-    """Return whether an event ends a process. The event of its start had no pid, so command and name are compared."""
-    if told.state is ProcessState.RUNNING or begun.state is not ProcessState.RUNNING:
-        return False
-    return (told.command, told.name, told.background) == (begun.command, begun.name, begun.background)
 
 
 def _process_line(told: ProcessData, *, over: bool) -> ProcessLine:

@@ -1,12 +1,12 @@
 """Output for people: tables in a terminal, plain columns in a pipe. Texts are one line, without control characters."""
 
-import re
 import sys
 import time
 from collections.abc import Sequence
 
 import msgspec
 
+from interlock.client.lines import line_of, print_line
 from interlock.core.decision import QuestionRow, ToolRow
 from interlock.core.lifecycle import State
 from interlock.core.names import Drain, Ending, RunKind, ToolState
@@ -61,7 +61,7 @@ def tell_runs(found: Runs, session: str | None) -> None:
     where = found.data if session is None else f"session {session}"
     _table(("run", "session", "by", "admitted", "how it stands", "message"), table, empty=f"no runs in {where}")
     if found.more:
-        _print("these are the latest; --all lists every run")
+        print_line("these are the latest; --all lists every run")
 
 
 def tell_run(found: Shown) -> None:
@@ -81,9 +81,9 @@ def tell_run(found: Shown) -> None:
     ]
     for name, value in facts:
         if value:
-            _print(f"{name:9} {_line(value, LINE_CHARACTERS)}")
+            print_line(f"{name:9} {line_of(value, LINE_CHARACTERS)}")
     if found.timeline:
-        _print("")
+        print_line("")
         began = found.timeline[0].at
         _table(("when", "what", "", "", ""), [_moment_cells(moment, began) for moment in found.timeline])
 
@@ -92,7 +92,7 @@ def tell_forgotten(found: Forgotten) -> None:
     """Print what was forgotten."""
     gone = found.forgotten
     counts = (_count(gone.sessions, "session"), _count(gone.runs, "run"), _count(gone.events, "event"))
-    _print(f"{'would be forgotten' if found.dry_run else 'forgotten'}: {', '.join(counts)}")
+    print_line(f"{'would be forgotten' if found.dry_run else 'forgotten'}: {', '.join(counts)}")
 
 
 # Words
@@ -195,36 +195,21 @@ def _ago(at: float | None) -> str:
 # Printing
 
 
-def _line(text: str, characters: int) -> str:
-    """Return a text as one line without control characters, at most so many characters."""
-    line = " ".join(text[: 4 * characters].split())
-    line = re.sub(r"[^\x20-\x7e]", lambda found: found[0] if found[0].isprintable() else "\ufffd", line)
-    return line if len(line) <= characters else line[: characters - 1] + "…"
-
-
-def _print(line: str) -> None:
-    # "replace" is for a terminal whose encoding cannot show every character.
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
-    sys.stdout.write(f"{line}\n")
-    # Flush here, where callers handle a reader that is gone (`| head`), not when Python exits.
-    sys.stdout.flush()
-
-
 def _table(heads: Sequence[str], table: Sequence[Sequence[str]], *, empty: str = "") -> None:
     lines = [tuple(_cell(text) for text in row) for row in table]
     if not lines:
-        _print(empty)
+        print_line(empty)
     elif sys.stdout.isatty():
         _draw(heads, lines)
     else:
         widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
         for row in (heads, *lines):
-            _print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+            print_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _cell(text: str) -> str:
     indent = len(text) - len(text.lstrip(" "))
-    return " " * indent + _line(text, CELL_CHARACTERS)
+    return " " * indent + line_of(text, CELL_CHARACTERS)
 
 
 def _draw(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> None:

@@ -22,7 +22,7 @@ import msgspec
 from interlock.core.authority import Action, Authority, Whose
 from interlock.core.decision import Decision, RunRow, WakeRow
 from interlock.core.errors import BadInput, Unavailable, Unknown
-from interlock.core.events import Entry, Event, transcript
+from interlock.core.events import Entry, Event
 from interlock.core.lifecycle import State
 from interlock.core.names import (
     LOCAL,
@@ -39,6 +39,7 @@ from interlock.core.names import (
 )
 from interlock.core.outcome import Cause, Outcome
 from interlock.core.receipt import Receipt
+from interlock.core.story import transcript
 from interlock.core.timeline import Moment, timeline
 from interlock.processes.base import Processes, SpawnFailed
 from interlock.runtime.approvals import Approvals, Policy, QuestionInfo

@@ -16,25 +16,19 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from interlock.core.decision import Decision, RunRow
 from interlock.core.events import (
-    Block,
-    ChildData,
     ChildEnd,
-    Delta,
     Ended,
     Event,
     Gap,
     Json,
-    MessageData,
-    QuestionData,
     ReceiptData,
-    Started,
     Tool,
 )
 from interlock.core.lifecycle import Move, State
@@ -54,6 +48,7 @@ from interlock.core.names import (
 )
 from interlock.core.outcome import Cause, Outcome
 from interlock.core.receipt import Receipt, Totals, split
+from interlock.core.story import BETWEEN, OPEN_CALLS, Conversation, Story
 from interlock.processes.base import Processes
 from interlock.runtime.clock import Clock
 from interlock.runtime.ending import Endings
@@ -70,55 +65,6 @@ from interlock.runtime.watch import whole_log
 from interlock.stores.base import Store, Ticket, read
 
 log = logging.getLogger("interlock")
-
-OPEN_CALLS = (ToolState.PENDING, ToolState.RUNNING)
-
-
-class Story:
-    """What the log tells of one run."""
-
-    __slots__ = (
-        "blocks", "calls", "children", "ended", "open", "parts", "proof", "questions", "said", "started_at",
-        "with_home",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.said = False
-        self.parts: set[RunId] = set()  # messages that the run absorbed
-        self.started_at: float | None = None
-        self.blocks: list[str] = []
-        self.open: list[str] = []  # deltas of the block that was not closed
-        self.calls: dict[CallId, Tool] = {}  # each with its arguments and its latest state
-        self.questions: dict[QuestionId, QuestionData] = {}
-        self.children: set[RunId] = set()  # children whose endings the run's stream tells
-        self.ended: Outcome | None = None
-        self.proof: Receipt | None = None  # the whole receipt, as it was last published
-        self.with_home = False  # the run fell in a fall of another session, its home's for example
-
-    def add(self, event: Event) -> None:
-        """Read one event of the run."""
-        match event.data:
-            case MessageData(of=part):
-                self.said = self.said or part is None
-                self.parts |= set() if part is None else {part}
-            case Started():
-                self.started_at = event.at
-            case Delta(text=text):
-                self.open.append(text)
-            case Block(text=text):
-                self.open.clear()
-                self.blocks.append(text)
-            case Tool() as tool:
-                first = self.calls.get(tool.call_id, tool)
-                self.calls[tool.call_id] = msgspec.structs.replace(first, state=tool.state)
-            case QuestionData() as asked:
-                self.questions[asked.question_id] = asked
-            case ChildData(child=child, outcome=outcome) if outcome is not None:
-                self.children.add(child)
-            case Ended(outcome=outcome):
-                self.ended = outcome
-            case _:
-                pass
 
 
 class Gone:
@@ -236,7 +182,10 @@ class Recovery:
         if known is None:
             return
         events = await whole_log(self._store, session_id)
-        stories = _stories(events)
+        told = Conversation()
+        for event in events:
+            told.take(event)
+        stories = told.stories
         with self._registry.pinned(session_id) as session:
             self._inbox.take_up(session, known)
             await self._tell_gap(session_id, events)
@@ -245,9 +194,11 @@ class Recovery:
                 story = stories.get(row.id, Story())
                 if row.outcome is not None:
                     await self._tell_again(row, story)
-                elif story.ended is not None:
-                    reports = () if story.with_home else await self._report_again(row, story.ended)
-                    await self._keep_told(row, story.ended, story.proof, reports)
+                elif story.outcome is not None:
+                    # A receipt of another session's fall: the run fell with its home, for example.
+                    own = story.receipt is None or story.receipt.session == session_id
+                    reports = await self._report_again(row, story.outcome) if own else ()
+                    await self._keep_told(row, story.outcome, story.receipt if own else None, reports)
                 elif row.started or row.parent is not None:
                     living[row.id] = await self._bring_back(session, row, story, living)
             # A run's own session takes no further message, so it need not be parked.
@@ -365,7 +316,7 @@ class Recovery:
         for row in sorted(rows, key=lambda row: row.generation is None):
             run = await self._live(session, row, None)
             story = stories.get(row.id, Story())
-            run.said = story.said
+            run.said = _introduced(story)
             if row.kind in REPORTS:
                 await self._read_report(run)
                 continue
@@ -374,8 +325,9 @@ class Recovery:
             if parts:
                 run.collection = Collection(until=self._clock.now())
                 run.collection.ripe = True
+            absorbed = {message.of for message in story.messages}
             for part in parts:
-                await self._put_back(part, run, told=part.id in story.parts)
+                await self._put_back(part, run, told=part.id in absorbed)
             self._stage.resume(run)
             if not run.said:
                 Outlet(run, self._feed).introduce()
@@ -430,7 +382,7 @@ class Recovery:
     async def _tell_again(self, row: RunRow, story: Story) -> None:
         """Publish an ending that the store has and the log has not: the same ending, with the calls it left open."""
         assert row.outcome is not None
-        if story.ended is not None:
+        if story.outcome is not None:
             await self._keep_told(row, row.outcome)
             return
         kept = {tool.call_id: tool for tool in await read(self._store.tools(row.id))}
@@ -448,7 +400,7 @@ class Recovery:
             void=tuple(question for question in void if _was_open(story, question)),
             children=tuple(await self._children(row, story)),
         )
-        said, blocks = story.said or row.started, _unsaid(row.outcome, story)
+        said, blocks = _introduced(story) or row.started, _unsaid(row.outcome, story)
         tell_again(self._feed, row, ended, said=said, blocks=blocks)
         receipt = await read(self._store.receipt(row.id))
         # A receipt that is still pending is published when `_complete_receipts` completes it.
@@ -458,10 +410,11 @@ class Recovery:
     async def _children(self, row: RunRow, story: Story) -> list[ChildEnd]:
         """Return the children whose endings have no event in the run's own stream."""
         home = row.home or row.session
+        told = {child for child, data in story.children.items() if data.outcome is not None}
         return [
             ChildEnd(child=child.id, agent=child.agent or "", ending=child.outcome.ending)
             for child in await read(self._store.runs(home, tree=True))
-            if child.parent == row.id and child.outcome is not None and child.id not in story.children
+            if child.parent == row.id and child.outcome is not None and child.id not in told
         ]
 
     async def _keep_told(
@@ -516,24 +469,14 @@ class Recovery:
         return shares if receipt.session is None else {**shares, receipt.session: receipt}
 
 
-def _stories(events: Iterable[Event]) -> dict[RunId, Story]:
-    stories: dict[RunId, Story] = {}
-    for event in events:
-        if event.run_id is not None:
-            stories.setdefault(event.run_id, Story()).add(event)
-        elif isinstance(event.data, ReceiptData):
-            receipt = event.data.receipt
-            for story in [stories.setdefault(run.id, Story()) for run in receipt.runs]:
-                if receipt.session == event.session:
-                    story.proof = receipt
-                else:
-                    story.with_home = True
-    return stories
-
-
 def _waits(row: RunRow, stories: dict[RunId, Story]) -> bool:
     told = stories.get(row.id)
-    return row.outcome is None and not row.started and row.parent is None and (told is None or told.ended is None)
+    return row.outcome is None and not row.started and row.parent is None and (told is None or told.outcome is None)
+
+
+def _introduced(story: Story) -> bool:
+    """Return whether the run's own message is in the log."""
+    return any(message.of is None for message in story.messages)
 
 
 def _call(call_id: CallId, tool: Tool) -> ToolCall:
@@ -546,10 +489,10 @@ def _unsaid(outcome: Outcome, story: Story) -> list[str]:
     """Return the blocks that completed a reply and are not in the log: the open deltas, and the returned text."""
     if outcome.ending is not Ending.COMPLETED:
         return []
-    rest = outcome.text.removeprefix("\n\n".join(story.blocks)).removeprefix("\n\n")
+    rest = outcome.text.removeprefix(BETWEEN.join(story.blocks)).removeprefix(BETWEEN)
     unfinished = "".join(story.open)
-    if unfinished and rest.startswith(f"{unfinished}\n\n"):
-        return [unfinished, rest.removeprefix(f"{unfinished}\n\n")]
+    if unfinished and rest.startswith(unfinished + BETWEEN):
+        return [unfinished, rest.removeprefix(unfinished + BETWEEN)]
     return [rest] if rest else []
 
 

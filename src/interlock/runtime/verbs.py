@@ -15,8 +15,9 @@ import asyncio
 from collections.abc import Collection, Sequence
 
 from interlock.core.errors import BadInput
-from interlock.core.events import Entry, Json, Phase, Progress, Typing, transcript
+from interlock.core.events import Entry, Json, Phase, Progress, Typing
 from interlock.core.names import Announce, CallId, Effect, KnownPhase, RunId, ToolState
+from interlock.core.story import transcript
 from interlock.processes.base import SpawnOrder
 from interlock.runtime.approvals import Approvals
 from interlock.runtime.crew import Crew

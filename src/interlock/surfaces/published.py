@@ -11,11 +11,12 @@ deltas alone, so the wording sends what no delta has sent as one more delta, bef
 own events (`interlock.event`) replaces the deltas by the block.
 """
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from interlock.core.events import (
     Block,
     ChildData,
+    Data,
     Delta,
     Ended,
     Event,
@@ -31,6 +32,7 @@ from interlock.core.events import (
 from interlock.core.fence import Fence
 from interlock.core.names import PASSING, Ending, ProcessState, QuestionId, QuestionState, RunId, ToolState
 from interlock.core.projection import chat_event, client_words, native, row
+from interlock.core.story import Story
 from interlock.surfaces.frames import encode
 from interlock.surfaces.items import Frame, Piece, Stream, event_frame
 from interlock.surfaces.telling import AGENT, approval_request
@@ -41,28 +43,20 @@ _DECISIONS: Final = {True: "allow-once", False: "deny", None: "deny"}
 
 
 class _Telling:
-    """What the published words of a run's next event depend on."""
+    """What the published words of a run's next event depend on: its story, and the streams of its deltas."""
 
-    __slots__ = ("assistant", "chats", "note", "open", "said", "typing", "voidable")
+    __slots__ = ("assistant", "chats", "story")
 
     def __init__(self) -> None:
+        self.story = Story()
         self.chats: dict[str, Stream] = {}  # by name of the session
         self.assistant: Stream | None = None
-        self.note = ""  # the text of an announcement whose run has not started
-        self.open: list[str] = []  # deltas sent that no block has closed
-        self.said = False  # True once a delta was sent
-        self.typing = False
-        self.voidable: set[QuestionId] = set()
 
-
-class _Facts(NamedTuple):
-    """What an event's words need besides the event: found once, told under every name of the session."""
-
-    told: _Telling | None = None
-    text: str = ""  # of a delta, or of a block that is longer than its deltas
-    void: tuple[QuestionId, ...] = ()
-    typing: bool = False
-    note: str = ""
+    @property
+    def note(self) -> str:
+        """The text of an announcement whose run has not started."""
+        announced = (said.text for said in self.story.messages if said.of is None and said.child is not None)
+        return next(announced, "") if self.story.started_at is None else ""
 
 
 class PublishedWording:
@@ -76,7 +70,8 @@ class PublishedWording:
         self._runs: dict[RunId, _Telling] = {}
         self._event: Event | None = None
         self._source: Fence | None = None
-        self._facts = _Facts()
+        self._telling = _Telling()
+        self._changes: tuple[Data, ...] = ()
         self._told: dict[str, list[Frame | Piece]] = {}
 
     def take(self, event: Event, source: Fence | None) -> None:
@@ -84,8 +79,22 @@ class PublishedWording:
         if event is self._event:
             return
         self._event, self._source = event, source
-        self._facts = self._read(event)
-        self._told = {}
+        self._told, self._changes = {}, ()
+        run_id = event.run_id
+        if run_id is None:
+            return
+        self._telling = telling = self._runs.get(run_id) or _Telling()
+        self._changes = telling.story.take(event)
+        match event.data:
+            case Ended():
+                self._runs.pop(run_id, None)
+            case MessageData(of=str(of)):
+                self._runs.pop(of, None)
+            # A message that waits may be absorbed and have no ending, so the text of an announcement alone is kept.
+            case MessageData(child=None):
+                pass
+            case _:
+                self._runs[run_id] = telling
 
     def items(self, event: Event, source: Fence | None, name: str) -> list[Frame | Piece]:
         """Return the frames of an event; the list is empty if the protocol has no word for it."""
@@ -95,60 +104,17 @@ class PublishedWording:
             told = self._told[name] = self._words(event, name)
         return told
 
-    def _read(self, event: Event) -> _Facts:
-        run_id, data = event.run_id, event.data
-        if run_id is None:
-            return _Facts()
-        if isinstance(data, MessageData):
-            # A message has no frame: its sender hears of it by the answer. A steered or collected one is told by the
-            # run that absorbed it. The text of an announcement is kept for its terminal event.
-            if data.of is not None:
-                self._runs.pop(data.of, None)
-            elif data.child is not None:
-                self._runs[run_id] = told = _Telling()
-                told.note = data.text
-            return _Facts()
-        told = self._runs.get(run_id) or self._runs.setdefault(run_id, _Telling())
-        match data:
-            case Delta(text=text):
-                return self._spoken(told, text)
-            case Block(text=text):
-                heard = "".join(told.open)
-                # A gateway that was opened in the middle of a block has not seen its first deltas, and sends no rest:
-                # the terminal event has the whole text.
-                rest = text[len(heard) :] if text.startswith(heard) else ""
-                facts = self._spoken(told, rest) if rest else _Facts()
-                told.open = []
-                return facts
-            case Ended():
-                del self._runs[run_id]
-                return _Facts(void=tuple(sorted(told.voidable)), typing=told.typing, note=told.note)
-            case Started():
-                told.note = ""
-            case Typing(on=on):
-                told.typing = on
-            case QuestionData(question_id=question, state=QuestionState.OPEN):
-                told.voidable.add(question)
-            case QuestionData(question_id=question):
-                told.voidable.discard(question)
-        return _Facts()
-
-    @staticmethod
-    def _spoken(told: _Telling, text: str) -> _Facts:
-        between = "\n\n" if told.said and not told.open else ""
-        told.open.append(text)
-        told.said = True
-        return _Facts(told, between + text)
-
     # Words
 
     def _words(self, event: Event, name: str) -> list[Frame | Piece]:
         if event.run_id is None:
             return []
-        facts = self._facts
         match event.data:
             case Delta() | Block():
-                return [] if facts.told is None else self._texts(facts.told, event, name, facts.text)
+                texts = [change.text for change in self._changes if isinstance(change, Delta)]
+                return [piece for text in texts for piece in self._texts(event, name, text)]
+            # A message has no frames: its sender hears of it by the answer. A steered or collected one is told by the
+            # run that absorbed it. The text of an announcement is told with its terminal event.
             case MessageData(of=part):
                 return [] if part is None else [self._agent(event, "input", {"phase": "taken", "runId": part})]
             case Typing(on=on):
@@ -156,13 +122,19 @@ class PublishedWording:
             case QuestionData() as asked:
                 return self._asked(event, name, asked)
             case Ended() as ended:
-                void = [self._resolved(event, each, QuestionState.VOID, None, None) for each in facts.void]
-                typing = [self._typing(event, name, False)] if facts.typing else []
-                return [*void, *typing, *self._ended(event, name, ended, facts.note)]
+                # The terminal event has the results of calls, and the text.
+                void = [change for change in self._changes if isinstance(change, QuestionData)]
+                typing = [change for change in self._changes if isinstance(change, Typing)]
+                return [
+                    *(self._resolved(event, each.question_id, each.state, None, None) for each in void),
+                    *(self._typing(event, name, each.on) for each in typing),
+                    *self._ended(event, name, ended, self._telling.note),
+                ]
             case _:
                 return self._other(event, name)
 
-    def _texts(self, told: _Telling, event: Event, name: str, text: str) -> list[Frame | Piece]:
+    def _texts(self, event: Event, name: str, text: str) -> list[Frame | Piece]:
+        told = self._telling
         chat, assistant = told.chats.get(name), told.assistant
         if chat is None:
             head = (

@@ -15,12 +15,14 @@ from urllib.parse import urlsplit
 
 import typer
 
+from interlock.client.asking import unread, why_refused
 from interlock.client.connection import addresses, read_token
+from interlock.client.lines import note, print_json
 from interlock.client.probe import telling
 from interlock.client.probe.scenes import SCENES, Campaign, Plan, clean, lasts
 from interlock.client.probe.verdict import Report
 from interlock.client.probe.wire import Wire
-from interlock.client.shell import HERE, Data, _json, _note, unread, why_refused
+from interlock.client.shell import HERE, Data
 from interlock.config import seconds
 from interlock.core.errors import BadInput, InterlockError
 
@@ -74,20 +76,20 @@ def probe_command(
         )  # fmt: skip
         report = asyncio.run(_probe(url, _token(url, data, named=named), plan, _scenes(scene)))
     except InterlockError as error:
-        _note(why_refused(str(error)), "interlock: ")
+        note(why_refused(str(error)), "interlock: ")
         return BAD_USAGE
     except KeyboardInterrupt:
-        _note("interrupted; what was started is stopped", "interlock: ")
+        note("interrupted; what was started is stopped", "interlock: ")
         return INTERRUPTED
     except asyncio.CancelledError:
-        _note("terminated; what was started is stopped", "interlock: ")
+        note("terminated; what was started is stopped", "interlock: ")
         return TERMINATED
     except BrokenPipeError:
         return unread()
     try:
-        _json(report) if as_json else telling.tell(report)
+        print_json(report) if as_json else telling.tell(report)
         if report.broken is not None:
-            _note(report.broken, "interlock: ")
+            note(report.broken, "interlock: ")
     except BrokenPipeError:
         return unread()
     if report.broken is not None or not report.tried:
@@ -104,8 +106,8 @@ async def _probe(url: str, token: str, plan: Plan, scenes: list[str]) -> Report:
     try:
         messages = plan.times * sum(SCENES[scene].messages for scene in scenes)
         each = "once" if plan.times == 1 else f"{plan.times} times"
-        _note(f"probing {wire.url}: {_count(len(scenes), 'scene')}, {each} each, about {lasts(plan, scenes)} s")
-        _note(
+        note(f"probing {wire.url}: {_count(len(scenes), 'scene')}, {each} each, about {lasts(plan, scenes)} s")
+        note(
             f"it sends {_count(messages, 'message')} to the agent, in sessions {campaign.name}-* of its own, and "
             "stops them; they may cost model tokens; Ctrl-C stops all of it"
         )
@@ -127,7 +129,7 @@ async def _clean_again(url: str, token: str, session: str) -> None:
         finally:
             await wire.close()
     except InterlockError:
-        _note(f"what runs in session {session} could not be stopped; stop it there")
+        note(f"what runs in session {session} could not be stopped; stop it there")
 
 
 def _token(url: str, data: Path, *, named: bool) -> str:

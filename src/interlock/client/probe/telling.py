@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from interlock.client.lines import line_of, note, print_line
 from interlock.client.probe.scenes import SCENES, TOOK_OVER, WENT_ON
 from interlock.client.probe.verdict import Report, Row, Take, Times
-from interlock.client.shell import _line, _note, _print
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,7 +57,7 @@ class _Lines:
             tried = [each for each in self._takes if each.not_tried is None]
             leaked = sum(each.leaked for each in tried)
             words = "nothing leaked" if tried else "not tried"
-            _note(f"{scene}: " + (f"leaked in {leaked} of {len(tried)} tries" if leaked else words))
+            note(f"{scene}: " + (f"leaked in {leaked} of {len(tried)} tries" if leaked else words))
             self._takes = []
 
 
@@ -69,19 +69,19 @@ def tell(report: Report) -> None:
     _draw(console, _table(report, narrow=console.width < WIDE))
     for row in report.scenes:
         for line in findings(row):
-            _print(f"✗ {_line(f'{row.does}: {line}')}")
+            print_line(f"✗ {line_of(f'{row.does}: {line}')}")
     for row in report.scenes:
         for line in _remarks(row):
-            _print(f"– {_line(f'{row.does}: {line}')}")
+            print_line(f"– {line_of(f'{row.does}: {line}')}")
     _draw(console, LEGEND, style="dim", soft_wrap=True)
-    _print(summary(report))
+    print_line(summary(report))
 
 
 def _draw(console: "Console", drawn: "Table | str", **how: Any) -> None:
     """Draw with rich and print it ourselves: rich exits with 1 if the reader is gone, which would mean a leak."""
     with console.capture() as held:
         console.print(drawn, **how)
-    _print(held.get().removesuffix("\n"))
+    print_line(held.get().removesuffix("\n"))
 
 
 def _table(report: Report, *, narrow: bool) -> "Table":
@@ -89,8 +89,8 @@ def _table(report: Report, *, narrow: bool) -> "Table":
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    server = f" (server {_line(report.server)})" if report.server else ""
-    title = Text(f"Ending runs at {_line(report.url)}{server}")
+    server = f" (server {line_of(report.server)})" if report.server else ""
+    title = Text(f"Ending runs at {line_of(report.url)}{server}")
     box, padding = (None, (0, 1, 0, 0)) if narrow else (HEAVY_HEAD, (0, 1))
     table = Table(title=title, title_justify="left", title_style="bold", box=box, padding=padding)
     table.add_column("what was done")

@@ -236,7 +236,7 @@ class RunView {
       view.version = part.version;
     });
     while (children.length > run.parts.length) children[run.parts.length].remove();
-    show(this.typing, run.typing);
+    show(this.typing, run.awaited);
     this.#drawProgress();
     this.#drawFoot();
     this.#drawReceipt();
@@ -309,7 +309,7 @@ export class ConversationView {
     if (event.data.type === "gap")
       this.turns.append(el("p.note", {}, "The server was started again here; what was only shown live is gone."));
     if (event.data.type === "receipt") this.loose(event.data.receipt, true);
-    for (const run of this.model.take(event)) this.#dirty.add(run);
+    for (const { run } of this.model.take(event)) this.#dirty.add(run);
     this.#soon();
   }
 

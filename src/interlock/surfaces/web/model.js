@@ -1,19 +1,21 @@
-// The model of a session, made of its events. No DOM, no clock, no network.
+// The model of a session, made of its events, as core/story.py makes it. No DOM, no clock, no network.
 //
 // 1. A run that has ended is sealed: a later event of it changes nothing. Only its receipt and a correction may follow.
 // 2. Blocks and the terminal event hold the lasting text; deltas, typing and progress count only while the run lives.
-// 3. A run is known from its message or its start on; events of an unknown run change nothing.
-// 4. A message stands where its turn began, not where it waited. A steered or collected one stands in the turn that
+// 3. An end is told as all that it closes (calls, questions, children, typing), and then itself.
+// 4. A run is known from its message or its start on; events of an unknown run change nothing.
+// 5. A message stands where its turn began, not where it waited. A steered or collected one stands in the turn that
 //    absorbed it.
 
-import { EARLY } from "./endings.js";
+const PASSING = ["delta", "typing", "progress"];
 
 // Change a part and raise its version, without which it would not be drawn again.
 export function touch(part, change) {
   return Object.assign(part, change, { version: (part.version ?? 0) + 1 });
 }
 
-export class Run {
+// One run, as its events tell it.
+export class Story {
   constructor(id) {
     this.id = id;
     this.state = "queued"; // then running, ended or joined
@@ -23,6 +25,7 @@ export class Run {
     this.outcome = null;
     this.receipt = null;
     this.typing = false;
+    this.awaited = false; // typing is on, and no text has come since
     this.progress = null;
     this.phase = null;
     this.startedAt = null;
@@ -51,6 +54,29 @@ export class Run {
     this.parts.push(touch(part));
     return part;
   }
+
+  // Take an event of the run; return what it changed: what it closes, and then itself.
+  take(event) {
+    const { data } = event;
+    if (this.state === "ended") return [];
+    this.version += 1;
+    this.generation = event.generation ?? this.generation;
+    const changes = data.type === "ended" ? [...this.#closed(data), data] : [data];
+    for (const change of changes) HEARD[change.type]?.(this, change, event);
+    return changes;
+  }
+
+  #closed({ tools = [], void: voided = [], children = [] }) {
+    const open = this.parts.filter(
+      ({ kind, id, state }) => kind === "question" && (state === "open" || voided.includes(id)),
+    );
+    const ends = children.map(({ child, agent, ending }) => {
+      const begun = this.find("child", ({ id }) => id === child) ?? { agent };
+      return { ...begun, type: "child", child, outcome: begun.outcome ?? { run_id: child, ending } };
+    });
+    const questions = open.map((part) => ({ ...part, type: "question", question_id: part.id, state: "void" }));
+    return [...tools, ...questions, ...ends, ...(this.typing ? [{ type: "typing", on: false }] : [])];
+  }
 }
 
 export class Conversation {
@@ -58,6 +84,7 @@ export class Conversation {
     this.session = session;
     this.runs = new Map();
     this.order = []; // ids of runs that have begun
+    this.generation = 0; // the lowest whose passing events still count
   }
 
   get live() {
@@ -72,19 +99,22 @@ export class Conversation {
     return this.live.find((run) => run.state === "running") ?? null;
   }
 
-  // Take an event; return the runs that changed.
+  // Take an event; return what it changed, each with its run.
   take(event) {
-    const { data, run_id: id } = event;
-    if (data.type === "receipt") return this.#proved(data.receipt);
-    if (data.type === "correction") return this.#corrected(data.outcome);
+    const { data, run_id: id, generation } = event;
+    if (data.type === "receipt") return this.#proved(data);
+    if (data.type === "correction") return this.#corrected(data);
     let run = this.runs.get(id);
-    if (!run && (data.type === "message" || data.type === "started")) this.runs.set(id, (run = new Run(id)));
-    if (!run || run.state === "ended") return []; // unknown, or sealed
-    run.version += 1;
-    run.generation = event.generation ?? run.generation;
-    const changed = [run];
-    const known = HEARD[data.type];
-    if (known) known(run, data, event, this, changed);
+    if (!run && (data.type === "message" || data.type === "started")) this.runs.set(id, (run = new Story(id)));
+    const late = generation < this.generation && PASSING.includes(data.type);
+    const changed = run && !late ? run.take(event).map((change) => ({ run, data: change })) : [];
+    if (!changed.length) return changed;
+    if (data.type === "started" || data.type === "ended") {
+      this.generation = Math.max(this.generation, (generation ?? 0) + (data.type === "ended"));
+      this.began(run);
+    }
+    if (data.type === "message" && data.of !== id && this.shows(data.of))
+      changed.push({ run: touch(this.runs.get(data.of), { state: "joined" }), data });
     return changed;
   }
 
@@ -117,65 +147,51 @@ export class Conversation {
     if (!this.order.includes(run.id)) this.order.push(run.id);
   }
 
-  #proved(receipt) {
-    const changed = [];
-    for (const { id } of receipt.runs) {
-      const run = this.runs.get(id);
-      if (this.shows(id)) {
-        run.receipt = receipt;
-        if (run.outcome) run.outcome = { ...run.outcome, durable: receipt.durable };
-        run.version += 1;
-        changed.push(run);
-      }
-    }
-    return changed;
+  #proved(data) {
+    const { receipt } = data;
+    const runs = receipt.runs.filter(({ id }) => this.shows(id)).map(({ id }) => this.runs.get(id));
+    return runs.map((run) => {
+      if (run.outcome) run.outcome = { ...run.outcome, durable: receipt.durable };
+      return { run: touch(run, { receipt }), data };
+    });
   }
 
-  #corrected(outcome) {
+  #corrected(data) {
+    const { outcome } = data;
     const run = this.runs.get(outcome.run_id);
-    if (!this.shows(outcome.run_id)) return [];
-    Object.assign(run, { outcome, corrected: true, version: run.version + 1 });
-    return [run];
+    return run?.outcome ? [{ run: touch(run, { outcome, corrected: true }), data }] : [];
   }
 }
 
-const SEALED = Object.freeze(Object.assign(new Run(""), { state: "ended" }));
+const SEALED = Object.freeze(Object.assign(new Story(""), { state: "ended" }));
 
 const HEARD = {
-  message(run, { text, by, of, child }, { at }, conversation, changed) {
-    if (of && of !== run.id) {
-      const taken = conversation.runs.get(of);
-      if (taken) {
-        Object.assign(taken, { state: "joined", version: taken.version + 1 });
-        changed.push(taken);
-      }
-    }
+  message(run, { text, by, child }, { at }) {
     if (run.state === "running") run.add({ kind: "said", text, by, at, child });
     else run.said.push({ text, by, at, child });
   },
 
-  started(run, _, { at }, conversation) {
+  started(run, _, { at }) {
     run.state = "running";
     run.startedAt = at;
-    conversation.began(run);
   },
 
   delta(run, { text }) {
-    const last = run.parts.at(-1);
-    if (last?.kind === "text" && last.open) touch(last, { text: last.text + text });
+    const open = run.find("text", (part) => part.open);
+    if (open) touch(open, { text: open.text + text });
     else run.add({ kind: "text", text, open: true });
-    run.typing = false;
+    run.awaited = false;
   },
 
   block(run, { text }) {
     const open = run.find("text", (part) => part.open);
     if (open) touch(open, { text, open: false });
     else run.add({ kind: "text", text, open: false });
-    run.typing = false;
+    run.awaited = false;
   },
 
   typing(run, { on }) {
-    run.typing = on;
+    run.typing = run.awaited = on;
   },
 
   progress(run, { text, done, total }) {
@@ -194,24 +210,15 @@ const HEARD = {
     tool(part, data, at);
   },
 
-  process(run, { command, state, name, pid, status, detached, tail }, { at }) {
-    let part = null;
-    if (state !== "running") {
-      const going = (each) => each.state === "running" && each.command === command;
-      part =
-        run.parts.find((each) => each.kind === "process" && going(each) && each.pid === pid) ??
-        run.parts.find((each) => each.kind === "process" && going(each));
-    }
-    part ??= run.add({ kind: "process", command, since: at, tail: "" });
-    touch(part, {
-      name,
-      state,
-      pid,
-      status,
-      detached,
-      tail: tail || part.tail,
-      until: state === "running" ? null : at,
-    });
+  process(run, { command, state, name, pid, status, background, detached, tail }, { at }) {
+    const going = run.parts.filter(
+      (part) => part.kind === "process" && part.state === "running" && part.command === command,
+    );
+    const alike = going.filter((part) => part.name === name && part.background === background);
+    const begun = state === "running" ? null : (alike.find((part) => part.pid === pid) ?? alike[0]);
+    const part = begun ?? run.add({ kind: "process", command, since: at, tail: "" });
+    const until = state === "running" ? null : at;
+    touch(part, { name, state, pid, status, background, detached, tail: tail || part.tail, until });
   },
 
   question(run, data, { at }) {
@@ -227,30 +234,15 @@ const HEARD = {
     touch(part, { session, agent, detached, outcome: outcome ?? null });
   },
 
-  ended(run, { outcome, cut, tools = [], void: voided = [], children = [] }, { at }, conversation) {
-    Object.assign(run, { state: "ended", outcome, typing: false, progress: null });
+  ended(run, { outcome, cut }, { at }) {
+    Object.assign(run, { state: "ended", outcome, progress: null });
     const open = run.find("text", (part) => part.open);
-    if (open) touch(open, { text: cut || open.text, open: false, cut: Boolean(cut) });
+    if (open && cut) touch(open, { text: cut, open: false, cut: true });
     else if (cut) run.add({ kind: "text", text: cut, open: false, cut: true });
-    // An early end without `cut` has no such text: the fall dropped its deltas.
-    if (open && !cut && EARLY.includes(outcome.ending)) run.parts.splice(run.parts.indexOf(open), 1);
-    for (const data of tools) {
-      const part =
-        run.find("tool", (each) => each.call === data.call_id) ??
-        run.add({ kind: "tool", call: data.call_id, since: at });
-      tool(part, data, at);
-    }
-    for (const part of run.parts) {
-      if (part.kind === "question" && (voided.includes(part.id) || part.state === "open"))
-        touch(part, { state: "void" });
+    else if (open) run.parts.splice(run.parts.indexOf(open), 1); // the end has no such text
+    for (const part of run.parts)
       if (part.kind === "process" && part.state === "running" && !part.detached)
         touch(part, { state: "ended", until: at });
-    }
-    for (const { child, agent, ending } of children) {
-      const part = run.find("child", (each) => each.id === child) ?? run.add({ kind: "child", id: child, agent });
-      if (!part.outcome) touch(part, { outcome: { run_id: child, ending } });
-    }
-    conversation.began(run);
   },
 };
 
