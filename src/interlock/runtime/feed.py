@@ -369,12 +369,14 @@ class Feed:
     def close(self) -> None:
         """End every listening; one that reads the log ends when it has caught up."""
         self.closed = True
-        for listening in [each for following in self._following.values() for each in following]:
-            if not listening.is_behind:
-                listening.close()
+        # A surface first: it closes its lines, and their readers go on at the next server. Told that a watch is over,
+        # they would take that for the end of what they watch.
         for everything in [each for those in self._everything.values() for each in those]:
             if everything.sink is not None:
                 everything.sink.close(None)
+        for listening in [each for following in self._following.values() for each in following]:
+            if not listening.is_behind:
+                listening.close()
 
     # Who may hear
 
