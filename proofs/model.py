@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -32,6 +32,7 @@ from rich.console import Console
 from interlock.core.lifecycle import Move, State
 from interlock.core.names import REPORTS, RunKind
 from interlock.core.outcome import Cause
+from interlock.core.receipt import Receipt
 from interlock.runtime.approvals import Approvals
 from interlock.runtime.fall import Fall
 from interlock.runtime.holds import Holds, Place
@@ -39,7 +40,7 @@ from interlock.runtime.inbox import Inbox
 from interlock.runtime.live import LiveRun, Question
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.registry import Registry, Session, StopCall
-from interlock.runtime.stopping import Stopping
+from interlock.runtime.stopping import Answering, Stopping
 from interlock.testing.loop import SeededLoop
 from proofs.scenarios import play
 
@@ -350,12 +351,21 @@ class Recorder:
         # The fact keeps its place, where the fall began, but tells the numbers from after the fall.
         self.facts[place] = self.facts[place]._replace(values=told)
 
-    async def _whole(self, original: Callable[..., Coroutine[Any, Any, Any]], *values: Any, **options: Any) -> Any:
+    def _whole(self, original: Callable[..., Answering], *values: Any, **options: Any) -> Answering:
         before = _WHOLE.set(True)
         try:
-            return await original(*values, **options)
+            answering = original(*values, **options)
         finally:
             _WHOLE.reset(before)
+
+        async def told() -> Receipt:
+            before = _WHOLE.set(True)
+            try:
+                return await answering()
+            finally:
+                _WHOLE.reset(before)
+
+        return told
 
     def _end_all(
         self,

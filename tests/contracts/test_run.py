@@ -37,7 +37,7 @@ from interlock import (
     open_control,
 )
 from interlock.core.events import ChildData, MessageData, ProcessData, QuestionData, Tool
-from interlock.core.names import ErrorKind, RunKind
+from interlock.core.names import EARLY, PASSING, ErrorKind, RunKind
 from interlock.runtime.settings import REPLY_BYTES
 
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -89,7 +89,12 @@ class Played:
     def story(self) -> dict[str, Any]:
         """Return everything that must be the same on every driver."""
         told = {
-            "events": [msgspec.to_builtins(event) for event in self.events],
+            # A watcher may, or may not, have read a delta before its run was cut.
+            "events": [
+                msgspec.to_builtins(event)
+                for event in self.events
+                if event.kind not in PASSING or self.outcome.ending not in EARLY
+            ],
             "outcome": msgspec.to_builtins(self.outcome),
             "receipt": msgspec.to_builtins(self.receipt),
             "notes": self.notes,

@@ -227,8 +227,11 @@ def test_started_tools_are_named_after_a_restart() -> None:
             first = await control.send("s", "do it")
             await told(control, first.run_id, EventKind.DELTA)
             store.latency_seconds = 0.05
-            second = await control.send("s", "rolls back", strategy="rollback")
-            await control.stop(run=second.run_id)
+            sending = asyncio.create_task(control.send("s", "rolls back", key="k", strategy="rollback"))
+            while control.is_current(first.run_id):
+                await asyncio.sleep(0)
+            await control.stop(message="k")
+            await sending
             assert "rolls back" not in agent.previous
             store.latency_seconds = 0.0
         async with open_control(agent, store=store) as control:

@@ -94,6 +94,7 @@ def test_our_own_wording_names_the_child(server: House) -> None:
         talk.request("interlock.watch", watch=1, session=where)
         said = talk.event("interlock.event", lambda told: announces(told.get("event", {}).get("data", {})))
         child = said["event"]["data"]["child"]
+        assert talk.request("agent.wait", runId=said["event"]["run_id"], timeoutMs=30_000)["status"] == "ok"
         runs = {each["id"]: each for each in talk.request("interlock.runs", session=where, tree=True)}
         assert runs[child]["detached"] and runs[child]["outcome"]["text"] == "echo 42"
         assert runs[said["event"]["run_id"]]["kind"] == "announce"

@@ -8,18 +8,19 @@ from hypothesis import given
 from core.histories import histories
 from interlock.core.events import Ended, Event
 from interlock.core.story import Story
-from interlock.surfaces.telling import Teller
+from interlock.surfaces.published import PublishedWording
 
 NAMES = ("s", "ann/s")  # as the owner and as others write it
 
 
 def frames(events: list[Event]) -> dict[str, list[dict[str, Any]]]:
     """Return the published frames of a history by name of its session."""
-    teller = Teller()
+    wording = PublishedWording()
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in NAMES}
     for event in events:
-        for name, items in teller.tell(event, NAMES).items():
-            found[name] += [json.loads(item.bytes() + b"}") for item in items]
+        for name in NAMES:
+            items = wording.items(event, None, name)
+            found[name] += [json.loads(item.render(b"", 1, [item])) for item in items]
     return found
 
 

@@ -388,7 +388,7 @@ def test_it_judges_the_end() -> None:
 
     def open_call(oracle: Oracle, store: MemoryStore, run_id: str) -> None:
         call = Tool(call_id="c", name="dig", state=ToolState.PENDING, arguments="{}")
-        store.append(Event(position=1 << 40, session="s", run_id=run_id, generation=1, data=call))
+        store.append(Event(position=1 << 40, session="s", run_id="another", generation=1, data=call))
 
     run_seeded(lambda: main(lambda *_: None), 0)
     for spoil, words in (
