@@ -26,6 +26,7 @@ from interlock.core.events import Data, Event
 from interlock.core.names import Principal, RunId, SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
+from interlock.stores.base import Loaded
 
 Row = tuple[Any, ...]
 R = TypeVar("R", bound=msgspec.Struct)
@@ -166,6 +167,18 @@ def stop_of(row: Row) -> StopKey:
     """Return a row of `stops` as a record."""
     *kept, aborted, already = row
     return _record(StopKey, (*kept, bool(aborted), already))
+
+
+def loaded_of(session: SessionId, found: list[Row]) -> Loaded:
+    """Return the rows of `load`, one for each mark or a single one, as a record."""
+    row = found[0]
+    return Loaded(
+        session=None if row[0] is None else session_of(row[:9]),
+        key=None if row[9] is None else key_of(row[9:16]),
+        buried=row[16] is not None,
+        previous=outcome_of(row[17], drained=row[18]),
+        marks=tuple(mark_of((session, *each[19:])) for each in found if each[19] is not None),
+    )
 
 
 def wake_of(row: Row) -> WakeRow:
