@@ -29,10 +29,10 @@ def carry_out(db: sqlite3.Connection, decision: Decision) -> Answer:
     for run in decision.admissions:
         execute(SQL["admit_run"], rows.of_run(run))
     found: list[Outcome] = []
-    noted = {run.id: (receipt.id, run.outcome.drained) for receipt in decision.receipts for run in receipt.runs}
+    noted = {run.id: (receipt.id, int(run.outcome.drained)) for receipt in decision.receipts for run in receipt.runs}
     for run in decision.endings:
         assert run.outcome is not None
-        receipt_id, drained = noted.get(run.id, (None, False))
+        receipt_id, drained = noted.get(run.id, (None, 0))
         if execute(SQL["end_run"], (*rows.of_run(run), receipt_id, drained)).rowcount:
             noted.pop(run.id, None)
         elif (other := _standing(db, run.id)) is not None and not other.same_story(run.outcome):
@@ -77,7 +77,7 @@ def _standing(db: sqlite3.Connection, run_id: RunId) -> Outcome | None:
     return None if known is None else rows.outcome_of(known[0], drained=known[1])
 
 
-def _store_receipt(db: sqlite3.Connection, receipt: Receipt, unnoted: Mapping[RunId, tuple[object, bool]]) -> None:
+def _store_receipt(db: sqlite3.Connection, receipt: Receipt, unnoted: Mapping[RunId, tuple[object, int]]) -> None:
     """Keep a receipt, and note it at those of its runs whose ending was not written just now."""
     known = [
         run.id not in unnoted or db.execute(SQL["receipt_of_run"], (*unnoted[run.id], run.id)).rowcount
@@ -86,5 +86,5 @@ def _store_receipt(db: sqlite3.Connection, receipt: Receipt, unnoted: Mapping[Ru
     if receipt.runs and not any(known):
         # The receipt came after its runs were pruned.
         return
-    pending = receipt.drain is Drain.PENDING
-    db.execute(SQL["keep_receipt"], (receipt.id, pending, not receipt.runs, rows.text_of(receipt)))
+    pending, runless = int(receipt.drain is Drain.PENDING), int(not receipt.runs)
+    db.execute(SQL["keep_receipt"], (receipt.id, pending, runless, rows.text_of(receipt)))

@@ -1,7 +1,8 @@
 """Records into rows, and rows into records.
 
 Whole values (outcomes, receipts, event data) are JSON text, which any tool can read. `of_…` returns a record as the
-parameters of a statement, `…_of` a row of a query as a record; each names its statement in sql/.
+parameters of a statement, `…_of` a row of a query as a record; each names its statement in sql/. Parameters are plain
+values: for a bool or an enum sqlite3 searches for an adapter, which costs more than the rest of the binding.
 """
 
 from collections.abc import Iterable
@@ -51,7 +52,8 @@ def _record(kind: type[R], row: Row) -> R:
 
 def of_session(row: SessionRow) -> Row:
     """Return the parameters of `keep_session`."""
-    return (row.id, row.owner, row.generation, row.strategy, row.since, row.renewed, row.crashes, row.announced)
+    strategy = None if row.strategy is None else row.strategy.value
+    return (row.id, row.owner, row.generation, strategy, row.since, row.renewed, row.crashes, row.announced)
 
 
 def session_of(row: Row) -> SessionRow:
@@ -62,16 +64,16 @@ def session_of(row: Row) -> SessionRow:
 
 def of_share(row: ShareRow) -> Row:
     """Return the parameters of `keep_share`."""
-    return (row.session, row.principal, row.may, row.at)
+    return (row.session, row.principal, None if row.may is None else row.may.value, row.at)
 
 
 def of_run(row: RunRow) -> Row:
     """Return the parameters of `admit_run` and `end_run`."""
-    ending = None if row.outcome is None else row.outcome.ending
+    ending, outcome = (None, None) if row.outcome is None else (row.outcome.ending.value, text_of(row.outcome))
     return (
-        row.id, row.session, row.principal, row.kind, row.text, row.admitted_at, row.key, row.deadline, row.parent,
-        row.home, row.agent, row.detached, row.alias, row.generation, row.started, ending,
-        None if row.outcome is None else text_of(row.outcome), row.cut, row.told, row.instructions, row.announce,
+        row.id, row.session, row.principal, row.kind.value, row.text, row.admitted_at, row.key, row.deadline,
+        row.parent, row.home, row.agent, int(row.detached), row.alias, row.generation, int(row.started), ending,
+        outcome, row.cut, int(row.told), row.instructions, None if row.announce is None else row.announce.value,
     )  # fmt: skip
 
 

@@ -470,8 +470,10 @@ class Writer:
         None of these passing events can be written later: the loop forgets them before it adds the terminal event.
         """
         over = [(event.session, event.run_id) for event in events if isinstance(event.data, Ended) and event.run_id]
-        self._connection.executemany(SQL["tell_run"], ((run_id,) for _, run_id in over))
-        self._connection.executemany(SQL["drop_passing"], (each for each in over if each[1] in self._passing_written))
+        for session, run_id in over:
+            self._execute(SQL["tell_run"], (run_id,))
+            if run_id in self._passing_written:
+                self._execute(SQL["drop_passing"], (session, run_id))
         return [run_id for _, run_id in over]
 
     def _forget_passing(self, ended: list[RunId]) -> None:
